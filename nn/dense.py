@@ -1,0 +1,74 @@
+"""Fully connected layer: y = x W + b.
+
+Backprop (the second and the last two of the four equations, for a whole batch at once):
+gx = gy W^T, gW = x^T gy, gb = sum of gy over the batch.
+"""
+
+import math
+
+import numpy as np
+
+from nn.initializers import glorot, zeros
+from nn.layer import Initializer, Layer, ShapeError, Spec
+
+
+class Linear(Layer):
+    """y = x W + b on the last axis.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Sizes of the last axis of x and y; axes before it are kept, such as time in (N, T, D).
+    bias : bool
+    init, bias_init : initializer
+        For W of shape (in_features, out_features) and b of shape (out_features,).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        init: Initializer = glorot,
+        bias_init: Initializer = zeros,
+    ):
+        if in_features < 1 or out_features < 1:
+            raise ValueError(f"Linear: sizes must be at least 1, given {in_features} and {out_features}")
+        self.in_features, self.out_features, self.bias = in_features, out_features, bias
+        self.init, self.bias_init = init, bias_init
+
+    def __repr__(self):
+        return f"Linear({self.in_features}, {self.out_features}{'' if self.bias else ', bias=False'})"
+
+    def specs(self, in_shape):
+        if not in_shape or in_shape[-1] != self.in_features:
+            raise ShapeError(
+                f"expects {self.in_features} features on the last axis, given samples of shape {in_shape}"
+                + (" (is a Flatten missing?)" if math.prod(in_shape) == self.in_features else "")
+            )
+        specs = {"W": Spec((self.in_features, self.out_features), self.init)}
+        if self.bias:
+            specs["b"] = Spec((self.out_features,), self.bias_init, decay=False)
+        return specs, (*in_shape[:-1], self.out_features)
+
+    def macs(self, in_shape):
+        return math.prod(in_shape) * self.out_features
+
+    def forward(self, p, x, run):
+        y = run.empty((*x.shape[:-1], self.out_features), x.dtype)
+        rows = y.reshape(-1, self.out_features)
+        np.matmul(x.reshape(-1, self.in_features), p.W, out=rows)
+        if self.bias:
+            rows += p.b
+        return y, x
+
+    def backward(self, p, g, gy, x, run):
+        rows = gy.reshape(-1, self.out_features)
+        run.add_product(g.W, x.reshape(-1, self.in_features).T, rows)
+        if self.bias:
+            run.add_rows(g.b, rows)
+        if not run.wants_gx:
+            return None
+        gx = run.empty(x.shape, x.dtype)
+        np.matmul(rows, p.W.T, out=gx.reshape(-1, self.in_features))
+        return gx

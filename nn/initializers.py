@@ -1,0 +1,81 @@
+"""First values of parameters: functions (Generator, shape) -> float64 array.
+
+Every array is drawn in full from its own stream (see Layout.initialize), then cast and sliced: the values
+never depend on the number of ranks, stages or shards. A weight's last axis counts outputs, the one before inputs, and
+any axes in front are a convolution's kernel: (in, out) or (height, width, in, out).
+
+Sources: LeCun et al. 1998, Efficient BackProp; Glorot and Bengio 2010; He et al. 2015; Saxe et al. 2014 (orthogonal).
+"""
+
+import math
+
+import numpy as np
+
+from nn.layer import Initializer, Shape
+
+
+def fans(shape: Shape) -> tuple[int, int]:
+    """(fan_in, fan_out): how many inputs feed one output, and how many outputs one input feeds."""
+    if len(shape) < 2:
+        return math.prod(shape), math.prod(shape)
+    receptive = math.prod(shape[:-2])
+    return receptive * shape[-2], receptive * shape[-1]
+
+
+def zeros(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    return np.zeros(shape)
+
+
+def ones(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    return np.ones(shape)
+
+
+def normal(std: float = 1.0) -> Initializer:
+    """N(0, std^2), whatever the shape: std 1 is the choice of the classical digit experiment (Nielsen 2015)."""
+    return lambda rng, shape: std * rng.standard_normal(shape)
+
+
+def truncated_normal(std: float = 0.02, bound: float = 2.0) -> Initializer:
+    """N(0, std^2) without what lies beyond `bound` standard deviations (drawn again)."""
+
+    def draw(rng, shape):
+        values = rng.standard_normal(shape)
+        while (outside := np.abs(values) > bound).any():
+            values[outside] = rng.standard_normal(int(outside.sum()))
+        return std * values
+
+    return draw
+
+
+def lecun(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """N(0, 1/fan_in): keeps the variance of activations through tanh near 0."""
+    return rng.standard_normal(shape) / math.sqrt(fans(shape)[0])
+
+
+def glorot(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """U(-a, a), a = sqrt(6 / (fan_in + fan_out)): a compromise between forward and backward variance."""
+    bound = math.sqrt(6 / sum(fans(shape)))
+    return rng.uniform(-bound, bound, shape)
+
+
+def he(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """N(0, 2/fan_in): makes up for the half that ReLU sets to zero."""
+    return rng.standard_normal(shape) * math.sqrt(2 / fans(shape)[0])
+
+
+def orthogonal(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Orthonormal columns or rows, from the QR decomposition of a Gaussian matrix, signs made uniform."""
+    rows, cols = math.prod(shape[:-1]), shape[-1]
+    q, r = np.linalg.qr(rng.standard_normal((max(rows, cols), min(rows, cols))))
+    q = q * np.sign(np.diag(r))
+    return (q if rows >= cols else q.T).reshape(shape)
+
+
+BY_NAME: dict[str, Initializer] = {
+    "glorot": glorot,
+    "he": he,
+    "lecun": lecun,
+    "normal": normal(),
+    "orthogonal": orthogonal,
+    "truncated": truncated_normal(),
+}

@@ -1,0 +1,128 @@
+"""One layout, many flat buffers: name -> (offset, shape).
+
+The same layout serves parameters, gradients, optimizer moments, weight versions, shards and checkpoints. Entries stand
+in **backward completion order** (last layer first), so that the gradients that are finished at any moment are a growing
+prefix of the buffer, and what is sent to other ranks is a slice: nothing is ever packed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+
+from nn.layer import Spec
+
+ALIGN = 16  # elements: a cache line of float32
+
+
+class Layout:
+    """Offsets of all arrays of a nested dict of Specs in one flat buffer.
+
+    Parameters
+    ----------
+    specs : nested dict
+        As `Layer.specs` returns it: names -> Spec for a layer, names -> dict for a container.
+    state : bool
+        Lay out the running statistics instead of the trained parameters.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a buffer, padding included. Padding is always zero.
+    count : int
+        Elements without padding: the number of parameters.
+    specs, slices : dict
+        Full name such as "2.W" -> Spec, and -> slice of the buffer.
+    """
+
+    def __init__(self, specs: dict, state: bool = False):
+        self._tree = specs
+        self._state = state
+        self.specs: dict[str, Spec] = {}
+        self.slices: dict[str, slice] = {}
+        self.ends: dict[
+            str, int
+        ] = {}  # path of a layer -> length of the prefix that holds it and all after it
+        self.size = 0
+        self._place(specs, "")
+        self.count = sum(math.prod(spec.shape) for spec in self.specs.values())
+
+    def _place(self, tree: dict, prefix: str) -> None:
+        for name, entry in reversed(tree.items()) if _is_container(tree) else tree.items():
+            if isinstance(entry, dict):
+                self._place(entry, f"{prefix}{name}.")
+            elif entry.state == self._state:
+                size = math.prod(entry.shape)
+                self.specs[prefix + name] = entry
+                self.slices[prefix + name] = slice(self.size, self.size + size)
+                self.size += -(-size // ALIGN) * ALIGN
+        self.ends[prefix[:-1]] = self.size
+
+    def views(self, buffer: np.ndarray):
+        """The buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
+        if buffer.ndim != 1 or len(buffer) < self.size:
+            raise ValueError(
+                f"this layout needs a flat buffer of {self.size} elements, given shape {buffer.shape}"
+            )
+        return self._views(self._tree, "", buffer)
+
+    def _views(self, tree: dict, prefix: str, buffer: np.ndarray):
+        if _is_container(tree):
+            return tuple(self._views(entry, f"{prefix}{name}.", buffer) for name, entry in tree.items())
+        here = {name: spec for name, spec in tree.items() if spec.state == self._state}
+        return SimpleNamespace(
+            **{name: buffer[self.slices[prefix + name]].reshape(spec.shape) for name, spec in here.items()}
+        )
+
+    def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """(full name, array) of every entry, as views of the buffer."""
+        for name, spec in self.specs.items():
+            yield name, buffer[self.slices[name]].reshape(spec.shape)
+
+    def zeros(self, dtype) -> np.ndarray:
+        return np.zeros(self.size, dtype)
+
+    def initialize(self, buffer: np.ndarray, seed: int) -> None:
+        """Draw every entry in full from SeedSequence(seed, its name): the same on any number of ranks."""
+        buffer[...] = 0
+        for name, array in self.items(buffer):
+            rng = np.random.default_rng(np.random.SeedSequence([seed, *name.encode()]))
+            array[...] = self.specs[name].init(rng, array.shape)
+
+    def region(self, lo: int = 0, hi: int | None = None) -> Region:
+        """What lies in buffer[lo:hi]."""
+        return Region(self, lo, self.size if hi is None else hi)
+
+
+class Region:
+    """The entries in a slice of a buffer, for optimizers that work on a shard.
+
+    Attributes
+    ----------
+    tensors : list of (name, slice, Spec)
+        Slices are relative to the region; an entry that a cut divides is there with the part inside.
+    decayed : list of slice
+        Where weight decay applies, neighbours joined (padding included: it is zero and stays so).
+    """
+
+    def __init__(self, layout: Layout, lo: int, hi: int):
+        self.lo, self.hi = lo, hi
+        self.tensors = []
+        self.decayed: list[slice] = []
+        for name, place in layout.slices.items():
+            a, b = max(place.start, lo) - lo, min(place.stop, hi) - lo
+            if a >= b:
+                continue
+            spec = layout.specs[name]
+            self.tensors.append((name, slice(a, b), spec))
+            if spec.decay:
+                if self.decayed and a - self.decayed[-1].stop < ALIGN:
+                    a = self.decayed.pop().start
+                self.decayed.append(slice(a, b))
+
+
+def _is_container(tree: dict) -> bool:
+    return any(isinstance(entry, dict) for entry in tree.values())

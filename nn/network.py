@@ -1,0 +1,161 @@
+"""A layer with an input shape: layout of its parameters, and one pass forward and backward.
+
+A Network holds no arrays either. Whoever trains it owns the buffers (see nn/training.py):
+
+    network = Network(Sequential(Linear(784, 30), Sigmoid(), Linear(30, 10)), in_shape=(784,))
+    w, g = network.layout.zeros(np.float32), network.layout.zeros(np.float32)
+    network.layout.initialize(w, seed=0)
+    p, gp, run = network.layout.views(w), network.layout.views(g), network.run()
+    y, saved = network.forward(p, x, run)
+    network.backward(p, gp, gy, saved, run)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.layer import Common, Layer, Run, Shape, ShapeError, child_specs
+from nn.layout import Layout
+from nn.memory import Memory
+
+
+class Network:
+    """A root layer, checked against the shape and dtype of what it will be fed.
+
+    Parameters
+    ----------
+    root : Layer
+        Often a Sequential.
+    in_shape : tuple of int
+        Shape of one sample, without the batch axis; images are (height, width, channels).
+    dtype : float32 or float64
+        Of parameters and activations.
+    name : str
+        For reports.
+
+    Raises
+    ------
+    ShapeError
+        If layers do not fit together: which one, what it expects, what it is given.
+    """
+
+    def __init__(self, root: Layer, in_shape: Shape, dtype=np.float32, name: str = "network"):
+        self.root, self.in_shape, self.name = root, tuple(in_shape), name
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.float32, np.float64):
+            raise TypeError(f"dtype must be float32 or float64, given {self.dtype}")
+        self.specs, self.out_shape = (
+            child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
+        )
+        self.layout = Layout(self.specs)
+        self.state_layout = Layout(self.specs, state=True)
+
+    def __repr__(self):
+        return f"Network({self.name}: {self.in_shape} -> {self.out_shape}, {self.layout.count:,} parameters, {self.dtype})"
+
+    def run(self, state: np.ndarray | None = None, seed: int = 0, memory: Memory | None = None) -> Run:
+        """What every layer is told about a pass. One for each thread that trains.
+
+        Parameters
+        ----------
+        state : flat array of `state_layout`, or None
+            Running statistics; made here (and initialised) if not given.
+        seed : int
+            Of the random streams of layers such as dropout.
+        """
+        if state is None:
+            state = self.state_layout.zeros(self.dtype)
+            self.state_layout.initialize(state, seed)
+        common = Common(memory or Memory(), seed)
+        run = self._runs(self.root, "", common, self.state_layout.views(state))
+        run.first = True
+        _plan(self.root, run)
+        return run
+
+    def _runs(self, layer: Layer, path: str, common: Common, state) -> Run:
+        prefix = f"{path}." if path else ""
+        inside = layer.children().items()
+        children = tuple(
+            self._runs(child, prefix + name, common, part)
+            for (name, child), part in zip(inside, state if inside else (), strict=True)
+        )
+        return Run(common, path, children, state, self.layout.ends[path])
+
+    def forward(self, p, x: np.ndarray, run: Run) -> tuple[np.ndarray, object]:
+        """(output, what backward needs) for a batch of shape (N, *in_shape)."""
+        if x.shape[1:] != self.in_shape:
+            raise ShapeError(
+                f"{self.name}: expects batches of shape (N, {', '.join(map(str, self.in_shape))}), given {x.shape}"
+            )
+        if x.dtype.kind == "f" and x.dtype != self.dtype:
+            raise TypeError(
+                f"{self.name}: computes in {self.dtype}, given {x.dtype}: convert the data or build with dtype={x.dtype}"
+            )
+        y, saved = self.root.forward(p, x, run)
+        if run.common.watch and not run.children:
+            run.common.watch(run.path, self.root, y)
+        return y, saved
+
+    def backward(self, p, g, gy: np.ndarray, saved, run: Run) -> np.ndarray | None:
+        """Gradients of the parameters into g; returns dLoss/dx where run.common.input_gradient is set."""
+        return self.root.backward(p, g, gy, saved, run)
+
+    def first_bad(self, p, x: np.ndarray, run: Run) -> str:
+        """Where the first value that is not finite appears in a forward pass: in words, or '' if nowhere."""
+        if not np.isfinite(x).all():
+            rows = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+            return f"the input (samples {rows[:5].tolist()} of the batch)"
+        found: list[str] = []
+
+        def watch(path: str, layer: Layer, y: np.ndarray) -> None:
+            if not found and not np.isfinite(y).all():
+                found.append(f"the output of layer {path} ({layer!r})")
+
+        outer, run.common.watch = run.common.watch, watch
+        try:
+            with np.errstate(all="ignore"):
+                self.forward(p, x, run)
+        finally:
+            run.common.watch = outer
+        return found[0] if found else ""
+
+    def layers(self):
+        """(path, layer, in_shape, out_shape) of every layer that is no container, in forward order."""
+        yield from _walk(self.root, "", self.in_shape)
+
+    def summary(self) -> str:
+        """A table: layer, output shape, parameters and multiply-accumulates for one sample."""
+        rows = [("layer", "", "output", "parameters", "MACs")]
+        macs = 0
+        for path, layer, shape, out in self.layers():
+            layout = Layout(layer.specs(shape)[0])
+            macs += layer.macs(shape)
+            rows.append((path, repr(layer), str(out), f"{layout.count:,}", f"{layer.macs(shape):,}"))
+        rows.append(
+            ("", f"input {self.in_shape}", str(self.out_shape), f"{self.layout.count:,}", f"{macs:,}")
+        )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(w) if i < 3 else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        rule = "-" * max(map(len, lines))
+        return "\n".join([f"{self.name} ({self.dtype})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _walk(layer: Layer, path: str, shape: Shape):
+    if not layer.children():
+        yield path, layer, shape, layer.specs(shape)[1]
+    for name, child in layer.children().items():
+        yield from _walk(child, f"{path}.{name}" if path else name, shape)
+        shape = child.specs(shape)[1]
+
+
+def _plan(layer: Layer, run: Run) -> None:
+    """Let every container tell its children what they may overwrite, from the outside in."""
+    layer.plan(run)
+    for child, inner in zip(layer.children().values(), run.children, strict=True):
+        _plan(child, inner)
