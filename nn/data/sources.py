@@ -1,0 +1,218 @@
+"""Data sets by name: `load("digits")` is in the package, the others are files in a directory.
+
+    digits                      1,797 scans of 8x8, in the package mnist, fashion-mnist        IDX files,
+    gzip-compressed or not cifar10, cifar100           the binary version FILE.npz, DIRECTORY         arrays
+    x_train, y_train, x_test, y_test; .npy files of a directory are memory-mapped stdlib, tinyshakespeare,
+    text:PATH      bytes for a language model synthetic, synthetic:HxWxC              random images,
+    ImageNet's shape unless given spirals                     points in the plane
+
+The directory is `data_dir`, else $RINGPROP_DATA, else ./data. Nothing is ever downloaded here:
+scripts/get_data.py does.
+"""
+
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from .cifar import CIFAR10_CLASSES, read_cifar
+from .dataset import Data, DataError, DataNotFound, Dataset
+from .idx import read_idx
+from .synthetic import random_images, spirals
+from .text import read_standard_library, read_text, text_datasets
+
+NAMES = (
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100",
+    "stdlib", "tinyshakespeare", "synthetic", "spirals",
+)  # fmt: skip
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+# Both data sets name their files alike: the first training labels tell one from the other.
+FIRST_LABELS = {
+    "mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
+    "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
+}
+BYTE = 1 / 255
+
+
+def load(
+    name,
+    data_dir=None,
+    *,
+    limit=None,
+    flat=False,
+    normalise=False,
+    length=64,
+    dtype=np.float32,
+):
+    """A data set by name (see the top of this file).
+
+    Parameters
+    ----------
+    name : one of NAMES, text:PATH, synthetic:HxWxC, or the path of an .npz file or a directory of .npy files.
+    data_dir : where the files are; None takes $RINGPROP_DATA, else ./data.
+    limit : at most so many training samples and so many test samples, the first ones.
+    flat : images as vectors.
+    normalise : subtract the mean and divide by the standard deviation of each channel of the training
+        samples; else pixels lie in 0 .. 1.
+    length : bytes in a sample of text.
+    dtype : of the batches, float32 or float64.
+
+    Returns
+    -------
+    Data
+
+    Raises
+    ------
+    DataNotFound
+        The files are not there; the message says what to run.
+    DataError
+        They are there and wrong, or there is no data set of that name.
+    """
+    directory = Path(data_dir or os.environ.get("RINGPROP_DATA") or "data")
+    train, test = _open(str(name), directory, length, dtype)
+    if limit is not None:
+        train, test = train.head(limit), test.head(limit)
+    if normalise:
+        moments = train.moments()
+        train, test = train.normalised(*moments), test.normalised(*moments)
+    if flat:
+        train, test = train.flat(), test.flat()
+    return Data(train, test, str(name))
+
+
+def _open(name, directory, length, dtype):
+    if name == "digits":
+        return _digits(dtype)
+    if name in FIRST_LABELS:
+        return _mnist(name, directory, dtype)
+    if name in ("cifar10", "cifar100"):
+        return _cifar(name, directory, dtype)
+    if name == "stdlib":
+        return text_datasets(read_standard_library(), name, length, dtype=dtype)
+    if name == "tinyshakespeare":
+        path = _find(name, directory, ["input.txt"])["input.txt"]
+        return text_datasets(read_text(path), name, length, dtype=dtype)
+    if name.startswith("text:"):
+        path = Path(name.removeprefix("text:"))
+        if not path.exists():
+            raise DataNotFound(
+                f"{path}: no such file or directory; --data text:PATH names a text or a directory"
+            )
+        return text_datasets(read_text(path), name, length, dtype=dtype)
+    if re.fullmatch(r"synthetic(:\d+x\d+x\d+)?", name):
+        shape = tuple(map(int, name.removeprefix("synthetic:").split("x"))) if ":" in name else (224, 224, 3)
+        return [
+            Dataset(*random_images(count, shape, 1000, seed), name, classes=1000, scale=BYTE, dtype=dtype)
+            for seed, count in enumerate((256, 64))
+        ]
+    if name == "spirals":
+        return [
+            Dataset(*spirals(count, seed=seed), name, dtype=dtype) for seed, count in enumerate((1500, 300))
+        ]
+    return _arrays(name, dtype)
+
+
+def _digits(dtype):
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+        images, labels = file["images"][..., None], file["labels"]
+    # Every fifth of each class, in the order of the file, is for the test: 1437 and 360, no random numbers.
+    test = np.zeros(len(labels), bool)
+    test[np.argsort(labels, kind="stable")[::5]] = True
+    return [
+        Dataset(images[chosen], labels[chosen], "digits", classes=10, scale=1 / 16, dtype=dtype)
+        for chosen in (~test, test)
+    ]
+
+
+def _mnist(name, directory, dtype):
+    wanted = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    found = _find(name, directory, wanted, suffixes=(".gz", ""))
+    pairs = []
+    for part in ("train", "t10k"):
+        images = read_idx(found[f"{part}-images-idx3-ubyte"], 3, np.uint8)[..., None]
+        labels = read_idx(found[f"{part}-labels-idx1-ubyte"], 1, np.uint8)
+        if len(images) != len(labels):
+            files = found[f"{part}-images-idx3-ubyte"], found[f"{part}-labels-idx1-ubyte"]
+            raise DataError(f"{files[0]} holds {len(images)} images, but {files[1]} {len(labels)} labels")
+        pairs.append((images, labels))
+    for other, first in FIRST_LABELS.items():
+        if other != name and tuple(pairs[0][1][:10]) == first:
+            raise DataError(f"{found['train-labels-idx1-ubyte'].parent} holds {other}, expected {name}")
+    names = FASHION_CLASSES if name == "fashion-mnist" else ()
+    return [Dataset(x, y, name, classes=10, class_names=names, scale=BYTE, dtype=dtype) for x, y in pairs]
+
+
+def _cifar(name, directory, dtype):
+    if name == "cifar10":
+        files, label_bytes, classes = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"], 1, 10
+    else:
+        files, label_bytes, classes = ["train.bin", "test.bin", "fine_label_names.txt"], 2, 100
+    found = _find(name, directory, files)
+    names = CIFAR10_CLASSES
+    if name == "cifar100":
+        names = found[files.pop()].read_text().split()
+    parts = [found[file] for file in files[:-1]], [found[files[-1]]]
+    return [
+        Dataset(
+            *read_cifar(paths, label_bytes, classes),
+            name, classes=classes, class_names=names, scale=BYTE, dtype=dtype,
+        )
+        for paths in parts
+    ]  # fmt: skip
+
+
+def _arrays(name, dtype):
+    """Arrays x_train, y_train, x_test, y_test of an .npz file or of .npy files in a directory."""
+    path, keys = Path(name), ("x_train", "y_train", "x_test", "y_test")
+    if path.suffix != ".npz" and not path.is_dir():
+        raise DataError(
+            f"no data set {name!r}; known: {', '.join(NAMES)}, synthetic:HxWxC, text:PATH, "
+            "an .npz file, or a directory of .npy files"
+        )
+    if not path.exists():
+        raise DataNotFound(f"{path}: no such file; an .npz file must hold {', '.join(keys)}")
+    try:
+        if path.is_dir():
+            arrays = [np.load(path / f"{key}.npy", mmap_mode="r", allow_pickle=False) for key in keys]
+        else:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = [file[key] for key in keys]
+    except (KeyError, FileNotFoundError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path}: expected the arrays {', '.join(keys)}, without pickled objects: {error}"
+        ) from error
+    x_train, y_train, x_test, y_test = arrays
+    integer = y_train.dtype.kind in "iu"
+    classes = int(max(y_train.max(), y_test.max())) + 1 if integer else 0
+    scale = BYTE if x_train.dtype == np.uint8 else None
+    return [
+        Dataset(_channels(x), y, f"{path} ({part})", classes=classes, scale=scale, dtype=dtype)
+        for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test))
+    ]
+
+
+def _channels(x):
+    # Grey images (n, H, W) get their channel axis; anything else is taken as it is.
+    return x[..., None] if x.ndim == 3 else x
+
+
+def _find(name, directory, files, suffixes=("",)):
+    """Path of each file, in directory/name or in directory itself; DataNotFound says what to do."""
+    for place in (directory / name, directory):
+        found = {
+            file: next((p for s in suffixes if (p := place / (file + s)).is_file()), None) for file in files
+        }
+        if all(found.values()):
+            return found
+        if any(found.values()) and place != directory:
+            break  # half a data set: name what is missing there, and do not mix it with another place
+    missing = [file for file, path in found.items() if path is None]
+    raise DataNotFound(
+        f"{name} is not in {directory}: no {', '.join(missing)} in {directory / name} or {directory}.\n"
+        f"Get it with:    python scripts/get_data.py {name} --data-dir {directory}\n"
+        "or train on the scans that come with the package:    --data digits"
+    )

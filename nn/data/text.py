@@ -1,0 +1,66 @@
+"""Text for byte-level language models: a sample is `length` bytes, its target the same one place further.
+
+The vocabulary is the 256 bytes, so that any text will do and none has to be tokenised. Samples are views into
+the text, which may be a memory map. The first nine tenths are for training, the rest for validation.
+"""
+
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+
+from .dataset import DataError, Dataset
+
+SUFFIXES = (".c", ".h", ".md", ".py", ".rst", ".txt")
+VOCABULARY = tuple(repr(chr(i)) if 32 <= i < 127 else f"\\x{i:02x}" for i in range(256))
+
+
+def text_datasets(tokens, name, length, **options):
+    """Training and validation Dataset of a text (n,) uint8, cut at nine tenths."""
+    cut = len(tokens) * 9 // 10
+    parts = tokens[:cut], tokens[cut:]
+    if length < 1 or min(len(part) for part in parts) <= length:
+        raise DataError(
+            f"{name}: {len(tokens)} bytes are too few for samples of {length}: "
+            f"the last tenth must hold at least {length + 1}; give a longer text or a shorter length"
+        )
+    return [_windows(part, name, length, options) for part in parts]
+
+
+def _windows(tokens, name, length, options):
+    count = (len(tokens) - 1) // length
+    x = tokens[: count * length].reshape(count, length)
+    y = tokens[1 : count * length + 1].reshape(count, length)
+    return Dataset(x, y, name, classes=256, class_names=VOCABULARY, **options)
+
+
+def read_text(path):
+    """The bytes of a file (memory-mapped) or of all texts below a directory: (n,) uint8.
+
+    Files of a directory are those named *.c .h .md .py .rst .txt, in the order of their paths, each ended by
+    a zero byte.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the text is empty")
+        return np.memmap(path, np.uint8, "r")
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    return _join(files, path)
+
+
+def read_standard_library():
+    """The sources of the Python standard library of this interpreter, its tests left out: (n,) uint8.
+
+    About 12 MB that every Python has; the exact text differs between versions.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    files = sorted(f for f in root.rglob("*.py") if not left_out & set(f.relative_to(root).parts))
+    return _join(files, root)
+
+
+def _join(files, root):
+    if not files:
+        raise DataError(f"{root}: no text found, expected files named *{' *'.join(SUFFIXES)}")
+    return np.frombuffer(b"".join(file.read_bytes() + b"\0" for file in files), np.uint8)

@@ -1,0 +1,58 @@
+"""Random changes to training images: the same for a sample on any number of ranks and after any resume.
+
+Random numbers come from a hash of (seed, epoch, sample index) and not from a generator that steps from sample
+to sample: SplitMix64 (Steele, Lea, Flood 2014), a few array operations for a whole batch. A transform is a
+callable (x, keys) -> x: x (n, H, W, C) as stored and freshly gathered, so that it may be changed in place;
+keys (n,) uint64.
+"""
+
+import numpy as np
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def sample_keys(seed, epoch, indices):
+    """One random 64-bit key for each sample index: (n,) uint64."""
+    base = np.random.SeedSequence(seed, spawn_key=(1, epoch)).generate_state(1, np.uint64)
+    return _mix(base + _mix(indices.astype(np.uint64)))
+
+
+def draw(keys, number, high):
+    """Draw `number` of each key: (n,) int64, uniform on 0 .. high - 1 (high at most 2**32)."""
+    bits = _mix(keys ^ _mix(np.array([number], np.uint64))) >> np.uint64(32)
+    return (bits * np.uint64(high) >> np.uint64(32)).astype(np.int64)
+
+
+def _mix(z):
+    z = z + GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class RandomCrop:
+    """Pad by `padding` zeros on each side, cut the old size out at a random place (He et al. 2015: 4)."""
+
+    def __init__(self, padding):
+        if padding < 0:
+            raise ValueError(f"RandomCrop: padding {padding} is negative")
+        self.padding = padding
+
+    def __call__(self, x, keys):
+        n, h, w, c = x.shape
+        p = self.padding
+        padded = np.zeros((n, h + 2 * p, w + 2 * p, c), x.dtype)
+        padded[:, p : p + h, p : p + w] = x
+        rows = padded.reshape(n, h + 2 * p, (w + 2 * p) * c)
+        places = np.lib.stride_tricks.sliding_window_view(rows, (h, w * c), axis=(1, 2))
+        top, left = draw(keys, 0, 2 * p + 1), draw(keys, 1, 2 * p + 1)
+        return places[np.arange(n), top, left * c].reshape(x.shape)
+
+
+class RandomFlip:
+    """Mirror left and right with probability one half."""
+
+    def __call__(self, x, keys):
+        flipped = draw(keys, 0, 2) == 1
+        x[flipped] = x[flipped, :, ::-1]
+        return x
