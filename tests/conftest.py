@@ -1,0 +1,3 @@
+"""Tests marked `mpi` run on ranks that pytest launches itself: tests/ranks.py."""
+
+pytest_plugins = ["ranks"]
