@@ -16,10 +16,13 @@ The rules that every reader relies on:
    write what a Send of that round reads: the message carries the old value.
 3. Messages from one rank to another match in the order in which they are listed.
 4. Slices are in elements, half open; a step without elements (lo >= hi) is dropped by every reader alike.
-5. Buffers are named; "x" is the one the caller gave. Datatypes, operations, packing and MPI.IN_PLACE belong to the
+5. Buffers are named: "x" is the one the caller gave, "y" the result where that is another; any other name is scratch
+   of this rank, as long as the steps reach. Datatypes, operations, packing and MPI.IN_PLACE belong to the
    communicator: an algorithm never sees them.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 
@@ -84,3 +87,14 @@ def part(count: int, n: int, i: int) -> tuple[int, int]:
     size, longer = divmod(count, n)
     lo = size * i + min(i, longer)
     return lo, lo + size + (i < longer)
+
+
+Blocks = int | Sequence[tuple[int, int]]
+
+
+def blocks(count: Blocks, n: int) -> Callable[[int], tuple[int, int]]:
+    """The function i -> (lo, hi) of block i of n.
+
+    `count` is a number of elements, cut into nearly equal parts, or a sequence that holds (lo, hi) of each block.
+    """
+    return partial(part, count, n) if isinstance(count, int) else count.__getitem__

@@ -1,0 +1,79 @@
+"""The registry: ALGORITHMS[operation][name] says what an algorithm needs, keeps and costs.
+
+Each file of this package holds one operation. In all of them "x" is the caller's buffer, and
+
+| operation | before | after |
+|---|---|---|
+| broadcast(count, root) | the root's x | the same x everywhere |
+| reduce(count, root) | every rank's x | the root's x is the sum; the x of others is used up |
+| allreduce(count) | every rank's x | x is the sum everywhere |
+| scatter(blocks, root) | the root's x: all blocks | y: this rank's block |
+| gather(blocks, root) | x: this rank's block | the root's y: all blocks |
+| allgather(blocks) | block `rank` of x | all blocks of x everywhere |
+| reduce_scatter(blocks) | every rank's x | block `rank` of x is its sum; the rest of x is used up |
+| alltoall(blocks) | x: block q for rank q | y: block q from rank q |
+| scan(count) | every rank's x | x is the sum over ranks 0 ... rank |
+| exscan(count) | every rank's x | x is the sum over ranks 0 ... rank - 1; rank 0 keeps its own |
+| barrier() | | every rank has entered before any rank leaves |
+
+`blocks` is a number of elements, cut by `steps.part`, or a list with the (lo, hi) of every rank's block.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from collectives.steps import Round
+
+
+class Cost(NamedTuple):
+    """Counts along the critical path: the time is messages * alpha + moved * beta + reduced * gamma.
+
+    messages are counted one after another; moved and reduced are in elements (beta and gamma seconds an element).
+    """
+
+    messages: float
+    moved: float
+    reduced: float = 0.0
+
+    def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
+        return self.messages * alpha + self.moved * beta + self.reduced * gamma
+
+
+class Algorithm(NamedTuple):
+    """One entry of the registry.
+
+    Attributes
+    ----------
+    name : str
+    rounds : generator function (rank, size, count, ...) -> rounds of steps of that rank
+    cost : function (size, count) -> Cost; closed form, count in elements over all blocks
+    ordered : whether operands meet in rank order, as an operation that does not commute needs
+    requires : what the algorithm needs beyond any size, root and count, in words; empty for nothing
+    """
+
+    name: str
+    rounds: Callable[..., Iterator[Round]]
+    cost: Callable[[int, int], Cost]
+    ordered: bool
+    requires: str = ""
+
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+
+
+def algorithm(operation: str, cost: Callable[[int, int], Cost], *, ordered: bool = True, requires: str = ""):
+    """Decorate a generator function of rounds: enter it in the registry under its own name."""
+
+    def enter(rounds):
+        name = rounds.__name__
+        entries = ALGORITHMS.setdefault(operation, {})
+        assert name not in entries, f"{operation} already has an algorithm {name}"
+        entries[name] = Algorithm(name, rounds, cost, ordered, requires)
+        return rounds
+
+    return enter
+
+
+def log2(n: int) -> int:
+    """The smallest k with 2**k >= n: how many times n ranks can be halved."""
+    return (n - 1).bit_length()

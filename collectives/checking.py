@@ -1,0 +1,167 @@
+"""Is a collective right? `prove` runs one case in the simulator and compares every element with what it should be.
+
+What each operation should compute is written once, in OPERATIONS, as the values before and after.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from collectives.simulator import ScheduleError, Stats, simulate
+from collectives.steps import blocks
+
+
+class WrongResult(ScheduleError):
+    """An element that is not what the operation defines."""
+
+
+def held(rank, lo, hi):
+    return [((rank, i),) for i in range(lo, hi)]
+
+
+def summed(ranks, count):
+    return [tuple((r, i) for r in ranks) for i in range(count)]
+
+
+def total(count, size):
+    return max(blocks(count, size)(r)[1] for r in range(size))
+
+
+class Operation(NamedTuple):
+    """The buffers of a rank before, and which elements of them must hold what after.
+
+    before(rank, size, count, root) -> {name: values}; after(...) -> (name, lo, values), or None for no demand.
+    """
+
+    before: Callable
+    after: Callable
+    rooted: bool = False
+    blocked: bool = False  # count may be a list of blocks
+
+
+def own_block(rank, size, count, root):
+    lo, hi = blocks(count, size)(rank)
+    return {"x": held(rank, 0, hi - lo)}
+
+
+def all_elements(rank, size, count, root):
+    return {"x": held(rank, 0, total(count, size))}
+
+
+def gathered(size, count):
+    values = [()] * total(count, size)
+    for r in range(size):
+        lo, hi = blocks(count, size)(r)
+        values[lo:hi] = held(r, 0, hi - lo)
+    return values
+
+
+def scatter_before(rank, size, count, root):
+    lo, hi = blocks(count, size)(rank)
+    return {"y": [()] * (hi - lo)} | (all_elements(rank, size, count, root) if rank == root else {})
+
+
+def gather_before(rank, size, count, root):
+    return own_block(rank, size, count, root) | ({"y": [()] * total(count, size)} if rank == root else {})
+
+
+OPERATIONS = {
+    "broadcast": Operation(
+        before=lambda r, p, n, root: {"x": held(r, 0, n)},
+        after=lambda r, p, n, root: ("x", 0, held(root, 0, n)),
+        rooted=True,
+    ),
+    "reduce": Operation(
+        before=lambda r, p, n, root: {"x": held(r, 0, n)},
+        after=lambda r, p, n, root: ("x", 0, summed(range(p), n)) if r == root else None,
+        rooted=True,
+    ),
+    "allreduce": Operation(
+        before=lambda r, p, n, root: {"x": held(r, 0, n)},
+        after=lambda r, p, n, root: ("x", 0, summed(range(p), n)),
+    ),
+    "scatter": Operation(
+        before=scatter_before,
+        after=lambda r, p, n, root: ("y", 0, held(root, *blocks(n, p)(r))),
+        rooted=True,
+        blocked=True,
+    ),
+    "gather": Operation(
+        before=gather_before,
+        after=lambda r, p, n, root: ("y", 0, gathered(p, n)) if r == root else None,
+        rooted=True,
+        blocked=True,
+    ),
+}
+
+
+def prove(
+    operation: str,
+    rounds: Callable,
+    size: int,
+    count,
+    root: int = 0,
+    *,
+    ordered=True,
+    synchronous=True,
+    **options,
+) -> Stats:
+    """Run one case of `rounds(rank, size, count, ...)` and compare with the definition of the operation.
+
+    Raises
+    ------
+    ScheduleError
+        that names the first wrong element, who is missing from it and who is twice in it, or the broken rule
+    """
+    if operation == "barrier":
+        return prove_barrier(rounds, size, synchronous)
+    define = OPERATIONS[operation]
+    if define.rooted:
+        options["root"] = root
+    buffers = [define.before(r, size, count, root) for r in range(size)]
+    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous)
+    for r in range(size):
+        expected = define.after(r, size, count, root)
+        if expected is None:
+            continue
+        name, lo, values = expected
+        got = buffers[r][name][lo : lo + len(values)]
+        for i, (have, want) in enumerate(zip(got, values, strict=True)):
+            if have != want and (ordered or sorted(have) != sorted(want)):
+                raise WrongResult(f"rank {r}, {name}[{lo + i}]: " + difference(have, want))
+    return stats
+
+
+def prove_barrier(rounds, size, synchronous):
+    """A barrier is right when every rank has heard, directly or not, that every other has entered."""
+    knows = [{"x": [frozenset([r])]} for r in range(size)]
+
+    def listening(rank):
+        for steps in rounds(rank, size):
+            yield steps
+            for name, values in knows[rank].items():
+                heard = [v for v in values if v]
+                if name != "x":
+                    knows[rank]["x"][0] = knows[rank]["x"][0].union(*heard)
+
+    stats = simulate(listening, knows, synchronous)
+    for r in range(size):
+        if missing := set(range(size)) - knows[r]["x"][0]:
+            raise WrongResult(f"rank {r} leaves the barrier before it has heard of ranks {sorted(missing)}")
+    return stats
+
+
+def difference(have, want) -> str:
+    """Say what is wrong with a sum of operands: who is missing, who is twice, what does not belong, or the order."""
+    missing = sorted({r for r, _ in set(want) - set(have)})
+    twice = sorted({r for r, i in set(have) if have.count((r, i)) > 1})
+    foreign = sorted(set(have) - set(want))
+    said = []
+    if missing:
+        said.append(f"the operands of ranks {missing} are missing")
+    if twice:
+        said.append(f"those of ranks {twice} are in it more than once")
+    if foreign:
+        said.append(f"(rank, index) {foreign[:4]} do not belong there")
+    if not said:
+        said.append(f"the operands are out of rank order: {[r for r, _ in have]}")
+    return "; ".join(said)
