@@ -25,6 +25,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from itertools import takewhile
@@ -51,9 +52,7 @@ def pytest_configure(config):
     if ROOM in os.environ:
         config.pluginmanager.register(Rank(config, Path(os.environ[ROOM])), "ranks-rank")
     elif launch.inside() and launch.size_from_environment() != 1:
-        raise pytest.UsageError(
-            "start pytest without mpiexec or srun: it launches the ranks of a test itself"
-        )
+        raise pytest.UsageError("start pytest without mpiexec or srun: it launches the ranks of a test itself")
     else:
         config.pluginmanager.register(Parent(config), "ranks-parent")
 
@@ -92,18 +91,14 @@ def _timeout(item) -> float:
 @pytest.fixture
 def ranks(request):
     """The number of ranks this test runs on."""
-    pytest.fail(
-        f"{request.node.name} uses the fixture `ranks`: mark it @pytest.mark.mpi(ranks=[...])", pytrace=False
-    )
+    pytest.fail(f"{request.node.name} uses the fixture `ranks`: mark it @pytest.mark.mpi(ranks=[...])", pytrace=False)
 
 
 @pytest.fixture
 def comm(request):
     """A duplicate of COMM_WORLD, of this test alone."""
     if ROOM not in os.environ:
-        pytest.fail(
-            f"{request.node.name} uses the fixture `comm`: mark it @pytest.mark.mpi(ranks=[...])", False
-        )
+        pytest.fail(f"{request.node.name} uses the fixture `comm`: mark it @pytest.mark.mpi(ranks=[...])", False)
     from mpi4py import MPI
 
     private = MPI.COMM_WORLD.Dup()
@@ -240,7 +235,9 @@ class Group:
         self.job = launch.Job(
             ["-m", "pytest", "-q", "--no-header", *(["-s"] if show else []), *config, str(item.path)],
             self.ranks,
-            env=os.environ | {ROOM: str(self.room), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            env=os.environ
+            | {ROOM: str(self.room), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
             cwd=item.config.invocation_params.dir,
             stdout=None if show else self.output,
         )
@@ -272,9 +269,7 @@ class Group:
             now = time.monotonic()
             if any(failed):
                 failed_at = failed_at or now
-                if now > failed_at + GRACE or all(
-                    f or "teardown" in t for f, t in zip(failed, told, strict=True)
-                ):
+                if now > failed_at + GRACE or all(f or "teardown" in t for f, t in zip(failed, told, strict=True)):
                     self.stacks()
                     return "failed"
             elif status is not None:
@@ -283,11 +278,7 @@ class Group:
             begun = max(started) if len(started) == self.ranks else None
             if (begun and now > begun + limit) or (begun is None and now > self.since + STARTUP):
                 self.stacks()
-                return (
-                    f"no end within {limit:g} s"
-                    if begun
-                    else f"not started by every rank within {STARTUP:g} s"
-                )
+                return f"no end within {limit:g} s" if begun else f"not started by every rank within {STARTUP:g} s"
 
     def finish(self) -> str:
         """After the last test: the ranks must leave."""
@@ -312,9 +303,7 @@ class Group:
                 if "started" in entry:
                     self.started[rank, entry["started"]] = time.monotonic()
                 else:
-                    report = self.config.hook.pytest_report_from_serializable(
-                        config=self.config, data=entry["report"]
-                    )
+                    report = self.config.hook.pytest_report_from_serializable(config=self.config, data=entry["report"])
                     self.told.setdefault((rank, report.nodeid), {})[report.when] = report
 
     def stacks(self):
@@ -368,10 +357,7 @@ def _where(stack: Path, reached: str) -> str:
     frames = list(takewhile(lambda frame: "_pytest" not in frame[0], frames))
     if not text:
         return f"died {reached} the test without a word (killed, or left by os._exit)"
-    lines = [
-        f"  {path}:{line} in {name}: {linecache.getline(path, int(line)).strip()}"
-        for path, line, name in frames
-    ]
+    lines = [f"  {path}:{line} in {name}: {linecache.getline(path, int(line)).strip()}" for path, line, name in frames]
     return "\n".join([f"was {reached} the test, at", *(lines or ["  " + text.strip().replace("\n", "\n  ")])])
 
 
