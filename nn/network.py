@@ -51,9 +51,13 @@ class Network:
         self.state_layout = Layout(self.specs, state=True)
 
     def __repr__(self):
-        return f"Network({self.name}: {self.in_shape} -> {self.out_shape}, {self.layout.count:,} parameters, {self.dtype})"
+        return (
+            f"Network({self.name}: {self.in_shape} -> {self.out_shape}, {self.layout.count:,} parameters, {self.dtype})"
+        )
 
-    def run(self, state: np.ndarray | None = None, seed: int = 0, memory: Memory | None = None) -> Run:
+    def run(
+        self, state: np.ndarray | None = None, seed: int = 0, memory: Memory | None = None, gy_free: bool = False
+    ) -> Run:
         """What every layer is told about a pass. One for each thread that trains.
 
         Parameters
@@ -62,13 +66,17 @@ class Network:
             Running statistics; made here (and initialised) if not given.
         seed : int
             Of the random streams of layers such as dropout.
+        memory : Memory or None
+            Where results and workspaces come from; one of its own if not given.
+        gy_free : bool
+            Whether backward may overwrite the gy that it is given.
         """
         if state is None:
             state = self.state_layout.zeros(self.dtype)
             self.state_layout.initialize(state, seed)
         common = Common(memory or Memory(), seed)
         run = self._runs(self.root, "", common, self.state_layout.views(state))
-        run.first = True
+        run.first, run.gy_free = True, gy_free
         _plan(self.root, run)
         return run
 
@@ -89,7 +97,7 @@ class Network:
             )
         if x.dtype.kind == "f" and x.dtype != self.dtype:
             raise TypeError(
-                f"{self.name}: computes in {self.dtype}, given {x.dtype}: convert the data or build with dtype={x.dtype}"
+                f"{self.name}: computes in {self.dtype}, given {x.dtype}: convert the data, or build with that dtype"
             )
         y, saved = self.root.forward(p, x, run)
         if run.common.watch and not run.children:
@@ -131,14 +139,11 @@ class Network:
             layout = Layout(layer.specs(shape)[0])
             macs += layer.macs(shape)
             rows.append((path, repr(layer), str(out), f"{layout.count:,}", f"{layer.macs(shape):,}"))
-        rows.append(
-            ("", f"input {self.in_shape}", str(self.out_shape), f"{self.layout.count:,}", f"{macs:,}")
-        )
+        rows.append(("", f"input {self.in_shape}", str(self.out_shape), f"{self.layout.count:,}", f"{macs:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
-                cell.ljust(w) if i < 3 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+                cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in rows
         ]

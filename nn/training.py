@@ -1,0 +1,291 @@
+"""Training: what one process does in a step, and the one loop that every strategy runs.
+
+A **trainer** owns the buffers and makes one optimizer step at a time; `Serial` does it in one process, the classes of
+`parallel` do the same on many ranks, and `fit` cannot tell them apart:
+
+    trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.1))
+    fit(trainer, Loader(data.train, batch=64), epochs=5, test=Loader(data.test, batch=500, shuffle=False))
+
+Batch gradient descent is batch = all samples, stochastic gradient descent is batch = 1: the loop is the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nn.losses import Loss
+from nn.memory import Memory
+from nn.network import Network
+from nn.optimizers import Optimizer
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss is NaN or infinite; the message says at which step and in which layer it appears first."""
+
+
+class Serial:
+    """One process: forward, backward, update.
+
+    Parameters
+    ----------
+    network : Network
+    loss : Loss
+    optimizer : Optimizer
+    seed : int
+        Of the initial parameters and of random layers.
+
+    Attributes
+    ----------
+    parameters, gradients : flat arrays in network.layout
+    slots : dict of flat arrays
+        The optimizer's moments.
+    statistics : flat array in network.state_layout
+        Running statistics, such as batch normalisation's.
+    p, g : views
+        Parameters and gradients as layers see them.
+    steps : int
+        Optimizer steps made so far.
+    shard : (index, count)
+        Which part of every global batch this trainer expects from the loader.
+    """
+
+    shard = (0, 1)
+
+    def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
+        self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
+        layout, dtype = network.layout, network.dtype
+        self.parameters = self.empty(layout.size)
+        self.gradients = self.empty(layout.size)
+        self.gradients[:] = 0
+        self.slots = {name: layout.zeros(dtype) for name in optimizer.slots}
+        self.statistics = network.state_layout.zeros(dtype)
+        layout.initialize(self.parameters, seed)
+        network.state_layout.initialize(self.statistics, seed)
+        self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
+        self.run = network.run(self.statistics, seed, Memory(), gy_free=True)
+        self.region = layout.region()
+        self.terms = math.prod(network.out_shape[:-1])  # outputs a sample: 1, or the positions of a sequence
+        self.steps = 0
+
+    def empty(self, size: int) -> np.ndarray:
+        """Where parameters and gradients live; strategies choose other memory."""
+        return np.empty(size, self.network.dtype)
+
+    def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None) -> float:
+        """One optimizer step on this shard (x, y) of a global batch of `total` samples; returns the batch's mean loss.
+
+        Raises
+        ------
+        NonFiniteLoss
+            Before the update, so the parameters are those of the step before.
+        """
+        loss = self.combine(self.compute_gradients(x, y, len(x) if total is None else total))
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(self.explain(loss, x))
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)
+        self.steps += 1
+        return loss
+
+    def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int) -> float:
+        """Gradients of this shard's part of the mean loss into `gradients`; returns that part of the loss."""
+        common = self.run.common
+        common.training, common.step = True, self.steps
+        if not len(x):
+            self.gradients[:] = 0
+            return 0.0
+        z, saved = self.network.forward(self.p, x, self.run)
+        loss, gz = self.loss(z, y, total * self.terms, self.run)
+        self.network.backward(self.p, self.g, gz, saved, self.run)
+        return loss
+
+    def combine(self, loss: float) -> float:
+        """Bring together what all shards computed: nothing to do in one process."""
+        return loss
+
+    def explain(self, loss: float, x: np.ndarray) -> str:
+        """Where a loss that is not finite comes from, in words."""
+        place = ""
+        for name, array in self.network.layout.items(self.parameters):
+            if not np.isfinite(array).all():
+                place = f"parameter {name}, after the update of step {self.steps - 1}"
+        place = place or (self.network.first_bad(self.p, x, self.run) if len(x) else "") or "the loss itself"
+        return (
+            f"step {self.steps}: the loss is {loss}; the first value that is not finite is in {place}. "
+            "A lower learning rate, clipping or float64 may help; the parameters were not updated."
+        )
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The network's output for a batch, in evaluation mode."""
+        self.run.common.training = False
+        return self.network.forward(self.p, x, self.run)[0]
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Sums over a batch: [loss, correct, outputs], float64. Correct counts outputs whose largest entry is y."""
+        if not len(x):
+            return np.zeros(3)
+        z = self.predict(x)
+        loss, _ = self.loss(z, y, 1, self.run)
+        correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else 0
+        return np.array([loss, correct, len(x) * self.terms], np.float64)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """The sum of an array over all shards."""
+        return values
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that training continues from: prefix/name -> array (views, not copies)."""
+        layout = self.network.layout
+        state = {f"param/{name}": array for name, array in layout.items(self.parameters)}
+        for slot, buffer in self.slots.items():
+            state |= {f"optimizer/{slot}/{name}": array for name, array in layout.items(buffer)}
+        state |= {f"state/{name}": a for name, a in self.network.state_layout.items(self.statistics)}
+        return state | {"steps": np.array(self.steps)}
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
+        mine = self.state()
+        if missing := sorted(mine.keys() - state.keys()):
+            raise ValueError(f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?")
+        if foreign := sorted(state.keys() - mine.keys()):
+            raise ValueError(
+                f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
+            )
+        for name, array in mine.items():
+            if (array.shape, array.dtype) != (state[name].shape, state[name].dtype):
+                raise ValueError(
+                    f"checkpoint entry {name}: expected {array.dtype}{array.shape}, "
+                    f"given {state[name].dtype}{state[name].shape}"
+                )
+        for name, array in mine.items():
+            array[...] = state[name]
+        self.steps = int(state["steps"])
+
+
+@dataclass
+class Training:
+    """Where a run of `fit` stands; callbacks read it, checkpoints keep it.
+
+    Attributes
+    ----------
+    history : list of dict
+        One record an epoch: epoch, step, loss (mean over the epoch), images_per_second, seconds; with test data also
+        test_loss and accuracy.
+    stop : bool
+        A callback sets it to end after this epoch (alike on all ranks: decide from the history).
+    """
+
+    trainer: Serial
+    train: object
+    epochs: int
+    test: object = None
+    epoch: int = 0  # epochs finished
+    batch: int = 0  # batches of the current epoch finished
+    loss_sum: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0  # spent training, earlier runs included
+    history: list[dict] = field(default_factory=list)
+    stop: bool = False
+
+    def progress(self) -> dict:
+        """What a checkpoint keeps beside the trainer's state."""
+        keys = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")
+        return {key: getattr(self, key) for key in keys}
+
+
+class Callback:
+    """Told what happens; every rank calls its callbacks alike, so only rank 0 should print or write."""
+
+    def on_begin(self, training: Training) -> None: ...
+
+    def on_step(self, training: Training, loss: float) -> None: ...
+
+    def on_epoch(self, training: Training, record: dict) -> None: ...
+
+    def on_end(self, training: Training) -> None: ...
+
+
+def fit(
+    trainer: Serial,
+    train: Iterable,
+    epochs: int,
+    callbacks: Sequence[Callback] = (),
+    test: Iterable | None = None,
+    schedule: Callable[[int], float] | None = None,
+    progress: dict | None = None,
+) -> Training:
+    """Train for `epochs` epochs: the only loop there is.
+
+    Parameters
+    ----------
+    trainer : Serial or a strategy of `parallel`
+    train : Loader
+        Global batches, cut for trainer.shard; train.epoch(e, start) yields (x, y, total).
+    epochs : int
+        In all, those of a resumed run included.
+    callbacks : sequence of Callback
+    test : Loader or None
+        Evaluated after every epoch, each shard on its own part.
+    schedule : callable or None
+        Step -> learning rate; without it the optimizer's own stays.
+    progress : dict or None
+        `Training.progress()` of the run to continue, after trainer.load_state.
+
+    Returns
+    -------
+    Training
+    """
+    if epochs < 0:
+        raise ValueError(f"epochs must not be negative, given {epochs}")
+    training = Training(trainer, train, epochs, test, **(progress or {}))
+    for callback in callbacks:
+        callback.on_begin(training)
+    while training.epoch < epochs and not training.stop:
+        _epoch(training, callbacks, schedule)
+    for callback in callbacks:
+        callback.on_end(training)
+    return training
+
+
+def _epoch(training: Training, callbacks: Sequence[Callback], schedule) -> None:
+    trainer = training.trainer
+    clock = time.perf_counter()
+    for x, y, total in training.train.epoch(training.epoch, training.batch):
+        if schedule:
+            trainer.optimizer.lr = schedule(trainer.steps)
+        loss = trainer.step(x, y, total)
+        training.batch += 1
+        training.loss_sum += loss * total
+        training.samples += total
+        now = time.perf_counter()
+        training.seconds, clock = training.seconds + now - clock, now
+        for callback in callbacks:
+            callback.on_step(training, loss)
+    training.epoch += 1
+    record = {
+        "epoch": training.epoch,
+        "step": trainer.steps,
+        "loss": training.loss_sum / max(1, training.samples),
+        "seconds": training.seconds,
+    }
+    spent = training.seconds - (training.history[-1]["seconds"] if training.history else 0.0)
+    record["images_per_second"] = training.samples / max(1e-9, spent)
+    training.batch, training.loss_sum, training.samples = 0, 0.0, 0
+    if training.test is not None:
+        record |= evaluate(trainer, training.test)
+    training.history.append(record)
+    for callback in callbacks:
+        callback.on_epoch(training, record)
+
+
+def evaluate(trainer: Serial, test: Iterable) -> dict[str, float]:
+    """{"test_loss", "accuracy"} over a loader whose batches are cut for trainer.shard: exact for uneven shards."""
+    sums = np.zeros(3)
+    for x, y, _ in test.epoch(0):
+        sums += trainer.evaluate(x, y)
+    loss, correct, count = trainer.sum(sums)
+    return {"test_loss": float(loss / max(1, count)), "accuracy": float(correct / max(1, count))}
