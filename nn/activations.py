@@ -58,20 +58,4 @@ class ReLU(Activation):
         return np.multiply(gy, y > 0, out=run.like_gy(gy))
 
 
-class Flatten(Layer):
-    """(N, ...) -> (N, product of the rest): a view, nothing is copied."""
-
-    output = "view"
-    gradient = "view"
-
-    def __repr__(self):
-        return "Flatten()"
-
-    def specs(self, in_shape):
-        return {}, (int(np.prod(in_shape)),)
-
-    def forward(self, p, x, run):
-        return x.reshape(len(x), int(np.prod(x.shape[1:]))), x.shape
-
-    def backward(self, p, g, gy, shape, run):
-        return gy.reshape(shape)
+BY_NAME: dict[str, type[Layer]] = {"relu": ReLU, "sigmoid": Sigmoid, "tanh": Tanh}

@@ -1,0 +1,37 @@
+"""A small convolutional network for small images: two convolutions, each pooled, then two fully connected layers."""
+
+from nn.activations import ReLU
+from nn.convolution import Conv2d
+from nn.dense import Linear
+from nn.initializers import he
+from nn.layer import Layer, Sequential, Shape
+from nn.models.images import image_shape
+from nn.pooling import MaxPool2d
+from nn.reshaping import Flatten
+
+
+def cnn(
+    in_shape: Shape,
+    classes: int,
+    first: int = 16,
+    second: int = 32,
+    hidden: int = 128,
+    activation: type[Layer] = ReLU,
+) -> Sequential:
+    """Convolutions with `first` and `second` channels, a layer of `hidden` units, and the classes.
+
+    Good for the 8x8 digits (about 20,000 parameters) as well as 28x28 and 32x32 images.
+    """
+    height, width, channels = image_shape("cnn", in_shape, at_least=4)
+    return Sequential(
+        Conv2d(channels, first, 3, padding=1, init=he),
+        activation(),
+        MaxPool2d(2),
+        Conv2d(first, second, 3, padding=1, init=he),
+        activation(),
+        MaxPool2d(2),
+        Flatten(),
+        Linear((height // 4) * (width // 4) * second, hidden, init=he),
+        activation(),
+        Linear(hidden, classes),
+    )
