@@ -2,20 +2,37 @@
 
     value, gz = loss(z, target, total, run)
 
-z is the network's output for this batch, `total` the number of samples of the **global** batch. Value and gradient are
-divided by it, so that sums over micro-batches, shards or ranks, uneven ones included, need no correction.
+z is the network's output for this batch; its last axis holds the outputs of one **row**: one row a sample in (N, D),
+one a position in (N, T, V). `value` is the sum of the rows' losses over `total`, `gz` its gradient with respect to z.
+
+`total` is what the caller says: for the mean over the **global** batch, the number of rows of that whole batch,
+wherever they are. Then sums over micro-batches, shards or ranks, uneven ones included, need no correction.
+
+Values and gradients have the dtype of z. Each loss is a handful of NumPy calls: for a batch of ten they cost more than
+the arithmetic. Sources: Nielsen 2015 (quadratic), Bridle 1990 (softmax), Huber 1964, Szegedy et al. 2016 (smoothing).
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+
+from nn.layer import Run
 
 
 class Loss:
-    """Base of the losses. Targets are class indices (N,), or an array of the output's shape where that has a meaning."""
+    """Base of the losses. Targets are class indices, one a row, or an array of the output's shape."""
 
-    def __call__(self, z: np.ndarray, target: np.ndarray, total: int, run) -> tuple[float, np.ndarray]:
-        """(sum of the samples' losses / total, its gradient with respect to z, in an array of its own)."""
+    def __call__(self, z: np.ndarray, target: np.ndarray, total: float, run: Run) -> tuple[float, np.ndarray]:
+        """(sum of the rows' losses / total, its gradient with respect to z in an array of its own).
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the targets have the wrong dtype or shape, a class that does not exist, or NaN: which, where, and what
+            was expected. NaN in z gives a NaN value, which the trainer traces to its layer.
+        """
         raise TypeError(f"{type(self).__name__} does not define __call__")
 
     def __repr__(self):
@@ -23,65 +40,294 @@ class Loss:
 
 
 class QuadraticLoss(Loss):
-    """C = 1/2 |a - y|^2 summed over outputs, the cost of the classical derivation of backprop; gradient a - y.
+    """C = 1/2 |z - y|^2, summed over a row: the cost of the classical derivation of backprop; gradient z - y.
 
     Integer targets of shape (N,) stand for one-hot rows.
     """
 
     def __call__(self, z, target, total, run):
         gz = run.empty(z.shape, z.dtype)
-        if target.ndim == 1 and z.ndim == 2 and target.dtype.kind in "iu":
-            check_classes(target, z.shape[-1])
+        if target.ndim == z.ndim - 1 and target.dtype.kind in "iu":
+            check_classes(target, z)
             gz[...] = z
-            gz[np.arange(len(gz)), target] -= 1
+            gz.reshape(-1)[_places(target.reshape(-1), z.shape[-1])] -= 1
         else:
-            check_same(z, target)
-            np.subtract(z, target, out=gz)
+            _difference(z, target, gz)
         flat = gz.reshape(-1)
-        value = 0.5 * float(flat @ flat) / total
+        value = _checked(0.5 * float(flat @ flat), target)
         gz *= 1 / total
-        return value, gz
-
-
-class CrossEntropyLoss(Loss):
-    """-log softmax(z)[target], from logits: softmax and logarithm are one operation, gradient softmax(z) - onehot.
-
-    The row's maximum is subtracted first, so nothing overflows, and no logarithm sees a zero.
-    """
-
-    def __call__(self, z, target, total, run):
-        check_classes(target, z.shape[-1], z.shape[:-1])
-        rows = z.reshape(-1, z.shape[-1])
-        index = np.arange(len(rows)), target.reshape(-1)
-        gz = run.empty(z.shape, z.dtype)
-        prob = gz.reshape(rows.shape)
-        np.subtract(rows, rows.max(axis=1, keepdims=True), out=prob)
-        value = -float(prob[index].sum())
-        np.exp(prob, out=prob)
-        norm = prob.sum(axis=1, keepdims=True)
-        value += float(np.log(norm).sum())
-        prob *= 1 / (norm * norm.dtype.type(total))
-        prob[index] -= 1 / total
         return value / total, gz
 
 
-def check_classes(target: np.ndarray, classes: int, shape: tuple[int, ...] | None = None) -> None:
-    """Refuse targets that are not class indices 0 ... classes - 1, or not of the outputs' shape."""
+class MSELoss(Loss):
+    """Mean squared error of a row: 1/D sum (z - y)^2 over its D outputs."""
+
+    def __call__(self, z, target, total, run):
+        gz = _difference(z, target, run.empty(z.shape, z.dtype))
+        flat = gz.reshape(-1)
+        value = _checked(float(flat @ flat), target)
+        total = total * z.shape[-1]
+        gz *= 2 / total
+        return value / total, gz
+
+
+class MAELoss(Loss):
+    """Mean absolute error of a row: 1/D sum |z - y|; the gradient's sign is 0 where z = y."""
+
+    def __call__(self, z, target, total, run):
+        gz = _difference(z, target, run.empty(z.shape, z.dtype))
+        value = _checked(float(np.abs(gz, out=run.scratch("loss", z.shape, z.dtype)).sum()), target)
+        np.sign(gz, out=gz)
+        total = total * z.shape[-1]
+        gz *= 1 / total
+        return value / total, gz
+
+
+class HuberLoss(Loss):
+    """Mean over a row of d^2/2 where |d| <= delta, else delta (|d| - delta/2), with d = z - y.
+
+    With c = d clipped to +-delta both cases are c d - c^2/2, and the gradient is c.
+    """
+
+    def __init__(self, delta: float = 1.0):
+        if not delta > 0:
+            raise ValueError(f"HuberLoss: delta must be positive, given {delta}")
+        self.delta = delta
+
+    def __repr__(self):
+        return f"HuberLoss(delta={self.delta})"
+
+    def __call__(self, z, target, total, run):
+        d = _difference(z, target, run.scratch("loss", z.shape, z.dtype))
+        gz = np.clip(d, -self.delta, self.delta, out=run.empty(z.shape, z.dtype))
+        flat = gz.reshape(-1)
+        value = _checked(float(flat @ d.reshape(-1)) - 0.5 * float(flat @ flat), target)
+        total = total * z.shape[-1]
+        gz *= 1 / total
+        return value / total, gz
+
+
+class BCEWithLogitsLoss(Loss):
+    """Binary cross-entropy of sigmoid(z) against targets in [0, 1], mean over a row; gradient sigmoid(z) - y.
+
+    From the logits, -y log s - (1-y) log(1-s) = max(z, 0) - z y + log(1 + exp(-|z|)): no overflow, no log of zero.
+    """
+
+    def __call__(self, z, target, total, run):
+        check_same(z, target)
+        if target.size and not (target.min() >= 0 and target.max() <= 1):
+            refuse(target, ~((target >= 0) & (target <= 1)), "must be between 0 and 1")
+        gz, work = run.empty(z.shape, z.dtype), run.scratch("loss", z.shape, z.dtype)
+        np.abs(z, out=work)
+        np.negative(work, out=work)
+        np.exp(work, out=work)
+        np.log1p(work, out=work)
+        value = float(work.sum())
+        np.multiply(z, target, out=work)
+        np.subtract(np.maximum(z, 0, out=gz), work, out=work)
+        value += float(work.sum())
+        np.multiply(z, 0.5, out=gz)  # sigmoid(z) = (1 + tanh(z/2)) / 2
+        np.tanh(gz, out=gz)
+        gz *= 0.5
+        gz += 0.5
+        gz -= target
+        total = total * z.shape[-1]
+        gz *= 1 / total
+        return value / total, gz
+
+
+class NLLLoss(Loss):
+    """-z[target] of each row, for z that are log-probabilities already, such as LogSoftmax gives.
+
+    Parameters
+    ----------
+    class_weights : array (V,) or None
+        A row's loss is multiplied by the weight of its class.
+    ignore_index : int or None
+        Rows with this target, such as padding, have no loss and no gradient.
+
+    Notes
+    -----
+    Every row counts once in `total`, unless the caller says otherwise. The mean that divides by the *weights* of the
+    rows that are not ignored (PyTorch's reduction="mean") has total = the sum of `count(target)` over the global batch.
+    """
+
+    def __init__(self, class_weights: np.ndarray | None = None, ignore_index: int | None = None):
+        if class_weights is not None:
+            class_weights = np.asarray(class_weights, np.float64)
+            if class_weights.ndim != 1 or not (class_weights >= 0).all():
+                raise ValueError(
+                    f"{type(self).__name__}: class_weights must be one number, not negative, for each class"
+                )
+        self.class_weights, self.ignore_index = class_weights, ignore_index
+
+    def __repr__(self):
+        weights = None if self.class_weights is None else self.class_weights.tolist()
+        options = {"class_weights": weights, "ignore_index": self.ignore_index}
+        given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+        return f"{type(self).__name__}({given})"
+
+    def __call__(self, z, target, total, run):
+        labels = self._check(z, target)
+        gz = run.empty(z.shape, z.dtype)
+        gz[...] = 0
+        labels, _, weights = self._weights(labels, z.dtype)
+        at = _places(labels, z.shape[-1])
+        value = -float(weights @ z.reshape(-1)[at])
+        gz.reshape(-1)[at] = weights * (-1 / total)
+        return value / total, gz
+
+    def count(self, target: np.ndarray) -> float:
+        """What these targets weigh: rows that are not ignored, each as much as its class."""
+        return float(self._weights(target.reshape(-1), np.float64)[2].sum())
+
+    def _check(self, z: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """The targets, one a row, or an error."""
+        check_classes(target, z, self.ignore_index)
+        if self.class_weights is not None and len(self.class_weights) != z.shape[-1]:
+            raise ValueError(
+                f"{type(self).__name__}: {len(self.class_weights)} class weights, but {z.shape[-1]} outputs"
+            )
+        return target.reshape(-1)
+
+    def _weights(self, labels: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(labels with ignored rows at class 0, 1 or 0 for rows kept or ignored, that times the class weight)."""
+        kept = np.ones(len(labels), dtype)
+        if self.ignore_index is not None:
+            kept[labels == self.ignore_index] = 0
+            labels = np.where(labels == self.ignore_index, 0, labels)
+        if self.class_weights is None:
+            return labels, kept, kept
+        return labels, kept, kept * self.class_weights[labels].astype(dtype)
+
+
+class CrossEntropyLoss(NLLLoss):
+    """-log softmax(z)[target] of each row, from logits; gradient softmax(z) - onehot.
+
+    Softmax and logarithm are one operation: the row's maximum is subtracted first, so nothing overflows, and no
+    logarithm sees a zero.
+
+    Parameters
+    ----------
+    label_smoothing : float
+        e in [0, 1): the target distribution is (1-e) onehot + e/V.
+    class_weights, ignore_index
+        As for NLLLoss; with smoothing, every entry of the target distribution is multiplied by its class's weight.
+    """
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        class_weights: np.ndarray | None = None,
+        ignore_index: int | None = None,
+    ):
+        super().__init__(class_weights, ignore_index)
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"CrossEntropyLoss: label_smoothing must be in [0, 1), given {label_smoothing}")
+        self.label_smoothing = label_smoothing
+        self._plain = not label_smoothing and class_weights is None and ignore_index is None
+
+    def __repr__(self):
+        given = f"label_smoothing={self.label_smoothing}, " if self.label_smoothing else ""
+        return super().__repr__().replace("(", f"({given}").replace(", )", ")")
+
+    def __call__(self, z, target, total, run):
+        labels = self._check(z, target)
+        gz = run.empty(z.shape, z.dtype)
+        rows, prob = z.reshape(-1, z.shape[-1]), gz.reshape(-1, z.shape[-1])
+        np.subtract(rows, np.maximum.reduce(rows, axis=1, keepdims=True), out=prob)
+        if not self._plain:
+            return self._general(prob, labels, total) / total, gz
+        flat, at = gz.reshape(-1), _places(labels, z.shape[-1])
+        value = -float(np.add.reduce(flat[at]))
+        np.exp(prob, out=prob)
+        norm = prob @ run.common.memory.ones(z.shape[-1], z.dtype)
+        value += float(np.add.reduce(np.log(norm)))
+        norm *= total
+        prob /= norm[:, None]
+        flat[at] -= 1 / total
+        return value / total, gz
+
+    def _general(self, prob: np.ndarray, labels: np.ndarray, total: float) -> float:
+        """The sum for target distributions q[c] = w[c] ((1-e) onehot[c] + e/V); prob is z - max(z), then the gradient.
+
+        A row's loss is -q . log softmax(z), its gradient |q| softmax(z) - q, with |q| the sum of q.
+        """
+        classes, smoothing = prob.shape[1], self.label_smoothing
+        spread = np.full(classes, smoothing / classes, prob.dtype)  # e/V w: what every row has
+        if self.class_weights is not None:
+            spread *= self.class_weights
+        labels, kept, own = self._weights(labels, prob.dtype)
+        own = own * (1 - smoothing)  # (1-e) w[target]: what it has more at its target
+        flat, at = prob.reshape(-1), _places(labels, classes)
+        value = -float(own @ flat[at]) - (float(kept @ (prob @ spread)) if smoothing else 0.0)
+        np.exp(prob, out=prob)
+        norm = np.add.reduce(prob, axis=1)
+        weight = own + kept * spread.sum()  # |q|
+        value += float(weight @ np.log(norm))
+        norm *= total
+        prob *= (weight / norm)[:, None]
+        if smoothing:
+            prob -= spread / total
+            prob[kept == 0] = 0
+        flat[at] -= own / total
+        return value
+
+
+def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = None) -> None:
+    """Refuse targets that are not one class index 0 ... V-1 (or ignore_index) for each row of z."""
     if target.dtype.kind not in "iu":
         raise TypeError(f"targets must be integer class indices, given dtype {target.dtype}")
-    if shape is not None and target.shape != shape:
-        raise ValueError(
-            f"targets: expected shape {shape}, one class for each output row, given {target.shape}"
-        )
-    if target.size and (target.min() < 0 or target.max() >= classes):
-        bad = np.argwhere((target < 0) | (target >= classes))[0]
-        raise ValueError(
-            f"targets: class {target[tuple(bad)]} of sample {bad[0]} is out of range: the network has {classes} outputs, "
-            f"so classes are 0 to {classes - 1}"
-        )
+    if target.shape != z.shape[:-1]:
+        raise ValueError(f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}")
+    classes = z.shape[-1]
+    # One look is enough: as an unsigned number, a negative class is larger than any other.
+    if target.size and np.maximum.reduce(target.view(f"u{target.itemsize}"), axis=None) >= classes:
+        bad = (target < 0) | (target >= classes)
+        if ignore_index is not None:
+            bad &= target != ignore_index
+        if bad.any():
+            refuse(target, bad, f"is out of range: the network has {classes} outputs, 0 to {classes - 1}")
 
 
 def check_same(z: np.ndarray, target: np.ndarray) -> None:
     """Refuse targets that are not an array of the outputs' shape."""
     if target.shape != z.shape:
         raise ValueError(f"targets: expected the outputs' shape {z.shape}, given {target.shape}")
+
+
+def refuse(target: np.ndarray, bad: np.ndarray, why: str) -> None:
+    """Raise ValueError about the first bad entry."""
+    place = tuple(np.argwhere(bad)[0].tolist())
+    where = f"sample {place[0]}" + (f", position {place[1:]}" if len(place) > 1 else "")
+    raise ValueError(f"targets: {target[place]} of {where} {why}")
+
+
+def _places(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Where z[row, labels[row]] is in z.reshape(-1): one index array is much cheaper than two."""
+    return np.arange(0, len(labels) * classes, classes) + labels
+
+
+def _difference(z: np.ndarray, target: np.ndarray, out: np.ndarray) -> np.ndarray:
+    check_same(z, target)
+    return np.subtract(z, target, out=out, casting="same_kind")
+
+
+def _checked(value: float, target: np.ndarray) -> float:
+    """The sum of a loss. Only where it is not finite are targets looked at, and refused, so checking them is free."""
+    if not math.isfinite(value):
+        bad = ~np.isfinite(target)
+        if bad.any():
+            refuse(target, bad, "is not a finite number")
+    return value
+
+
+BY_NAME: dict[str, type[Loss]] = {
+    "bce": BCEWithLogitsLoss,
+    "cross-entropy": CrossEntropyLoss,
+    "huber": HuberLoss,
+    "mae": MAELoss,
+    "mse": MSELoss,
+    "nll": NLLLoss,
+    "quadratic": QuadraticLoss,
+}
