@@ -59,9 +59,7 @@ class Serial:
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         layout, dtype = network.layout, network.dtype
-        self.parameters = self.empty(layout.size)
-        self.gradients = self.empty(layout.size)
-        self.gradients[:] = 0
+        self.allocate()
         self.slots = {name: layout.zeros(dtype) for name in optimizer.slots}
         self.statistics = network.state_layout.zeros(dtype)
         layout.initialize(self.parameters, seed)
@@ -72,9 +70,10 @@ class Serial:
         self.terms = math.prod(network.out_shape[:-1])  # outputs a sample: 1, or the positions of a sequence
         self.steps = 0
 
-    def empty(self, size: int) -> np.ndarray:
-        """Where parameters and gradients live; strategies choose other memory."""
-        return np.empty(size, self.network.dtype)
+    def allocate(self) -> None:
+        """Make the flat buffers `parameters` and `gradients`; a strategy may choose other memory."""
+        self.parameters = self.network.layout.zeros(self.network.dtype)
+        self.gradients = self.network.layout.zeros(self.network.dtype)
 
     def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None) -> float:
         """One optimizer step on this shard (x, y) of a global batch of `total` samples; returns the batch's mean loss.
@@ -108,16 +107,19 @@ class Serial:
         return loss
 
     def explain(self, loss: float, x: np.ndarray) -> str:
-        """Where a loss that is not finite comes from, in words."""
-        place = ""
-        for name, array in self.network.layout.items(self.parameters):
-            if not np.isfinite(array).all():
-                place = f"parameter {name}, after the update of step {self.steps - 1}"
-        place = place or (self.network.first_bad(self.p, x, self.run) if len(x) else "") or "the loss itself"
+        """What to tell about a loss that is not finite."""
         return (
-            f"step {self.steps}: the loss is {loss}; the first value that is not finite is in {place}. "
-            "A lower learning rate, clipping or float64 may help; the parameters were not updated."
+            f"step {self.steps}: the loss is {loss}; the first value that is not finite is in "
+            f"{self.first_bad(x) or 'the loss itself'}. The parameters were not updated. "
+            "A lower learning rate, clipping or float64 may help."
         )
+
+    def first_bad(self, x: np.ndarray) -> str:
+        """Where the first value that is not finite appears: a parameter, the input, a layer's output; or ''."""
+        for name, array in reversed(list(self.network.layout.items(self.parameters))):
+            if not np.isfinite(array).all():
+                return f"parameter {name} (it was updated in step {self.steps - 1})"
+        return self.network.first_bad(self.p, x, self.run) if len(x) else ""
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's output for a batch, in evaluation mode."""

@@ -1,0 +1,19 @@
+"""Training on many ranks. Names are imported when used, so that launching and --help stay instant.
+
+    from parallel import DistributedDataParallel
+"""
+
+import importlib
+
+_HOME = {
+    "DistributedDataParallel": "parallel.data_parallel",
+    "ReplicaError": "parallel.data_parallel",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'parallel' has no attribute {name!r}")

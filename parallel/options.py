@@ -1,0 +1,168 @@
+"""The options of a training run: one dataclass, from which the command line, TOML files and config.json are made.
+
+A value is taken from the first of: the flag, the TOML file given by --config, the default below. Nothing here imports NumPy
+or MPI, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def option(default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None):
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+
+
+@dataclass
+class Options:
+    """What a run of scripts/train.py is made of."""
+
+    model: str = option("cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)")
+    data: str = option("digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...")
+    data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
+    strategy: str = option("ddp", "how ranks share the work", ("ddp",))
+    ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
+    allreduce: str = option("ring", "algorithm that sums gradients: ring, doubling, ..., native, auto")
+    epochs: int = option(30, "passes over the training data")
+    batch: int = option(64, "samples in a step, over all ranks")
+    lr: float = option(0.05, "learning rate")
+    momentum: float = option(0.9, "of SGD")
+    weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt")
+    loss: str = option("cross-entropy", "what is minimised", ("cross-entropy", "quadratic"))
+    optimizer: str = option("sgd", "update rule", ("sgd",))
+    activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
+    init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
+    seed: int = option(0, "of initial weights and the order of samples")
+    dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
+    limit: int | None = option(None, "use at most that many samples of each split")
+    patience: int | None = option(None, "stop after that many epochs without better accuracy, keep the best")
+    checkpoint_steps: int | None = option(
+        None, "also save every so many steps (always: after every epoch)", metavar="N"
+    )
+    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
+    out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR")
+    resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR")
+
+
+# What a resumed run may change; all else is part of the result and comes from its config.json.
+FREE_ON_RESUME = {"epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """argparse from the dataclass; an option that was not given is absent from the result."""
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description="Train a neural network on one process or many ranks.",
+        epilog="Examples: train.py --ranks 2    |    mpirun -n 4 python -m mpi4py scripts/train.py --data mnist --model lenet5",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", metavar="FILE.toml", help="read options from this file; flags win")
+    for f in dataclasses.fields(Options):
+        kind = next(t for t in (int, float, str) if t.__name__ in str(f.type))
+        default = "" if f.default is None else f" (default: {f.default})"
+        parser.add_argument(
+            "--" + f.name.replace("_", "-"),
+            type=kind,
+            choices=f.metadata["choices"],
+            metavar=f.metadata["metavar"] or (None if f.metadata["choices"] else kind.__name__.upper()),
+            help=f.metadata["help"] + default,
+        )
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> Options:
+    """Options from the command line. Ends the process with status 2 and one message where they make no sense."""
+    argparser = parser()
+    given = vars(argparser.parse_args(sys.argv[1:] if argv is None else argv))
+    try:
+        values = read_toml(given.pop("config")) if "config" in given else {}
+        values |= given
+        if "resume" in values:
+            values = resumed(values)
+        options = Options(**values)
+        check(options)
+    except OptionError as error:
+        argparser.error(str(error))
+    return options
+
+
+class OptionError(ValueError):
+    """An option that makes no sense; the message says which and what would."""
+
+
+def read_toml(path: str) -> dict:
+    """Options from a TOML file: keys as the flags, with _ or - between words."""
+    try:
+        with open(path, "rb") as file:
+            values = {key.replace("-", "_"): value for key, value in tomllib.load(file).items()}
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"--config {path}: {error}") from None
+    known = {f.name: f for f in dataclasses.fields(Options)}
+    for key, value in values.items():
+        if key not in known:
+            raise OptionError(f"--config {path}: unknown option {key!r}; known are {', '.join(known)}")
+        kind = next(t for t in (int, float, str) if t.__name__ in str(known[key].type))
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise OptionError(f"--config {path}: {key} must be {kind.__name__}, given {value!r}")
+        choices = known[key].metadata["choices"]
+        if choices and value not in choices:
+            raise OptionError(f"--config {path}: {key} must be one of {', '.join(choices)}, given {value!r}")
+        values[key] = kind(value)
+    return values
+
+
+def resumed(values: dict) -> dict:
+    """The options of the run to continue, with what may change taken from `values`."""
+    directory = Path(values["resume"])
+    try:
+        before = json.loads((directory / "config.json").read_text())
+    except OSError:
+        raise OptionError(
+            f"--resume {directory}: no config.json there, so this is not the directory of a run"
+        ) from None
+    except ValueError as error:
+        raise OptionError(f"--resume {directory}: config.json is not JSON ({error})") from None
+    for key, value in values.items():
+        if key not in FREE_ON_RESUME and before.get(key) != value:
+            flag = "--" + key.replace("_", "-")
+            raise OptionError(
+                f"--resume {directory}: that run has {flag} {before.get(key)}, given {value}: leave it out"
+            )
+    known = {f.name for f in dataclasses.fields(Options)}
+    return (
+        {k: v for k, v in before.items() if k in known}
+        | {"ranks": None, "threads": None}
+        | values
+        | {"out": str(directory)}
+    )
+
+
+def check(options: Options) -> None:
+    """Refuse numbers out of range, by name."""
+    smallest = {
+        "ranks": 1,
+        "epochs": 0,
+        "batch": 1,
+        "limit": 1,
+        "patience": 1,
+        "checkpoint_steps": 1,
+        "threads": 1,
+        "seed": 0,
+    }
+    for name, least in smallest.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")
+    for name in ("lr", "momentum", "weight_decay"):
+        if not getattr(options, name) >= 0:
+            raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
+    if options.momentum >= 1:
+        raise OptionError(f"--momentum must be below 1, given {options.momentum}")
