@@ -6,9 +6,13 @@ starts `mpiexec -n 2 python -m mpi4py scripts/train.py --epochs 3` on this machi
 However the job ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SIGKILL of the launcher), every
 rank ends with it, for an orphaned rank waits for its peers in a busy loop, a whole core for hours:
 
-- mpiexec gets a SIGTERM from the kernel when the launcher dies (Linux), and passes it on to the ranks;
 - every process of a job carries the job's name in its environment; by it the launcher finds, in /proc, what has
   not ended by itself, and kills it. (Sessions and process groups do not do: mpiexec gives ranks their own.)
+- a second process, the keeper, holds a pipe from the launcher. When the launcher dies, of whatever cause, the
+  pipe ends, and the keeper does the same. (A parent-death signal to mpiexec does not do: MPICH's then waits for
+  ranks that ignore SIGTERM.)
+
+Without /proc (not Linux) only mpiexec is signalled, which as a rule ends its ranks.
 
 What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
 cluster start the ranks with its own srun or mpiexec (scripts/slurm): then `inside()` is true in each of them.
@@ -164,8 +168,8 @@ class Job:
             stdout=pipe,
             stderr=None if pipe is None else subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
-            preexec_fn=_die_with_parent(),
         )
+        self._keeper = _start_keeper(self.name)
         if self._line:
             os.set_blocking(self._mpiexec.stdout.fileno(), False)
 
@@ -204,12 +208,12 @@ class Job:
 
     def processes(self) -> list[int]:
         """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
-        return list(_carrying(f"{JOB}={self.name}"))
+        return list(_processes(self.name))
 
     def show_stacks(self) -> None:
         """Abort the ranks so that each says on stderr (through faulthandler) where it was."""
-        for pid in _carrying(f"{JOB}={self.name}", rank=True):
-            _kill(pid, signal.SIGABRT)
+        for pid in _processes(self.name, only_ranks=True):
+            _signal(pid, signal.SIGABRT)
 
     def stop(self, grace: float = GRACE) -> None:
         """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
@@ -218,13 +222,12 @@ class Job:
                 self._mpiexec.terminate()
                 self.wait(grace)
         finally:  # also when a second Ctrl-C cuts the grace short
-            deadline = time.monotonic() + GRACE
-            while (left := self.processes()) and time.monotonic() < deadline:
-                for pid in left:
-                    _kill(pid, signal.SIGKILL)
-                time.sleep(0.01)
+            _kill_all(self.name)
             self._mpiexec.kill()
             self._mpiexec.wait()
+            self._keeper.kill()
+            self._keeper.wait()
+            self._keeper.stdin.close()
             if self._line:
                 self._pass_lines(0)
                 self._mpiexec.stdout.close()
@@ -264,36 +267,50 @@ def run(
         return TIMED_OUT
 
 
-def _carrying(variable: str, rank: bool = False) -> Iterator[int]:
-    """Ids of the running processes whose environment has `variable` (NAME=value); only ranks, if `rank`."""
+def _processes(job: str, only_ranks: bool = False) -> Iterator[int]:
+    """Ids of the running processes that carry the job's name in their environment."""
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             environment = entry.read_bytes().decode(errors="replace").split("\0")  # of a zombie: empty
         except OSError:  # gone, or another user's
             continue
-        if variable in environment and (not rank or any(v.startswith(_RANK) for v in environment)):
+        if f"{JOB}={job}" in environment and (not only_ranks or any(v.startswith(_RANK) for v in environment)):
             yield int(entry.parent.name)
 
 
-def _kill(pid: int, number: int) -> None:
+def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before it becomes mpiexec: have the kernel tell it when the launcher dies."""
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes  # here: it costs a third of this module's import
+def _kill_all(job: str) -> None:
+    end = time.monotonic() + GRACE
+    while (left := list(_processes(job))) and time.monotonic() < end:
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
-    prctl, parent, set_death_signal = ctypes.CDLL(None).prctl, os.getpid(), 1
 
-    def before_exec() -> None:
-        prctl(set_death_signal, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(128 + signal.SIGTERM)
+def _start_keeper(job: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, job],
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
-    return before_exec
+
+def _keep(job: str) -> None:
+    """The keeper: once the launcher's end of the pipe closes, end the job as `Job.stop` would."""
+    sys.stdin.read()
+    for pid in _processes(job):
+        _signal(pid, signal.SIGTERM)
+    end = time.monotonic() + GRACE
+    while any(_processes(job)) and time.monotonic() < end:
+        time.sleep(0.05)
+    _kill_all(job)
 
 
 @contextlib.contextmanager
@@ -313,3 +330,7 @@ def _signals_unwind() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    _keep(sys.argv[1])

@@ -20,8 +20,8 @@ STUBBORN = RANK + textwrap.dedent("""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen(["sleep", "60"])
     comm.Barrier()
-    print("ready", flush=True)
     if rank == 0:
+        print("ready", flush=True)
         comm.recv(source=1)
     time.sleep(60)
 """)
@@ -35,11 +35,10 @@ def run(code, ranks=2, **options):
 
 
 def test_output_arrives_as_whole_lines_and_success_is_zero():
-    status, lines, _ = run("print(f'rank {rank} of {comm.Get_size()}'); print('no newline at the end', end='')", 3)
+    code = "import sys; sys.stdout.write(f'rank {rank} of 2\\n' * 1000); comm.Barrier()\nif rank: print('end', end='')"
+    status, lines, _ = run(code, timeout=20)
     assert status == 0
-    text = "".join(lines)
-    assert all(f"rank {r} of 3\n" in text for r in range(3)) and text.count("no newline at the end") == 3
-    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
+    assert sorted(lines) == ["end\n"] + 1000 * ["rank 0 of 2\n"] + 1000 * ["rank 1 of 2\n"]
 
 
 def test_output_to_a_file(tmp_path):
@@ -50,17 +49,17 @@ def test_output_to_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "code, status, says",
+    "code, statuses, says",
     [
-        ("if rank == 1: raise SystemExit(7)", 7, ""),
-        ("if rank == 1: 1 / 0\ncomm.Barrier()", 1, "ZeroDivisionError"),
-        ("import os\nif rank == 1: os.kill(os.getpid(), 9)\ncomm.Barrier()", 128 + 9, "signal 9"),
+        ("if rank == 1: raise SystemExit(7)", {7}, ""),
+        ("if rank == 1: 1 / 0\ncomm.Barrier()", {1}, "ZeroDivisionError"),
+        ("import os\nif rank == 1: os.kill(os.getpid(), 9)\ncomm.Barrier()", {128 + 9, 9}, "signal 9"),  # MPICH: 9
     ],
     ids=["exit", "exception", "killed"],
 )
-def test_exit_status_is_that_of_the_rank_that_failed(code, status, says):
+def test_exit_status_is_that_of_the_rank_that_failed(code, statuses, says):
     got, lines, seconds = run(code, timeout=20)
-    assert got == status and says in "".join(lines)
+    assert got in statuses and says in "".join(lines)
     assert seconds < 10
 
 
@@ -159,6 +158,6 @@ def test_ranks_know_that_they_are_inside():
 
 
 def test_importing_the_launcher_is_light():
-    code = "import sys, parallel.launch; print({'numpy', 'mpi4py', 'ctypes'} & set(sys.modules))"
+    code = "import sys, parallel.launch; print({'numpy', 'mpi4py'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert done.stdout == "set()\n", done.stderr
