@@ -163,8 +163,8 @@ def fetch(url, file, directory, timeout, say):
         if digest.hexdigest() != file.sha256:
             raise MirrorError(f"corrupt: expected sha256 {file.sha256}, given {digest.hexdigest()}")
         if file.members:
-            out.flush()
-            _unpack(Path(out.name), file, directory, say)
+            out.seek(0)
+            _unpack(out, file, directory, say)
         else:
             commit()
             say(f"{directory / file.name}: {done} bytes, sha256 {file.sha256[:16]}...")
@@ -184,7 +184,7 @@ def _unpack(archive, file, directory, say):
     """The wanted members of a checked archive; last their sums, SHA256SUMS, as sha256sum -c reads them."""
     sums = {}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(fileobj=archive, mode="r:gz") as tar:
             for member in tar:
                 name = Path(member.name).name
                 if member.isfile() and name in file.members:
@@ -234,7 +234,7 @@ def _temporary(path):
         os.replace(name, path)
 
     try:
-        with os.fdopen(handle, "wb") as out:
+        with os.fdopen(handle, "w+b") as out:
             yield out, commit
     finally:
         Path(name).unlink(missing_ok=True)

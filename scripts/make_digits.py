@@ -57,12 +57,8 @@ def check(path, arrays):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="compare only; exit code 1 where the arrays differ"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only; exit code 1 where the arrays differ")
     options = parser.parse_args()
     if options.check:
         return check(DIGITS, digits())

@@ -5,15 +5,20 @@ the coarse class and the fine one, of which the fine one is used. Source: A. Kri
 Layers of Features from Tiny Images, 2009.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
 import numpy as np
 
-from .dataset import DataError
+from .dataset import DataError, check_labels
 
 PIXELS = 3 * 32 * 32
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def read_cifar(paths, label_bytes=1, classes=10):
+def read_cifar(paths: Iterable[Path], label_bytes: int = 1, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 32, 32, 3) uint8, channels last, and the last label of each record (n,) uint8.
 
     Raises DataError where a file is not a whole number of records, or holds a label that no class has.
@@ -29,9 +34,7 @@ def read_cifar(paths, label_bytes=1, classes=10):
             )
         content = content.reshape(-1, record)
         label = content[:, label_bytes - 1]
-        if label.max() >= classes:
-            at = int(np.argmax(label >= classes))
-            raise DataError(f"{path}: record {at} has label {label[at]}, expected 0 to {classes - 1}")
+        check_labels(label, classes, path)
         labels.append(label)
         images.append(content[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return np.concatenate(images), np.concatenate(labels)

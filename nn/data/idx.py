@@ -8,6 +8,8 @@ gzip-compressed (told by its first bytes, not by its name). One that is not is m
 larger than memory.
 """
 
+from __future__ import annotations
+
 import gzip
 import struct
 import zlib
@@ -20,13 +22,15 @@ from .dataset import DataError
 TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
-def read_idx(path, ndim=None, dtype=None):
+def read_idx(path: str | Path, ndim: int | None = None, dtype=None) -> np.ndarray:
     """The array of an IDX file, read-only.
 
     Parameters
     ----------
-    path : file, gzip-compressed or not.
-    ndim, dtype : what it must hold; None accepts any.
+    path : str or Path
+        Gzip-compressed or not.
+    ndim, dtype : int, numpy type or None
+        What it must hold; None accepts any.
 
     Raises
     ------
@@ -44,9 +48,7 @@ def read_idx(path, ndim=None, dtype=None):
 
     kind, shape, start = _header(path, content)
     if ndim is not None and len(shape) != ndim:
-        raise DataError(
-            f"{path}: expected {ndim} axes (magic {2048 + ndim}), given {len(shape)} of shape {shape}"
-        )
+        raise DataError(f"{path}: expected {ndim} axes (magic {2048 + ndim}), given {len(shape)} of shape {shape}")
     if dtype is not None and kind != dtype:
         raise DataError(f"{path}: expected numbers of type {np.dtype(dtype)}, given {kind}")
     expected = start + kind.itemsize * int(np.prod(shape, dtype=object))
@@ -58,7 +60,7 @@ def read_idx(path, ndim=None, dtype=None):
     return content[start:].view(kind).reshape(shape)
 
 
-def _unpack(path):
+def _unpack(path: Path) -> np.ndarray:
     try:
         with gzip.open(path) as file:
             return np.frombuffer(file.read(), np.uint8)
@@ -66,7 +68,7 @@ def _unpack(path):
         raise DataError(f"{path}: truncated or damaged gzip file: {error}") from error
 
 
-def _header(path, content):
+def _header(path: Path, content: np.ndarray) -> tuple[np.dtype, tuple[int, ...], int]:
     head = bytes(content[:4])
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in TYPES:
         raise DataError(

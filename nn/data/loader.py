@@ -6,15 +6,19 @@ changes nothing but who computes what, a loss is divided by the same total every
 epoch can be reached at once (`start_step`), which makes a resumed run equal to one that never stopped.
 
 Small batches are gathered a block at a time (about half a MiB, so that it stays in cache) and handed out as
-slices: an iteration over MNIST by 10 costs 4 us, by 64 16 us (one core).
+slices: an iteration over MNIST by 10 costs about 6 us, by 64 about 27 us (one core).
 """
+
+from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from .dataset import Dataset
 from .transforms import sample_keys
 
 BLOCK_BYTES = 512 * 1024
@@ -30,18 +34,26 @@ class Loader:
     Parameters
     ----------
     dataset : Dataset
-    batch : samples in a global batch, over all ranks. More than the data set holds makes one step an epoch.
-    seed : of the order and of the transforms.
-    shuffle : a new order each epoch; else the order of the data set.
-    shard : (index, count): which part of each batch is this rank's.
-    drop_last : leave out a last batch that is not full.
-    transform : callable(x, keys) or a sequence of them, applied to stored samples before conversion
-        (see nn.data.transforms).
-    dtype : of the batches; None takes the data set's.
-    prefetch : blocks read ahead on a thread; 0 reads when asked. None: 2 where reading takes time (a memory
-        map, a transform), else 0, since gathering from memory costs less than handing over.
-    timeline : callable(name, start, end), told in seconds of time.perf_counter when blocks were read ("read",
-        on the reading thread) and when the consumer had to wait for one ("wait").
+    batch : int
+        Samples in a global batch, over all ranks. More than the data set holds makes one step an epoch.
+    seed : int
+        Of the order and of the transforms.
+    shuffle : bool
+        A new order each epoch; else the order of the data set.
+    shard : (index, count)
+        Which part of each batch is this rank's.
+    drop_last : bool
+        Leave out a last batch that is not full.
+    transform : callable (x, keys) -> x, or a sequence of them
+        Applied to stored samples before conversion; see nn/data/transforms.py.
+    dtype : float32, float64 or None
+        Of the batches; None takes the data set's.
+    prefetch : int or None
+        Blocks read ahead on a thread; 0 reads when asked. None means 2 where reading takes time (a memory map, a
+        transform), else 0, since gathering from memory costs less than handing over.
+    timeline : callable (name, start, end)
+        Told, in seconds of time.perf_counter, when a block was read ("read", on the reading thread) and when the
+        consumer had to wait for one ("wait").
 
     Raises
     ------
@@ -51,16 +63,16 @@ class Loader:
 
     def __init__(
         self,
-        dataset,
-        batch,
-        seed=0,
-        shuffle=True,
-        shard=(0, 1),
-        drop_last=False,
-        transform=None,
+        dataset: Dataset,
+        batch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        shard: tuple[int, int] = (0, 1),
+        drop_last: bool = False,
+        transform: Callable | Sequence[Callable] | None = None,
         dtype=None,
-        prefetch=None,
-        timeline=None,
+        prefetch: int | None = None,
+        timeline: Callable[[str, float, float], None] | None = None,
     ):
         index, count = shard
         if not 0 <= index < count:
@@ -70,38 +82,36 @@ class Loader:
                 f"a global batch of {batch} samples cannot be cut among {count} ranks; "
                 f"use a batch of at least {count} or fewer ranks"
             )
+        if prefetch is not None and prefetch < 0:
+            raise ValueError(f"prefetch {prefetch} is negative")
         self.dataset, self.batch, self.seed, self.shuffle = dataset, batch, seed, shuffle
-        self.index, self.count = index, count
+        self.shard = shard
         self.drop_last = drop_last
-        self.transforms = (
-            () if transform is None else (transform,) if callable(transform) else tuple(transform)
-        )
+        self.transforms = () if transform is None else (transform,) if callable(transform) else tuple(transform)
         self.dtype = np.dtype(dataset.dtype if dtype is None else dtype)
         self.prefetch = (2 if dataset.mapped or self.transforms else 0) if prefetch is None else prefetch
         self.timeline = timeline
 
-    def __len__(self):
+    def __len__(self) -> int:
         """Steps in an epoch."""
         full, rest = divmod(len(self.dataset), self.batch)
         return full + bool(rest and not self.drop_last)
 
-    def order(self, epoch):
+    def order(self, epoch: int) -> np.ndarray:
         """Sample indices in the order of an epoch: (n,) int64, the same on every rank."""
         n = len(self.dataset)
         if not self.shuffle:
             return np.arange(n)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0, epoch))).permutation(n)
 
-    def epoch(self, epoch, start_step=0):
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         """Iterate over an epoch from a step on: (x, y, total) a step.
 
         x and y are this rank's part, possibly empty, new arrays that are yours to keep; total is the number
         of samples in the global batch.
         """
         if not 0 <= start_step <= len(self):
-            raise ValueError(
-                f"start_step {start_step}: an epoch of {self.dataset.name} has {len(self)} steps"
-            )
+            raise ValueError(f"start_step {start_step}: an epoch of {self.dataset.name} has {len(self)} steps")
         plan = self._plan(start_step)
         indices = self.order(epoch)
 
@@ -115,16 +125,16 @@ class Loader:
 
         return self._batches(plan, read)
 
-    def _plan(self, start_step):
+    def _plan(self, start_step: int) -> list[list[tuple[int, int, int]]]:
         """Blocks of steps; a step is (lo, hi, total): this rank's slice of the order, the batch's size."""
         n, steps = len(self.dataset), []
         for step in range(start_step, len(self)):
             first = step * self.batch
             total = min(self.batch, n - first)
-            lo, hi = _part(total, self.count, self.index)
+            lo, hi = _part(total, *self.shard)
             steps.append((first + lo, first + hi, total))
         sample = max(1, self.dataset.x[0].size * self.dtype.itemsize)
-        per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.count)))
+        per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.shard[1])))
         return [steps[i : i + per_block] for i in range(0, len(steps), per_block)]
 
     def _read(self, indices, epoch):
@@ -146,7 +156,7 @@ class Loader:
                 at = end
 
 
-def _ahead(read, plan, depth, timeline):
+def _ahead(read: Callable, plan: list, depth: int, timeline: Callable | None) -> Iterator:
     """map(read, plan), at most `depth` results ahead, on a thread that ends with this generator."""
     results, slots, stop = queue.SimpleQueue(), threading.Semaphore(depth), threading.Event()
 
@@ -178,7 +188,7 @@ def _ahead(read, plan, depth, timeline):
         thread.join()
 
 
-def _part(count, n, i):
+def _part(count: int, i: int, n: int) -> tuple[int, int]:
     """(lo, hi) of part i of `count` elements cut into n: the first count % n parts are one longer."""
     size, longer = divmod(count, n)
     lo = size * i + min(i, longer)

@@ -10,15 +10,18 @@ The directory is `data_dir`, else $RINGPROP_DATA, else ./data. Nothing is ever d
 scripts/get_data.py does.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from .cifar import CIFAR10_CLASSES, read_cifar
-from .dataset import Data, DataError, DataNotFound, Dataset
+from .dataset import Data, DataError, DataNotFound, Dataset, check_labels
 from .idx import read_idx
 from .synthetic import random_images, spirals
 from .text import read_standard_library, read_text, text_datasets
@@ -39,27 +42,34 @@ BYTE = 1 / 255
 
 
 def load(
-    name,
-    data_dir=None,
+    name: str | Path,
+    data_dir: str | Path | None = None,
     *,
-    limit=None,
-    flat=False,
-    normalise=False,
-    length=64,
+    limit: int | None = None,
+    flat: bool = False,
+    normalise: bool = False,
+    length: int = 64,
     dtype=np.float32,
-):
+) -> Data:
     """A data set by name (see the top of this file).
 
     Parameters
     ----------
-    name : one of NAMES, text:PATH, synthetic:HxWxC, or the path of an .npz file or a directory of .npy files.
-    data_dir : where the files are; None takes $RINGPROP_DATA, else ./data.
-    limit : at most so many training samples and so many test samples, the first ones.
-    flat : images as vectors.
-    normalise : subtract the mean and divide by the standard deviation of each channel of the training
-        samples; else pixels lie in 0 .. 1.
-    length : bytes in a sample of text.
-    dtype : of the batches, float32 or float64.
+    name : str or Path
+        One of NAMES, text:PATH, synthetic:HxWxC, or the path of an .npz file or of a directory of .npy files.
+    data_dir : str, Path or None
+        Where the files are; None takes $RINGPROP_DATA, else ./data.
+    limit : int or None
+        At most so many training samples and so many test samples, the first ones.
+    flat : bool
+        Images as vectors.
+    normalise : bool
+        Subtract the mean and divide by the standard deviation of each channel of the training samples; else
+        pixels lie in 0 .. 1.
+    length : int
+        Bytes in a sample of text.
+    dtype : float32 or float64
+        Of the batches.
 
     Returns
     -------
@@ -84,7 +94,7 @@ def load(
     return Data(train, test, str(name))
 
 
-def _open(name, directory, length, dtype):
+def _open(name: str, directory: Path, length: int, dtype) -> list[Dataset]:
     if name == "digits":
         return _digits(dtype)
     if name in FIRST_LABELS:
@@ -99,9 +109,7 @@ def _open(name, directory, length, dtype):
     if name.startswith("text:"):
         path = Path(name.removeprefix("text:"))
         if not path.exists():
-            raise DataNotFound(
-                f"{path}: no such file or directory; --data text:PATH names a text or a directory"
-            )
+            raise DataNotFound(f"{path}: no such file or directory; --data text:PATH names a text or a directory")
         return text_datasets(read_text(path), name, length, dtype=dtype)
     if re.fullmatch(r"synthetic(:\d+x\d+x\d+)?", name):
         shape = tuple(map(int, name.removeprefix("synthetic:").split("x"))) if ":" in name else (224, 224, 3)
@@ -110,13 +118,11 @@ def _open(name, directory, length, dtype):
             for seed, count in enumerate((256, 64))
         ]
     if name == "spirals":
-        return [
-            Dataset(*spirals(count, seed=seed), name, dtype=dtype) for seed, count in enumerate((1500, 300))
-        ]
+        return [Dataset(*spirals(count, seed=seed), name, dtype=dtype) for seed, count in enumerate((1500, 300))]
     return _arrays(name, dtype)
 
 
-def _digits(dtype):
+def _digits(dtype) -> list[Dataset]:
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
         images, labels = file["images"][..., None], file["labels"]
     # Every fifth of each class, in the order of the file, is for the test: 1437 and 360, no random numbers.
@@ -128,7 +134,7 @@ def _digits(dtype):
     ]
 
 
-def _mnist(name, directory, dtype):
+def _mnist(name: str, directory: Path, dtype) -> list[Dataset]:
     wanted = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     found = _find(name, directory, wanted, suffixes=(".gz", ""))
     pairs = []
@@ -138,6 +144,7 @@ def _mnist(name, directory, dtype):
         if len(images) != len(labels):
             files = found[f"{part}-images-idx3-ubyte"], found[f"{part}-labels-idx1-ubyte"]
             raise DataError(f"{files[0]} holds {len(images)} images, but {files[1]} {len(labels)} labels")
+        check_labels(labels, 10, found[f"{part}-labels-idx1-ubyte"])
         pairs.append((images, labels))
     for other, first in FIRST_LABELS.items():
         if other != name and tuple(pairs[0][1][:10]) == first:
@@ -146,7 +153,7 @@ def _mnist(name, directory, dtype):
     return [Dataset(x, y, name, classes=10, class_names=names, scale=BYTE, dtype=dtype) for x, y in pairs]
 
 
-def _cifar(name, directory, dtype):
+def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
     if name == "cifar10":
         files, label_bytes, classes = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"], 1, 10
     else:
@@ -165,7 +172,7 @@ def _cifar(name, directory, dtype):
     ]  # fmt: skip
 
 
-def _arrays(name, dtype):
+def _arrays(name: str, dtype) -> list[Dataset]:
     """Arrays x_train, y_train, x_test, y_test of an .npz file or of .npy files in a directory."""
     path, keys = Path(name), ("x_train", "y_train", "x_test", "y_test")
     if path.suffix != ".npz" and not path.is_dir():
@@ -181,13 +188,11 @@ def _arrays(name, dtype):
         else:
             with np.load(path, allow_pickle=False) as file:
                 arrays = [file[key] for key in keys]
-    except (KeyError, FileNotFoundError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path}: expected the arrays {', '.join(keys)}, without pickled objects: {error}"
-        ) from error
+    except (KeyError, FileNotFoundError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected the arrays {', '.join(keys)}, without pickled objects: {error}") from error
     x_train, y_train, x_test, y_test = arrays
     integer = y_train.dtype.kind in "iu"
-    classes = int(max(y_train.max(), y_test.max())) + 1 if integer else 0
+    classes = int(max(y.max(initial=0) for y in (y_train, y_test))) + 1 if integer else 0
     scale = BYTE if x_train.dtype == np.uint8 else None
     return [
         Dataset(_channels(x), y, f"{path} ({part})", classes=classes, scale=scale, dtype=dtype)
@@ -195,17 +200,15 @@ def _arrays(name, dtype):
     ]
 
 
-def _channels(x):
+def _channels(x: np.ndarray) -> np.ndarray:
     # Grey images (n, H, W) get their channel axis; anything else is taken as it is.
-    return x[..., None] if x.ndim == 3 else x
+    return x[..., None] if x.ndim == 3 and x.dtype == np.uint8 else x
 
 
-def _find(name, directory, files, suffixes=("",)):
+def _find(name: str, directory: Path, files: list[str], suffixes: tuple[str, ...] = ("",)) -> dict[str, Path]:
     """Path of each file, in directory/name or in directory itself; DataNotFound says what to do."""
     for place in (directory / name, directory):
-        found = {
-            file: next((p for s in suffixes if (p := place / (file + s)).is_file()), None) for file in files
-        }
+        found = {file: next((p for s in suffixes if (p := place / (file + s)).is_file()), None) for file in files}
         if all(found.values()):
             return found
         if any(found.values()) and place != directory:

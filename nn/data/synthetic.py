@@ -1,17 +1,21 @@
 """Made-up data: images of any shape to measure speed with, and points in the plane to look at."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
 
 
-def random_images(count, shape, classes, seed=0):
+def random_images(count: int, shape: tuple[int, ...], classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Random bytes (count, H, W, C) and labels (count,): the work of a real data set without its content."""
     random = np.random.default_rng(np.random.SeedSequence(seed))
     return random.integers(0, 256, (count, *shape), np.uint8), random.integers(0, classes, count)
 
 
-def spirals(count, classes=3, turns=0.75, noise=0.03, seed=0):
+def spirals(
+    count: int, classes: int = 3, turns: float = 1.0, noise: float = 0.03, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Interleaved spirals: points (count, 2) within about the unit circle, and the arm (count,) of each.
 
     No line separates the arms, so the picture of a decision boundary shows what hidden layers are for.

@@ -4,6 +4,9 @@ The vocabulary is the 256 bytes, so that any text will do and none has to be tok
 the text, which may be a memory map. The first nine tenths are for training, the rest for validation.
 """
 
+from __future__ import annotations
+
+import os
 import sysconfig
 from pathlib import Path
 
@@ -15,7 +18,7 @@ SUFFIXES = (".c", ".h", ".md", ".py", ".rst", ".txt")
 VOCABULARY = tuple(repr(chr(i)) if 32 <= i < 127 else f"\\x{i:02x}" for i in range(256))
 
 
-def text_datasets(tokens, name, length, **options):
+def text_datasets(tokens: np.ndarray, name: str, length: int, **options) -> list[Dataset]:
     """Training and validation Dataset of a text (n,) uint8, cut at nine tenths."""
     cut = len(tokens) * 9 // 10
     parts = tokens[:cut], tokens[cut:]
@@ -27,14 +30,14 @@ def text_datasets(tokens, name, length, **options):
     return [_windows(part, name, length, options) for part in parts]
 
 
-def _windows(tokens, name, length, options):
+def _windows(tokens: np.ndarray, name: str, length: int, options: dict) -> Dataset:
     count = (len(tokens) - 1) // length
     x = tokens[: count * length].reshape(count, length)
     y = tokens[1 : count * length + 1].reshape(count, length)
     return Dataset(x, y, name, classes=256, class_names=VOCABULARY, **options)
 
 
-def read_text(path):
+def read_text(path: str | Path) -> np.ndarray:
     """The bytes of a file (memory-mapped) or of all texts below a directory: (n,) uint8.
 
     Files of a directory are those named *.c .h .md .py .rst .txt, in the order of their paths, each ended by
@@ -49,18 +52,21 @@ def read_text(path):
     return _join(files, path)
 
 
-def read_standard_library():
+def read_standard_library() -> np.ndarray:
     """The sources of the Python standard library of this interpreter, its tests left out: (n,) uint8.
 
     About 12 MB that every Python has; the exact text differs between versions.
     """
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    files = sorted(f for f in root.rglob("*.py") if not left_out & set(f.relative_to(root).parts))
+    files = []
+    for place, inside, names in os.walk(root):
+        inside[:] = sorted(set(inside) - left_out)
+        files += [Path(place, name) for name in sorted(names) if name.endswith(".py")]
     return _join(files, root)
 
 
-def _join(files, root):
+def _join(files: list[Path], root: Path) -> np.ndarray:
     if not files:
         raise DataError(f"{root}: no text found, expected files named *{' *'.join(SUFFIXES)}")
     return np.frombuffer(b"".join(file.read_bytes() + b"\0" for file in files), np.uint8)

