@@ -97,6 +97,8 @@ class Checkpoints:
         name : str or None
             A name of its own, such as "best", which the next save of that name replaces.
         """
+        if odd := [name for name, array in state.items() if array.dtype.hasobject]:
+            raise TypeError(f"checkpoint: {', '.join(odd)} holds Python objects, which only a pickle could store")
         self.directory.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         np.savez(buffer, progress=np.array(json.dumps(progress)), **state)

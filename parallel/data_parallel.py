@@ -2,7 +2,7 @@
 
 Each rank computes the gradient of its samples, divided by the size of the *global* batch; one allreduce sums them;
 every rank makes the same update. So all ranks hold the same parameters, bit for bit, and these are what one process
-would compute with the whole batch, up to rounding. Source: Li et al. 2020 (PyTorch DistributedDataParallel), without buckets.
+would compute with the whole batch, up to rounding. Source: Li et al. 2020 (PyTorch DistributedDataParallel).
 Cost of a step over one process's: one allreduce of the parameters' size.
 """
 

@@ -1,7 +1,7 @@
 """The options of a training run: one dataclass, from which the command line, TOML files and config.json are made.
 
-A value is taken from the first of: the flag, the TOML file given by --config, the default below. Nothing here imports NumPy
-or MPI, so that --help answers at once.
+A value is taken from the first of: the flag, the TOML file given by --config, the default below. Nothing here imports
+NumPy or MPI, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train.py",
         description="Train a neural network on one process or many ranks.",
-        epilog="Examples: train.py --ranks 2    |    mpirun -n 4 python -m mpi4py scripts/train.py --data mnist --model lenet5",
+        epilog="On a cluster: mpirun -n 4 python -m mpi4py scripts/train.py --data mnist --model lenet5",
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", metavar="FILE.toml", help="read options from this file; flags win")

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 import nn
 from nn import callbacks, checkpoints, data, models
 from parallel import launch
@@ -28,6 +30,7 @@ def train(options: Options) -> dict:
         Whatever makes the run impossible or worthless, with a message that says what to do.
     """
     started = time.perf_counter()
+    np.seterr(all="ignore")  # a loss that is not finite is an error of its own
     world = ranks(options)
     rank, size = (world.rank, world.size) if world else (0, 1)
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
@@ -150,7 +153,6 @@ def write_headers(out: Path, options: Options, world) -> None:
 
 def environment(world) -> dict:
     """Versions, MPI library, host, cores and threads: what a figure depends on besides the options."""
-    import numpy as np
     from threadpoolctl import threadpool_info
 
     found = {
@@ -175,10 +177,8 @@ def environment(world) -> dict:
 
 
 def describe_ranks(trainer: nn.Serial) -> str:
-    index, count = trainer.shard
-    if count == 1:
-        return "one process"
-    return f"{count} ranks, {type(trainer).__name__}"
+    count = trainer.shard[1]
+    return f"{count} ranks, {type(trainer).__name__}" if count > 1 else "one process"
 
 
 def draw_curves(history: list[dict], file: Path) -> None:
@@ -206,9 +206,9 @@ def elapsed(since: float) -> str:
 
 
 def what_next(options: Options) -> str:
-    more = options.epochs + 10
+    program = f"python {sys.argv[0]}"
     return (
-        "next: --resume "
-        f"{options.out} --epochs {more} trains on; --ranks 4 --allreduce doubling does it differently; "
-        "--model mlp:64,30,10 is smaller; notebooks/ explains how it works"
+        f"what next:\n  {program} --resume {options.out} --epochs {options.epochs + 10}   # train on\n"
+        f"  {program} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
+        f"  {program} --help   # models, data sets, options; notebooks/ explain how it works"
     )
