@@ -285,14 +285,20 @@ def test_labels_of_a_data_set_are_checked():
 
 def test_colour_channels_are_normalised_one_by_one_and_flatten_alike():
     random = np.random.default_rng(0)
-    x = random.integers(0, 256, (50, 4, 4, 3), np.uint8)
+    x = random.integers(0, 256, (50, 4, 5, 3), np.uint8)
     x[..., 2] = 77  # a channel that never varies
     data = Dataset(x, np.zeros(50, int), scale=1 / 255, dtype=np.float64)
-    some = data.normalised(*data.moments(chunk=7))
+    some = data.normalised(*data.moments())
     got, _ = some.batch()
     want = (x / 255 - (x / 255).mean((0, 1, 2))) / np.array([*(x / 255).std((0, 1, 2))[:2], 1.0])
     assert np.abs(got - want).max() < 1e-9
     assert np.array_equal(some.flat().batch()[0], got.reshape(50, -1))
+    assert np.abs(some.batch(dtype=np.float32)[0] - want).max() < 1e-6
+    assert some.flat().batch(slice(2, 5), np.float32)[0].dtype == np.float32
+    # The moments of data in several chunks are those of all of it.
+    large = np.repeat(x, 1500, axis=0)
+    mean, std = Dataset(large, np.zeros(len(large), int), scale=1 / 255).moments()
+    assert large.size > 2**22 and np.allclose((mean, std), data.moments(), rtol=1e-9, atol=0)
     assert np.array_equal(data.batch()[0], x * (1 / 255))  # the old one is what it was
 
 
