@@ -1,0 +1,154 @@
+"""A pytest plugin: plain `pytest` runs a test on MPI ranks that it launches itself.
+
+    @pytest.mark.mpi(ranks=[1, 2, 3], timeout=30)
+    def test_sum(comm, ranks):                # comm: a private duplicate of COMM_WORLD, of `ranks` ranks
+        assert comm.allreduce(1) == ranks
+
+becomes test_sum[1], test_sum[2] and test_sum[3]. A test fails if any rank fails, and the report shows each rank's
+own traceback. A rank that hangs, dies or leaves ends the test within its timeout (seconds, default 30), with a
+report that names it and the lines where its peers, and it, were; no process stays behind.
+
+Consecutive tests of one file on as many ranks share a launch (0.7 s). The pytest that the user started, the
+**parent**, runs none of their code: it starts the ranks (group.py), each of which is a pytest of its own (rank.py)
+that runs the same tests in the same order, with a barrier before each, and appends what happens to its **diary**,
+a file of JSON lines. The parent reads the diaries and reports one result a test (report.py). After a failure that
+launch ends and the next test begins a new one, so no test sees what a failed one left behind.
+
+Fixtures: `comm`, `ranks`, and `shared_tmp_path`, a directory that is the same on every rank (tmp_path is each
+rank's own). Within a file the tests on fewer ranks run first. Ranks load no other plugins. With hypothesis,
+derandomize: the ranks must draw the same examples. `pytest -s` passes the ranks' output on as it comes.
+"""
+
+import os
+import re
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from parallel import launch
+from ranks.group import ROOM, Group
+from ranks.rank import Rank
+from ranks.report import failure
+
+
+def pytest_addoption(parser):
+    parser.addini("mpi_timeout", "seconds that a test on MPI ranks may take", default="30")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "mpi(ranks, timeout): run the test on that many MPI ranks")
+    if ROOM in os.environ:
+        config.pluginmanager.register(Rank(config, Path(os.environ[ROOM])), "ranks-rank")
+    elif launch.inside() and launch.size_from_environment() != 1:
+        raise pytest.UsageError("start pytest without mpiexec or srun: it launches the ranks of a test itself")
+    else:
+        config.pluginmanager.register(Parent(), "ranks-parent")
+
+
+def ranks_of(item) -> int:
+    """How many ranks a test runs on; 0 for a test without them."""
+    return item.callspec.params["ranks"] if item.get_closest_marker("mpi") else 0
+
+
+def pytest_generate_tests(metafunc):
+    mark = metafunc.definition.get_closest_marker("mpi")
+    if mark is None:
+        return
+    ranks = mark.kwargs.get("ranks", mark.args[0] if mark.args else None)
+    ranks = [ranks] if isinstance(ranks, int) else ranks
+    if not ranks or not all(isinstance(n, int) and n > 0 for n in ranks):
+        where = metafunc.definition.nodeid
+        raise pytest.UsageError(f"{where}: @pytest.mark.mpi needs ranks=2 or ranks=[1, 2, 3], given {ranks!r}")
+    if "ranks" not in metafunc.fixturenames:  # parametrised all the same: the test's name tells its ranks
+        metafunc.fixturenames.append("ranks")
+    metafunc.parametrize("ranks", ranks)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Bring together the tests of a file that can share a launch; the order of files, and within a group, stays."""
+    place = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (place[item.path], ranks_of(item)))
+
+
+@pytest.fixture
+def ranks(request):
+    """The number of ranks this test runs on."""
+    pytest.fail(f"{request.node.name} uses `ranks`: mark it @pytest.mark.mpi(ranks=[...])", pytrace=False)
+
+
+@pytest.fixture
+def comm(request):
+    """A duplicate of COMM_WORLD, of this test alone, on its `ranks` ranks."""
+    if ROOM not in os.environ:
+        pytest.fail(
+            f"{request.node.name} uses the fixture `comm`: mark it @pytest.mark.mpi(ranks=[...])", pytrace=False
+        )
+    from mpi4py import MPI
+
+    private = MPI.COMM_WORLD.Dup()
+    yield private
+    private.Free()
+
+
+@pytest.fixture
+def shared_tmp_path(comm, request):
+    """A temporary directory, empty at first, the same on every rank of this test."""
+    path = Path(os.environ[ROOM]) / "shared" / re.sub(r"\W", "_", request.node.nodeid)
+    if comm.Get_rank() == 0:
+        path.mkdir(parents=True)
+    comm.Barrier()
+    return path
+
+
+class Parent:
+    """In the pytest that the user started: have the tests on ranks run by launched ranks."""
+
+    def __init__(self):
+        self.group = None  # the running launch
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        if not ranks_of(item):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self.reports(item) + self.tear_down(item, nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def reports(self, item):
+        try:
+            if self.group is None or self.group.tests[0] != item.nodeid:
+                self.end_group()
+                self.group = Group(item.config, ranks_of(item), self.same_launch(item))
+            reports = self.group.reports(item)
+        except launch.LaunchError as error:
+            return [failure(item, str(error))]
+        except BaseException:  # Ctrl-C
+            self.end_group()
+            raise
+        if not self.group.tests or any(report.failed for report in reports):
+            self.end_group()
+        return reports
+
+    def same_launch(self, item):
+        """This test and those that follow it in the same file on as many ranks."""
+        items = item.session.items
+        rest = items[items.index(item) :]
+        return list(takewhile(lambda other: (other.path, ranks_of(other)) == (item.path, ranks_of(item)), rest))
+
+    def tear_down(self, item, nextitem):
+        """Fixtures that tests without ranks have set up, and that no later test needs."""
+        finish = lambda: item.session._setupstate.teardown_exact(nextitem)
+        call = pytest.CallInfo.from_call(finish, "teardown", reraise=(KeyboardInterrupt, pytest.exit.Exception))
+        return [pytest.TestReport.from_item_and_call(item, call)] if call.excinfo else []
+
+    def pytest_sessionfinish(self):
+        self.end_group()
+
+    def end_group(self):
+        if self.group:
+            self.group.close()
+        self.group = None

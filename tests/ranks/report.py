@@ -1,0 +1,82 @@
+"""One report of a test from what its ranks told: each one's traceback, and where the others were meanwhile."""
+
+import linecache
+import re
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+
+
+def failure(item, trouble, told=(), where=None, output="", seconds=0.0):
+    """The report that a test has failed.
+
+    Parameters
+    ----------
+    item : pytest.Item
+    trouble : str
+        What is wrong, if no rank's own report tells it.
+    told : sequence of dict
+        Of each rank, its reports by phase (setup, call, teardown).
+    where : dict of int to str
+        Of each rank that did not tell a result: where it was.
+    output : str
+        What mpiexec and the ranks wrote, shown where no rank's own report tells the cause.
+    """
+    failed, sections = {}, []
+    for rank, phases in enumerate(told):
+        for report in (phase for phase in phases.values() if phase.failed):
+            failed.setdefault(str(report.longrepr), (report, []))[1].append(rank)  # equal tracebacks once
+            sections += [(f"{title}, rank {rank}/{len(told)}", text) for title, text in report.sections]
+    tracebacks = [(_named(ranks, told), report) for report, ranks in failed.values()]
+    absent = [f"{_named([rank], told)} {text}" for rank, text in (where or {}).items()]
+    absent.sort(key=lambda text: " was " in text.splitlines()[0])  # first those that died: the likely cause
+    if tracebacks:
+        name, first = tracebacks[0]
+        crash = getattr(first.longrepr, "reprcrash", None)
+        when, summary = first.when, f"{name}: {crash.message if crash else first.longrepr}"
+        absent = absent and ["Meanwhile", *absent]
+    else:
+        when, summary = "call", "; ".join([trouble, *(text.splitlines()[0] for text in absent)])
+        absent = [trouble, *absent]
+        sections += [("Output of the ranks", output)] if output else []
+    path, line, _ = item.location
+    longrepr = RanksRepr(tracebacks, absent, ReprFileLocation(path, (line or 0) + 1, summary))
+    keywords = dict.fromkeys(item.keywords, 1)
+    return pytest.TestReport(item.nodeid, item.location, keywords, "failed", longrepr, when, sections, seconds)
+
+
+def where(stack: Path, begun: bool) -> str:
+    """Where a rank was when it was ended, from what its faulthandler wrote."""
+    text = stack.read_text(errors="replace") if stack.exists() else ""
+    place = "in the test" if begun else "before the test"
+    if not text:
+        return f"died {place} without a word (killed, or left by os._exit)"
+    crash = re.search("Fatal Python error: (?!Aborted)(.+)", text)  # Aborted: the parent asked for the stack
+    main = text.rpartition("(most recent call first)")[2]  # of several threads the main one comes last
+    frames = [(path, int(line), name) for path, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', main)]
+    frames = list(takewhile(lambda frame: "_pytest" not in Path(frame[0]).parts, frames))
+    verdict = f"crashed ({crash[1]})" if crash else "was"
+    if not frames:
+        return f"{verdict} {place}, in pytest itself:\n{text}"
+    lines = [f"    {path}:{line} in {name}: {linecache.getline(path, line).strip()}" for path, line, name in frames]
+    return "\n".join([f"{verdict} {place}, at {Path(frames[0][0]).name}:{frames[0][1]}", *lines])
+
+
+class RanksRepr(TerminalRepr):
+    """How pytest shows it. `reprcrash.message` is the line of pytest's summary."""
+
+    def __init__(self, tracebacks, absent, reprcrash):
+        self.tracebacks, self.absent, self.reprcrash = tracebacks, absent, reprcrash
+
+    def toterminal(self, tw):
+        for name, report in self.tracebacks:
+            tw.sep("_", f"{name}, {report.when}", bold=True)
+            report.toterminal(tw)
+        for text in self.absent:
+            tw.line(text)
+
+
+def _named(ranks, told) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}/{len(told)}"
