@@ -5,8 +5,8 @@
     price  collectives.price(...)
     draw   collectives.draw(...)
 
-Start with collectives/steps.py (the vocabulary) and collectives/algorithms/allreduce.py (`ring`). Importing this package
-does not import mpi4py; `Communicator` and what else needs it is imported when it is first named.
+Start with collectives/steps.py (the vocabulary) and collectives/algorithms/allreduce.py (`ring`). Importing this
+package does not import mpi4py; `Communicator` and what else needs it is imported when it is first named.
 """
 
 from importlib import import_module

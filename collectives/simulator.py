@@ -74,9 +74,7 @@ class Rank:
     given: set[str]  # the buffers that are not scratch
     round: int = -1  # the round it is in, from 0
     steps: list[Step] | None = None  # of this round; None between rounds
-    awaited: list[tuple[int, Step]] = field(
-        default_factory=list
-    )  # receives without their message, with their place
+    awaited: list[tuple[int, Step]] = field(default_factory=list)  # receives without their message, with their place
     arrived: dict[int, list] = field(default_factory=dict)  # place of a receive in the round -> payload
     unsent: list["Message"] = field(default_factory=list)  # messages of this round that nobody has taken
     finished: bool = False
@@ -141,9 +139,7 @@ def enter_round(r, ranks, wires, stats) -> bool:
     rank.steps = check_round(r, rank, steps, len(ranks))
     rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]
     rank.arrived = {}
-    rank.unsent = [
-        Message(rank.buffers[s.buf][s.lo : s.hi], s, rank) for s in rank.steps if isinstance(s, Send)
-    ]
+    rank.unsent = [Message(rank.buffers[s.buf][s.lo : s.hi], s, rank) for s in rank.steps if isinstance(s, Send)]
     for message in rank.unsent:
         wires.setdefault((r, message.send.peer), deque()).append(message)
         stats.messages[r] += 1
@@ -228,12 +224,7 @@ def check_round(r, rank, steps, size) -> list[Step]:
     for i, (name, lo, hi, s) in enumerate(writes):
         reduces = isinstance(s, RecvReduce | Reduce)
         for other, low, high, t in writes[:i]:
-            if (
-                name == other
-                and lo < high
-                and low < hi
-                and not (reduces and isinstance(t, RecvReduce | Reduce))
-            ):
+            if name == other and lo < high and low < hi and not (reduces and isinstance(t, RecvReduce | Reduce)):
                 broken(f"{t} and {s} write the same elements")
         for other, low, high, t in reads:
             if name == other and lo < high and low < hi and not (reduces and isinstance(t, Send)):

@@ -8,9 +8,7 @@ from collectives.algorithms.registry import Cost, algorithm
 from collectives.steps import Recv, RecvReduce, Send, part
 
 
-@algorithm(
-    "allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), ordered=False
-)
+@algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), ordered=False)
 def ring(rank, size, count):
     """Ranks in a ring, x in p parts: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 

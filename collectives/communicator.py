@@ -1,0 +1,154 @@
+"""An mpi4py communicator whose collectives are the schedules of collectives/algorithms.
+
+    communicator = Communicator(MPI.COMM_WORLD, allreduce="ring")
+    communicator.Allreduce(MPI.IN_PLACE, gradients)
+
+The upper-case methods keep mpi4py's signatures, with one keyword more: `algorithm`. What is not defined here is the MPI
+library's own. A call whose arguments have been seen before costs about a microsecond over its messages: the plan is
+found by address, size, dtype and flags of the arrays, and by the operation.
+"""
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.executor import PlanCache
+from collectives.planner import NATIVE, Planner
+from collectives.selection import settings
+
+IN_PLACE = MPI.IN_PLACE
+address = MPI.Get_address
+ndarray = np.ndarray
+UNKNOWN = object()  # a buffer that no key can name
+
+
+class Communicator(MPI.Intracomm):
+    """An intracommunicator that runs hand-written collectives.
+
+    It shares the handle of `comm` and works on a private duplicate, so that its messages never meet others. Creating
+    one is collective. Not for use by several threads at once.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    synchronous : bool
+        send with Ssend semantics, so that a schedule that relies on buffering hangs (for tests)
+    algorithms : operation=name
+        e.g. allreduce="ring", reduce="native"; "auto", the default, chooses by size. The names are those of
+        ALGORITHMS[operation]. A call may say otherwise: Allreduce(..., algorithm="doubling").
+
+    Raises
+    ------
+    ValueError
+        for an unknown operation or algorithm; in a call for counts, roots or buffers that do not fit each other
+    TypeError
+        in a call for datatypes that do not fit each other
+    """
+
+    _plans = {}  # so on an instance that mpi4py made (Dup, Split): its first collective prepares it
+    _planner = None
+
+    def __new__(cls, comm=None, **_):
+        return super().__new__(cls, comm)
+
+    def __init__(self, comm=None, *, synchronous: bool = False, **algorithms: str):
+        self._prepare(synchronous, algorithms)
+
+    def _prepare(self, synchronous=False, algorithms=None):
+        names = settings(algorithms or {})
+        self._planner = Planner(MPI.Intracomm(self).Dup(), names, synchronous)
+        self._plans = PlanCache()
+
+    def release(self):
+        """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""
+        if self._planner is not None:
+            self._plans.free()
+            self._planner.comm.Free()
+            self._planner, self._plans = None, {}
+
+    def Free(self):
+        """Free the plans, the private duplicate and the communicator itself (collective)."""
+        self.release()
+        super().Free()
+
+    def _new(self, key, operation, *arguments):
+        """Plan a call that has not been seen before."""
+        if self._planner is None:
+            self._prepare()
+        plan = getattr(self._planner, operation)(*arguments)
+        if key is not None:
+            return self._plans.put(key, plan)
+        return plan if plan is NATIVE else Once(plan)
+
+    # ------------------------------------------------------------------------------------- the collectives
+
+    def Barrier(self, algorithm: str | None = None):
+        key = "barrier", algorithm
+        plan = self._plans.get(key) or self._new(key, "barrier", algorithm)
+        return plan() if plan is not NATIVE else super().Barrier()
+
+    def Bcast(self, buf, root: int = 0, algorithm: str | None = None):
+        key = fingerprint("broadcast", algorithm, root, buf)
+        plan = self._plans.get(key) or self._new(key, "broadcast", buf, root, algorithm)
+        return plan() if plan is not NATIVE else super().Bcast(buf, root)
+
+    def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        key = fingerprint("scatter", algorithm, root, sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "scatter", sendbuf, recvbuf, root, algorithm)
+        return plan() if plan is not NATIVE else super().Scatter(sendbuf, recvbuf, root)
+
+    def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        key = fingerprint("gather", algorithm, root, sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "gather", sendbuf, recvbuf, root, algorithm)
+        return plan() if plan is not NATIVE else super().Gather(sendbuf, recvbuf, root)
+
+    def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: str | None = None):
+        key = fingerprint("reduce", algorithm, (id(op), root), sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "reduce", sendbuf, recvbuf, op, root, algorithm)
+        return plan() if plan is not NATIVE else super().Reduce(sendbuf, recvbuf, op, root)
+
+    def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        key = fingerprint("allreduce", algorithm, id(op), sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
+        return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)
+
+
+def fingerprint(operation, algorithm, detail, a, b=None):
+    """A key under which a plan for these buffers may be kept; None where they are not NumPy arrays."""
+    if type(b) is ndarray:
+        end = address(b), b.size, b.dtype, b.flags.num
+        if type(a) is ndarray:
+            return (operation, algorithm, detail, address(a), a.size, a.dtype, a.flags.num, end)
+        if a is IN_PLACE:
+            return (operation, algorithm, detail, None, end)
+    a, b = describe(a), describe(b)
+    return None if a is UNKNOWN or b is UNKNOWN else (operation, algorithm, detail, a, b)
+
+
+def describe(spec):
+    """A buffer argument as part of a key."""
+    if spec is None or spec is IN_PLACE:
+        return None
+    data, *rest = spec if isinstance(spec, list | tuple) and spec else (spec,)
+    if type(data) is not ndarray:
+        return UNKNOWN
+    return (address(data), data.size, data.dtype, data.flags.num, *map(constant, rest))
+
+
+def constant(item):
+    """A count, sequence of counts, or datatype as part of a key; the plan keeps the datatype alive."""
+    if isinstance(item, MPI.Datatype):
+        return id(item)
+    return tuple(map(constant, item)) if hasattr(item, "__iter__") and not isinstance(item, str) else item
+
+
+class Once:
+    """A plan that nothing can find again: run, then freed."""
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def __call__(self):
+        try:
+            self.plan()
+        finally:
+            self.plan.free()

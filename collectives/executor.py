@@ -1,0 +1,205 @@
+"""Runs a schedule over MPI: compiled once to a plan of persistent requests, then run many times.
+
+A plan is a flat list of calls without arguments: Start, copy, Wait, reduce. In a round the receives and sends are
+started first, local copies are made while they are in flight, then reductions follow in listed order, each when its
+operand has come. A reduction into what is still being sent waits for the send, so that the message carries the old
+value. Measured: 1.7 us for 4 bytes between two ranks; interpreting the same schedule at every call 7 us.
+
+A plan names the caller's memory by address and keeps nothing of it alive, so it may only be run for a call whose
+buffers lie at those addresses: they are part of the key in the cache.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.steps import Copy, Recv, RecvReduce, Reduce, Round, Send
+
+LONGEST = 1 << 30  # elements in a message: MPI libraries count in 32 bits
+
+
+class Plan:
+    """One rank's schedule as persistent requests on given memory.
+
+    Parameters
+    ----------
+    rounds : the rank's rounds
+    comm : MPI.Intracomm on which no other messages travel with this tag
+    buffers : name -> bytes (uint8 array) of "x" and "y"; other names get scratch memory of the plan's own
+    datatype : MPI.Datatype of an element
+    extent : int
+        bytes from one element to the next
+    combine : function (source, target, count) -> call that does target = source (+) target; None without reductions
+    commutes : whether b (+) a is a (+) b to the last bit, so that operands may swap sides for speed
+    synchronous : send with Ssend semantics (for tests)
+    before, after : calls to make around the rounds
+    keep : what must live as long as the plan: the key of a cached plan holds ids of operations and datatypes
+    """
+
+    def __init__(
+        self,
+        rounds: Iterable[Round],
+        comm: MPI.Intracomm,
+        buffers: dict[str, np.ndarray],
+        datatype: MPI.Datatype = MPI.BYTE,
+        extent: int = 1,
+        combine: Callable | None = None,
+        commutes: bool = False,
+        synchronous: bool = False,
+        tag: int = 0,
+        before: Iterable[Callable] = (),
+        after: Iterable[Callable] = (),
+        keep: tuple = (),
+    ):
+        rounds = [[s for s in steps if s.hi > s.lo] for steps in rounds]
+        self.datatype, self.extent, self.combine, self.commutes = datatype, extent, combine, commutes
+        self.comm, self.tag, self.keep = comm, tag, keep
+        self.send_init = comm.Ssend_init if synchronous else comm.Send_init
+        self.buffers = buffers | scratch(rounds, buffers, extent)
+        self.landing = np.empty(max(map(reduced, rounds), default=0) * extent, np.uint8)
+        self.requests: list[MPI.Prequest] = []
+        self.waits: dict[int, MPI.Prequest] = {}  # place among the calls -> the request that it waits for
+        self.calls: list[Callable[[], object]] = [*before]
+        for steps in rounds:
+            self.compile(steps)
+        self.calls.extend(after)
+        own = [a for name, a in self.buffers.items() if name not in buffers] + [k for k in keep if hasattr(k, "nbytes")]
+        self.used = False
+        self.bytes = self.landing.nbytes + sum(a.nbytes for a in own)
+
+    def __call__(self):
+        self.used = True
+        for call in self.calls:
+            call()
+
+    def compile(self, steps: Round):
+        """Append the calls of one round."""
+        receives, sends, copies, reductions = [], [], [], []
+        sent = [s for s in steps if isinstance(s, Send)]
+        clash = False  # a reduction writes what is being sent
+        landed = 0
+        for s in steps:
+            size = (s.hi - s.lo) * self.extent
+            target = self.buffers[s.buf][s.lo * self.extent : s.hi * self.extent]
+            if isinstance(s, Recv):
+                receives += self.messages(self.comm.Recv_init, target, s.peer)
+            elif isinstance(s, Send):
+                sends += self.messages(self.send_init, target, s.peer)
+            elif isinstance(s, Copy):
+                copies.append(copying(target, self.buffers[s.src][s.at * self.extent :][:size]))
+            else:
+                clash |= any(s.buf == o.buf and s.lo < o.hi and o.lo < s.hi for o in sent)
+                if isinstance(s, RecvReduce):
+                    source = self.landing[landed : landed + size]
+                    landed += size
+                    requests = self.messages(self.comm.Recv_init, source, s.peer)
+                    receives += requests
+                else:
+                    source, requests = self.buffers[s.src][s.at * self.extent :][:size], []
+                reductions.append((requests, self.reducing(source, target, s.left, isinstance(s, Reduce))))
+        reducing = {id(q) for requests, _ in reductions for q in requests}
+        others = [q for q in receives + sends if id(q) not in reducing]
+        self.requests += receives + sends
+        self.calls += [q.Start for q in receives + sends] + copies
+        if clash:
+            self.wait_for(others)
+        for requests, calls in reductions:
+            self.wait_for(requests)
+            self.calls += calls
+        if not clash:
+            self.wait_for(others)
+
+    def wait_for(self, requests):
+        for q in requests:
+            self.waits[len(self.calls)] = q
+            self.calls.append(q.Wait)
+
+    def messages(self, init, memory, peer) -> list[MPI.Prequest]:
+        """Persistent requests for one slice: one, unless it is too long for one."""
+        step = LONGEST * self.extent
+        pieces = [memory[at : at + step] for at in range(0, memory.nbytes, step)]
+        return [init((piece, piece.nbytes // self.extent, self.datatype), peer, self.tag) for piece in pieces]
+
+    def reducing(self, source, target, left, keep_source) -> list[Callable]:
+        """Calls for target = source (+) target, or target (+) source; the latter overwrites source unless kept."""
+        step = LONGEST * self.extent
+        calls = []
+        for at in range(0, target.nbytes, step):
+            s, t = source[at : at + step], target[at : at + step]
+            count = t.nbytes // self.extent
+            if left or self.commutes:
+                calls.append(self.combine(s, t, count))
+            else:
+                if keep_source:
+                    s, kept = np.empty_like(s), s
+                    calls.append(copying(s, kept))
+                calls += [self.combine(t, s, count), copying(t, s)]
+        return calls
+
+    def free(self):
+        """Free the requests; the plan cannot be run afterwards."""
+        for q in self.requests:
+            q.Free()
+        self.requests, self.calls, self.waits = [], [], {}
+
+
+def copying(target: np.ndarray, source: np.ndarray) -> Callable[[], None]:
+    """The call target[:] = source."""
+    return partial(target.__setitem__, ..., source)
+
+
+def reduced(steps: Round) -> int:
+    """Elements that arrive in a round to be reduced."""
+    return sum(s.hi - s.lo for s in steps if isinstance(s, RecvReduce))
+
+
+def scratch(rounds, given, extent) -> dict[str, np.ndarray]:
+    """Memory for the buffers that the steps name and the caller did not give."""
+    reach: dict[str, int] = {}
+    for steps in rounds:
+        for s in steps:
+            reach[s.buf] = max(reach.get(s.buf, 0), s.hi)
+            if isinstance(s, Copy | Reduce):
+                reach[s.src] = max(reach.get(s.src, 0), s.at + s.hi - s.lo)
+    return {name: np.empty(n * extent, np.uint8) for name, n in reach.items() if name not in given}
+
+
+def writes(rounds: Iterable[Round], name: str) -> bool:
+    """Whether a schedule changes a buffer."""
+    return any(s.buf == name and s.hi > s.lo and not isinstance(s, Send) for steps in rounds for s in steps)
+
+
+class PlanCache(dict):
+    """key -> plan, at most `limit` of them with at most `limit_bytes` of scratch memory in all.
+
+    The plan to go is the oldest that has not run since it was last spared (second chance): a hit is a plain lookup.
+    """
+
+    def __init__(self, limit: int = 256, limit_bytes: int = 256 << 20):
+        super().__init__()
+        self.limit, self.limit_bytes = limit, limit_bytes
+        self.bytes = 0
+
+    def put(self, key: Hashable, plan: Plan) -> Plan:
+        """Keep a plan under a key that is not in the cache, and free those that have become too many."""
+        self.bytes += plan.bytes
+        while self and (len(self) >= self.limit or self.bytes > self.limit_bytes):
+            oldest_key = next(iter(self))
+            oldest = self.pop(oldest_key)
+            if oldest.used:
+                oldest.used = False
+                self[oldest_key] = oldest
+            else:
+                self.bytes -= oldest.bytes
+                oldest.free()
+        self[key] = plan
+        return plan
+
+    def free(self):
+        """Free every plan."""
+        for plan in self.values():
+            plan.free()
+        self.clear()
+        self.bytes = 0
