@@ -43,9 +43,7 @@ class Layout:
         self._state = state
         self.specs: dict[str, Spec] = {}
         self.slices: dict[str, slice] = {}
-        self.ends: dict[
-            str, int
-        ] = {}  # path of a layer -> length of the prefix that holds it and all after it
+        self.ends: dict[str, int] = {}  # path of a layer -> length of the prefix that holds it and all after it
         self.size = 0
         self._place(specs, "")
         self.count = sum(math.prod(spec.shape) for spec in self.specs.values())
@@ -64,9 +62,7 @@ class Layout:
     def views(self, buffer: np.ndarray):
         """The buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
         if buffer.ndim != 1 or len(buffer) < self.size:
-            raise ValueError(
-                f"this layout needs a flat buffer of {self.size} elements, given shape {buffer.shape}"
-            )
+            raise ValueError(f"this layout needs a flat buffer of {self.size} elements, given shape {buffer.shape}")
         return self._views(self._tree, "", buffer)
 
     def _views(self, tree: dict, prefix: str, buffer: np.ndarray):
@@ -102,6 +98,8 @@ class Region:
 
     Attributes
     ----------
+    names : tuple of str
+        Of all entries of the layout, those outside the region included: the order of anything kept by entry.
     tensors : list of (name, slice, Spec)
         Slices are relative to the region; an entry that a cut divides is there with the part inside.
     decayed : list of slice
@@ -110,6 +108,7 @@ class Region:
 
     def __init__(self, layout: Layout, lo: int, hi: int):
         self.lo, self.hi = lo, hi
+        self.names = tuple(layout.slices)
         self.tensors = []
         self.decayed: list[slice] = []
         for name, place in layout.slices.items():
