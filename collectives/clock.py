@@ -4,10 +4,10 @@
 
 Every rank is walked through its rounds under LogGP (Alexandrov et al. 1995) with two levels; see networks.py for the
 parameters. A message is sent in overhead seconds of the sender's processor, waits until its port is free, holds it for
-n beta, reaches the receiver's port a latency later, waits for that, holds it for n beta, and takes overhead seconds of
-the receiver's processor; a reduction then takes n gamma, a copy n copy. Ports serve first come, first served; the
-ranks of a node share the node's. Sends do not wait for the receive to be posted. Where one message is in flight a time
-equals the closed form of Hockney's model, alpha + n beta + n gamma a round (tests/collectives/test_clock.py).
+the gap and n beta, reaches the receiver's port a latency later, waits for that, holds it as long, and takes overhead
+seconds of the receiver's processor; a reduction then takes n gamma, a copy n copy. Ports serve first come, first
+served; the ranks of a node share the node's. Sends do not wait for the receive to be posted. On Network.hockney the
+result is the closed form of the literature, messages alpha + moved beta + reduced gamma (test_clock.py).
 
 Cost: about 10 us a message, so 16,384 ranks of a logarithmic algorithm take a few seconds. A ring of so many ranks
 sends 500 million messages: there one node stands for all, as every node does the same with its neighbours.
@@ -263,6 +263,7 @@ class _Walk:
         gamma, copy = self.network.gamma * itemsize, self.network.copy * itemsize
         overhead = [link.overhead for link in links]
         latency = [link.latency for link in links]
+        gap = [link.gap for link in links]
         held = [link.beta * itemsize for link in links]
         nodes = -(-mine // node)
         out, into = ([0.0] * mine, [0.0] * nodes), ([0.0] * mine, [0.0] * nodes)  # port free at
@@ -294,7 +295,7 @@ class _Walk:
                             ports, port = out[far], rank // node if far else rank
                             t += overhead[far]
                             start = ports[port] if ports[port] > t else t
-                            ports[port] = sent = start + n * held[far]
+                            ports[port] = sent = start + gap[far] + n * held[far]
                             dest = peer % mine
                             there = start + latency[far]
                             event = dest, ((dest - peer + rank) % size, n, start, step, rounds[rank])
@@ -320,7 +321,7 @@ class _Walk:
                     source = flight[0]
                     far = rank // node != source // node
                     ports, port = into[far], rank // node if far else rank
-                    arrived = (ports[port] if ports[port] > now else now) + flight[1] * held[far]
+                    arrived = (ports[port] if ports[port] > now else now) + gap[far] + flight[1] * held[far]
                     ports[port] = arrived
                     if source in inbox[rank]:
                         inbox[rank][source].append((arrived, flight))

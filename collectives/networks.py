@@ -1,8 +1,9 @@
 """Networks as numbers: what a message costs inside a node and between nodes.
 
 A message of n bytes takes alpha + n beta seconds (Hockney 1994). LogGP (Alexandrov, Ionescu, Schauser, Scheiman 1995)
-says where they go: alpha = o + L + o, the sender's processor, the wire, the receiver's processor, and beta = G seconds
-a byte that hold the sender's and the receiver's ports. A `Link` is alpha, beta and the overhead o.
+says where they go: alpha = o + L + g + o, and beta = G. The processors of sender and receiver are busy for the overhead
+o; the port of each is held for the gap g and n G, the receiver's a latency L later. A `Link` is alpha, beta, o and g.
+Where g = alpha, a rank sends one message at a time: what the closed forms of the literature mean.
 
 A `Network` has two levels. Ranks of a node (rank // ranks_per_node) talk over `inside`, each through a port of its
 own; all ranks of a node share one port in each direction for what leaves or enters the node, over `between`.
@@ -31,21 +32,26 @@ class Link:
     beta : float
         Seconds a byte: the reciprocal of the bandwidth of one direction.
     overhead : float
-        Seconds of alpha that each of the two processors is busy with the message, at most alpha / 2.
+        Seconds of alpha that each of the two processors is busy with the message.
+    gap : float
+        Seconds of alpha that the ports are held: how soon the next message may follow. 2 overhead + gap <= alpha.
     """
 
     alpha: float
     beta: float
     overhead: float = 0.0
+    gap: float = 0.0
 
     def __post_init__(self):
-        if not (self.alpha >= 0 and self.beta >= 0 and 0 <= self.overhead <= self.alpha / 2):
-            raise ValueError(f"{self}: alpha and beta must be >= 0, and 0 <= overhead <= alpha / 2")
+        if not min(self.alpha, self.beta, self.overhead, self.gap) >= 0:
+            raise ValueError(f"{self}: alpha, beta, overhead and gap must be >= 0")
+        if self.latency < -1e-12 * self.alpha:
+            raise ValueError(f"{self}: 2 overhead + gap is part of alpha, and cannot be more")
 
     @property
     def latency(self) -> float:
         """L of LogGP: seconds from the sender's port to the receiver's."""
-        return self.alpha - 2 * self.overhead
+        return self.alpha - 2 * self.overhead - self.gap
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,9 @@ class Network:
             raise ValueError(f"{self}: ranks_per_node must be >= 1, gamma and copy >= 0")
 
     @classmethod
-    def uniform(cls, alpha: float, beta: float, gamma: float = 0.0, overhead: float = 0.0) -> "Network":
-        """One level: every rank is a node of its own."""
-        link = Link(alpha, beta, overhead)
+    def hockney(cls, alpha: float, beta: float, gamma: float = 0.0) -> "Network":
+        """One level, and one message at a time in and out of a rank: the model of the closed forms."""
+        link = Link(alpha, beta, gap=alpha)
         return cls(link, link, gamma=gamma)
 
     def with_ranks_per_node(self, ranks_per_node: int) -> "Network":
@@ -86,7 +92,7 @@ class Network:
         return dataclasses.replace(self, ranks_per_node=ranks_per_node)
 
     def save(self, file: str | Path) -> None:
-        """Write as JSON: {"inside": {"alpha", "beta", "overhead"}, "between": ..., "gamma", ...}."""
+        """Write as JSON: {"inside": {"alpha", "beta", "overhead", "gap"}, "between": ..., "gamma", ...}."""
         Path(file).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @classmethod
@@ -107,7 +113,7 @@ class Network:
 
 
 # Rounds for time: a message takes one unit whatever its length, and so does a round that sends without receiving.
-ROUNDS = Network.uniform(alpha=1.0, beta=0.0)
+ROUNDS = Network(Link(1.0, 0.0), Link(1.0, 0.0))
 
 
 def fit(points: Iterable[tuple[float, float]], overhead: float = 0.0) -> Link:
@@ -141,20 +147,20 @@ def fit(points: Iterable[tuple[float, float]], overhead: float = 0.0) -> Link:
     return Link(alpha, beta, min(overhead, alpha / 2))
 
 
-# Factor of n beta that every rank must at least send or receive (Chan, Heimlich, Purkayastha, van de Geijn
-# 2007, table 1), n being the whole vector: the gathered one, the sum of all blocks of a rank in an alltoall.
+# Factor of n beta that some unit must at least send or receive, n being the whole vector (Chan, Heimlich, Purkayastha,
+# van de Geijn 2007, table 1). Units are ranks, or nodes; `others` is the share of the ranks outside of one unit.
 _TRAFFIC = {
-    "broadcast": lambda p: 1.0,
-    "reduce": lambda p: 1.0,
-    "scatter": lambda p: (p - 1) / p,
-    "gather": lambda p: (p - 1) / p,
-    "allgather": lambda p: (p - 1) / p,
-    "reduce_scatter": lambda p: (p - 1) / p,
-    "alltoall": lambda p: (p - 1) / p,
-    "allreduce": lambda p: 2 * (p - 1) / p,
-    "scan": lambda p: 1.0,
-    "exscan": lambda p: 1.0,
-    "barrier": lambda p: 0.0,
+    "broadcast": lambda units, others: 1.0,
+    "reduce": lambda units, others: 1.0,
+    "scatter": lambda units, others: others,
+    "gather": lambda units, others: others,
+    "allgather": lambda units, others: others,
+    "reduce_scatter": lambda units, others: others,
+    "alltoall": lambda units, others: others,
+    "allreduce": lambda units, others: 2 * (units - 1) / units,
+    "scan": lambda units, others: 1.0,
+    "exscan": lambda units, others: 1.0,
+    "barrier": lambda units, others: 0.0,
 }
 
 
@@ -185,18 +191,15 @@ def lower_bound(op: str, p: int, n: float, network: Network) -> float:
         raise ValueError(f"no lower bound for {op!r}: known are {', '.join(_TRAFFIC)}")
     if p == 1:
         return 0.0
-    traffic = _TRAFFIC[name]
     g = min(network.ranks_per_node, p)
     nodes = -(-p // g)
     hops = lambda k: math.ceil(math.log2(k))
-    if nodes == 1:
-        return max(hops(p) * network.inside.alpha, traffic(p) * n * network.inside.beta)
-    if g == 1:
-        return max(hops(p) * network.between.alpha, traffic(p) * n * network.between.beta)
-    if name == "alltoall":  # every rank of a node has blocks for every rank of the other nodes
-        volume = g * (p - g) / p * n
-    else:
-        volume = traffic(nodes) * n
+    if nodes == 1 or g == 1:
+        link = network.inside if nodes == 1 else network.between
+        return max(hops(p) * link.alpha, _TRAFFIC[name](p, (p - 1) / p) * n * link.beta)
+    volume = _TRAFFIC[name](nodes, (p - g) / p) * n
+    if name == "alltoall":  # n is what one rank sends; all ranks of a node send through one port
+        volume *= g
     # The ranks of a node can call on as many nodes at once: 1 + g times as many nodes know after each
     # message.
     across = math.ceil(round(math.log(nodes, 1 + g), 9))
