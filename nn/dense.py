@@ -72,3 +72,41 @@ class Linear(Layer):
         gx = run.empty(x.shape, x.dtype)
         np.matmul(rows, p.W.T, out=gx.reshape(-1, self.in_features))
         return gx
+
+
+class TiedLinear(Layer):
+    """y = x W^T with the matrix of an earlier layer: the output weights of a language model are its embedding.
+
+    Parameters
+    ----------
+    source : str
+        Full name of that matrix, such as "0.W", of shape (out_features, in_features).
+    in_features, out_features : int
+    """
+
+    def __init__(self, source: str, in_features: int, out_features: int):
+        self.source, self.in_features, self.out_features = source, in_features, out_features
+
+    def __repr__(self):
+        return f"TiedLinear({self.source!r}, {self.in_features}, {self.out_features})"
+
+    def specs(self, in_shape):
+        if not in_shape or in_shape[-1] != self.in_features:
+            raise ShapeError(f"expects {self.in_features} features on the last axis, given samples of shape {in_shape}")
+        tied = Spec((self.out_features, self.in_features), zeros, tied=self.source)
+        return {"W": tied}, (*in_shape[:-1], self.out_features)
+
+    def macs(self, in_shape):
+        return math.prod(in_shape) * self.out_features
+
+    def forward(self, p, x, run):
+        y = run.empty((*x.shape[:-1], self.out_features), x.dtype)
+        np.matmul(x.reshape(-1, self.in_features), p.W.T, y.reshape(-1, self.out_features))
+        return y, x
+
+    def backward(self, p, g, gy, x, run):
+        rows = gy.reshape(-1, self.out_features)
+        run.add_product(g.W, rows.T, x.reshape(-1, self.in_features))
+        gx = run.empty(x.shape, x.dtype)
+        np.matmul(rows, p.W, gx.reshape(-1, self.in_features))
+        return gx

@@ -36,12 +36,16 @@ class Spec:
         Whether weight decay and layer-wise rates apply (no for biases and normalisation).
     state : bool
         True for running statistics: kept with the parameters, but not trained.
+    tied : str
+        Full name, such as "0.W", of the array of an earlier layer that this one **is**: one array and one gradient,
+        to which both layers add. It must have this shape, and each of the layers no other parameters.
     """
 
     shape: Shape
     init: Initializer
     decay: bool = True
     state: bool = False
+    tied: str = ""
 
 
 class ShapeError(ValueError):
@@ -82,13 +86,17 @@ class Layer:
     def plan(self, run: Run) -> None:
         """A container tells its children's runs which arrays they may overwrite; by default none."""
 
+    def child_shapes(self, in_shape: Shape) -> list[Shape]:
+        """What each child takes: what the one before makes, unless a container says otherwise."""
+        shapes = [in_shape]
+        for child in self.children().values():
+            shapes.append(child.specs(shapes[-1])[1])
+        return shapes[:-1]
+
     def macs(self, in_shape: Shape) -> int:
         """Multiply-accumulates of one sample's forward pass; 0 for elementwise layers, as is customary."""
-        shape, total = in_shape, 0
-        for child in self.children().values():
-            total += child.macs(shape)
-            shape = child.specs(shape)[1]
-        return total
+        shapes = self.child_shapes(in_shape)
+        return sum(child.macs(shape) for child, shape in zip(self.children().values(), shapes, strict=True))
 
 
 class Common:
@@ -101,6 +109,7 @@ class Common:
         self.step = 0  # of the optimizer
         self.sample = 0  # index in the global batch of the first sample of this batch
         self.accumulate = False  # False: gradients are written; True: added to what is there
+        self.padding: np.ndarray | None = None  # (N, T): places that attention ignores; set by Embedding
         self.input_gradient = False  # whether dLoss/dx of the whole network is wanted
         self.ready: Callable[[int], None] | None = None  # told how long the prefix of finished gradients is
         self.all_sum: Callable[[np.ndarray], None] | None = None  # sums an array over all ranks, in place
@@ -124,13 +133,15 @@ class Run:
         Whether forward may overwrite x, and backward gy: nobody else needs them.
     end : int
         Length of the prefix of the gradient buffer that is finished when this layer's backward has run.
+    shared : bool
+        The array of this layer is also that of a later one (Spec.tied), which has written its gradient already.
     """
 
-    __slots__ = ("children", "common", "end", "first", "gy_free", "path", "state", "x_free")
+    __slots__ = ("children", "common", "end", "first", "gy_free", "path", "shared", "state", "x_free")
 
     def __init__(self, common: Common, path: str, children: tuple[Run, ...], state: Any, end: int):
         self.common, self.path, self.children, self.state, self.end = common, path, children, state, end
-        self.first = self.x_free = self.gy_free = False
+        self.first = self.x_free = self.gy_free = self.shared = False
 
     @property
     def training(self) -> bool:
@@ -139,6 +150,11 @@ class Run:
     @property
     def wants_gx(self) -> bool:
         return not self.first or self.common.input_gradient
+
+    @property
+    def adds(self) -> bool:
+        """Whether this layer's gradients hold something already: what backward computes is added, not written."""
+        return self.common.accumulate or self.shared
 
     def empty(self, shape: Shape, dtype) -> np.ndarray:
         """A new array for results; its memory is used again once nobody refers to it."""
@@ -158,14 +174,14 @@ class Run:
 
     def add(self, g: np.ndarray, value: np.ndarray) -> None:
         """g += value; the first micro-batch of a step writes instead, so nothing has to be zeroed."""
-        if self.common.accumulate:
+        if self.common.accumulate or self.shared:
             g += value
         else:
             g[...] = value
 
     def add_product(self, g: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         """g += a @ b (written where nothing is there yet), without allocating."""
-        if self.common.accumulate:
+        if self.common.accumulate or self.shared:
             product = self.common.memory.scratch("product", g.shape, g.dtype)
             g += np.matmul(a, b, out=product)
         else:
@@ -182,9 +198,7 @@ class Sequential(Layer):
     def __init__(self, *layers: Layer):
         for i, layer in enumerate(layers):
             if not isinstance(layer, Layer):
-                raise TypeError(
-                    f"Sequential: entry {i} is {layer!r}, not a Layer (an instance, not the class)"
-                )
+                raise TypeError(f"Sequential: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
         self.layers = layers
 
     def __repr__(self) -> str:
@@ -254,6 +268,4 @@ def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:
     except ShapeError as error:
         text = str(error)
         inner = text.startswith("layer ")
-        raise ShapeError(
-            f"layer {name}.{text[6:]}" if inner else f"layer {name} ({layer!r}): {text}"
-        ) from None
+        raise ShapeError(f"layer {name}.{text[6:]}" if inner else f"layer {name} ({layer!r}): {text}") from None

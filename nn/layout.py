@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nn.layer import Spec
+from nn.layer import ShapeError, Spec
 
 ALIGN = 16  # elements: a cache line of float32
 
@@ -35,7 +35,14 @@ class Layout:
     count : int
         Elements without padding: the number of parameters.
     specs, slices : dict
-        Full name such as "2.W" -> Spec, and -> slice of the buffer.
+        Full name such as "2.W" -> Spec, and -> slice of the buffer. A tied array is there once, under its owner's name.
+    shared : set of str
+        Paths of the layers whose array has had a user before them in the backward pass (Spec.tied).
+
+    Raises
+    ------
+    ShapeError
+        If an array is tied to one that is missing, comes later in the network, has another shape or has company.
     """
 
     def __init__(self, specs: dict, state: bool = False):
@@ -45,19 +52,44 @@ class Layout:
         self.slices: dict[str, slice] = {}
         self.ends: dict[str, int] = {}  # path of a layer -> length of the prefix that holds it and all after it
         self.size = 0
+        self.shared: set[str] = set()
+        self._ties: dict[str, tuple[str, Spec]] = {}  # full name of a tied array -> that of its owner, and its Spec
         self._place(specs, "")
+        self._tie()
         self.count = sum(math.prod(spec.shape) for spec in self.specs.values())
 
     def _place(self, tree: dict, prefix: str) -> None:
         for name, entry in reversed(tree.items()) if _is_container(tree) else tree.items():
             if isinstance(entry, dict):
                 self._place(entry, f"{prefix}{name}.")
+            elif entry.tied:
+                self._ties[prefix + name] = entry.tied, entry
             elif entry.state == self._state:
                 size = math.prod(entry.shape)
                 self.specs[prefix + name] = entry
                 self.slices[prefix + name] = slice(self.size, self.size + size)
                 self.size += -(-size // ALIGN) * ALIGN
         self.ends[prefix[:-1]] = self.size
+
+    def _tie(self) -> None:
+        """Check the ties, and find who adds: of an array's users, taken backwards, all but the first."""
+        if self._state:
+            return
+        written = set()
+        parents = [name.rpartition(".")[0] for name in [*self.specs, *self._ties]]
+        for name, (owner, spec) in self._ties.items():
+            path, home = name.rpartition(".")[0], owner.rpartition(".")[0]
+            if owner not in self.specs or self.ends[home] <= self.ends[path]:
+                raise ShapeError(f"layer {path}: its {name} is tied to {owner!r}, which no earlier layer has")
+            if self.specs[owner].shape != spec.shape:
+                raise ShapeError(
+                    f"layer {path}: needs shape {spec.shape}, tied to {owner}, which has {self.specs[owner].shape}"
+                )
+            if parents.count(path) > 1 or parents.count(home) > 1:
+                raise ShapeError(f"{name} is tied to {owner}: neither layer may have other parameters")
+            self.shared |= {path} if owner in written else set()
+            self.shared.add(home)
+            written.add(owner)
 
     def views(self, buffer: np.ndarray):
         """The buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
@@ -68,10 +100,12 @@ class Layout:
     def _views(self, tree: dict, prefix: str, buffer: np.ndarray):
         if _is_container(tree):
             return tuple(self._views(entry, f"{prefix}{name}.", buffer) for name, entry in tree.items())
-        here = {name: spec for name, spec in tree.items() if spec.state == self._state}
-        return SimpleNamespace(
-            **{name: buffer[self.slices[prefix + name]].reshape(spec.shape) for name, spec in here.items()}
-        )
+        views = SimpleNamespace()
+        for name, spec in tree.items():
+            if spec.state == self._state:
+                place = self.slices[spec.tied or prefix + name]
+                setattr(views, name, buffer[place].reshape(spec.shape))
+        return views
 
     def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """(full name, array) of every entry, as views of the buffer."""

@@ -12,6 +12,8 @@ A Network holds no arrays either. Whoever trains it owns the buffers (see nn/tra
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from nn.layer import Common, Layer, Run, Shape, ShapeError, child_specs
@@ -87,7 +89,9 @@ class Network:
             self._runs(child, prefix + name, common, part)
             for (name, child), part in zip(inside, state if inside else (), strict=True)
         )
-        return Run(common, path, children, state, self.layout.ends[path])
+        run = Run(common, path, children, state, self.layout.ends[path])
+        run.shared = path in self.layout.shared
+        return run
 
     def forward(self, p, x: np.ndarray, run: Run) -> tuple[np.ndarray, object]:
         """(output, what backward needs) for a batch of shape (N, *in_shape)."""
@@ -136,9 +140,10 @@ class Network:
         rows = [("layer", "", "output", "parameters", "MACs")]
         macs = 0
         for path, layer, shape, out in self.layers():
-            layout = Layout(layer.specs(shape)[0])
+            own = [spec for spec in layer.specs(shape)[0].values() if not (spec.state or spec.tied)]
+            count = sum(math.prod(spec.shape) for spec in own)
             macs += layer.macs(shape)
-            rows.append((path, repr(layer), str(out), f"{layout.count:,}", f"{layer.macs(shape):,}"))
+            rows.append((path, repr(layer), str(out), f"{count:,}", f"{layer.macs(shape):,}"))
         rows.append(("", f"input {self.in_shape}", str(self.out_shape), f"{self.layout.count:,}", f"{macs:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -151,12 +156,12 @@ class Network:
         return "\n".join([f"{self.name} ({self.dtype})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def _walk(layer: Layer, path: str, shape: Shape):
-    if not layer.children():
-        yield path, layer, shape, layer.specs(shape)[1]
-    for name, child in layer.children().items():
+def _walk(layer: Layer, path: str, in_shape: Shape):
+    children = layer.children()
+    if not children:
+        yield path, layer, in_shape, layer.specs(in_shape)[1]
+    for (name, child), shape in zip(children.items(), layer.child_shapes(in_shape), strict=True):
         yield from _walk(child, f"{path}.{name}" if path else name, shape)
-        shape = child.specs(shape)[1]
 
 
 def _plan(layer: Layer, run: Run) -> None:

@@ -100,7 +100,7 @@ def first_values(layer: Layer, init: Initializer, biases: bool = False) -> None:
     """Let all layers inside that have a choice of first weights (and biases) draw them from `init`."""
     for child in layer.children().values():
         first_values(child, init, biases)
-    if hasattr(layer, "init"):
+    if hasattr(layer, "bias_init"):
         layer.init = init
         if biases:
             layer.bias_init = init
