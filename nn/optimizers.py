@@ -23,7 +23,8 @@ import numpy as np
 from nn.clipping import BLOCK_BYTES, Clip, SumOverRanks, squared_norms
 from nn.layout import Region
 
-Slots = dict[str, np.ndarray]
+Array = np.ndarray
+Slots = dict[str, Array]
 
 
 @dataclass(eq=False)
@@ -87,16 +88,19 @@ class Optimizer:
     def _update(self, w, g, slots, step, region, sum_over_ranks) -> None:
         raise TypeError(f"{type(self).__name__} does not define _update")
 
-    def _blocks(self, w: np.ndarray, g: np.ndarray, region: Region) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """(slice, gradient with weight decay, not to be written, workspace of the same size), block by block."""
+    def _blocks(self, w: np.ndarray, g: np.ndarray, region: Region) -> Iterator[tuple[slice, Array, Array, Array]]:
+        """(slice, parameters, gradient with weight decay, not to be written, workspace), block by block.
+
+        Operands are taken out of the buffers first: `w[part] -= x` would copy the block onto itself once more.
+        """
         work, sums = workspaces(w)
         for part, decayed in cut(len(w), region.decayed if self.weight_decay else (), len(work)):
-            d, n = g[part], part.stop - part.start
+            p, d, n = w[part], g[part], part.stop - part.start
             if decayed and self.decoupled:
-                w[part] *= 1 - float(self.lr) * self.weight_decay
+                p *= 1 - float(self.lr) * self.weight_decay
             elif decayed:
-                d = np.add(np.multiply(w[part], self.weight_decay, out=sums[:n]), d, out=sums[:n])
-            yield part, d, work[:n]
+                d = np.add(np.multiply(p, self.weight_decay, out=sums[:n]), d, out=sums[:n])
+            yield part, p, d, work[:n]
 
 
 @dataclass(eq=False)
@@ -121,13 +125,13 @@ class SGD(Optimizer):
     def _update(self, w, g, slots, step, region, sum_over_ranks):
         lr = float(self.lr)
         velocity = slots["velocity"] if self.momentum else None
-        for part, d, t in self._blocks(w, g, region):
+        for part, p, d, t in self._blocks(w, g, region):
             if self.momentum:
                 v = velocity[part]
                 v *= self.momentum
                 v += d
                 d = np.add(np.multiply(v, self.momentum, out=t), d, out=t) if self.nesterov else v
-            w[part] -= np.multiply(d, lr, out=t)
+            p -= np.multiply(d, lr, out=t)
 
 
 @dataclass(eq=False)
@@ -142,14 +146,14 @@ class Adagrad(Optimizer):
 
     def _update(self, w, g, slots, step, region, sum_over_ranks):
         lr = float(self.lr)
-        for part, d, t in self._blocks(w, g, region):
+        for part, p, d, t in self._blocks(w, g, region):
             squares = slots["squares"][part]
             squares += np.multiply(d, d, out=t)
             np.sqrt(squares, out=t)
             t += self.eps
             np.divide(d, t, out=t)
             t *= lr
-            w[part] -= t
+            p -= t
 
 
 @dataclass(eq=False)
@@ -166,7 +170,7 @@ class RMSprop(Optimizer):
 
     def _update(self, w, g, slots, step, region, sum_over_ranks):
         lr = float(self.lr)
-        for part, d, t in self._blocks(w, g, region):
+        for part, p, d, t in self._blocks(w, g, region):
             squares = slots["squares"][part]
             average(squares, np.multiply(d, d, out=t), self.alpha, t)
             np.sqrt(squares, out=t)
@@ -177,7 +181,7 @@ class RMSprop(Optimizer):
                 v *= self.momentum
                 v += u
                 u = v
-            w[part] -= np.multiply(u, lr, out=t)
+            p -= np.multiply(u, lr, out=t)
 
 
 @dataclass(eq=False)
@@ -195,8 +199,8 @@ class Adam(Optimizer):
     def _update(self, w, g, slots, step, region, sum_over_ranks):
         rate, eps = self._corrected(step)
         rate *= float(self.lr)
-        for part, d, t in self._blocks(w, g, region):
-            w[part] -= self._direction(d, slots["mean"][part], slots["squares"][part], rate, eps, t)
+        for part, p, d, t in self._blocks(w, g, region):
+            p -= self._direction(d, slots["mean"][part], slots["squares"][part], rate, eps, t)
 
     def _corrected(self, step: int) -> tuple[float, float]:
         """(r, e) such that r m / (sqrt(v) + e) has both averages corrected for their start at zero."""
@@ -240,19 +244,19 @@ class LARS(Optimizer):
         squares = squared_norms([w, g], region, sum_over_ranks)
         t, _ = workspaces(w)
         for name, exempt, part in tensor_blocks(region, len(t)):
-            v, u, rate = slots["velocity"][part], t[: part.stop - part.start], float(self.lr)
+            p, v, u, rate = w[part], slots["velocity"][part], t[: part.stop - part.start], float(self.lr)
             if exempt:
                 np.multiply(g[part], rate, out=u)
             else:
                 w_norm, g_norm = (math.sqrt(square[name]) for square in squares)
                 if w_norm and g_norm:
                     rate *= self.trust * w_norm / (g_norm + self.weight_decay * w_norm)
-                np.multiply(w[part], self.weight_decay, out=u)
+                np.multiply(p, self.weight_decay, out=u)
                 u += g[part]
                 u *= rate
             v *= self.momentum
             v += u
-            w[part] -= v
+            p -= v
 
 
 @dataclass(eq=False)
@@ -278,7 +282,8 @@ class LAMB(Adam):
         for name, exempt, part in tensor_blocks(region, len(t)):
             w_norm, u_norm = math.sqrt(w_squares[name]), math.sqrt(u_squares[name])
             ratio = 1.0 if exempt or not w_norm or not u_norm else w_norm / u_norm
-            w[part] -= np.multiply(g[part], float(self.lr) * ratio, out=t[: part.stop - part.start])
+            p = w[part]
+            p -= np.multiply(g[part], float(self.lr) * ratio, out=t[: len(p)])
 
 
 BELOW_ONE = {"momentum", "alpha", "beta1", "beta2"}
