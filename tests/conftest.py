@@ -1,5 +1,6 @@
-"""What all tests share: MPI ranks launched by pytest (tests/ranks.py), and the check that nothing stays behind."""
+"""What all tests share: MPI ranks launched by pytest (tests/ranks), and the check that nothing stays behind."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,25 +10,32 @@ import pytest
 pytest_plugins = ["ranks"]
 
 
-@pytest.fixture
-def nothing_left(monkeypatch):
-    """After this test, none of the processes that it started, or that those started, runs.
+@contextlib.contextmanager
+def leaving_nothing():
+    """At the end of this block none of the processes started in it, or by those, runs.
 
-    Found by a variable in their environment, read from /proc: independent of what the launcher itself does.
+    They are found by a variable in their environment, read from /proc: independent of what the launcher does.
     """
-    mark = f"RINGPROP_TEST_MARK={os.urandom(8).hex()}"
-    monkeypatch.setenv(*mark.split("="))
-
-    def running():
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if mark.encode() in environ.read_bytes().split(b"\0"):
-                    yield environ.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:  # it has just ended, or is another user's
-                continue
-
-    yield
+    name, value = "RINGPROP_TEST_MARK", os.urandom(8).hex()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
     end = time.monotonic() + 5
-    while (left := list(running())) and time.monotonic() < end:
+    while (left := list(_running(f"{name}={value}"))) and time.monotonic() < end:
         time.sleep(0.02)
     assert not left, f"still running: {left}"
+
+
+def _running(variable):
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if variable.encode() in environ.read_bytes().split(b"\0"):
+                yield environ.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has just ended, or is another user's
+            continue
+
+
+@pytest.fixture
+def nothing_left():
+    with leaving_nothing():
+        yield

@@ -88,9 +88,10 @@ class Group:
                     self.ask_where()
                     return "failed"
             elif all(map(_over, told)):
-                outcomes = {tuple(phase.outcome for phase in phases.values()) for phases in told}
-                if len(outcomes) > 1:
-                    return f"the ranks disagree about the outcome (setup, call, teardown): {sorted(outcomes)}"
+                skipped = [any(phase.skipped for phase in phases.values()) for phases in told]
+                if len(set(skipped)) > 1:
+                    said = [f"rank {rank} {'skipped' if it else 'passed'}" for rank, it in enumerate(skipped)]
+                    return f"the ranks disagree about the outcome: {', '.join(said)}"
                 return "" if len(self.tests) > 1 else self.finish()
             elif status is not None:
                 return _ending(status)
@@ -126,6 +127,8 @@ class Group:
                     self.started[rank, entry["started"]] = time.monotonic()
                 else:
                     phase = hook(config=self.config, data=entry["report"])
+                    if isinstance(phase.longrepr, list):  # of a skip: JSON has no tuples
+                        phase.longrepr = tuple(phase.longrepr)
                     self.told.setdefault((rank, phase.nodeid), {})[phase.when] = phase
 
     def ask_where(self):

@@ -27,7 +27,8 @@ def failure(item, trouble, told=(), where=None, output="", seconds=0.0):
     failed, sections = {}, []
     for rank, phases in enumerate(told):
         for report in (phase for phase in phases.values() if phase.failed):
-            failed.setdefault(str(report.longrepr), (report, []))[1].append(rank)  # equal tracebacks once
+            same = re.sub("0x[0-9a-f]+", "", str(report.longrepr))  # but for addresses: shown once
+            failed.setdefault(same, (report, []))[1].append(rank)
             sections += [(f"{title}, rank {rank}/{len(told)}", text) for title, text in report.sections]
     tracebacks = [(_named(ranks, told), report) for report, ranks in failed.values()]
     absent = [f"{_named([rank], told)} {text}" for rank, text in (where or {}).items()]

@@ -1,0 +1,310 @@
+"""The pytest plugin that launches ranks (tests/ranks): every way a test on ranks can end, seen from outside.
+
+Each test runs a pytest of its own on a small file and reads what it printed; none may leave a process behind.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from conftest import leaving_nothing
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+HEAD = "import ctypes, os, signal, sys, threading, time, pytest\nfrom parallel import launch\nimport ranks.group\n"
+
+
+def start(directory, source, *options, **environment):
+    """A running pytest on this source as directory/test_it.py."""
+    (directory / "pytest.ini").write_text("[pytest]\nmpi_timeout = 20\n")
+    (directory / "test_it.py").write_text(HEAD + textwrap.dedent(source))
+    command = [sys.executable, "-m", "pytest", "-p", "ranks", "-p", "no:hypothesispytest", "-p", "no:nbmake", "-v"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTEST_ADDOPTS", raising=False)
+        for name, value in {"PYTHONPATH": str(Path(__file__).parent), **environment}.items():
+            patch.setenv(name, value)
+        return subprocess.Popen(
+            [*command, *options], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+
+def run(directory, source, *options, **environment):
+    """What that pytest printed."""
+    with start(directory, source, *options, **environment) as process:
+        return process.communicate(timeout=100)[0]
+
+
+def counts(printed):
+    """{'passed': 3, ...} from the last line."""
+    return {word: int(n) for n, word in re.findall(r"(\d+) (\w+)", printed.splitlines()[-1].partition(" in ")[0])}
+
+
+def test_passing_tests_their_names_order_and_fixtures(tmp_path):
+    printed = run(
+        tmp_path,
+        """
+        @pytest.mark.mpi(ranks=[1, 2, 3])
+        def test_sum(comm, ranks):
+            assert comm.Get_size() == ranks and comm.allreduce(1) == ranks
+
+        @pytest.mark.mpi(ranks=2)
+        @pytest.mark.parametrize("letter", ["a", "b"])
+        class TestClass:
+            def test_directories(self, comm, letter, tmp_path, shared_tmp_path):
+                assert len(set(comm.allgather(str(tmp_path)))) == 2
+                assert len(set(comm.allgather(str(shared_tmp_path)))) == 1
+                assert list(shared_tmp_path.iterdir()) == []
+                comm.Barrier()
+                (shared_tmp_path / f"{comm.Get_rank()}").touch()
+                comm.Barrier()
+                assert len(list(shared_tmp_path.iterdir())) == 2
+
+        @pytest.mark.mpi(ranks=2)
+        def test_no_fixture():
+            from mpi4py import MPI
+            assert MPI.COMM_WORLD.Get_size() == 2
+
+        @pytest.mark.mpi(ranks=2)
+        def test_skipped():
+            pytest.skip("not here")
+
+        @pytest.mark.mpi(ranks=2)
+        @pytest.mark.xfail(strict=True)
+        def test_known():
+            assert False
+
+        def test_without_ranks():
+            assert "mpi4py" not in sys.modules
+        """,
+    )
+    assert counts(printed) == {"passed": 7, "skipped": 1, "xfailed": 1}, printed
+    assert re.findall(r"::(\S+) (?:PASSED|SKIPPED|XFAIL)", printed) == [
+        "test_without_ranks",
+        "test_sum[1]",
+        "test_sum[2]",
+        "TestClass::test_directories[2-a]",
+        "TestClass::test_directories[2-b]",
+        "test_no_fixture[2]",
+        "test_skipped[2]",
+        "test_known[2]",
+        "test_sum[3]",
+    ]
+
+
+def test_tests_share_a_launch_until_one_fails_and_last_failed_runs_that_one(tmp_path):
+    source = """
+        @pytest.mark.mpi(ranks=2)
+        @pytest.mark.parametrize("i", range(5))
+        def test_parent(comm, i):
+            with open("launches", "a") as log:
+                log.write(f"{i} {os.getppid()}\\n")
+            assert i != 2
+    """
+    printed = run(tmp_path, source, "--junitxml=junit.xml")
+    assert counts(printed) == {"passed": 4, "failed": 1}, printed
+    assert "ranks 0, 1/2, call" in printed, "equal tracebacks are shown once"
+    tests_by_mpiexec = {}
+    for line in (tmp_path / "launches").read_text().splitlines():
+        test, mpiexec = line.split()
+        tests_by_mpiexec.setdefault(mpiexec, set()).add(int(test))
+    assert sorted(map(sorted, tests_by_mpiexec.values())) == [[0, 1, 2], [3, 4]]
+
+    suite = ElementTree.parse(tmp_path / "junit.xml").find("testsuite")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "0")
+    assert suite.find("testcase/failure").get("message").startswith("ranks 0, 1/2: assert 2 != 2")
+
+    again = run(tmp_path, source, "--last-failed", "-x")
+    assert counts(again) == {"failed": 1} and "test_parent[2-2]" in again
+
+
+FAILURES = """
+    @pytest.fixture
+    def broken(comm):
+        assert comm.Get_rank() == 0, "no set-up here"
+        yield
+        comm.Barrier()
+
+    @pytest.mark.mpi(ranks=3)
+    def test_one_rank_fails(comm):
+        print("said by", comm.Get_rank())
+        assert comm.Get_rank() != 1
+        comm.Barrier()  # the others wait here
+
+    @pytest.mark.mpi(ranks=2)
+    def test_set_up(comm, broken):
+        comm.Barrier()
+
+    @pytest.mark.mpi(ranks=2, timeout=1)
+    def test_hang(comm):
+        if comm.Get_rank() == 0:
+            comm.recv(source=1)  # never sent
+        else:
+            time.sleep(60)
+
+    @pytest.mark.mpi(ranks=2)
+    def test_killed(comm):
+        if comm.Get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.Barrier()  # of the survivor
+
+    @pytest.mark.mpi(ranks=2)
+    def test_crash(comm):
+        if comm.Get_rank() == 1:
+            ctypes.string_at(0)  # crash
+        comm.Barrier()
+
+    @pytest.mark.mpi(ranks=2)
+    def test_exit(comm):
+        if comm.Get_rank() == 1:
+            sys.exit(0)
+        comm.Barrier()  # left alone
+
+    @pytest.mark.mpi(ranks=2)
+    def test_os_exit(comm):
+        if comm.Get_rank() == 1:
+            os._exit(3)
+        comm.Barrier()  # for nobody
+
+    @pytest.mark.mpi(ranks=2)
+    def test_disagree(comm):
+        if comm.Get_rank() == 1:
+            pytest.skip("only here")
+
+    @pytest.mark.mpi(ranks=2)
+    def test_fine(comm):
+        pass
+
+    @pytest.mark.mpi(ranks=1)
+    def test_stays(comm):
+        threading.Thread(target=lambda: time.sleep(60)).start()
+
+    ranks.group.FINALIZE = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """Test name -> its part of the report, of one run of FAILURES; "" -> the part before, "printed" -> all."""
+    with leaving_nothing():
+        printed = run(tmp_path_factory.mktemp("failures"), FAILURES, "--durations=0", "-vv")
+    head, *parts = re.split(r"^_+ (?:ERROR at \w+ of )?(test_\w+)\[\d\] _+$", printed, flags=re.MULTILINE)
+    return {"": head, **dict(zip(parts[::2], parts[1::2], strict=True)), "printed": printed}
+
+
+def line_number(marker):
+    """Line of test_it.py, in FAILURES, that contains this text."""
+    return next(i for i, line in enumerate((HEAD + FAILURES).splitlines(), 1) if marker in line)
+
+
+def test_failures_are_counted_and_do_not_disturb_the_next_test(failures):
+    assert counts(failures["printed"]) == {"failed": 8, "passed": 1, "error": 1}, failures["printed"]
+    assert "test_fine[2] PASSED" in failures[""]
+
+
+def test_a_failing_rank_shows_its_traceback_and_output_and_where_the_others_waited(failures):
+    part = failures["test_one_rank_fails"]
+    assert "rank 1/3, call" in part and ">       assert comm.Get_rank() != 1" in part
+    assert re.search(r"Captured stdout call, rank 1/3 -+\nsaid by 1", part)
+    for rank in 0, 2:
+        assert f"rank {rank}/3 was in the test, at test_it.py:{line_number('the others wait here')}" in part
+    assert "rank 1/3: assert 1 != 1" in failures["printed"].partition("short test summary")[2]
+
+
+def test_a_rank_that_fails_in_a_fixture_is_an_error_at_set_up(failures):
+    assert "ERROR at setup of test_set_up[2]" in failures["printed"]
+    assert "rank 1/2, setup" in failures["test_set_up"] and "no set-up here" in failures["test_set_up"]
+
+
+def test_a_hang_names_every_rank_and_line(failures):
+    part = failures["test_hang"]
+    assert "no end within 1 s" in part
+    assert f"rank 0/2 was in the test, at test_it.py:{line_number('never sent')}" in part
+    assert "comm.recv(source=1)  # never sent" in part
+    assert f"rank 1/2 was in the test, at test_it.py:{line_number('time.sleep(60)')}" in part
+    seconds = float(re.search(r"([\d.]+)s call .*test_hang", failures["printed"])[1])
+    assert 1 <= seconds < 15
+
+
+def test_a_killed_rank_is_told_from_its_survivor(failures):
+    part = failures["test_killed"]
+    assert "rank 1/2 died in the test without a word" in part and "signal 9" in part
+    if "prterun" in part:  # MPICH's mpiexec kills the others at once, so they cannot say where they were
+        assert f"rank 0/2 was in the test, at test_it.py:{line_number('of the survivor')}" in part
+
+
+def test_a_crash_says_where(failures):
+    part = failures["test_crash"]
+    assert "rank 1/2 crashed (Segmentation fault) in the test" in part
+    assert f"test_it.py:{line_number('# crash')} in test_crash" in part
+
+
+def test_an_exit_is_a_failure(failures):
+    assert "SystemExit: 0" in failures["test_exit"]
+    assert f"rank 0/2 was in the test, at test_it.py:{line_number('left alone')}" in failures["test_exit"]
+    assert "rank 1/2 died in the test without a word" in failures["test_os_exit"]
+
+
+def test_ranks_must_agree_about_the_outcome(failures):
+    assert "disagree about the outcome: rank 0 passed, rank 1 skipped" in failures["test_disagree"]
+
+
+def test_a_rank_that_does_not_end_fails_the_last_test(failures):
+    assert "passed, but then the ranks did not end within 1 s" in failures["test_stays"]
+
+
+def test_what_only_the_ranks_cannot_import_is_shown(tmp_path):
+    printed = run(
+        tmp_path,
+        """
+        if launch.inside():
+            import missing_module
+
+        @pytest.mark.mpi(ranks=2)
+        def test_it(comm):
+            pass
+        """,
+    )
+    assert counts(printed) == {"failed": 1} and "No module named 'missing_module'" in printed, printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_ranks_end_with_their_pytest(tmp_path, number):
+    source = """
+        @pytest.mark.mpi(ranks=2)
+        def test_it(comm):
+            comm.Barrier()
+            open(f"ready{comm.Get_rank()}", "w").close()
+            if comm.Get_rank() == 0:
+                comm.recv(source=1)
+            time.sleep(60)
+    """
+    with start(tmp_path, source) as process:
+        while len(list(tmp_path.glob("ready*"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(timeout=20) != 0
+
+
+def test_mistakes_are_explained(tmp_path):
+    assert "@pytest.mark.mpi needs ranks=2 or ranks=[1, 2, 3], given None" in run(
+        tmp_path, "@pytest.mark.mpi\ndef test_it(comm): pass"
+    )
+    assert "test_it uses the fixture `comm`: mark it @pytest.mark.mpi(" in run(tmp_path, "def test_it(comm): pass")
+    assert "start pytest without mpiexec" in run(tmp_path, "", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
+    without_mpi = """
+        def nothing():
+            raise launch.LaunchError("no mpiexec here")
+        launch.find_mpiexec = nothing
+
+        @pytest.mark.mpi(ranks=2)
+        def test_it(comm):
+            pass
+    """
+    printed = run(tmp_path, without_mpi)
+    assert counts(printed) == {"failed": 1} and "no mpiexec here" in printed
