@@ -308,22 +308,20 @@ def _buffer_names(replay: Replay) -> list[str]:
 
 def _image(replay: Replay, name, rank, time):
     """A buffer of a rank as colours (ranks, elements, 3), or None where that rank has none of that name."""
-    last = replay.states[rank][-1]
-    if name not in last or not len(last[name].who):
+    last, state = replay.states[rank][-1].get(name), replay.at(rank, time)
+    if last is None or not (last.where != NOWHERE).any():
         return None
-    last, held = last[name], replay.at(rank, time).get(name, last).copy()
-    if name not in replay.at(rank, time):
-        held.who[:] = 0
-    held.reach(len(last.who))
-    elements = np.linspace(0, len(last.who) - 1, min(len(last.who), 96)).round().astype(int)
-    image = np.empty((len(replay.states), len(elements), 3))
-    for column, element in enumerate(elements):
-        full = held.who[element] == last.who[element]
-        origin = held.where[element]
-        place = replay.place(np.array([origin])) if origin != NOWHERE else 0.0
-        colour = _colour(place) if full else _colour(place, lightness=0.85, chroma=0.075)
+    bounds = replay.bounds[name]
+    shown = np.linspace(0, bounds[-1] - 1, min(bounds[-1], 96)).round()
+    cells = np.searchsorted(bounds, shown, side="right") - 1
+    image = np.empty((len(replay.states), len(cells), 3))
+    for column, cell in enumerate(cells):
+        who = state[name].who[cell] if name in state else 0
+        origin = state[name].where[cell] if who else last.where[cell]
+        place = replay.place(origin) if origin != NOWHERE else 0.0
+        colour = _colour(place) if who == last.who[cell] else _colour(place, lightness=0.85, chroma=0.075)
         for row in range(len(image)):
-            image[row, column] = colour if held.who[element] >> row & 1 else (0.945, 0.95, 0.96)
+            image[row, column] = colour if who >> row & 1 else (0.945, 0.95, 0.96)
     return image
 
 
@@ -446,7 +444,7 @@ def _messages(ax, priced, replay, network, itemsize, alpha=1.0):
 
     size, (unit, _) = len(priced.finish), _unit(priced.seconds, network)
     for number, flight, around in _wrapping(priced, size):
-        colour, elements = _colour_of(replay, number), len(replay.carried[number])
+        colour, elements = _colour_of(replay, number), flight.send.hi - flight.send.lo
         start, end = flight.start / unit, flight.end / unit
         ends = _ends(flight, size, around)
         shifts = (0, np.sign(ends[0] - ends[1]) * size) if around else (0,)
@@ -495,12 +493,13 @@ def _key(ax, priced, replay):
     if local:
         square = dict(marker="s", ms=6, mfc="white", mec=INK, lw=0)
         handles.append(Line2D([], [], label="moves within the rank", **square))
-    pieces = len(replay.cuts) - 1
+    pieces = len(replay.pieces) - 1
     if pieces > 1:
         width, height = _inches(ax)
         strip = ax.inset_axes((0, -0.33 / height, 1.45 / width, 0.13 / height))
-        colours = [_colour(replay.place(np.array([cut]))) for cut in replay.cuts[:-1]]
-        strip.bar(replay.cuts[:-1], 1, np.diff(replay.cuts), align="edge", color=colours, ec="white", lw=pieces <= 24)
+        starts = replay.pieces[:-1]
+        colours = [_colour(replay.place(start)) for start in starts]
+        strip.bar(starts, 1, np.diff(replay.pieces), align="edge", color=colours, ec="white", lw=pieces <= 24)
         strip.set(xlim=(0, replay.total), ylim=(0, 1))
         strip.axis("off")
         ax.annotate("place in the vector", (0, 0), (0, -40), color=GREY, fontsize=8.5, **_off())
@@ -546,6 +545,8 @@ def _colour(place: float, lightness: float = 0.66, chroma: float = 0.15):
 
 def _colour_of(replay: Replay, number):
     """The colour of a message: of the middle of where its elements stood."""
-    origins = replay.carried[number]
-    known = origins[origins != NOWHERE]
-    return WHOLE if known.size == 0 or known.size >= replay.total else _colour(replay.place(known))
+    origins, lengths = replay.carried[number]
+    known = origins != NOWHERE
+    if not known.any() or lengths[known].sum() >= replay.total:
+        return WHOLE
+    return _colour(replay.place(origins[known], lengths[known]))

@@ -1,7 +1,9 @@
-"""Replay: what every buffer held after every round, element by element, from the clock's trace of an algorithm.
+"""Replay: what every buffer held after every round, from the clock's trace of an algorithm.
 
 For each element: which ranks contributed to it, and where in the vector it stood when the algorithm began. The drawings
 show both. (Whether an algorithm is right is the simulator's question: it also knows order and multiplicity.)
+
+Elements that always travel together are one cell, so that the cost is in messages, not in elements.
 """
 
 import numpy as np
@@ -9,48 +11,38 @@ import numpy as np
 from collectives.clock import Trace
 from collectives.steps import Blocks, Copy, RecvReduce, Reduce, Send, blocks
 
-NOWHERE = -1  # where an element of scratch stood that nothing was written to
+NOWHERE = -1  # where scratch stood that nothing was written to
 
 
 class Contents:
-    """One buffer.
+    """One buffer, cell by cell.
 
     Attributes
     ----------
-    who : object array (elements,)
+    who : object array (cells,)
         The ranks that contributed: bit r for rank r.
-    where : int array (elements,)
-        The place in the vector where the element stood at first.
-    given : bool array (elements,)
-        Whether the element is still what it was before the first round.
-    needed : bool array (elements,)
+    where : int array (cells,)
+        The place in the vector where the first element of the cell stood at first.
+    given : bool array (cells,)
+        Whether the cell is still what it was before the first round.
+    needed : bool array (cells,)
         Whether that was ever read.
     """
 
-    def __init__(self, who=(), where=()):
+    def __init__(self, who, where):
         self.who = np.array(who, dtype=object)  # Python integers have a bit for any number of ranks
         self.where = np.array(where, dtype=int)
         self.given = np.ones(len(self.who), dtype=bool)
         self.needed = np.zeros(len(self.who), dtype=bool)
 
-    def read(self, lo, hi):
-        self.reach(hi)
-        self.needed[lo:hi] |= self.given[lo:hi]
-        return self.who[lo:hi].copy(), self.where[lo:hi].copy()
+    def read(self, cells: slice):
+        self.needed[cells] |= self.given[cells]
+        return self.who[cells].copy(), self.where[cells].copy()
 
-    def write(self, lo, hi, who, where, reduces):
+    def write(self, cells: slice, who, where, reduces: bool):
         if reduces:
-            who = who | self.read(lo, hi)[0]
-        self.reach(hi)
-        self.who[lo:hi], self.where[lo:hi], self.given[lo:hi] = who, where, False
-
-    def reach(self, hi):
-        """Grow to at least `hi` elements: scratch is as long as the steps reach."""
-        if (more := hi - len(self.who)) > 0:
-            self.who = np.concatenate([self.who, np.full(more, 0, dtype=object)])
-            self.where = np.concatenate([self.where, np.full(more, NOWHERE)])
-            self.given = np.concatenate([self.given, np.zeros(more, dtype=bool)])
-            self.needed = np.concatenate([self.needed, np.zeros(more, dtype=bool)])
+            who = who | self.read(cells)[0]
+        self.who[cells], self.where[cells], self.given[cells] = who, where, False
 
     def copy(self):
         return Contents(self.who, self.where)
@@ -66,67 +58,35 @@ class Replay:
         before it is overwritten unread is no part of the algorithm, and is left out.
     times : lists of the same shape
         When that state was reached.
-    carried : list of int arrays, one for each flight of the trace
-        Where in the vector the elements of the message stood at first.
+    carried : list of (origins, lengths), one for each flight of the trace
+        Where in the vector the cells of the message stood at first (int arrays).
     total : int
         Elements of the vector.
-    cuts : int array
-        Where the vector is cut by all those messages, 0 and `total` included.
+    bounds : {buffer: int array (cells + 1,)}
+        Where the cells begin and end.
+    pieces : int array
+        Where the vector is cut by all messages together, 0 and `total` included.
     """
 
     def __init__(self, trace: Trace, size: int, count: Blocks):
         self.total = count if isinstance(count, int) else max(hi for _, hi in count)
-        given = [self._reached(rank, trace, size, count) for rank in range(size)]
+        self.bounds = _cells(trace, [(0, self.total), *(blocks(count, size)(rank) for rank in range(size))])
+        given = [self._given(rank, trace, blocks(count, size)(rank)) for rank in range(size)]
         last = self._run(trace, given)
         for x, held in zip(given, last, strict=True):
-            unread = ~held["x"].given & ~held["x"].needed
-            x.who[unread[: len(x.who)]] = 0
+            x.who[~held["x"].given & ~held["x"].needed] = 0
         self._run(trace, given)
         ends = [0, self.total]
-        for origins in self.carried:
-            known = origins[origins != NOWHERE]
-            jumps = np.flatnonzero(np.diff(known) != 1)
-            ends += [*known[:1], *known[jumps + 1], *(known[jumps] + 1), *(known[-1:] + 1)]
-        self.cuts = np.unique(ends)
+        for origins, lengths in self.carried:
+            known = origins != NOWHERE
+            starts, stops = origins[known], (origins + lengths)[known]
+            ends += [*starts[:1], *stops[-1:]]
+            ends += [
+                end for stop, start in zip(stops, starts[1:], strict=False) if stop != start for end in (stop, start)
+            ]
+        self.pieces = np.unique(ends)
 
-    def _run(self, trace, given):
-        """Fill states, times and carried; return the last state."""
-        size = len(given)
-        spans = {(span.rank, span.index): span for span in trace.rounds}
-        received: dict[tuple[int, int], list] = {}
-        for number, flight in enumerate(trace.flights):
-            received.setdefault((flight.dest, flight.received_in), []).append((number, flight))
-        now = [{"x": x.copy()} for x in given]
-        self.states = [[_copied(held)] for held in now]
-        self.times = [[0.0] for _ in range(size)]
-        self.carried = [None] * len(trace.flights)
-        wires: dict[tuple[int, int], list] = {}
-        for what, rank, index in trace.log:
-            span, held = spans[rank, index], now[rank]
-            steps = [step for step in span.steps if step.lo < step.hi]
-            if what == "begin":
-                for step in steps:
-                    if type(step) is Send:
-                        payload = held.setdefault(step.buf, Contents()).read(step.lo, step.hi)
-                        wires.setdefault((rank, step.peer), []).append(payload)
-                continue
-            writes = []
-            for step in steps:
-                if type(step) in (Copy, Reduce):
-                    source = held.setdefault(step.src, Contents())
-                    writes.append((step, source.read(step.at, step.at + step.hi - step.lo)))
-            for number, flight in received.get((rank, index), ()):
-                payload = wires[flight.source, rank].pop(0)
-                self.carried[number] = payload[1]
-                writes.append((flight.recv, payload))
-            for step, (who, where) in writes:
-                target = held.setdefault(step.buf, Contents())
-                target.write(step.lo, step.hi, who, where, type(step) in (Reduce, RecvReduce))
-            self.states[rank].append(_copied(held))
-            self.times[rank].append(span.end)
-        return now
-
-    def _reached(self, rank, trace, size, count):
+    def _given(self, rank, trace, block):
         """The x of a rank at first: the whole vector, or its own block where it never touches more than that."""
         reached = 0
         for span in trace.rounds:
@@ -135,20 +95,96 @@ class Replay:
                     reached = max(reached, step.hi)
                 if type(step) in (Copy, Reduce) and step.src == "x":
                     reached = max(reached, step.at + step.hi - step.lo)
-        lo, hi = blocks(count, size)(rank)
+        lo, hi = block
         if reached > hi - lo or hi - lo == self.total:
             lo, hi = 0, self.total
-        return Contents([1 << rank] * (hi - lo), np.arange(lo, hi))
+        starts = self.bounds["x"][:-1]
+        inside = starts < hi - lo
+        return Contents([1 << rank if i else 0 for i in inside], np.where(inside, starts + lo, NOWHERE))
+
+    def _run(self, trace, given):
+        """Fill states, times and carried; return the last state."""
+        spans = {(span.rank, span.index): span for span in trace.rounds}
+        received: dict[tuple[int, int], list] = {}
+        for number, flight in enumerate(trace.flights):
+            received.setdefault((flight.dest, flight.received_in), []).append((number, flight))
+        now = [{"x": x.copy()} for x in given]
+        self.states = [[_copied(held)] for held in now]
+        self.times = [[0.0] for _ in given]
+        self.carried = [None] * len(trace.flights)
+        wires: dict[tuple[int, int], list] = {}
+        for what, rank, index in trace.log:
+            held = now[rank]
+            steps = [step for step in spans[rank, index].steps if step.lo < step.hi]
+            if what == "begin":
+                for step in steps:
+                    if type(step) is Send:
+                        payload = self._buffer(held, step.buf).read(self._slice(step.buf, step.lo, step.hi))
+                        wires.setdefault((rank, step.peer), []).append(payload)
+                continue
+            writes = []
+            for step in steps:
+                if type(step) in (Copy, Reduce):
+                    cells = self._slice(step.src, step.at, step.at + step.hi - step.lo)
+                    writes.append((step, self._buffer(held, step.src).read(cells)))
+            for number, flight in received.get((rank, index), ()):
+                payload = wires[flight.source, rank].pop(0)
+                cells = self._slice(flight.recv.buf, flight.recv.lo, flight.recv.hi)
+                self.carried[number] = payload[1], np.diff(self.bounds[flight.recv.buf])[cells]
+                writes.append((flight.recv, payload))
+            for step, (who, where) in writes:
+                cells = self._slice(step.buf, step.lo, step.hi)
+                self._buffer(held, step.buf).write(cells, who, where, type(step) in (Reduce, RecvReduce))
+            self.states[rank].append(_copied(held))
+            self.times[rank].append(spans[rank, index].end)
+        return now
+
+    def _slice(self, name, lo, hi):
+        return slice(*np.searchsorted(self.bounds[name], (lo, hi)))
+
+    def _buffer(self, held, name):
+        if name not in held:
+            cells = len(self.bounds[name]) - 1
+            held[name] = Contents([0] * cells, [NOWHERE] * cells)
+            held[name].given[:] = False
+        return held[name]
 
     def at(self, rank: int, time: float) -> dict[str, Contents]:
         """The buffers of a rank at a time."""
         return self.states[rank][np.searchsorted(self.times[rank], time, side="right") - 1]
 
-    def place(self, origins) -> float:
-        """Where in the vector, 0 to 1, the elements of these origins stood: the middle of the pieces it is cut into."""
-        piece = np.searchsorted(self.cuts, origins, side="right") - 1
-        return float((self.cuts[piece] + self.cuts[piece + 1]).mean() / (2 * self.total))
+    def place(self, origins, lengths=1) -> float:
+        """Where in the vector, 0 to 1, cells of these origins stood: the middle of the pieces that they are of."""
+        piece = np.searchsorted(self.pieces, origins, side="right") - 1
+        middle = (self.pieces[piece] + self.pieces[piece + 1]) / 2
+        return float(np.average(middle, weights=np.broadcast_to(lengths, np.shape(origins)))) / self.total
 
 
 def _copied(held):
     return {name: contents.copy() for name, contents in held.items()}
+
+
+def _cells(trace: Trace, known) -> dict[str, np.ndarray]:
+    """Cut every buffer wherever any step begins or ends, and wherever what it is copied from or to is cut."""
+    points: dict[str, set[int]] = {"x": {end for lo, hi in known for end in (lo, hi, hi - lo)}}
+    links = set()
+    for flight in trace.flights:
+        links.add((flight.send.buf, flight.send.lo, flight.recv.buf, flight.recv.lo, flight.recv.hi - flight.recv.lo))
+    for span in trace.rounds:
+        for step in span.steps:
+            if type(step) in (Copy, Reduce) and step.lo < step.hi:
+                links.add((step.src, step.at, step.buf, step.lo, step.hi - step.lo))
+    for a, at, b, to, length in links:
+        points.setdefault(a, {0}).update((at, at + length))
+        points.setdefault(b, {0}).update((to, to + length))
+    shifted = [link for link in links if link[0] != link[2] or link[1] != link[3]]
+    grown = True
+    while grown:
+        grown = False
+        for a, at, b, to, length in shifted:
+            ahead = {point - at + to for point in points[a] if at < point < at + length} - points[b]
+            back = {point - to + at for point in points[b] if to < point < to + length} - points[a]
+            points[b] |= ahead
+            points[a] |= back
+            grown = grown or bool(ahead or back)
+    return {name: np.array(sorted(ends)) for name, ends in points.items()}
