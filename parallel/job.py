@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def start_ranks(options: Options, argv: list[str]) -> int:
     """Start --ranks ranks of this program on this machine, and end with their exit status."""
-    inner = [Path(sys.argv[0]).resolve(), *argv, "--out", options.out]
+    inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
     try:
         status = launch.run(inner, options.ranks)
     except launch.LaunchError as error:
@@ -65,7 +65,13 @@ def continue_with(options: Options) -> str:
     if not (Path(options.out or "") / "checkpoints" / "manifest.json").exists():
         return "start again (nothing was saved yet)"
     ranks = f" --ranks {options.ranks}" if options.ranks else ""
-    return f"python {sys.argv[0]} --resume {shlex.quote(options.out)}{ranks}"
+    return f"{program()} --resume {shlex.quote(options.out)}{ranks}"
+
+
+def program() -> str:
+    """How to call this program again from here, for messages."""
+    beside = os.path.relpath(sys.executable)
+    return f"{'python' if beside.startswith('..') else beside} {sys.argv[0]}"
 
 
 def default_directory(options: Options) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import nn
 from nn import callbacks, checkpoints, data, models
 from parallel import launch
+from parallel.job import default_directory, program
 from parallel.options import Options
 
 
@@ -97,8 +98,6 @@ def ranks(options: Options):
                 raise ValueError(f"ranks disagree on {flag}: rank 0 has {everyone[0][key]}, rank {other} has {value}")
     if options.ranks and options.ranks != world.size:
         raise ValueError(f"--ranks {options.ranks}, but {world.size} ranks were started: leave --ranks to the launcher")
-    from parallel.job import default_directory
-
     options.out = world.bcast(options.out or default_directory(options))  # rank 0's clock decides
     return world
 
@@ -206,9 +205,9 @@ def elapsed(since: float) -> str:
 
 
 def what_next(options: Options) -> str:
-    program = f"python {sys.argv[0]}"
+    call = program()
     return (
-        f"what next:\n  {program} --resume {options.out} --epochs {options.epochs + 10}   # train on\n"
-        f"  {program} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
-        f"  {program} --help   # models, data sets, options; notebooks/ explain how it works"
+        f"what next:\n  {call} --resume {options.out} --epochs {options.epochs + 10}   # train on\n"
+        f"  {call} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
+        f"  {call} --help   # models, data sets, options; notebooks/ explain how it works"
     )

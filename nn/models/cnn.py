@@ -13,14 +13,14 @@ from nn.reshaping import Flatten
 def cnn(
     in_shape: Shape,
     classes: int,
-    first: int = 16,
-    second: int = 32,
+    first: int = 32,
+    second: int = 64,
     hidden: int = 128,
     activation: type[Layer] = ReLU,
 ) -> Sequential:
     """Convolutions with `first` and `second` channels, a layer of `hidden` units, and the classes.
 
-    Good for the 8x8 digits (about 20,000 parameters) as well as 28x28 and 32x32 images.
+    Good for the 8x8 digits (about 53,000 parameters) as well as 28x28 and 32x32 images.
     """
     height, width, channels = image_shape("cnn", in_shape, at_least=4)
     return Sequential(
