@@ -106,8 +106,8 @@ def draw_buffers(algorithm: Callable, size: int, count: Blocks, ax=None, *, titl
     ax.set(xlim=(-0.05, wide), ylim=(deep - 0.1, -0.1), aspect="equal", anchor="NW")
     ax.axis("off")
     _heads(ax, [rank * pitch + (SQUARE * len(names) - 0.08) / 2 for rank in range(size)], 12 if names[1:] else 4)
-    for rank in range(size):
-        _above(ax, names if names[1:] else [], rank * pitch + 0.5, SQUARE)
+    for rank in range(size) if names[1:] else ():
+        _above(ax, names, replay.states[rank][-1], rank * pitch + 0.5, SQUARE)
     _headline(ax, title or read(algorithm)[0], _summary(priced, size, replay.total, network), 35 if names[1:] else 26)
     below = "Across a square: the vector. Down: a row for each rank\nwhose data is in it. Full colour: as it will stay."
     ax.annotate(below, (0, 0), (0, -8), va="top", color=GREY, fontsize=8.5, linespacing=1.5, **_off())
@@ -169,8 +169,8 @@ def animate(
     ]
     above.set_aspect("auto")
     _heads(above, range(size), 12 if names[1:] else 4)
-    for left in lefts:
-        _above(above, names if names[1:] else [], left + side / 2, SQUARE * side)
+    for rank, left in enumerate(lefts if names[1:] else ()):
+        _above(above, names, replay.states[rank][-1], left + side / 2, SQUARE * side)
     _headline(above, title or read(algorithm)[0], _summary(priced, size, replay.total * itemsize, network))
     _space(below, size, priced, network)
     _messages(below, priced, replay, network, itemsize, alpha=0.22)
@@ -261,7 +261,8 @@ def _watch(algorithm, size, count, network, itemsize, options):
 
 
 def _summary(priced: Price, size, total, network):
-    words = [_plural(size, "rank"), _plural(priced.rounds, "round")]
+    rounds = int(priced.seconds) if network is ROUNDS else priced.rounds  # local moves alone are no round of a drawing
+    words = [_plural(size, "rank"), _plural(rounds, "round")]
     if total:
         words.append(f"no rank sends more than {priced.busiest / total:.3g} n")
     if network is not ROUNDS:
@@ -415,11 +416,12 @@ def _heads(ax, places, points=4):
         ax.annotate(f"{rank}", (x, 1), (0, points + 6), va="center", zorder=9, **words, **across)
 
 
-def _above(ax, names, left, pitch):
+def _above(ax, names, present, left, pitch):
     """Names of buffers, above their squares."""
     for i, name in enumerate(names):
-        place = left + i * pitch, 1
-        ax.annotate(name, place, (0, 3), color=GREY, fontsize=7.5, ha="center", **_off(("data", "axes fraction")))
+        if name in present:
+            across = _off(("data", "axes fraction"))
+            ax.annotate(name, (left + i * pitch, 1), (0, 3), color=GREY, fontsize=7.5, ha="center", **across)
 
 
 def _space(ax, size, priced, network):
