@@ -1,7 +1,8 @@
 """Is backward the derivative of forward? One random direction over the input and all parameters together.
 
 For a unit direction d, (L(w + eps d) - L(w - eps d)) / (2 eps) must equal <dL/dw, d>, with L = <y, a random upstream
-gradient>. In float64 with eps 1e-5 the two agree to about 1e-9; a wrong term anywhere shows. Costs two passes, whatever the number of parameters.
+gradient>. In float64 with eps 1e-5 the two agree to about 1e-9; a wrong term anywhere shows. Costs two passes a
+direction, whatever the number of parameters.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from nn.layer import Layer
 from nn.network import Network
 
 
-def gradcheck(
-    layer: Layer, x: np.ndarray, seed: int = 0, eps: float = 1e-5, directions: int = 3, setup=None
-) -> float:
+def gradcheck(layer: Layer, x: np.ndarray, seed: int = 0, eps: float = 1e-5, directions: int = 3, setup=None) -> float:
     """The largest relative difference between analytic and numerical directional derivative.
 
     Parameters
@@ -33,6 +32,11 @@ def gradcheck(
     -------
     float
         About 1e-9 where backward is right; use a bound of 1e-6. Near a kink (ReLU at 0) try another seed.
+
+    Raises
+    ------
+    AssertionError
+        If forward overwrites its input.
     """
     rng = np.random.default_rng(seed)
     network = Network(layer, x.shape[1:], np.float64)
@@ -46,7 +50,10 @@ def gradcheck(
         setup(run)
     p, gp = network.layout.views(w), network.layout.views(g)
 
+    given = x.copy()
     y, saved = network.forward(p, x, run)
+    if not np.array_equal(x, given):
+        raise AssertionError(f"{layer!r}: forward overwrote its input")
     upstream = rng.standard_normal(y.shape)
     gx = network.backward(p, gp, upstream.copy(), saved, run)
 

@@ -1,0 +1,144 @@
+"""Learning-rate schedules against PyTorch's, and the linear scaling recipe of Goyal et al. 2017."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nn.learning_rates import (
+    Constant,
+    Cosine,
+    Exponential,
+    MultiStep,
+    Plateau,
+    Polynomial,
+    Step,
+    Warmup,
+    correct_momentum,
+    linear_scaling,
+    parse,
+)
+
+PAIRS = [
+    (Constant(0.1), "ConstantLR", {"factor": 1.0}),
+    (Step(0.1, 7, 0.5), "StepLR", {"step_size": 7, "gamma": 0.5}),
+    (MultiStep(0.1, (3, 10, 11)), "MultiStepLR", {"milestones": [3, 10, 11]}),
+    (Exponential(0.1, 0.9), "ExponentialLR", {"gamma": 0.9}),
+    (Polynomial(0.1, 30), "PolynomialLR", {"total_iters": 30}),
+    (Polynomial(0.1, 30, 2.0), "PolynomialLR", {"total_iters": 30, "power": 2.0}),
+    (Cosine(0.1, 40, 0.02), "CosineAnnealingLR", {"T_max": 40, "eta_min": 0.02}),
+    (Warmup(Constant(0.1), 8, 0.025), "LinearLR", {"start_factor": 0.25, "total_iters": 8}),
+]
+
+
+@pytest.mark.parametrize("schedule, name, options", PAIRS, ids=[repr(pair[0]) for pair in PAIRS])
+def test_schedules_equal_pytorch(schedule, name, options):
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
+    for step in range(40):
+        assert math.isclose(schedule(step), optimizer.param_groups[0]["lr"], rel_tol=1e-12), step
+        optimizer.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize("metric", ["test_loss", "accuracy"])
+def test_plateau_equals_pytorch_and_finds_its_place_again(metric):
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    mode = "min" if metric == "test_loss" else "max"
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, factor=0.5, patience=2)
+    ours = Plateau(0.1, 0.5, 2, metric)
+    training = SimpleNamespace(history=[])
+    ours.on_begin(training)
+    rates = []
+    for value in np.random.default_rng(0).random(40):
+        theirs.step(value)
+        training.history.append({metric: value})
+        ours.on_epoch(training, training.history[-1])
+        assert math.isclose(ours(0), optimizer.param_groups[0]["lr"], rel_tol=1e-12)
+        rates.append(ours(0))
+    assert len(set(rates)) > 5, "it must have been lowered several times"
+    again = Plateau(0.1, 0.5, 2, metric)
+    again.on_begin(training)
+    assert again(0) == ours(0)
+
+
+def test_warm_up_ends_where_the_schedule_is():
+    for schedule in (Constant(0.8), Cosine(0.8, 100, begin=10), MultiStep(0.8, (5, 50)), Polynomial(0.8, 100)):
+        warm = Warmup(schedule, 10, 0.1)
+        rates = [warm(step) for step in range(100)]
+        assert rates[0] == 0.1 and rates[10:] == [schedule(step) for step in range(10, 100)]
+        np.testing.assert_allclose(np.diff(rates[:11]), (schedule(10) - 0.1) / 10)
+    assert Warmup(Cosine(0.8, 100, begin=10), 10)(10) == 0.8, "the peak is reached"
+
+
+def test_schedules_end_where_they_should():
+    assert Cosine(0.1, 10, 0.01)(10) == Cosine(0.1, 10, 0.01)(1000) == 0.01
+    assert Polynomial(0.1, 10, 3, 0.01)(10) == Polynomial(0.1, 10, 3, 0.01)(11) == 0.01
+
+
+def test_momentum_correction_makes_a_rate_inside_the_velocity_equal_one_outside():
+    rng = np.random.default_rng(0)
+    schedule, momentum = Warmup(Step(0.1, 5), 4, 0.02), 0.9
+    inside = rng.standard_normal((2, 3))
+    outside, plain = inside.copy(), inside.copy()
+    v_in, v_out, v_plain = np.zeros((3, 2, 3))
+    for step in range(15):
+        g, lr = rng.standard_normal((2, 3)), schedule(step)
+        correct_momentum(v_in, schedule(max(0, step - 1)), lr)
+        v_in *= momentum
+        v_in += lr * g
+        inside -= v_in
+        v_plain = momentum * v_plain + lr * g
+        plain -= v_plain
+        v_out = momentum * v_out + g
+        outside -= lr * v_out
+    np.testing.assert_allclose(inside, outside, rtol=1e-12)
+    assert np.abs(plain - outside).max() > 1e-3, "without the correction they differ"
+
+
+def test_linear_scaling():
+    assert linear_scaling(0.1, 8192, 256) == 3.2
+    with pytest.raises(ValueError, match="at least 1"):
+        linear_scaling(0.1, 8, 0)
+
+
+def test_from_the_command_line():
+    assert parse("constant", 0.1, 10, 100) == (Constant(0.1), [])
+    assert parse("step:every=2.5,factor=0.5", 0.1, 10, 100)[0] == Step(0.1, 250, 0.5)
+    assert parse("multistep:at=3/6/8", 0.1, 10, 100)[0] == MultiStep(0.1, (300, 600, 800))
+    assert parse("exponential:factor=0.9", 0.1, 10, 100)[0] == Exponential(0.1, 0.9, 100)
+    assert parse("polynomial:power=2", 0.1, 10, 100)[0] == Polynomial(0.1, 1000, 2.0)
+    assert parse("cosine:warmup=5,end=0.01", 0.1, 10, 100)[0] == Warmup(Cosine(0.1, 1000, 0.01, 500), 500, 0.0)
+    goyal = parse("multistep:at=30/60/80,warmup=5,base_batch=256", 0.1, 90, 156, batch=8192)[0]
+    assert goyal == Warmup(MultiStep(3.2, (30 * 156, 60 * 156, 80 * 156)), 780, 0.1)
+    schedule, callbacks = parse("plateau:patience=3,metric=accuracy,warmup=1", 0.1, 10, 100)
+    assert schedule.schedule is callbacks[0] and repr(callbacks[0]).startswith("Plateau(lr=0.1, factor=0.1, patience=3")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("cosin", "unknown schedule 'cosin'; there are constant, step"),
+        ("cosine:warm=5", "cosine has no option 'warm'; it takes end, warmup, warmup_from, base_batch"),
+        ("cosine:warmup=five", "warmup must be a number, given 'five'"),
+        ("cosine:warmup=-1", "warmup must not be negative"),
+        ("cosine:warmup=10", "steps must be at least 1, given 0"),
+        ("step:every=0", "every must be at least 1, given 0"),
+        ("multistep:at=30/20", "the steps must ascend"),
+        ("multistep:at=30/x", "at must be a number, given '30/x'"),
+        ("plateau:factor=2", r"factor must be in \(0, 1\)"),
+        ("plateau:patience=1.5", "patience must be a number, given '1.5'"),
+        ("constant:base_batch=256", "base_batch needs the batch size"),
+    ],
+)
+def test_what_makes_no_sense_is_named(text, message):
+    with pytest.raises(ValueError, match=f"learning rate '{text}'.*{message}"):
+        parse(text, 0.1, 10, 100)
+
+
+def test_plateau_names_a_metric_that_is_not_measured():
+    with pytest.raises(ValueError, match="'test_loss' is not in the record"):
+        Plateau(0.1).on_epoch(SimpleNamespace(history=[]), {"loss": 1.0})
