@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nn import lowering
+from nn import lowering, winograd
 from nn.initializers import he, zeros
 from nn.layer import Initializer, Layer, ShapeError, Spec
 
@@ -146,9 +146,7 @@ class Conv2d(Layer):
     def forward(self, p, x, run):
         geometry = self.geometry(x.shape[1:3])
         y = run.empty((len(x), *geometry.out, self.out_channels), x.dtype)
-        lowering.forward(x, p.W, y, geometry, run)
-        if self.bias:
-            y += p.b
+        self.algorithm(geometry).forward(x, p.W, p.b if self.bias else 0, y, geometry, run)
         return y, x
 
     def backward(self, p, g, gy, x, run):
@@ -156,12 +154,13 @@ class Conv2d(Layer):
         gy = np.ascontiguousarray(gy)
         if self.bias:
             run.add_rows(g.b, gy.reshape(-1, self.out_channels))
-        run.add(g.W, lowering.weight_gradient(x, gy, p.W.shape, geometry, run))
-        if not run.wants_gx:
-            return None
-        gx = run.empty(x.shape, x.dtype)
-        lowering.input_gradient(gy, p.W, gx, geometry, run)
+        gx = run.empty(x.shape, x.dtype) if run.wants_gx else None
+        self.algorithm(geometry).backward(x, gy, p.W, g.W, gx, geometry, run)
         return gx
+
+    def algorithm(self, geometry: Geometry):
+        """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""
+        return winograd if winograd.pays(geometry, self.in_channels, self.out_channels) else lowering
 
 
 def pair(name: str, value: Pair, least: int) -> tuple[int, int]:

@@ -13,30 +13,33 @@ from numpy.lib.stride_tricks import as_strided
 PIECE = 1 << 19  # bytes of columns at a time
 
 
-def forward(x, weight, y, geometry, run) -> None:
-    """Write the convolution of x with weight to y."""
+def forward(x, weight, bias, y, geometry, run) -> None:
+    """Write the convolution of x with weight, plus bias, to y."""
     matrices = _by_group(weight, geometry.groups)
     for images, rows, columns in _columns(x, weight.shape, geometry, run):
-        out = y[images, rows]
-        out = out.reshape(-1, geometry.groups, out.shape[-1] // geometry.groups)
+        piece = y[images, rows]
+        out = piece.reshape(-1, geometry.groups, piece.shape[-1] // geometry.groups)
         np.matmul(columns, matrices, out=out.transpose(1, 0, 2))
+        piece += bias
 
 
-def weight_gradient(x, gy, shape, geometry, run) -> np.ndarray:
-    """The gradient of a weight of `shape`, in a workspace."""
-    total = run.scratch("weight gradient", shape, gy.dtype)
+def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
+    """Add to g_weight, and write dLoss/dx to gx unless that is None."""
+    total = run.scratch("weight gradient", weight.shape, gy.dtype)
     total[...] = 0
     sums = _by_group(total, geometry.groups)
     product = run.scratch("product", sums.shape, gy.dtype)
-    for images, rows, columns in _columns(x, shape, geometry, run):
+    for images, rows, columns in _columns(x, weight.shape, geometry, run):
         piece = gy[images, rows]
         piece = piece.reshape(-1, geometry.groups, piece.shape[-1] // geometry.groups)
         sums += np.matmul(columns.transpose(0, 2, 1), piece.transpose(1, 0, 2), out=product)
-    return total
+    run.add(g_weight, total)
+    if gx is not None:
+        _input_gradient(gy, weight, gx, geometry, run)
 
 
-def input_gradient(gy, weight, gx, geometry, run) -> None:
-    """Write dLoss/dx to gx: the convolution of gy with the flipped kernel where that exists, else patch by patch."""
+def _input_gradient(gy, weight, gx, geometry, run) -> None:
+    """Write dLoss/dx: the convolution of gy with the flipped kernel where that exists, else patch by patch."""
     adjoint = geometry.adjoint()
     if adjoint:
         kh, kw, c, o = weight.shape
@@ -44,7 +47,7 @@ def input_gradient(gy, weight, gx, geometry, run) -> None:
         flipped = run.scratch("flipped", (kh, kw, o // groups, c * groups), weight.dtype)
         source = weight[::-1, ::-1].reshape(kh, kw, c, groups, o // groups)
         flipped.reshape(kh, kw, o // groups, groups, c)[...] = source.transpose(0, 1, 4, 3, 2)
-        forward(gy, flipped, gx, adjoint, run)
+        forward(gy, flipped, 0, gx, adjoint, run)
     else:
         _scatter(gy, weight, gx, geometry, run)
 
