@@ -47,8 +47,13 @@ def all_elements(rank, size, count, root):
     return {"x": held(rank, 0, total(count, size))}
 
 
+def unwritten(count):
+    """What a receive buffer holds before."""
+    return [((-1, i),) for i in range(count)]
+
+
 def gathered(size, count):
-    values = [()] * total(count, size)
+    values = unwritten(total(count, size))  # what lies between blocks stays as it was
     for r in range(size):
         lo, hi = blocks(count, size)(r)
         values[lo:hi] = held(r, 0, hi - lo)
@@ -57,11 +62,11 @@ def gathered(size, count):
 
 def scatter_before(rank, size, count, root):
     lo, hi = blocks(count, size)(rank)
-    return {"y": [()] * (hi - lo)} | (all_elements(rank, size, count, root) if rank == root else {})
+    return {"y": unwritten(hi - lo)} | (all_elements(rank, size, count, root) if rank == root else {})
 
 
 def gather_before(rank, size, count, root):
-    return own_block(rank, size, count, root) | ({"y": [()] * total(count, size)} if rank == root else {})
+    return own_block(rank, size, count, root) | ({"y": unwritten(total(count, size))} if rank == root else {})
 
 
 OPERATIONS = {

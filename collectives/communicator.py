@@ -44,7 +44,7 @@ class Communicator(MPI.Intracomm):
         in a call for datatypes that do not fit each other
     """
 
-    _plans = {}  # so on an instance that mpi4py made (Dup, Split): its first collective prepares it
+    _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
 
     def __new__(cls, comm=None, **_):
@@ -57,6 +57,18 @@ class Communicator(MPI.Intracomm):
         names = settings(algorithms or {})
         self._planner = Planner(MPI.Intracomm(self).Dup(), names, synchronous)
         self._plans = PlanCache()
+
+    def Dup(self, info: MPI.Info = MPI.INFO_NULL) -> "Communicator":
+        return self._like(super().Dup(info))
+
+    def Split(self, color: int = 0, key: int = 0) -> "Communicator":
+        return self._like(super().Split(color, key))
+
+    def _like(self, comm):
+        """A communicator made of this one, with the same settings."""
+        if comm == MPI.COMM_NULL or self._planner is None:
+            return comm
+        return Communicator(comm, synchronous=self._planner.synchronous, **self._planner.names)
 
     def release(self):
         """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""

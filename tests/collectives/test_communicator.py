@@ -1,0 +1,367 @@
+"""The communicator computes what the operations define, on real ranks, and touches nothing else.
+
+Every rank's every element is distinct, calls repeat back to back on rewritten buffers, guards stand around results,
+and sends are synchronous, so that nothing passes because MPI happened to buffer it.
+"""
+
+import numpy as np
+import pytest
+
+from collectives import ALGORITHMS
+
+GUARD = 3  # elements before and after every buffer that must stay as they were
+DTYPES = ("f4", "f8", "i4", "u1", "c16", "f2")
+
+
+@pytest.fixture
+def communicator(comm):
+    from collectives import Communicator
+
+    made = Communicator(comm, synchronous=True)
+    yield made
+    made.release()
+
+
+def data(rank, count, dtype, call):
+    """Distinct small values for every rank, place and call, exact in every dtype and sum."""
+    return ((np.arange(count) * 3 + rank * 7 + call * 5) % 11).astype(dtype)
+
+
+def guarded(count, dtype):
+    """(what is around, the buffer in it)"""
+    around = np.full(count + 2 * GUARD, 99, dtype)
+    return around, around[GUARD : GUARD + count]
+
+
+def untouched(around):
+    return (around[:GUARD] == 99).all() and (around[-GUARD:] == 99).all()
+
+
+def names(operation, *more):
+    return [None, "native", *ALGORITHMS[operation], *more]
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_allreduce(communicator, ranks):
+    rank = communicator.rank
+    for name in names("allreduce"):
+        for dtype in DTYPES:
+            for count in {0, 1, ranks - 1, 2 * ranks + 1, 1000}:
+                around, y = guarded(count, dtype)
+                x = np.empty(count, dtype)
+                for call in range(2):
+                    if dtype == "f2" and name == "native":
+                        continue
+                    expected = sum(data(r, count, dtype, call) for r in range(ranks))
+                    x[:] = data(rank, count, dtype, call)
+                    communicator.Allreduce(x, y, algorithm=name)
+                    assert (y == expected).all() and untouched(around)
+                    assert (x == data(rank, count, dtype, call)).all()
+                    y[:] = x
+                    communicator.Allreduce(None, y, algorithm=name)
+                    assert (y == expected).all() and untouched(around)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_reduce(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    for name in names("reduce"):
+        for root in range(ranks):
+            for count in {0, 1, ranks, 100}:
+                around, y = guarded(count, "i8")
+                x = np.empty(count, "i8")
+                for call in range(2):
+                    expected = sum(data(r, count, "i8", call) for r in range(ranks))
+                    x[:], y[:] = data(rank, count, "i8", call), -1
+                    communicator.Reduce(x, y if rank == root else None, root=root, algorithm=name)
+                    assert (y == (expected if rank == root else -1)).all() and untouched(around)
+                    assert (x == data(rank, count, "i8", call)).all(), "the send buffer is the caller's"
+                    y[:] = x
+                    communicator.Reduce(MPI.IN_PLACE if rank == root else y, y, root=root, algorithm=name)
+                    assert (y == (expected if rank == root else x)).all() and untouched(around)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_broadcast(communicator, ranks):
+    rank = communicator.rank
+    for name in names("broadcast"):
+        for root in range(ranks):
+            for count in (0, 1, 100):
+                around, x = guarded(count, "f4")
+                for call in range(2):
+                    x[:] = data(rank, count, "f4", call)
+                    communicator.Bcast(x, root, algorithm=name)
+                    assert (x == data(root, count, "f4", call)).all() and untouched(around)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_scatter_and_gather(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    for scatter, gather in zip(names("scatter"), names("gather"), strict=True):
+        for root in range(ranks):
+            at_root = rank == root
+            for count in (0, 1, 17):
+                around, whole = guarded(count * ranks, "f8")
+                own_around, own = guarded(count, "f8")
+                for call in range(2):
+                    everything = np.concatenate([data(r, count, "f8", call) for r in range(ranks)])
+                    whole[:] = everything if at_root else -1
+                    communicator.Scatter(whole if at_root else None, own, root, algorithm=scatter)
+                    assert (own == data(rank, count, "f8", call)).all() and untouched(own_around)
+                    assert (whole == (everything if at_root else -1)).all()
+                    whole[:] = -1
+                    communicator.Gather(own, whole if at_root else None, root, algorithm=gather)
+                    assert (whole == (everything if at_root else -1)).all() and untouched(around)
+                    communicator.Scatter(whole, MPI.IN_PLACE if at_root else own, root, algorithm=scatter)
+                    if at_root:
+                        whole[count * root : count * (root + 1)] = data(rank, count, "f8", call)
+                    communicator.Gather(MPI.IN_PLACE if at_root else own, whole, root, algorithm=gather)
+                    assert (whole == (everything if at_root else -1)).all() and untouched(around)
+
+
+@pytest.mark.mpi(ranks=[2, 3, 5])
+def test_barrier_holds_everyone(communicator, ranks):
+    """The last rank comes late; the others leave after it came."""
+    import time
+
+    for name in names("barrier"):
+        communicator.Barrier(name)
+        if communicator.rank == ranks - 1:
+            time.sleep(0.05)
+        came = time.time()
+        communicator.Barrier(name)
+        left = time.time()
+        assert left >= communicator.bcast(came, ranks - 1) - 1e-3
+
+
+@pytest.mark.mpi(ranks=[2, 3, 5])
+def test_operations_that_do_not_commute_keep_rank_order(communicator, ranks):
+    """2x2 integer matrices: their product depends on the order, and a ring would mix it up."""
+    from mpi4py import MPI
+
+    def multiply(a, b, _):
+        x, y = (np.frombuffer(m, "i8").reshape(-1, 2, 2) for m in (a, b))
+        y[:] = x @ y
+
+    matrix = MPI.INT64_T.Create_contiguous(4).Commit()
+    product = MPI.Op.Create(multiply, commute=False)
+    rank, count = communicator.rank, 7
+    mine = lambda r: np.array([[[1, r + i + 1], [i % 2, 1]] for i in range(count)], "i8")
+    expected = mine(0)
+    for r in range(1, ranks):
+        expected = expected @ mine(r)
+    for name in names("allreduce"):
+        y = np.empty((count, 2, 2), "i8")
+        communicator.Allreduce([mine(rank), count, matrix], [y, count, matrix], product, algorithm=name)
+        assert (y == expected).all(), name
+    for name in names("reduce"):
+        for root in range(ranks):
+            y = np.empty((count, 2, 2), "i8")
+            communicator.Reduce([mine(rank), count, matrix], [y, count, matrix], product, root, algorithm=name)
+            assert rank != root or (y == expected).all(), name
+    product.Free()
+    matrix.Free()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_operations_and_datatypes_of_mpi(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    for name in ALGORITHMS["allreduce"]:
+        x = np.array([3 + rank, 7 - rank, 5], "i4")
+        all_x = np.array([[3 + r, 7 - r, 5] for r in range(ranks)], "i4")
+        for op, function in (
+            (MPI.MAX, np.max),
+            (MPI.MIN, np.min),
+            (MPI.PROD, np.prod),
+            (MPI.BAND, np.bitwise_and.reduce),
+            (MPI.BXOR, np.bitwise_xor.reduce),
+        ):
+            y = np.empty_like(x)
+            communicator.Allreduce(x, y, op, algorithm=name)
+            assert (y == function(all_x, axis=0)).all()
+        pairs = np.array(
+            [(1.5 + (rank - 1) ** 2, rank), (-rank, 10 + rank)], np.dtype([("v", "f8"), ("i", "i4")], align=True)
+        )
+        least = np.empty_like(pairs)
+        spec = lambda a: [a.view("u1"), 2, MPI.DOUBLE_INT]
+        communicator.Allreduce(spec(pairs), spec(least), MPI.MINLOC, algorithm=name)
+        assert least["v"].tolist() == [1.5, 1 - ranks] and least["i"].tolist() == [1, 9 + ranks]
+        # NaN: whichever operand MAX keeps, all ranks keep the same
+        x = np.array([np.nan if rank == 1 else rank, rank], "f8")
+        y = np.empty_like(x)
+        communicator.Allreduce(x, y, MPI.MAX, algorithm=name)
+        assert len({bytes(b) for b in communicator.allgather(y.tobytes())}) == 1
+    column = MPI.INT32_T.Create_vector(4, 1, 3).Commit()  # a column of a 4 x 3 matrix
+    for name in ALGORITHMS["broadcast"]:
+        a = np.full((4, 3), rank, "i4")
+        communicator.Bcast([a, 1, column], 1, algorithm=name)
+        assert (a[:, 0] == 1).all() and (a[:, 1:] == rank).all()
+    column.Free()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_float16_is_summed_in_float32_and_rounded_once_a_sum(communicator, ranks):
+    x = np.array([2048, 0.1, 65504], "f2") if communicator.rank else np.array([1, 0.2, 0], "f2")
+    y = np.empty_like(x)
+    communicator.Allreduce(x, y)
+    both = np.array([[2048, 0.1, 65504], [1, 0.2, 0]], "f2").astype("f4").sum(0)
+    assert (y == both.astype("f2")).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_plans_are_found_again_and_never_for_other_memory(communicator, ranks):
+    plans = communicator._plans
+    x, y = np.ones(4, "f4"), np.empty(4, "f4")
+    for _ in range(3):
+        communicator.Allreduce(x, y)
+    assert len(plans) == 1
+    communicator.Allreduce(x[:2], y[:2])  # same addresses, another count
+    communicator.Allreduce(x.view("i4"), y.view("i4"))  # another dtype
+    assert len(plans) == 3 and (y.view("i4") == 2 * x.view("i4")).all()
+    y.flags.writeable = False  # the same memory, now read-only
+    with pytest.raises(BufferError, match="read-only"):
+        communicator.Allreduce(x, y)
+    assert len(plans) == 3
+    # memory that comes and goes: whatever the allocator does, the sums are right
+    for i in range(300):
+        a = np.full(1 + i % 50, communicator.rank + i, "f8" if i % 3 else "i4")
+        b = np.empty_like(a)
+        communicator.Allreduce(a, b)
+        assert (b == 1 + 2 * i).all()
+        del a, b
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
+    communicator.Barrier()
+    plans = communicator._plans
+    plans.limit = 8
+    kept = np.ones(3)
+    communicator.Allreduce(None, kept)
+    first = next(key for key in plans if key[0] == "allreduce")
+    arrays = [np.ones(5 + i) for i in range(30)]
+    for i, a in enumerate(arrays):
+        communicator.Allreduce(None, a)
+        kept[:] = i
+        communicator.Allreduce(None, kept)
+        assert (kept == 2 * i).all()
+    assert len(plans) <= 8 and first in plans
+    plans.limit_bytes = 1000
+    big = np.ones(4000)
+    communicator.Allreduce(None, big)
+    assert len(plans) == 1 and plans.bytes >= 4000 * 8 / 2, "a plan larger than the limit is kept, alone"
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_plans_keep_no_array_alive(communicator, ranks):
+    import weakref
+
+    class Array(np.ndarray):
+        pass
+
+    x = np.ones(8)
+    gone = weakref.ref(x)
+    communicator.Allreduce(None, x)
+    communicator.Bcast(x)
+    del x
+    assert gone() is None
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_does_not_fit_is_refused_by_name(communicator, ranks):
+    from mpi4py import MPI
+
+    f4, f8 = np.ones(4, "f4"), np.ones(4, "f8")
+    rank = communicator.rank
+    for call, error, said in (
+        (
+            lambda: communicator.Allreduce(f4, f8),
+            TypeError,
+            "send buffer holds MPI_FLOAT, the receive buffer MPI_DOUBLE",
+        ),
+        (lambda: communicator.Allreduce(f4, f4[:3].copy()), ValueError, "4 elements, the receive buffer 3"),
+        (lambda: communicator.Allreduce(f4, f4), ValueError, "overlap: pass MPI.IN_PLACE"),
+        (lambda: communicator.Bcast(f4, root=2), ValueError, r"root 2: the communicator has ranks 0 \.\.\. 1"),
+        (lambda: communicator.Reduce(f4, f8, root=rank), TypeError, "MPI_FLOAT"),
+        (lambda: communicator.Scatter(np.ones(3, "f4"), f4, root=rank), ValueError, "3 elements cannot be dealt to 2"),
+        (lambda: communicator.Gather(f4, np.ones(6, "f4"), root=rank), ValueError, "16 bytes in the one buffer, 12"),
+        (lambda: communicator.Allreduce(f4, f4.copy(), algorithm="rind"), ValueError, "no allreduce algorithm 'rind'"),
+        (lambda: communicator.Bcast([f4, 9, "f"]), ValueError, "too small for 9 of MPI_FLOAT"),
+        (lambda: communicator.Bcast(np.ones((4, 4))[:, 1]), BufferError, "contiguous"),
+        (lambda: communicator.Allreduce(None, f4.astype("f2"), MPI.BAND), TypeError, "float16"),
+    ):
+        with pytest.raises(error, match=said):
+            call()
+    communicator.Allreduce(None, f4)  # nobody sent anything: the communicator still works
+    assert (f4 == 2).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_algorithm_is_chosen_by_call_keyword_and_environment(comm, ranks, monkeypatch):
+    from collectives import Communicator
+
+    monkeypatch.setenv("RINGPROP_ALLREDUCE", "ring")
+    x = np.ones(1)
+    sends = lambda c: len(next(iter(c._plans.values())).requests)
+    for given, asked, requests in (({}, None, 4), ({"allreduce": "doubling"}, None, 2), ({}, "doubling", 2)):
+        communicator = Communicator(comm, **given)
+        communicator.Allreduce(None, np.ones(2), algorithm=asked)
+        assert sends(communicator) == requests
+        communicator.release()
+    native = Communicator(comm, allreduce="native")
+    native.Allreduce(None, x)
+    assert x == 2
+    native.release()
+    monkeypatch.setenv("RINGPROP_ALLREDUCE", "rind")
+    with pytest.raises(ValueError, match="no allreduce algorithm 'rind': there are auto, native, ring"):
+        Communicator(comm)
+    with pytest.raises(ValueError, match="no operation 'alreduce'"):
+        Communicator(comm, alreduce="ring")
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_duplicates_and_parts_are_communicators_too(communicator, ranks):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    halves = communicator.Split(communicator.rank % 2, -communicator.rank)
+    copy = communicator.Dup()
+    for made in (halves, copy):
+        assert type(made) is Communicator
+        x = np.array([communicator.rank + 1.0])
+        made.Allreduce(None, x)
+        assert x == sum(made.allgather(communicator.rank + 1.0))
+        assert made._plans
+        made.Free()
+    alone = communicator.Split(MPI.UNDEFINED if communicator.rank else 0)
+    assert (alone == MPI.COMM_NULL) == (communicator.rank > 0)
+    if alone != MPI.COMM_NULL:
+        alone.Free()
+    communicator.Barrier()
+    communicator.release()
+    x = np.ones(1)
+    communicator.Allreduce(None, x)  # set up again
+    assert x == ranks
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_messages_of_the_caller_never_meet_ours(communicator, ranks):
+    """A receive of anything with any tag is posted while collectives run."""
+    from mpi4py import MPI
+
+    y = np.empty(1)
+    request = communicator.Irecv(y, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    x = np.ones(1)
+    communicator.Allreduce(None, x)
+    communicator.Barrier()
+    assert x == 2 and not request.Test()
+    communicator.Send(np.array([5.0]), 1 - communicator.rank)
+    request.Wait()
+    assert y == 5

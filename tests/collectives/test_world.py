@@ -1,0 +1,105 @@
+"""A failure of one rank, of whatever kind, ends all ranks soon, with its rank named and a status that is not 0."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from collectives.world import WorldError, check_world
+from parallel import launch
+
+PROGRAM = """
+import contextlib, os, signal, sys, threading, time
+from collectives import check_world, install_excepthooks
+install_excepthooks()
+check_world()
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.Barrier()
+
+def leave():
+    try:
+        sys.exit(9)
+    finally:
+        print("cleaned up", flush=True)
+
+def fail():
+    raise ValueError("no such layer")
+
+def fall(number):
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+    finally:
+        print("cleaned up", flush=True)
+
+def fall_in_mpi():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    world.recv(source=0)
+
+def catch():
+    with contextlib.suppress(SystemExit):
+        sys.exit(3)
+    world.Barrier()
+    sys.exit(0)
+
+if world.rank == 1:
+    WHAT
+elif "catch" in "WHAT":
+    world.Barrier()
+    sys.exit(0)
+world.recv(source=1)  # for ever
+"""
+
+CASES = {
+    "fail()": (1, ["rank 1 of 2: ValueError: no such layer", "in fail"]),
+    "threading.Thread(target=fail, name='loader').start()": (
+        1,
+        ["rank 1 of 2, thread loader: ValueError: no such layer"],
+    ),
+    "leave()": (9, ["rank 1 of 2: sys.exit(9)", "cleaned up"]),
+    "sys.exit('no data')": (1, ["no data", "rank 1 of 2: sys.exit('no data')"]),
+    "threading.Thread(target=sys.exit, args=(4,)).start()": (4, ["sys.exit(4)"]),
+    "fall(signal.SIGTERM)": (143, ["rank 1 of 2: ended by SIGTERM", "cleaned up"]),
+    "fall(signal.SIGINT)": (130, ["rank 1 of 2: ended by SIGINT", "cleaned up"]),
+    "fall_in_mpi()": (143, ["rank 1 of 2: ended by SIGTERM during an MPI call"]),
+    "catch()": (0, []),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_all_ranks_end(what, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("WHAT", what))
+    status, said = CASES[what]
+    lines = []
+    begin = time.monotonic()
+    got = launch.run([program], ranks=2, timeout=30, stdout=lines.append)
+    text = "".join(lines).replace("\0", "")
+    assert got == status, text
+    assert time.monotonic() - begin < 15
+    for words in said:
+        assert words in text
+    assert status or "rank 1" not in text
+
+
+def test_a_world_of_singletons_is_refused_with_what_to_do(monkeypatch):
+    class Alone:
+        def Get_size(self):
+            return 1
+
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    check_world(Alone())
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(
+        WorldError, match=r"4 processes were launched \(PMI_SIZE=4\), but each is alone.*srun --mpi=pmix"
+    ):
+        check_world(Alone())
+
+
+def test_importing_collectives_imports_no_mpi():
+    seen = "'mpi4py' in sys.modules"
+    code = f"import sys, collectives; assert not {seen}; collectives.Communicator; assert {seen}"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
