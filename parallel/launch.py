@@ -23,6 +23,7 @@ Standard library only, and no MPI in the launching process: import 15 ms, a star
 import contextlib
 import functools
 import os
+import re
 import select
 import shutil
 import signal
@@ -211,7 +212,7 @@ class Job:
         return list(_processes(self.name))
 
     def show_stacks(self) -> None:
-        """Abort the ranks so that each says on stderr (through faulthandler) where it was."""
+        """Abort the ranks: each says where it was, on stderr or where its faulthandler writes (`read_stack`)."""
         for pid in _processes(self.name, only_ranks=True):
             _signal(pid, signal.SIGABRT)
 
@@ -265,6 +266,24 @@ def run(
         job.show_stacks()
         job.wait(GRACE)
         return TIMED_OUT
+
+
+def ending(status: int) -> str:
+    """An exit status in words: "the ranks ended by signal 9 (SIGKILL)"."""
+    try:
+        return f"the ranks ended by signal {status - 128} ({signal.Signals(status - 128).name})"
+    except ValueError:  # no signal
+        return f"the ranks ended with exit status {status}"
+
+
+def read_stack(path: str | os.PathLike) -> list[tuple[str, int, str]]:
+    """(file, line, function), innermost first, of the main thread in a file that faulthandler wrote; [] if none."""
+    try:
+        text = Path(path).read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    main = text.rpartition("(most recent call first)")[2]  # of several threads the main one comes last
+    return [(file, int(line), name) for file, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', main)]
 
 
 def _processes(job: str, only_ranks: bool = False) -> Iterator[int]:

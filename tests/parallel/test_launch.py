@@ -161,3 +161,9 @@ def test_importing_the_launcher_is_light():
     code = "import sys, parallel.launch; print({'numpy', 'mpi4py'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_an_ending_in_words():
+    assert launch.ending(128 + 9) == "the ranks ended by signal 9 (SIGKILL)"
+    for status in 3, 128, 255:
+        assert launch.ending(status) == f"the ranks ended with exit status {status}"

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -94,7 +93,7 @@ class Group:
                     return f"the ranks disagree about the outcome: {', '.join(said)}"
                 return "" if len(self.tests) > 1 else self.finish()
             elif status is not None:
-                return _ending(status)
+                return launch.ending(status)
             elif all(key in self.started for key in keys):
                 if now > max(self.started[key] for key in keys) + limit:
                     self.ask_where()
@@ -109,7 +108,7 @@ class Group:
         if status is None:
             self.ask_where()
             return f"passed, but then the ranks did not end within {FINALIZE:g} s"
-        return status and f"passed, but then {_ending(status)}"
+        return status and f"passed, but then {launch.ending(status)}"
 
     def read_diaries(self):
         hook = self.config.hook.pytest_report_from_serializable
@@ -153,9 +152,3 @@ def _failed(phases) -> bool:
 def _over(phases) -> bool:
     """Whether a rank has told all that it will tell: a failed one waits to be ended."""
     return "teardown" in phases or _failed(phases)
-
-
-def _ending(status: int) -> str:
-    if status > 128:
-        return f"the ranks ended by signal {status - 128} ({signal.Signals(status - 128).name})"
-    return f"the ranks ended with exit status {status}"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
+from parallel import launch
+
 
 def failure(item, trouble, told=(), where=None, output="", seconds=0.0):
     """The report that a test has failed.
@@ -55,9 +57,7 @@ def where(stack: Path, begun: bool) -> str:
     if not text:
         return f"died {place} without a word (killed, or left by os._exit)"
     crash = re.search("Fatal Python error: (?!Aborted)(.+)", text)  # Aborted: the parent asked for the stack
-    main = text.rpartition("(most recent call first)")[2]  # of several threads the main one comes last
-    frames = [(path, int(line), name) for path, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', main)]
-    frames = list(takewhile(lambda frame: "_pytest" not in Path(frame[0]).parts, frames))
+    frames = list(takewhile(lambda frame: "_pytest" not in Path(frame[0]).parts, launch.read_stack(stack)))
     verdict = f"crashed ({crash[1]})" if crash else "was"
     if not frames:
         return f"{verdict} {place}, in pytest itself:\n{text}"
