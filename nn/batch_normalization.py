@@ -1,0 +1,215 @@
+"""Batch normalisation: every channel is normalised over all samples and positions of the batch.
+
+    xhat = (x - mean) / sqrt(var + eps)        y = gamma xhat + beta
+    gx = gamma / sqrt(var + eps) * (gy - mean(gy) - xhat mean(gy xhat))
+
+Costs about six passes over the activations forward, eight backward, so what counts is bytes: work goes by blocks that
+stay in the cache, sums over positions are products with a vector of ones, and per-channel vectors are repeated so that
+inner loops are long.
+
+Sources: Ioffe and Szegedy 2015; Goyal et al. 2017 (gamma 0, no weight decay).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from nn.initializers import ones, zeros
+from nn.layer import Initializer, Layer, ShapeError, Spec
+
+BLOCK = 1 << 17  # elements worked on at a time
+WIDTH = 1024  # elements of an inner loop, about
+
+
+class _BatchNorm(Layer):
+    """Each channel (last axis) is normalised over all other axes of the batch; see BatchNorm1d and BatchNorm2d.
+
+    Parameters
+    ----------
+    features : int
+        Channels.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Of the running statistics, which evaluation uses: running = (1 - momentum) running + momentum batch.
+        The batch's variance is divided by n for normalising, and by n - 1 in the running statistics.
+    synchronized : bool
+        Take the statistics over all ranks' samples, each rank with its true count, which may be 0. Every rank must
+        take part. Needs `run.common.all_sum`; without it there is one rank.
+    init : initializer
+        For gamma: ones, or zeros for the last normalisation of a residual branch (Goyal et al. 2017).
+    """
+
+    dimensions: tuple[int, ...] = ()
+    expects = ""
+
+    def __init__(
+        self,
+        features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        synchronized: bool = False,
+        init: Initializer = ones,
+    ):
+        name = type(self).__name__
+        if features < 1:
+            raise ValueError(f"{name}: features must be at least 1, given {features}")
+        if not eps >= 0 or not 0 <= momentum <= 1:
+            raise ValueError(f"{name}: needs eps >= 0 and 0 <= momentum <= 1, given {eps} and {momentum}")
+        self.features, self.eps, self.momentum = features, eps, momentum
+        self.synchronized, self.init = synchronized, init
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.features}{', synchronized=True' if self.synchronized else ''})"
+
+    def specs(self, in_shape):
+        if len(in_shape) not in self.dimensions or in_shape[-1] != self.features:
+            raise ShapeError(
+                f"expects {self.expects} with {self.features} on the last axis, given samples of shape {in_shape}"
+            )
+        shape = (self.features,)
+        return {
+            "gamma": Spec(shape, self.init, decay=False),
+            "beta": Spec(shape, zeros, decay=False),
+            "mean": Spec(shape, zeros, state=True),
+            "var": Spec(shape, ones, state=True),
+        }, in_shape
+
+    def forward(self, p, x, run):
+        rows = _wide(x, self.features)
+        batch = run.training and (len(x) > 0 or run.common.all_sum is not None)
+        if batch and (len(x) or self.synchronized):
+            count, mean, var = self._moments(rows, x.size // self.features, run)
+            self._remember(count, mean, var, run.state)
+        else:
+            batch = False
+            count, mean, var = 0.0, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
+            if run.training and run.common.all_sum is None:
+                raise ValueError(f"layer {run.path} ({self!r}): empty batch in training")
+        scale = 1 / np.sqrt(var + self.eps)
+        y = run.empty(x.shape, x.dtype)
+        self._apply(rows, p.gamma * scale, p.beta - p.gamma * scale * mean, y.reshape(rows.shape))
+        return y, (x, count if batch else None, mean, scale)
+
+    def backward(self, p, g, gy, saved, run):
+        x, count, mean, scale = saved
+        rows, upstream = _wide(x, self.features), _wide(gy, self.features)
+        sums = np.zeros((2, self.features))  # of gy, and of gy (x - mean)
+        center = _repeat(mean, rows)
+        for block in _blocks(rows):
+            product = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, x.dtype))
+            product *= upstream[block]
+            sums[0] += _column_sums(upstream[block], self.features, run)
+            sums[1] += _column_sums(product, self.features, run)
+        sums[1] *= scale
+        run.add(g.beta, sums[0])
+        run.add(g.gamma, sums[1])
+        if count is not None and self.synchronized and run.common.all_sum:
+            run.common.all_sum(sums)
+        if not run.wants_gx:
+            return None
+        slope = p.gamma * scale
+        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        target = gx.reshape(rows.shape)
+        if count is None:  # statistics were given, not computed
+            self._apply(upstream, slope, np.zeros(self.features), target)
+            return gx
+        along_x = -slope * scale * sums[1] / count
+        constant = -slope * sums[0] / count - along_x * mean
+        slope, along_x, constant = (_repeat(v, rows) for v in (slope, along_x, constant))
+        for block in _blocks(rows):
+            shift = np.multiply(rows[block], along_x, out=run.scratch("block", rows[block].shape, x.dtype))
+            shift += constant
+            np.multiply(upstream[block], slope, out=target[block])
+            target[block] += shift
+        return gx
+
+    def _moments(self, rows, n, run):
+        """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
+
+        Values are centred by the mean of the first block, so that nothing is lost where the mean is large.
+        """
+        sums, squares = np.zeros(self.features), np.zeros(self.features)
+        for block in _blocks(rows):
+            if block.start == 0:
+                guess = _column_sums(rows[block], self.features, run) * (self.features / rows[block].size)
+                center = _repeat(guess, rows)
+            part = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, rows.dtype))
+            sums += _column_sums(part, self.features, run)
+            part *= part
+            squares += _column_sums(part, self.features, run)
+        if n:
+            squares -= sums * sums / n  # now about the mean
+            sums += n * center[: self.features].astype(np.float64)
+        if self.synchronized and run.common.all_sum:
+            own = sums / n if n else sums
+            total = np.append(sums, float(n))
+            run.common.all_sum(total)
+            count, sums = total[-1], total[:-1]
+            if count:
+                squares += n * (own - sums / count) ** 2
+            run.common.all_sum(squares)
+        else:
+            count = float(n)
+        if count < 2:
+            raise ValueError(
+                f"layer {run.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "
+                "at least two: use a larger batch, or evaluation mode"
+            )
+        return count, sums / count, squares / count
+
+    def _remember(self, count, mean, var, state):
+        keep = 1 - self.momentum
+        state.mean[...] = keep * state.mean + self.momentum * mean
+        state.var[...] = keep * state.var + self.momentum * (count / (count - 1)) * var
+
+    def _apply(self, rows, scale, shift, out):
+        scale, shift = _repeat(scale, rows), _repeat(shift, rows)
+        for block in _blocks(rows):
+            np.multiply(rows[block], scale, out=out[block])
+            out[block] += shift
+
+
+class BatchNorm1d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__.replace("; see BatchNorm1d and BatchNorm2d.", ": x is (N, C) or (N, T, C).")
+    dimensions = (1, 2)
+    expects = "features (C,) or (T, C)"
+
+
+class BatchNorm2d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__.replace("; see BatchNorm1d and BatchNorm2d.", ": x is (N, H, W, C).")
+    dimensions = (3,)
+    expects = "images (height, width, channels)"
+
+
+def _wide(x, features: int) -> np.ndarray:
+    """x as rows that hold several positions' channels each: long inner loops."""
+    x = np.ascontiguousarray(x)
+    return x.reshape(-1, features * _positions(x.size // features, features))
+
+
+@cache
+def _positions(count: int, features: int) -> int:
+    """The largest divisor of `count` that keeps a row within WIDTH."""
+    limit = min(count, max(1, WIDTH // features))
+    return next((n for n in range(limit, 1, -1) if count % n == 0), 1)
+
+
+def _blocks(rows):
+    """Slices of about BLOCK elements."""
+    step = max(1, BLOCK // rows.shape[1])
+    for start in range(0, len(rows), step):
+        yield slice(start, start + step)
+
+
+def _repeat(vector, rows) -> np.ndarray:
+    """One value for each channel, repeated over a row of `_wide`."""
+    return np.tile(vector.astype(rows.dtype), rows.shape[1] // len(vector))
+
+
+def _column_sums(rows, features: int, run) -> np.ndarray:
+    """Sum over all positions of each channel, the last steps in float64."""
+    sums = np.matmul(run.common.memory.ones(len(rows), rows.dtype), rows)
+    return sums.reshape(-1, features).sum(axis=0, dtype=np.float64)
