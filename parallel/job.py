@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from parallel import launch
 from parallel.options import Options, parse
 
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
+BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
+PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,38 +30,67 @@ def main(argv: list[str] | None = None) -> int:
         if options.ranks and options.ranks > 1:
             return start_ranks(options, argv)
     set_threads(options.threads or max(1, launch.cores() // local_ranks()))
-    if launch.inside():
-        from collectives import check_world, install_excepthooks
-
-        install_excepthooks()
-        check_world()
     try:
+        if launch.inside():
+            from collectives import check_world, install_excepthooks
+
+            install_excepthooks()
+            check_world()
+        else:
+            signal.signal(signal.SIGTERM, terminated)
         from parallel.run import train
 
         train(options)
         return 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         if launch.inside():
             raise  # the excepthook ends all ranks
-        print(f"\ninterrupted; to continue: {continue_with(options)}", file=sys.stderr)
-        return INTERRUPTED
+        print(f"\nended; to continue: {continue_with(options)}", file=sys.stderr)
+        return TERMINATED if end.args else INTERRUPTED
     except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError) as error:
         return fail(error)
+
+
+def terminated(number, frame) -> None:
+    """SIGTERM ends one process as Ctrl-C does."""
+    raise KeyboardInterrupt(number)
 
 
 def start_ranks(options: Options, argv: list[str]) -> int:
     """Start --ranks ranks of this program on this machine, and end with their exit status."""
     inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
     try:
-        status = launch.run(inner, options.ranks)
+        status = launch.run(inner, options.ranks, stdout=without_banners(sys.stdout))
     except launch.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         status = INTERRUPTED
-    if status in (INTERRUPTED, 143):
-        print(f"\ninterrupted, all ranks ended; to continue: {continue_with(options)}", file=sys.stderr)
+    except SystemExit as end:  # SIGTERM
+        status = end.code
+    if status in (INTERRUPTED, TERMINATED):
+        print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     return status
+
+
+def without_banners(out):
+    """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why."""
+    held = ""  # a line of dashes, which may begin a banner
+    inside = False
+
+    def receive(line: str) -> None:
+        nonlocal held, inside
+        rule = len(line) > 60 and set(line.strip()) == {"-"}
+        if inside:
+            inside = not rule
+            return
+        inside = bool(held) and line.startswith(BANNERS)
+        if not inside:
+            out.write(held + ("" if rule else line))
+            out.flush()
+        held = line if rule else ""
+
+    return receive
 
 
 def continue_with(options: Options) -> str:
@@ -97,23 +130,29 @@ def local_ranks() -> int:
 
 
 def fail(error: Exception) -> int:
-    """Say what went wrong, once: rank 0 at once, others only if rank 0 has not ended the job by then."""
-    text = f"error: {error}"
-    unexpected = type(error) in (ValueError, TypeError, RuntimeError) and os.environ.get("RINGPROP_TRACEBACK")
+    """Say what went wrong, once, and end all ranks.
+
+    Where all ranks fail alike (a wrong option, a NaN that all were told of), rank 0 says it and all leave quietly.
+    Where some do not, they would wait for ever: so after a moment the failing rank aborts the job.
+    """
+    if os.environ.get("RINGPROP_TRACEBACK"):
+        traceback.print_exception(error)
     if not launch.inside():
-        if unexpected:
-            raise error
-        print(text, file=sys.stderr, flush=True)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     from mpi4py import MPI
 
-    rank = MPI.COMM_WORLD.rank
-    if rank:
-        time.sleep(2)  # an error that all ranks have is rank 0's to tell
-    print(text if rank == 0 else f"rank {rank}: {text}", file=sys.stderr, flush=True)
-    if unexpected:
-        import traceback
-
-        traceback.print_exception(error)
-    MPI.COMM_WORLD.Abort(1)
-    return 1
+    world = MPI.COMM_WORLD
+    failing = world.Ibarrier()
+    if world.rank == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    end = time.monotonic() + PATIENCE
+    while not failing.Test():
+        if time.monotonic() > end:
+            if world.rank:
+                print(f"error on rank {world.rank}: {error}", file=sys.stderr, flush=True)
+            world.Abort(1)
+        time.sleep(0.01)
+    sys.stdout.flush()
+    MPI.Finalize()
+    os._exit(1)  # not sys.exit: `python -m mpi4py` would abort

@@ -1,0 +1,247 @@
+"""scripts/train.py as its users run it: from the shell, on one process and on ranks, with whatever goes wrong."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model", "mlp:64,16,10", "--limit", "100", "--epochs", "3", "--dtype", "float64", "--momentum", "0.9"]
+# Long enough to be stopped in the middle: 1,437 samples one by one, saved every 100 steps.
+LONG = ["--model", "mlp:64,16,10", "--batch", "8", "--epochs", "12", "--checkpoint-steps", "100", "--lr", "0.01"]
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "scripts/train.py", *args]
+
+
+def train(*args, status=0, **options) -> str:
+    """Run to the end, check the exit status, and return what it said."""
+    done = subprocess.run(
+        command(*map(str, args)), cwd=ROOT, text=True, timeout=90, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def result(directory: Path) -> dict:
+    return json.loads((directory / "result.json").read_text())
+
+
+def parameters(directory: Path) -> np.ndarray:
+    last = sorted((directory / "checkpoints").glob("step-*.npz"))[-1]
+    with np.load(last, allow_pickle=False) as file:
+        return np.concatenate([file[k].ravel() for k in sorted(file.files) if k.startswith("param/")])
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Running processes that were told to work in `directory`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if os.fsencode(directory) in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_help_is_complete_and_instant():
+    from parallel.options import Options
+
+    code = "import sys, parallel.job as j\ntry: j.main(['--help'])\nexcept SystemExit: pass\nprint([m for m in "
+    code += "('numpy', 'mpi4py', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    for name in Options.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in done.stdout
+
+
+def test_a_run_directory_has_everything(tmp_path):
+    out = tmp_path / "run"
+    said = train(*SMALL, "--out", out)
+    assert "epoch 3/3" in said and "images/s" in said and str(out) in said
+    assert {p.name for p in out.iterdir()} == {
+        "config.json", "environment.json", "metrics.jsonl", "result.json", "curves.png", "checkpoints",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    assert {"step", "epoch", "loss", "accuracy", "images_per_second", "seconds"} <= lines[0].keys()
+    assert {"accuracy", "loss", "seconds", "images_per_second", "ranks", "parameters_sha256"} <= result(out).keys()
+    assert json.loads((out / "config.json").read_text())["model"] == "mlp:64,16,10"
+    assert {"numpy", "host", "cores", "threads", "blas"} <= json.loads((out / "environment.json").read_text()).keys()
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    said = train(*SMALL, "--out", out, status=1)
+    assert "holds a run" in said or "already" in said
+
+
+def test_ranks_compute_what_one_process_does(tmp_path):
+    train(*SMALL, "--out", tmp_path / "one")
+    train(*SMALL, "--out", tmp_path / "two", "--ranks", "2")
+    train(*SMALL, "--out", tmp_path / "three", "--ranks", "3", "--allreduce", "doubling")
+    one = parameters(tmp_path / "one")
+    for name in ("two", "three"):
+        np.testing.assert_allclose(parameters(tmp_path / name), one, rtol=1e-10, atol=1e-13)
+        assert result(tmp_path / name)["accuracy"] == result(tmp_path / "one")["accuracy"]
+    assert result(tmp_path / "three")["ranks"] == 3
+
+
+def test_mpiexec_from_outside(tmp_path):
+    from parallel import launch
+
+    mpiexec = launch.find_mpiexec()
+    args = [mpiexec, "-n", "2", sys.executable, "-m", "mpi4py", "scripts/train.py", *SMALL, "--out", tmp_path / "run"]
+    env = launch.settings(2, mpiexec) | os.environ
+    done = subprocess.run(args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path / "run")["ranks"] == 2
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The result of LONG, never interrupted, on one process and on two ranks."""
+    out = tmp_path_factory.mktemp("whole")
+    train(*LONG, "--out", out / "1")
+    train(*LONG, "--out", out / "2", "--ranks", "2")
+    return {1: result(out / "1"), 2: result(out / "2")}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "number", "status"),
+    [
+        (1, signal.SIGKILL, -signal.SIGKILL),
+        (1, signal.SIGINT, 130),
+        (1, signal.SIGTERM, 143),
+        (2, signal.SIGINT, 130),
+        (2, signal.SIGTERM, 143),
+        (2, signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, status):
+    out = tmp_path / "run"
+    ranked = ["--ranks", str(ranks)] if ranks > 1 else []
+    args = command(*LONG, "--out", str(out), *ranked)
+    program = subprocess.Popen(args, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: list((out / "checkpoints").glob("step-*.npz")))
+    program.send_signal(number)
+    said, _ = program.communicate(timeout=30)
+    assert program.returncode == status, said
+    if number != signal.SIGKILL:
+        assert f"--resume {out}" in said and "Traceback" not in said
+    wait_until(lambda: not processes_of(out), 15)
+    assert not (out / "result.json").exists(), "it ended before it could be stopped: make LONG longer"
+    assert not list(out.rglob("*.tmp")) or number == signal.SIGKILL
+    said = train("--resume", out, *ranked)
+    assert "continuing from" in said
+    assert result(out)["parameters_sha256"] == whole[ranks]["parameters_sha256"]
+
+
+def test_a_killed_rank_ends_the_job(tmp_path):
+    out = tmp_path / "run"
+    args = command(*LONG, "--epochs", "10000", "--out", str(out), "--ranks", "2")
+    program = subprocess.Popen(args, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: (out / "metrics.jsonl").exists())
+    ranks = [p for p in processes_of(out) if b"OMPI_COMM_WORLD_RANK=1" in Path(f"/proc/{p}/environ").read_bytes()]
+    if not ranks:  # MPICH
+        ranks = [p for p in processes_of(out) if b"PMI_RANK=1" in Path(f"/proc/{p}/environ").read_bytes()]
+    os.kill(ranks[0], signal.SIGKILL)
+    program.communicate(timeout=30)
+    assert program.returncode != 0
+    wait_until(lambda: not processes_of(out), 15)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path):
+    out = tmp_path / "run"
+    train(*SMALL, "--out", out)
+    before = result(out)
+    last = sorted((out / "checkpoints").glob("step-*.npz"))[-1]
+    last.write_bytes(last.read_bytes()[:-10])
+    said = train("--resume", out)
+    assert "DAMAGED" in said and last.name in said
+    assert result(out)["parameters_sha256"] == before["parameters_sha256"]
+
+
+def test_a_resumed_run_keeps_what_made_its_result(tmp_path):
+    out = tmp_path / "run"
+    train(*SMALL, "--out", out)
+    assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
+    train("--resume", out, "--epochs", "4")
+    assert result(out)["epochs"] == 4
+
+
+def test_a_full_disk_is_one_clear_message(tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # a file can grow no larger
+
+    said = train(*SMALL, "--out", tmp_path / "run", status=1, preexec_fn=limit)
+    assert "error: " in said and "cannot write" in said and "step-00000004.npz" in said and "Traceback" not in said
+    assert not list((tmp_path / "run").rglob("*.npz")) and not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_config_file_lies_below_the_flags(tmp_path):
+    config = tmp_path / "small.toml"
+    config.write_text('model = "mlp:64,8,10"\nepochs = 2\nlimit = 50\nlr = 1\n')
+    train("--config", config, "--epochs", "1", "--out", tmp_path / "run")
+    used = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (used["model"], used["epochs"], used["limit"], used["lr"]) == ("mlp:64,8,10", 1, 50, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        (["--lr", "-1"], 2, "--lr must not be negative, given -1.0"),
+        (["--lr", "nan"], 2, "--lr must not be negative"),
+        (["--epochs", "x"], 2, "invalid int value: 'x'"),
+        (["--batch", "0"], 2, "--batch must be at least 1, given 0"),
+        (["--momentum", "1"], 2, "--momentum must be below 1"),
+        (["--resume", "nowhere"], 2, "--resume nowhere: "),
+        (["--config", "nowhere.toml"], 2, "--config nowhere.toml: No such file"),
+        (["--loss", "quadrat"], 2, "invalid choice: 'quadrat'"),
+        (["--model", "mpl:64,10"], 1, "did you mean 'mlp'"),
+        (["--model", "mlp:65,10"], 1, "expected 64"),
+        (["--activation", "sigmoyd"], 1, "did you mean 'sigmoid'"),
+        (["--init", "hee"], 1, "did you mean 'he'"),
+        (["--data", "mnist", "--data-dir", "nowhere"], 1, "get_data.py mnist --data-dir nowhere"),
+        (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
+        (["--batch", "1", "--ranks", "2"], 1, "a global batch of 1 samples cannot be cut among 2 ranks"),
+        (["--allreduce", "rung", "--ranks", "2"], 1, "no allreduce algorithm 'rung'"),
+        (["--lr", "1e30", "--limit", "64", "--ranks", "2"], 1, "on rank 0"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tmp_path, args, status, message):
+    if args[0] == "--resume":
+        said = train(*args, status=status)
+    else:
+        said = train(*args, "--out", tmp_path / "run", status=status)
+    assert said.count("error: ") == 1 and message in said, said
+    assert "Traceback" not in said and "MPI_ABORT" not in said
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_ranks_that_are_started_differently_are_told(tmp_path):
+    """Each rank gets options of its own, as when hosts hold different files."""
+    from parallel import launch
+
+    program = (
+        "import os, sys; sys.argv = ['train.py', '--limit', '64', '--seed', os.environ.get('OMPI_COMM_WORLD_RANK') "
+        f"or os.environ['PMI_RANK'], '--out', {str(tmp_path / 'run')!r}]; import parallel.job; "
+        "sys.exit(parallel.job.main())"
+    )
+    lines = []
+    status = launch.run(["-c", program], 2, timeout=60, cwd=ROOT, stdout=lines.append)
+    assert status != 0 and "ranks disagree on --seed: rank 0 has 0, rank 1 has 1" in "".join(lines)
