@@ -66,7 +66,7 @@ class ReLU(Activation):
     """y = max(x, 0), dy/dx = 1 where y > 0, else 0."""
 
     def forward(self, p, x, run):
-        y = np.maximum(x, 0, run.like_x(x))
+        y = np.maximum(x, 0, out=run.like_x(x))
         return y, y
 
     def backward(self, p, g, gy, y, run):
@@ -93,7 +93,7 @@ class LeakyReLU(Activation):
 
     def forward(self, p, x, run):
         low = np.multiply(x, self.slope, run.scratch("slope", x.shape, x.dtype))
-        y = np.maximum(x, low, run.like_x(x))
+        y = np.maximum(x, low, out=run.like_x(x))
         return y, y
 
     def backward(self, p, g, gy, y, run):
@@ -167,7 +167,7 @@ class GELU(Smooth):
         b *= a
         np.copysign(c, x, slope)
         slope += 0.5
-        np.maximum(x, 0, y)
+        np.maximum(x, 0, out=y)
         y -= b
 
     def _tanh_form(self, x, y, slope, a, b):

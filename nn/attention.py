@@ -17,6 +17,7 @@ from nn.dense import Linear
 from nn.dropout import Dropout
 from nn.initializers import glorot, zeros
 from nn.layer import Initializer, Layer, Sequential, ShapeError, Spec
+from nn.normalization import LayerNorm
 
 
 class MultiHeadAttention(Layer):
@@ -184,8 +185,6 @@ class TransformerBlock(Sequential):
         hidden: int = 0,
         dropout: float = 0.0,
     ):
-        from nn.normalization import LayerNorm
-
         hidden = hidden or 4 * features
         attention = [MultiHeadAttention(features, heads, causal)]
         dense = [Linear(features, hidden), GELU(), Linear(hidden, features)]

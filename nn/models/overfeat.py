@@ -1,0 +1,33 @@
+"""OverFeat, the fast network (Sermanet et al. 2013): wide convolutions, no normalisation, pools that do not overlap."""
+
+from nn.activations import ReLU
+from nn.convolution import Conv2d
+from nn.dense import Linear
+from nn.dropout import Dropout
+from nn.initializers import he
+from nn.layer import Layer, Sequential, Shape
+from nn.models.images import image_shape
+from nn.pooling import MaxPool2d
+from nn.reshaping import Flatten
+
+
+def overfeat(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
+    """Five convolutions and three linear layers; 145,920,872 parameters for 231x231x3 and 1000 classes."""
+    height, width, channels = image_shape("overfeat", in_shape, at_least=71)
+    left = _left(height) * _left(width) * 1024
+    return Sequential(
+        *(Conv2d(channels, 96, 11, stride=4, init=he), activation(), MaxPool2d(2)),
+        *(Conv2d(96, 256, 5, init=he), activation(), MaxPool2d(2)),
+        *(Conv2d(256, 512, 3, padding=1, init=he), activation()),
+        *(Conv2d(512, 1024, 3, padding=1, init=he), activation()),
+        *(Conv2d(1024, 1024, 3, padding=1, init=he), activation(), MaxPool2d(2)),
+        Flatten(),
+        *(Linear(left, 3072, init=he), activation(), Dropout(0.5)),
+        *(Linear(3072, 4096, init=he), activation(), Dropout(0.5)),
+        Linear(4096, classes),
+    )
+
+
+def _left(size: int) -> int:
+    """What the convolutions and pools leave of a side: 231 -> 56 -> 28 -> 24 -> 12 -> 6."""
+    return ((((size - 11) // 4 + 1) // 2) - 4) // 2 // 2

@@ -1,0 +1,41 @@
+"""VGG (Simonyan and Zisserman 2014): only 3x3 convolutions, doubled in channels whenever pooling halves the image."""
+
+from nn.activations import ReLU
+from nn.convolution import Conv2d
+from nn.dense import Linear
+from nn.dropout import Dropout
+from nn.initializers import he
+from nn.layer import Layer, Sequential, Shape
+from nn.models.images import image_shape
+from nn.pooling import MaxPool2d
+from nn.reshaping import Flatten
+
+
+def vgg16(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
+    """Configuration D: 13 convolutions and 3 linear layers; 138,357,544 parameters for 224x224x3 and 1000 classes."""
+    stages = [(64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)]
+    features, count = _convolutions("vgg16", in_shape, stages, activation)
+    hidden = [
+        *(Linear(count, 4096, init=he), activation(), Dropout(0.5)),
+        *(Linear(4096, 4096, init=he), activation(), Dropout(0.5)),
+    ]
+    return Sequential(*features, *hidden, Linear(4096, classes))
+
+
+def vgg_small(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
+    """For 32x32 images: 64-64-pool-128-128-pool-256-256-pool, one linear layer; 1,186,890 parameters for 10 classes."""
+    features, count = _convolutions("vgg-small", in_shape, [(64, 64), (128, 128), (256, 256)], activation)
+    return Sequential(*features, Linear(count, classes))
+
+
+def _convolutions(model: str, in_shape: Shape, stages, activation) -> tuple[list[Layer], int]:
+    """The stages, each pooled by 2, flattened; and how many features that makes."""
+    factor = 2 ** len(stages)
+    height, width, channels = image_shape(model, in_shape, at_least=factor)
+    layers: list[Layer] = []
+    for stage in stages:
+        for filters in stage:
+            layers += [Conv2d(channels, filters, 3, padding=1, init=he), activation()]
+            channels = filters
+        layers += [MaxPool2d(2)]
+    return [*layers, Flatten()], (height // factor) * (width // factor) * channels

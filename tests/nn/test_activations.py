@@ -1,0 +1,152 @@
+"""Activations: gradients, PyTorch, extremes, and the normal distribution's tail."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passes import check_contract, check_micro_batches, one_pass
+
+from nn import activations
+from nn.activations import BY_NAME, GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from nn.dense import Linear
+from nn.gradcheck import gradcheck
+from nn.layer import Sequential, ShapeError
+from nn.network import Network
+from nn.normal import upper_tail
+
+ALL = [
+    Sigmoid(),
+    Tanh(),
+    ReLU(),
+    LeakyReLU(0.2),
+    GELU(),
+    GELU(approximate=True),
+    SiLU(),
+    Softmax(),
+    LogSoftmax(),
+]
+EACH = pytest.mark.parametrize("layer", ALL, ids=repr)
+
+
+def sample(shape=(4, 3, 5), seed=0, scale=2.0):
+    return scale * np.random.default_rng(seed).standard_normal(shape)
+
+
+@EACH
+def test_gradient(layer):
+    assert gradcheck(layer, sample(seed=1)) < 1e-6
+
+
+@EACH
+def test_contract(layer):
+    check_contract(layer, sample())
+
+
+@EACH
+def test_micro_batches_in_flight(layer):
+    check_micro_batches(Sequential(Linear(5, 4), layer, Linear(4, 3)), sample((6, 5)))
+
+
+@EACH
+def test_where_x_and_gy_are_free_nothing_changes(layer):
+    """After a Linear the activation writes over its input, before one over its gradient: same numbers."""
+    x = sample((5, 6))
+    free = one_pass(Sequential(Linear(6, 6), layer, Linear(6, 6)), x)
+    network = free.network
+    run = network.run()
+    run.common.input_gradient = True
+    assert run.children[1].x_free and run.children[1].gy_free
+    for child in run.children:
+        child.x_free = child.gy_free = False
+    buffer = network.layout.zeros(np.float64)
+    for name, array in network.layout.items(buffer):
+        array[...] = free.w[name]
+    p, g = network.layout.views(buffer), network.layout.views(buffer.copy())
+    y, saved = network.forward(p, x, run)
+    gx = network.backward(p, g, free.gy, saved, run)
+    assert np.array_equal(y, free.y)
+    assert np.array_equal(gx, free.gx)
+
+
+@EACH
+def test_pytorch(layer):
+    torch = pytest.importorskip("torch")
+    F = torch.nn.functional
+    theirs = {
+        "Sigmoid()": torch.sigmoid,
+        "Tanh()": torch.tanh,
+        "ReLU()": torch.relu,
+        "LeakyReLU(0.2)": lambda t: F.leaky_relu(t, 0.2),
+        "GELU()": F.gelu,
+        "GELU(approximate=True)": lambda t: F.gelu(t, approximate="tanh"),
+        "SiLU()": F.silu,
+        "Softmax()": lambda t: F.softmax(t, -1),
+        "LogSoftmax()": lambda t: F.log_softmax(t, -1),
+    }[repr(layer)]
+    x = sample((40, 50, 11), scale=4.0)  # 22,000 elements: more than a block
+    ours = one_pass(layer, x)
+    t = torch.from_numpy(x).requires_grad_()
+    y = theirs(t)
+    y.backward(torch.from_numpy(ours.gy))
+    np.testing.assert_allclose(ours.y, y.detach().numpy(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(ours.gx, t.grad.numpy(), rtol=1e-10, atol=1e-13)
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extremes_stay_finite(layer, dtype):
+    x = np.array([[-1e4, -100, -40, -1e-30, 0.0, 1e-30, 40, 100, 1e4]], dtype)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        result = one_pass(layer, x)
+    assert np.isfinite(result.y).all()
+    assert np.isfinite(result.gx).all()
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float32, 2e-7), (np.float64, 5e-16)])
+def test_upper_tail_against_erfc(dtype, bound):
+    a = np.linspace(0, 14, 20001).astype(dtype)
+    tail, density, work = (np.empty_like(a) for _ in range(3))
+    upper_tail(a, tail, density, work)
+    exact = np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in a.astype(float)])
+    assert np.abs(tail - exact).max() < bound
+    np.testing.assert_allclose(density, np.exp(-0.5 * a.astype(float) ** 2), atol=bound, rtol=1e-5)
+
+
+def test_gelu_in_blocks_equals_gelu_of_each_element():
+    x = sample((3, activations.BLOCK // 2 + 7))
+    whole = one_pass(GELU(), x)
+    exact = [v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in x.reshape(-1)[:: activations.BLOCK // 4]]
+    np.testing.assert_allclose(whole.y.reshape(-1)[:: activations.BLOCK // 4], exact, rtol=1e-13, atol=1e-15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from(ALL), st.integers(0, 2**31))
+def test_any_shape(shape, layer, seed):
+    x = np.random.default_rng(seed).standard_normal((2, *shape))
+    result = one_pass(layer, x)
+    flat = one_pass(layer, x.reshape(-1, shape[-1]), gy=result.gy.reshape(-1, shape[-1]))
+    assert result.y.shape == result.gx.shape == x.shape
+    np.testing.assert_allclose(result.y.reshape(flat.y.shape), flat.y, rtol=1e-12)
+    np.testing.assert_allclose(result.gx.reshape(flat.y.shape), flat.gx, rtol=1e-12, atol=1e-15)
+
+
+def test_softmax_rows_sum_to_one_and_log_softmax_is_its_logarithm():
+    x = sample((7, 9), scale=30.0)
+    soft, log = one_pass(Softmax(), x).y, one_pass(LogSoftmax(), x).y
+    np.testing.assert_allclose(soft.sum(axis=1), 1, rtol=1e-14)
+    np.testing.assert_allclose(np.exp(log), soft, rtol=1e-10, atol=1e-300)
+
+
+def test_bad_parameters_are_refused():
+    for slope in (0.0, 1.0, -0.1):
+        with pytest.raises(ValueError, match="slope"):
+            LeakyReLU(slope)
+    with pytest.raises(ShapeError, match="axis"):
+        Network(Softmax(), ())
+
+
+def test_names():
+    for name, activation in BY_NAME.items():
+        assert activation.__name__.lower() == name.replace("_", "")
