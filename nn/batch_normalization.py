@@ -23,8 +23,8 @@ BLOCK = 1 << 17  # elements worked on at a time
 WIDTH = 1024  # elements of an inner loop, about
 
 
-class _BatchNorm(Layer):
-    """Each channel (last axis) is normalised over all other axes of the batch; see BatchNorm1d and BatchNorm2d.
+class BatchNorm(Layer):
+    """Each channel (last axis) is normalised over all other axes of the batch; BatchNorm1d and BatchNorm2d say of what.
 
     Parameters
     ----------
@@ -172,14 +172,16 @@ class _BatchNorm(Layer):
             out[block] += shift
 
 
-class BatchNorm1d(_BatchNorm):
-    __doc__ = _BatchNorm.__doc__.replace("; see BatchNorm1d and BatchNorm2d.", ": x is (N, C) or (N, T, C).")
+class BatchNorm1d(BatchNorm):
+    """BatchNorm of features (N, C) or sequences (N, T, C); parameters as for BatchNorm."""
+
     dimensions = (1, 2)
     expects = "features (C,) or (T, C)"
 
 
-class BatchNorm2d(_BatchNorm):
-    __doc__ = _BatchNorm.__doc__.replace("; see BatchNorm1d and BatchNorm2d.", ": x is (N, H, W, C).")
+class BatchNorm2d(BatchNorm):
+    """BatchNorm of images (N, H, W, C); parameters as for BatchNorm."""
+
     dimensions = (3,)
     expects = "images (height, width, channels)"
 
