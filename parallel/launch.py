@@ -161,18 +161,20 @@ class Job:
         pipe = subprocess.PIPE if self._line else stdout
         # Open MPI would give rank 0 a pipe that never ends: a rank that reads its input would wait for ever.
         no_input = ["--stdin", "none"] if _is_open_mpi(mpiexec) else []
-        self._mpiexec = subprocess.Popen(
-            [str(mpiexec), *no_input, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
-            env=environment,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=None if pipe is None else subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
-        )
         self._keeper = _start_keeper(self.name)
-        if self._line:
-            os.set_blocking(self._mpiexec.stdout.fileno(), False)
+        try:
+            self._mpiexec = subprocess.Popen(
+                [str(mpiexec), *no_input, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=None if pipe is None else subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+            )
+        except BaseException:
+            _end_keeper(self._keeper)
+            raise
 
     def poll(self) -> int | None:
         """The exit status, or None while the job runs. A death by signal n is status 128 + n."""
@@ -186,7 +188,7 @@ class Job:
             left = 0.1 if end is None else min(0.1, end - time.monotonic())
             if left <= 0:
                 break
-            if self._line:
+            if self._line and not self._mpiexec.stdout.closed:
                 self._pass_lines(left)
             else:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -198,9 +200,9 @@ class Job:
     def _pass_lines(self, timeout: float) -> None:
         out = self._mpiexec.stdout
         while not out.closed and select.select([out], [], [], timeout)[0]:
-            chunk = out.read(65536)
+            chunk = os.read(out.fileno(), 65536)
             timeout = 0
-            *lines, self._partial = (self._partial + (chunk or b"")).split(b"\n")
+            *lines, self._partial = (self._partial + chunk).split(b"\n")
             if not chunk:  # end of file
                 out.close()
                 lines, self._partial = ([self._partial] if self._partial else []), b""
@@ -226,9 +228,7 @@ class Job:
             _kill_all(self.name)
             self._mpiexec.kill()
             self._mpiexec.wait()
-            self._keeper.kill()
-            self._keeper.wait()
-            self._keeper.stdin.close()
+            _end_keeper(self._keeper)
             if self._line:
                 self._pass_lines(0)
                 self._mpiexec.stdout.close()
@@ -313,12 +313,17 @@ def _kill_all(job: str) -> None:
 def _start_keeper(job: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, job],
-        env={},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def _end_keeper(keeper: subprocess.Popen) -> None:
+    keeper.kill()
+    keeper.wait()
+    keeper.stdin.close()
 
 
 def _keep(job: str) -> None:

@@ -118,7 +118,7 @@ def _run(directory: Path, ranks: int, timeout: float) -> None:
                     break
         finally:
             shown = False  # what mpiexec says about being ended is no news
-    if status != 0:
+    if status != 0 or not all((directory / f"{rank}.json").exists() for rank in range(ranks)):
         raise RankError(_explain(directory, ranks, status, timeout))
 
 

@@ -167,3 +167,8 @@ def test_an_ending_in_words():
     assert launch.ending(128 + 9) == "the ranks ended by signal 9 (SIGKILL)"
     for status in 3, 128, 255:
         assert launch.ending(status) == f"the ranks ended with exit status {status}"
+
+
+def test_a_job_that_cannot_start_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        launch.run(["-c", ""], 2, cwd=tmp_path / "nowhere")
