@@ -482,15 +482,15 @@ def descend(batch_size, rate, epochs):
 
 figure, ax = plt.subplots(figsize=(6.4, 3.2))
 for batch_size, rate, label in ((1437, 3.0, "batch (1437)"), (10, 3.0, "mini-batch (10)"), (1, 0.5, "stochastic (1)")):
-    accuracy = descend(batch_size, rate, epochs=15)
-    ax.plot(range(1, 16), 100 * np.array(accuracy), ".-", label=f"{label}, rate {rate}")
-    print(f"{label:>16}: {15 * -(-1437 // batch_size):6} steps, accuracy {accuracy[-1]:.1%}")
+    accuracy = descend(batch_size, rate, epochs=10)
+    ax.plot(range(1, 11), 100 * np.array(accuracy), ".-", label=f"{label}, rate {rate}")
+    print(f"{label:>16}: {10 * -(-1437 // batch_size):6} steps, accuracy {accuracy[-1]:.1%}")
 ax.set(xlabel="epochs (passes over all samples)", ylabel="test accuracy (%)", ylim=(0, 101))
 ax.legend(frameon=False, loc="center right")
 plt.show()
 
 # %% [markdown]
-# All three have looked at every sample fifteen times. Batch descent has made fifteen steps.
+# All three have looked at every sample ten times. Batch descent has made ten steps.
 #
 # ## 8. Train
 #
