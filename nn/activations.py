@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nn.layer import Layer, ShapeError
-from nn.normal import upper_tail
+from nn.normal import distribution
 
 BLOCK = 1 << 14  # elements: five float32 arrays of that length fit in a second-level cache
 
@@ -113,21 +113,21 @@ class Smooth(Activation):
         y, slope = run.like_x(x), run.empty(x.shape, x.dtype)
         for part in _blocks(x, y, slope):
             shape = part[0].shape
-            self.evaluate(*part, *(run.scratch(name, shape, x.dtype) for name in ("first", "second", "third")))
+            self.evaluate(*part, run.scratch("first", shape, x.dtype), run.scratch("second", shape, x.dtype))
         return y, slope
 
     def backward(self, p, g, gy, slope, run):
         return np.multiply(gy, slope, run.like_gy(gy))
 
-    def evaluate(self, x, y, slope, a, b, c) -> None:
-        """Write y(x) and dy/dx; y may be x itself; a, b and c are workspace."""
+    def evaluate(self, x, y, slope, a, b) -> None:
+        """Write y(x) and dy/dx; y may be x itself; a and b are workspace."""
         raise TypeError(f"{type(self).__name__} does not define evaluate")
 
 
 class SiLU(Smooth):
     """y = x sigmoid(x), also known as swish."""
 
-    def evaluate(self, x, y, slope, a, b, c):
+    def evaluate(self, x, y, slope, a, b):
         np.multiply(x, 0.5, a)
         np.tanh(a, a)
         a *= 0.5
@@ -152,23 +152,14 @@ class GELU(Smooth):
     def __repr__(self):
         return f"GELU({'approximate=True' if self.approximate else ''})"
 
-    def evaluate(self, x, y, slope, a, b, c):
+    def evaluate(self, x, y, slope, a, b):
         if self.approximate:
             self._tanh_form(x, y, slope, a, b)
             return
-        # With a = |x|, Q(a) = 1 - Phi(a) and phi the density: y = max(x, 0) - a Q(a), and dy/dx - 1/2 is odd,
-        # for x > 0 it is 1/2 - Q(a) + a phi(a): both smooth in a, nothing cancels.
-        np.abs(x, a)
-        upper_tail(a, b, c, slope)  # b = Q(a), c = exp(-a^2 / 2)
-        c *= a
-        c *= 1 / math.sqrt(2 * math.pi)
-        c -= b
-        c += 0.5
-        b *= a
-        np.copysign(c, x, slope)
-        slope += 0.5
-        np.maximum(x, 0, out=y)
-        y -= b
+        distribution(x, a, slope, b)
+        slope *= x
+        slope += a
+        np.multiply(x, a, y)
 
     def _tanh_form(self, x, y, slope, a, b):
         # 1/2 (1 + tanh u) with u = x (k + k q x^2); dz/dx of z = 2u is 2k + 6 k q x^2.

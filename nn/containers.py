@@ -128,7 +128,7 @@ class Branches(Layer):
                 gx = one
             elif one is not None:
                 gx += one
-        return gx
+        return gx if run.wants_gx else None
 
 
 class Recompute(Layer):

@@ -14,15 +14,25 @@ import numpy as np
 
 from nn import activations, initializers
 from nn.layer import Initializer, Layer, Sequential, Shape
+from nn.models.alexnet import alexnet
 from nn.models.cnn import cnn
 from nn.models.lenet import lenet5
 from nn.models.mlp import mlp
+from nn.models.overfeat import overfeat
+from nn.models.transformer import encoder, transformer
+from nn.models.vgg import vgg16, vgg_small
 from nn.network import Network
 
 MODELS: dict[str, Callable[..., Layer]] = {
+    "alexnet": alexnet,
     "cnn": cnn,
+    "encoder": encoder,
     "lenet5": lenet5,
     "mlp": mlp,
+    "overfeat": overfeat,
+    "transformer": transformer,
+    "vgg-small": vgg_small,
+    "vgg16": vgg16,
 }
 
 

@@ -1,0 +1,42 @@
+"""AlexNet (Krizhevsky, Sutskever, Hinton 2012), its convolutions in two groups as on the two GPUs of the original."""
+
+from nn.activations import ReLU
+from nn.convolution import Conv2d
+from nn.dense import Linear
+from nn.dropout import Dropout
+from nn.initializers import he
+from nn.layer import Layer, Sequential, Shape
+from nn.models.images import image_shape
+from nn.normalization import LocalResponseNorm
+from nn.pooling import MaxPool2d
+from nn.reshaping import Flatten
+
+
+def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
+    """Five convolutions and three linear layers; 60,965,224 parameters for 227x227x3 and 1000 classes."""
+    height, width, channels = image_shape("alexnet", in_shape, at_least=67)
+    left = _left(height) * _left(width) * 256
+    return Sequential(
+        *(Conv2d(channels, 96, 11, stride=4, init=he), activation(), _norm(), MaxPool2d(3, stride=2)),
+        *(Conv2d(96, 256, 5, padding=2, groups=2, init=he), activation(), _norm(), MaxPool2d(3, stride=2)),
+        *(Conv2d(256, 384, 3, padding=1, init=he), activation()),
+        *(Conv2d(384, 384, 3, padding=1, groups=2, init=he), activation()),
+        *(Conv2d(384, 256, 3, padding=1, groups=2, init=he), activation(), MaxPool2d(3, stride=2)),
+        Flatten(),
+        *(Linear(left, 4096, init=he), activation(), Dropout(0.5)),
+        *(Linear(4096, 4096, init=he), activation(), Dropout(0.5)),
+        Linear(4096, classes),
+    )
+
+
+def _norm() -> LocalResponseNorm:
+    """The paper's constants; alpha there multiplies the sum over five channels, here the mean."""
+    return LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
+
+
+def _left(size: int) -> int:
+    """What the convolutions and pools leave of a side: 227 -> 55 -> 27 -> 13 -> 6."""
+    size = (size - 11) // 4 + 1
+    for _ in range(3):
+        size = (size - 3) // 2 + 1
+    return size

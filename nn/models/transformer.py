@@ -1,0 +1,60 @@
+"""Transformers: a language model (GPT, Radford et al. 2018) and an encoder (BERT, Devlin et al. 2018).
+
+Samples are sequences of T ids, `classes` is the size of the vocabulary, and every place has its own output.
+"""
+
+from nn.activations import GELU
+from nn.attention import TransformerBlock
+from nn.dense import Linear, TiedLinear
+from nn.dropout import Dropout
+from nn.embedding import Embedding, LearnedPositions
+from nn.layer import Layer, Sequential, Shape, ShapeError
+from nn.normalization import LayerNorm
+
+
+def transformer(
+    in_shape: Shape,
+    classes: int,
+    features: int = 128,
+    heads: int = 4,
+    blocks: int = 2,
+    tied: int = 0,
+    *,
+    dropout: float = 0.0,
+) -> Sequential:
+    """Predicts the next id at every place: causal pre-norm blocks, learned positions.
+
+    `tied` 1 takes the embedding's matrix for the output too.
+    """
+    length = _length("transformer", in_shape)
+    layers: list[Layer] = [Embedding(classes, features), LearnedPositions(length, features)]
+    layers += [Dropout(dropout)] if dropout else []
+    layers += [TransformerBlock(features, heads, causal=True, dropout=dropout) for _ in range(blocks)]
+    layers += [LayerNorm(features)]
+    layers += [TiedLinear("0.W", features, classes) if tied else Linear(features, classes, bias=False)]
+    return Sequential(*layers)
+
+
+def encoder(
+    in_shape: Shape,
+    classes: int,
+    features: int = 128,
+    heads: int = 4,
+    blocks: int = 2,
+    *,
+    dropout: float = 0.1,
+) -> Sequential:
+    """Tells which id belongs at each place from all others: post-norm blocks; id 0 is padding that nobody looks at."""
+    length = _length("encoder", in_shape)
+    return Sequential(
+        *(Embedding(classes, features, padding=0), LearnedPositions(length, features), LayerNorm(features)),
+        *([Dropout(dropout)] if dropout else []),
+        *(TransformerBlock(features, heads, pre_norm=False, dropout=dropout) for _ in range(blocks)),
+        *(Linear(features, features), GELU(), LayerNorm(features), TiedLinear("0.W", features, classes)),
+    )
+
+
+def _length(model: str, in_shape: Shape) -> int:
+    if len(in_shape) != 1:
+        raise ShapeError(f"{model} takes sequences of ids (places,), given samples of shape {in_shape}")
+    return in_shape[0]

@@ -1,0 +1,210 @@
+"""Containers: sums and concatenations by hand, names and order of the layout, what may be overwritten, recomputing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passes import check_contract, check_micro_batches, one_pass
+
+from nn.activations import GELU, ReLU, Sigmoid, Tanh
+from nn.containers import Branches, Recompute, Residual
+from nn.dense import Linear
+from nn.dropout import Dropout
+from nn.gradcheck import gradcheck
+from nn.layer import Layer, Sequential, ShapeError, Spec
+from nn.network import Network
+from nn.reshaping import Flatten, Reshape
+
+
+def sample(shape=(5, 4), seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+class Average(Layer):
+    """Counts forward passes in a running statistic and drifts with them, as batch normalisation does."""
+
+    def specs(self, in_shape):
+        return {"count": Spec((1,), lambda rng, shape: np.zeros(shape), state=True)}, in_shape
+
+    def forward(self, p, x, run):
+        if run.training:
+            run.state.count += 1
+        return x * 2, None
+
+    def backward(self, p, g, gy, saved, run):
+        return gy * 2
+
+
+CASES = [
+    Residual(Sequential(Linear(4, 6), Tanh(), Linear(6, 4))),
+    Residual(Sequential(Linear(4, 4), Tanh())),
+    Residual(Sequential(Linear(4, 3), Tanh()), Linear(4, 3)),
+    Residual(Linear(4, 3), Sequential(Sigmoid(), Linear(4, 3), Tanh())),
+    Residual(Tanh()),
+    Residual(Sequential(Tanh(), Reshape(2, 2), Flatten())),
+    Residual(Residual(Residual(Linear(4, 4)))),
+    Branches(Linear(4, 3), Sequential(Tanh(), Linear(4, 2)), Sigmoid(), Linear(4, 1)),
+    Branches(Tanh()),
+    Branches(Residual(Tanh()), Branches(Sigmoid(), Linear(4, 2))),
+    Recompute(Sequential(Linear(4, 5), GELU(), Dropout(0.4), Linear(5, 3))),
+    Recompute(Linear(4, 3)),
+    Recompute(Residual(Sequential(Linear(4, 4), Tanh()))),
+]
+# Between layers that would overwrite their input or gradient if they were told that it is free.
+WRAPPED = [Sequential(Linear(4, 4), Tanh(), case, Tanh(), Linear(case.specs((4,))[1][0], 2)) for case in CASES]
+
+
+@pytest.mark.parametrize("layer", CASES + WRAPPED, ids=repr)
+def test_gradient_contract_and_micro_batches(layer):
+    assert gradcheck(layer, sample(seed=3)) < 1e-6
+    check_contract(layer, sample())
+    check_micro_batches(layer, sample())
+
+
+def test_residual_adds():
+    body = Sequential(Linear(4, 4), Tanh())
+    result = one_pass(Residual(body), sample())
+    inner = np.tanh(sample() @ result.w["body.0.W"] + result.w["body.0.b"])
+    np.testing.assert_allclose(result.y, inner + sample(), rtol=1e-13)
+    shortcut = one_pass(Residual(body, Linear(4, 4)), sample())
+    w = shortcut.w
+    inner = np.tanh(sample() @ w["body.0.W"] + w["body.0.b"])
+    np.testing.assert_allclose(shortcut.y, inner + sample() @ w["shortcut.W"] + w["shortcut.b"], rtol=1e-13)
+
+
+def test_branches_concatenate():
+    x = sample((5, 3, 4))
+    result = one_pass(Branches(Linear(4, 3), Tanh(), Linear(4, 2)), x)
+    w = result.w
+    expected = np.concatenate([x @ w["0.W"] + w["0.b"], np.tanh(x), x @ w["2.W"] + w["2.b"]], axis=-1)
+    np.testing.assert_allclose(result.y, expected, rtol=1e-13)
+    assert result.network.out_shape == (3, 9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 2**31))
+def test_branches_of_any_width(widths, features, seed):
+    x = sample((3, features), seed)
+    result = one_pass(Branches(*(Linear(features, w) for w in widths)), x)
+    whole = {kind: np.concatenate([result.w[f"{i}.{kind}"] for i in range(len(widths))], axis=-1) for kind in "Wb"}
+    single = one_pass(Linear(features, sum(widths)), x, w=whole, gy=result.gy)
+    np.testing.assert_allclose(result.y, single.y, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(result.gx, single.gx, rtol=1e-12, atol=1e-13)
+    stacked = np.concatenate([result.g[f"{i}.W"] for i in range(len(widths))], axis=-1)
+    np.testing.assert_allclose(stacked, single.g["W"], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("layer", [Sequential(Linear(4, 4), case) for case in CASES], ids=repr)
+def test_finished_gradients_are_a_growing_prefix(layer):
+    network = Network(layer, (4,), np.float64)
+    buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
+    network.layout.initialize(buffer, 0)
+    run, seen = network.run(), []
+    run.common.ready = lambda end: seen.append((end, gradients[:end].copy()))
+    y, saved = network.forward(network.layout.views(buffer), sample(), run)
+    network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, run)
+    ends = [end for end, _ in seen]
+    assert ends == sorted(ends) and ends[-1] == network.layout.size
+    for end, prefix in seen:
+        assert np.array_equal(gradients[:end], prefix)
+
+
+def test_first_layers_compute_no_input_gradient():
+    for layer in (CASES[2], CASES[7], CASES[10]):
+        network = Network(layer, (4,), np.float64)
+        buffer = network.layout.zeros(np.float64)
+        network.layout.initialize(buffer, 0)
+        p, run = network.layout.views(buffer), network.run()
+        with_gx = one_pass(layer, sample())
+        gradients = network.layout.zeros(np.float64)
+        for name, array in network.layout.items(buffer):
+            array[...] = with_gx.w[name]
+        _, saved = network.forward(p, sample(), run)
+        gx = network.backward(p, network.layout.views(gradients), with_gx.gy, saved, run)
+        assert gx is None
+        for name, array in network.layout.items(gradients):
+            np.testing.assert_allclose(array, with_gx.g[name], rtol=1e-13, atol=1e-15)
+
+
+def test_recompute_changes_nothing_but_memory():
+    inner = Sequential(Linear(4, 50), Dropout(0.3), Average(), Tanh(), Linear(50, 3))
+    plain = one_pass(Sequential(Linear(4, 4), inner), sample())
+    again = one_pass(Sequential(Linear(4, 4), Recompute(inner)), sample())
+    assert list(plain.w) == list(again.w)
+    assert np.array_equal(plain.y, again.y) and np.array_equal(plain.gx, again.gx)
+    for name in plain.g:
+        assert np.array_equal(plain.g[name], again.g[name])
+    assert plain.run.children[1].children[2].state.count == again.run.children[1].children[2].state.count == 1
+    network = again.network
+    p, run = network.layout.views(network.layout.zeros(np.float64)), network.run()
+    _, saved = network.forward(p, sample(), run)
+    assert saved[1][0].shape == (5, 4) and len(saved[1]) == 2
+
+
+def test_recompute_sees_the_pass_as_it_was():
+    """Two micro-batches in flight, later steps and evaluation between: masks come from the first forward."""
+    network = Network(Recompute(Sequential(Linear(4, 40), Dropout(0.5), Linear(40, 2))), (4,), np.float64)
+    buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
+    network.layout.initialize(buffer, 0)
+    p, g, run = network.layout.views(buffer), network.layout.views(gradients), network.run()
+    run.common.input_gradient = True
+    run.common.sample, run.common.step = 3, 7
+    y, saved = network.forward(p, sample(), run)
+    gy = np.ones_like(y)
+    run.common.sample, run.common.step, run.common.training = 11, 8, False
+    seen = []
+    run.common.watch = lambda path, layer, y: seen.append(path)
+    gx = network.backward(p, g, gy, saved, run)
+    assert (run.common.sample, run.common.step, run.common.training, seen) == (11, 8, False, [])
+    x = sample()
+    run.common.sample, run.common.step, run.common.training = 3, 7, True
+    eps, d = 1e-6, sample(seed=5)
+    difference = (
+        (network.forward(p, x + eps * d, run)[0].sum() - network.forward(p, x - eps * d, run)[0].sum()) / eps / 2
+    )
+    assert (gx * d).sum() == pytest.approx(difference, rel=1e-6)
+
+
+def test_every_layer_is_watched():
+    layer = Sequential(Residual(Linear(4, 4)), Branches(Linear(4, 2), Sequential(Tanh())), Recompute(Linear(6, 2)))
+    network = Network(layer, (4,), np.float64)
+    run, seen = network.run(), []
+    run.common.watch = lambda path, layer, y: seen.append(path)
+    network.forward(network.layout.views(network.layout.zeros(np.float64)), sample(), run)
+    assert seen == ["0.body", "0", "1.0", "1.1.0", "1.1", "1", "2"]
+
+
+def test_bad_values_are_traced_through_containers():
+    network = Network(Sequential(Residual(Sequential(Linear(4, 4), Tanh())), Linear(4, 2)), (4,), np.float64)
+    buffer = network.layout.zeros(np.float64)
+    dict(network.layout.items(buffer))["0.body.0.b"][2] = np.nan
+    text = network.first_bad(network.layout.views(buffer), sample(), network.run())
+    assert text.startswith("the output of layer 0.body.0 (Linear(4, 4))")
+
+
+def test_shapes_macs_and_summary():
+    layer = Sequential(
+        Residual(Sequential(Linear(4, 6), Linear(6, 4)), Linear(4, 4)), Branches(Linear(4, 2), Linear(4, 3))
+    )
+    network = Network(layer, (4,))
+    assert layer.macs((4,)) == 24 + 24 + 16 + 8 + 12
+    rows = list(network.layers())
+    assert [row[0] for row in rows] == ["0.body.0", "0.body.1", "0.shortcut", "1.0", "1.1"]
+    assert [row[2] for row in rows] == [(4,), (6,), (4,), (4,), (4,)]
+    assert f"{network.layout.count:,}" in network.summary()
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    for layer, words in (
+        (Sequential(Residual(Linear(4, 3))), r"layer 0 .*the body makes \(3,\) .*the shortcut \(4,\)"),
+        (Sequential(Residual(Linear(4, 3), Linear(4, 2))), r"the shortcut \(2,\)"),
+        (Sequential(Residual(Sequential(ReLU(), Linear(5, 4)))), r"layer 0\.body\.1 .*expects 5 features"),
+        (Sequential(Branches(Linear(4, 3), Sequential(Linear(3, 4)))), r"layer 0\.1\.0 .*expects 3 features"),
+        (Sequential(Branches(Reshape(2, 2), Linear(4, 2))), r"layer 0 .*agree in all axes but the last"),
+        (Sequential(Recompute(Linear(3, 4))), r"layer 0 .*expects 3 features"),
+        (Sequential(Reshape(3, 2)), r"layer 0 .*4 elements.*\(3, 2\)"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            Network(layer, (4,))
+    with pytest.raises(ValueError, match="at least one"):
+        Branches()
