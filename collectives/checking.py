@@ -60,6 +60,13 @@ def gathered(size, count):
     return values
 
 
+def place_own(rank, size, count):
+    values = unwritten(total(count, size))
+    lo, hi = blocks(count, size)(rank)
+    values[lo:hi] = held(rank, 0, hi - lo)
+    return {"x": values}
+
+
 def scatter_before(rank, size, count, root):
     lo, hi = blocks(count, size)(rank)
     return {"y": unwritten(hi - lo)} | (all_elements(rank, size, count, root) if rank == root else {})
@@ -95,6 +102,28 @@ OPERATIONS = {
         after=lambda r, p, n, root: ("y", 0, gathered(p, n)) if r == root else None,
         rooted=True,
         blocked=True,
+    ),
+    "allgather": Operation(
+        before=lambda r, p, n, root: place_own(r, p, n),
+        after=lambda r, p, n, root: ("x", 0, gathered(p, n)),
+        blocked=True,
+    ),
+    "reduce_scatter": Operation(
+        before=all_elements,
+        after=lambda r, p, n, root: ("x", blocks(n, p)(r)[0], summed(range(p), total(n, p))[slice(*blocks(n, p)(r))]),
+        blocked=True,
+    ),
+    "alltoall": Operation(
+        before=lambda r, p, n, root: {"x": held(r, 0, n), "y": unwritten(n)},
+        after=lambda r, p, n, root: ("y", 0, [v for q in range(p) for v in held(q, *blocks(n, p)(r))]),
+    ),
+    "scan": Operation(
+        before=all_elements,
+        after=lambda r, p, n, root: ("x", 0, summed(range(r + 1), n)),
+    ),
+    "exscan": Operation(
+        before=all_elements,
+        after=lambda r, p, n, root: ("x", 0, summed(range(r) if r else [0], n)),
     ),
 }
 

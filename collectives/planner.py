@@ -12,10 +12,10 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.executor import Plan, copying, writes
-from collectives.messages import Message, incoming, is_in_place, name_of, outgoing, refuse_overlap, view
+from collectives.messages import Message, incoming, is_in_place, name_of, outgoing, refuse_overlap
 from collectives.selection import check_name, choose
 
-# Operations for which a (+) b and b (+) a are the same to the last bit (MAX and MIN are not, where a NaN meets a number).
+# Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
 SYMMETRIC = (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)
 HALF = {MPI.SUM.handle: np.add, MPI.PROD.handle: np.multiply, MPI.MAX.handle: np.maximum, MPI.MIN.handle: np.minimum}
 
@@ -160,7 +160,11 @@ class Planner:
         if name == "native":
             return NATIVE
         if not vector:
-            blocks = everything.blocks if self.rank == root else [(i * length, i * length + length) for i in range(self.size)]
+            blocks = (
+                everything.blocks
+                if self.rank == root
+                else [(i * length, i * length + length) for i in range(self.size)]
+            )
         elif name == "flat":
             blocks = everything.blocks if self.rank == root else {self.rank: (0, length)}
         else:
@@ -240,7 +244,7 @@ class Planner:
         if self.rank != root and writes(rounds, "x"):
             x = np.empty_like(x)
             keep = (x,)
-        if send and send is not message or keep:
+        if (send and send is not message) or keep:
             before.append(copying(x, send.bytes(0, send.count)))
         return self.reduce_plan(rounds, x, message, op, before, keep=keep)
 

@@ -1,11 +1,15 @@
 """Allreduce: x becomes the sum of every rank's x, on every rank ("sum" stands for any operation).
 
-No allreduce takes less than max(lg p alpha, 2 (p-1)/p n beta): doubling reaches the first, ring the second.
-Sources: Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009.
+No allreduce takes less than max(lg p alpha, 2 (p-1)/p n beta). Doubling reaches the first, so it is for short x; ring,
+segmented_ring and rabenseifner reach the second; double_tree comes near both for many ranks. two_level sends the fewest
+bytes between nodes. Source, where no other is named: Thakur, Rabenseifner and Gropp 2005.
 """
 
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.steps import Recv, RecvReduce, Send, part
+from collectives.algorithms import broadcast, reduce
+from collectives.algorithms.folding import fold, halves
+from collectives.algorithms.registry import NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
+from collectives.algorithms.trees import two_trees
+from collectives.steps import Recv, RecvReduce, Reduce, Send, part
 
 
 @algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), ordered=False)
@@ -13,7 +17,8 @@ def ring(rank, size, count):
     """Ranks in a ring, x in p parts: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 
     First lap: a part travels to the right and gathers every rank's share; after p-1 rounds rank r holds the whole sum
-    of part r+1. Second lap: the finished parts travel on, so that every rank gets them all.
+    of part r+1. Second lap: the finished parts travel on, so that every rank gets them all. Source: Patarasuk and Yuan
+    2009.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
 
@@ -26,52 +31,179 @@ def ring(rank, size, count):
         yield Send(right, "x", *piece(rank + 1 - k)), Recv(left, "x", *piece(rank - k))
 
 
-@algorithm("allreduce", cost=lambda p, n: power_of_two(p, Cost(1, n, n), n))
+def segmented_cost(p, n):
+    k = max(2, how_many(-(-n // p), SEGMENT))
+    return Cost((p - 1) * (k + 1), 2 * n * (p - 1) / p, n * (p - 1) / p)
+
+
+@algorithm("allreduce", cost=segmented_cost, ordered=False)
+def segmented_ring(rank, size, count, segment=SEGMENT):
+    """The ring with every part cut into k >= 2 segments: (p-1)(k+1) alpha, the rest as the ring.
+
+    In the first lap a segment is added while the next one is on its way: it lands in one of two slots of "tmp".
+    """
+    right, left = (rank + 1) % size, (rank - 1) % size
+    longest = part(count, size, 0)[1]
+    k = max(2, how_many(longest, segment))
+    slot = -(-longest // k)
+
+    def pieces(i):
+        return segments(*part(count, size, i % size), k)
+
+    landed = ()  # what came in the round before, still to be added
+    turn = 0
+    for lap in range(size - 1):
+        for out, (lo, hi) in zip(pieces(rank - lap), pieces(rank - lap - 1), strict=True):
+            at = turn % 2 * slot
+            yield Send(right, "x", *out), Recv(left, "tmp", at, at + hi - lo), *landed
+            landed = (Reduce("x", lo, hi, "tmp", at),)
+            turn += 1
+    yield landed
+    for lap in range(size - 1):
+        yield (
+            Send(right, "x", *part(count, size, (rank + 1 - lap) % size)),
+            Recv(left, "x", *part(count, size, (rank - lap) % size)),
+        )
+
+
+@algorithm("allreduce", cost=lambda p, n: Cost(2 * log2(p), 2 * log2(p) * n, log2(p) * n))
+def reduce_broadcast(rank, size, count):
+    """Binomial reduce to rank 0, binomial broadcast from it: 2 ceil(lg p)(alpha + n beta) + ceil(lg p) n gamma."""
+    yield from reduce.binomial(rank, size, count)
+    yield from broadcast.binomial(rank, size, count)
+
+
+def doubling_cost(p, n):
+    rounds = p.bit_length() - 1
+    folded = p != 1 << rounds
+    return Cost(rounds + 2 * folded, (rounds + 2 * folded) * n, (rounds + folded) * n)
+
+
+@algorithm("allreduce", cost=doubling_cost)
 def doubling(rank, size, count):
-    """Recursive doubling: ceil(lg p)(alpha + n beta + n gamma), for short x; keeps rank order.
+    """Recursive doubling: lg p (alpha + n beta + n gamma), one round of each more where p is no power of two.
 
-    In round k partners 2**k apart exchange their sums, so that the number of ranks summed doubles.
+    In round k partners 2**k apart exchange their sums, so that the number of ranks in a sum doubles. Keeps rank order.
     """
-    yield from folded(rank, size, count, among_power_of_two)
+
+    def exchange(folded):
+        bit = 1
+        while bit < folded.power:
+            peer = folded.rank(folded.number ^ bit)
+            yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count, left=peer < rank)
+            bit *= 2
+
+    yield from among_power_of_two(rank, size, count, exchange)
 
 
-def among_power_of_two(rank, me, power, real, count):
-    bit = 1
-    while bit < power:
-        peer = real(me ^ bit)
-        yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count, left=peer < rank)
-        bit *= 2
+def rabenseifner_cost(p, n):
+    rounds = p.bit_length() - 1
+    power = 1 << rounds
+    share, folded = n * (power - 1) / power, p != power
+    return Cost(2 * rounds + 2 * folded, 2 * share + 2 * folded * n, share + folded * n)
 
 
-def folded(rank, size, count, algorithm):
-    """Run an algorithm for a power of two of ranks on any number of them.
+@algorithm("allreduce", cost=rabenseifner_cost)
+def rabenseifner(rank, size, count):
+    """Reduce-scatter by halving, allgather by doubling: 2 lg p alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 
-    Of the first 2 * surplus ranks each odd one takes in x of its left neighbour, stands for both, and hands back the
-    result: two messages more. The ranks left are numbered anew, in rank order: real(me) is the rank of number me.
+    Two messages of n more where p is no power of two. Keeps rank order. Source: Rabenseifner 2004.
     """
-    power = 1 << (size.bit_length() - 1)
-    surplus = size - power
 
-    def real(number):
-        return 2 * number + 1 if number < surplus else number + surplus
+    def halve_and_double(folded):
+        path = halves(folded, count)
+        for _, peer, keep, give in path:
+            yield Send(peer, "x", *give), RecvReduce(peer, "x", *keep, left=peer < rank)
+        for _, peer, keep, give in reversed(path):
+            yield Send(peer, "x", *keep), Recv(peer, "x", *give)
 
-    if rank >= 2 * surplus:
-        yield from algorithm(rank, rank - surplus, power, real, count)
-    elif rank % 2 == 0:
+    yield from among_power_of_two(rank, size, count, halve_and_double)
+
+
+def among_power_of_two(rank, size, count, exchange):
+    """Run exchange(folded) on a power of two of ranks; the others give away their x before and get the sum after."""
+    folded = fold(rank, size)
+    if folded.number is None:
         yield (Send(rank + 1, "x", 0, count),)
         yield (Recv(rank + 1, "x", 0, count),)
-    else:
+        return
+    if folded.number < folded.surplus:
         yield (RecvReduce(rank - 1, "x", 0, count),)
-        yield from algorithm(rank, rank // 2, power, real, count)
+    yield from exchange(folded)
+    if folded.number < folded.surplus:
         yield (Send(rank - 1, "x", 0, count),)
 
 
-def power_of_two(size, each, count):
-    """Cost of lg p rounds that cost `each`; two messages more where p is no power of two."""
-    rounds = size.bit_length() - 1
-    surplus = size != 1 << rounds
-    return Cost(
-        rounds * each.messages + 2 * surplus,
-        rounds * each.moved + 2 * surplus * count,
-        rounds * each.reduced + surplus * count,
-    )
+def double_tree_cost(p, n):
+    k = how_many(-(-n // 2), SEGMENT)
+    rounds = k + 2 * p.bit_length() if p > 1 else 0
+    return Cost(4 * rounds, 2 * n * rounds / k, n * rounds / k)
+
+
+@algorithm("allreduce", cost=double_tree_cost, ordered=False)
+def double_tree(rank, size, count, segment=SEGMENT):
+    """Two binary trees, each for half of x, pipelined: about 4 (2 lg p + k) alpha + 2 n beta + n gamma.
+
+    Segments climb a tree and are added, and go down again from its root while others still climb; who is inside one
+    tree is a leaf of the other, so that both directions of every link are busy. The rounds count common time t: segment
+    s goes up to a node of height h at t = s + h, and down to a node of depth d at t = s + d + the height of the root.
+    Both ends of a message are in the same round, which is why nothing can wait in a circle. Source: Sanders, Speck and
+    Traff 2009.
+    """
+    halves_of_x = [(half, tree) for half, tree in zip(segments(0, count, 2), two_trees(size), strict=True)]
+    k = how_many(max(hi - lo for (lo, hi), _ in halves_of_x), segment)
+    for t in range(k + 2 * max(tree.height[tree.root] for _, tree in halves_of_x) + 1 if size > 1 else 0):
+        steps = []
+        for half, tree in halves_of_x:
+            pieces = segments(*half, k)
+            parent, top = tree.parent[rank], tree.height[tree.root]
+
+            def now(time, t=t, pieces=pieces):
+                """The segment, none or one, whose turn is at t if the first one's is at `time`."""
+                return pieces[t - time : t - time + 1] if t >= time else []
+
+            for child in tree.children[rank]:
+                steps += [RecvReduce(child, "x", *piece) for piece in now(tree.height[rank])]
+                steps += [Send(child, "x", *piece) for piece in now(top + tree.depth[rank] + 1)]
+            if parent is not None:
+                steps += [Send(parent, "x", *piece) for piece in now(tree.height[parent])]
+                steps += [Recv(parent, "x", *piece) for piece in now(top + tree.depth[rank])]
+        yield tuple(steps)
+
+
+def two_level_cost(p, n):
+    return Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p)
+
+
+@algorithm("allreduce", cost=two_level_cost, ordered=False, requires=NODES)
+def two_level(rank, size, count, nodes=None):
+    """Sum inside each node, then between nodes, then share: 2(M-1)/M n/g bytes of a rank cross the network.
+
+    `nodes` names the node of every rank, in any order; M nodes of at least g ranks. x is cut into g parts. The first g
+    ranks of a node each gather one part from all of it, sum it with those of the other nodes in a ring, and hand it to
+    all of their node. With one rank on each node, or all on one, it is a ring or a direct exchange.
+    """
+    nodes = [0] * size if nodes is None else nodes
+    members = {node: [r for r in range(size) if nodes[r] == node] for node in dict.fromkeys(nodes)}
+    mine = members[nodes[rank]]
+    here, g = mine.index(rank), min(map(len, members.values()))
+    piece = segments(0, count, g)
+
+    def towards(i, k):
+        return (i + k) % len(mine), (i - k) % len(mine)
+
+    for k in range(1, len(mine)):
+        to, source = towards(here, k)
+        give = [Send(mine[to], "x", *piece[to])] if to < g else []
+        take = [RecvReduce(mine[source], "x", *piece[here])] if here < g else []
+        yield *give, *take
+    if here < g:
+        peers = [group[here] for group in members.values()]
+        lo, hi = piece[here]
+        for steps in ring(peers.index(rank), len(peers), hi - lo):
+            yield tuple(s._replace(peer=peers[s.peer], lo=lo + s.lo, hi=lo + s.hi) for s in steps)
+    for k in range(1, len(mine)):
+        to, source = towards(here, k)
+        give = [Send(mine[to], "x", *piece[here])] if here < g else []
+        take = [Recv(mine[source], "x", *piece[source])] if source < g else []
+        yield *give, *take

@@ -1,7 +1,11 @@
-"""Broadcast: the root's x goes to every rank."""
+"""Broadcast: the root's x goes to every rank.
 
-from collectives.algorithms.registry import Cost, algorithm, log2
-from collectives.steps import Recv, Send
+Short x: binomial. Long x: chain where there are many more segments than ranks, else scatter_allgather.
+"""
+
+from collectives.algorithms import allgather
+from collectives.algorithms.registry import SEGMENT, Cost, algorithm, how_many, log2, segments
+from collectives.steps import Recv, Send, part
 
 
 @algorithm("broadcast", cost=lambda p, n: Cost(p - 1, (p - 1) * n))
@@ -28,3 +32,50 @@ def binomial(rank, size, count, root=0):
     while bit := bit // 2:
         if me + bit < size:
             yield (Send((me + bit + root) % size, "x", 0, count),)
+
+
+def chain_cost(p, n):
+    k = how_many(n, SEGMENT)
+    return Cost(p - 2 + k, (p - 2 + k) * n / k) if p > 1 else Cost(0, 0)
+
+
+@algorithm("broadcast", cost=chain_cost)
+def chain(rank, size, count, root=0, segment=SEGMENT):
+    """A pipeline of k segments from each rank to its right neighbour: (p-2+k)(alpha + n/k beta).
+
+    A segment arrives while the one before it is passed on.
+    """
+    me = (rank - root) % size
+    left, right = (rank - 1) % size, (rank + 1) % size
+    pieces = segments(0, count, how_many(count, segment))
+    for k in range(len(pieces) + 1):
+        steps = []
+        if me > 0 and k < len(pieces):
+            steps.append(Recv(left, "x", *pieces[k]))
+        if me < size - 1 and k > 0:
+            steps.append(Send(right, "x", *pieces[k - 1]))
+        yield tuple(steps)
+
+
+@algorithm("broadcast", cost=lambda p, n: Cost(log2(p) + p - 1, 2 * n * (p - 1) / p))
+def scatter_allgather(rank, size, count, root=0):
+    """x is scattered in p parts, then gathered by everyone: (lg p + p-1) alpha + 2(p-1)/p n beta.
+
+    Part i belongs to the i-th rank from the root, so that a binomial scatter hands on one slice. Source: van de Geijn
+    1994.
+    """
+    me = (rank - root) % size
+    bit = 1
+    while bit < size and not me & bit:
+        bit *= 2
+
+    def parts(first, last):
+        return part(count, size, first)[0], part(count, size, min(last, size) - 1)[1]
+
+    if me:
+        yield (Recv((me - bit + root) % size, "x", *parts(me, me + bit)),)
+    while bit := bit // 2:
+        if me + bit < size:
+            yield (Send((me + bit + root) % size, "x", *parts(me + bit, me + 2 * bit)),)
+    for steps in allgather.ring(me, size, count):
+        yield tuple(s._replace(peer=(s.peer + root) % size) for s in steps)

@@ -1,5 +1,6 @@
 """Reduce: the root's x becomes the sum of every rank's x ("sum" stands for any operation). x of others is used up."""
 
+from collectives.algorithms.folding import fold, halves
 from collectives.algorithms.registry import Cost, algorithm, log2
 from collectives.steps import Recv, RecvReduce, Send
 
@@ -36,3 +37,39 @@ def binomial(rank, size, count, root=0):
         yield (Send(root, "x", 0, count),)
     if root and rank == root:
         yield (Recv(0, "x", 0, count),)
+
+
+def halving_cost(p, n):
+    power = 1 << (p.bit_length() - 1)
+    rounds, share, folded = power.bit_length() - 1, n * (power - 1) / power, p != power
+    return Cost(2 * rounds + 2 * folded, 2 * share + 2 * folded * n, share + folded * n)
+
+
+@algorithm("reduce", cost=halving_cost)
+def halving_gather(rank, size, count, root=0):
+    """Reduce-scatter by halving, then a gather: 2 lg p alpha + 2(p-1)/p n beta + (p-1)/p n gamma, for long x.
+
+    Where p is no power of two neighbours are folded together first (and the sum handed to the root where its neighbour
+    stands for it). The nearest partners halve first, which keeps rank order. Source: Rabenseifner 1997.
+    """
+    folded = fold(rank, size)
+    me = folded.number
+    target = fold(root, size)  # who stands for the root
+    goal = root // 2 if target.number is None else target.number
+    if me is None:
+        yield (Send(rank + 1, "x", 0, count),)
+        if rank == root:
+            yield (Recv(rank + 1, "x", 0, count),)
+        return
+    if me < folded.surplus:
+        yield (RecvReduce(rank - 1, "x", 0, count),)
+    path = halves(folded, count)
+    for _, peer, keep, give in path:
+        yield Send(peer, "x", *give), RecvReduce(peer, "x", *keep, left=peer < rank)
+    for bit, peer, keep, give in reversed(path):
+        if (me ^ goal) & bit:
+            yield (Send(peer, "x", *keep),)
+            break
+        yield (Recv(peer, "x", *give),)
+    if target.number is None and rank == root + 1:
+        yield (Send(root, "x", 0, count),)

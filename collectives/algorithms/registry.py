@@ -11,18 +11,23 @@ Each file of this package holds one operation. In all of them "x" is the caller'
 | gather(blocks, root) | x: this rank's block | the root's y: all blocks |
 | allgather(blocks) | block `rank` of x | all blocks of x everywhere |
 | reduce_scatter(blocks) | every rank's x | block `rank` of x is its sum; the rest of x is used up |
-| alltoall(blocks) | x: block q for rank q | y: block q from rank q |
+| alltoall(blocks, into) | x: block q for rank q | y: block q from rank q |
 | scan(count) | every rank's x | x is the sum over ranks 0 ... rank |
 | exscan(count) | every rank's x | x is the sum over ranks 0 ... rank - 1; rank 0 keeps its own |
 | barrier() | | every rank has entered before any rank leaves |
 
-`blocks` is a number of elements, cut by `steps.part`, or a list with the (lo, hi) of every rank's block.
+`blocks` is a number of elements, cut by `steps.part`, or a list with the (lo, hi) of every rank's block. In an alltoall
+it says where the blocks lie in x, `into` where they lie in y; as a number it is a multiple of the number of ranks.
 """
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from collectives.steps import Round
+from collectives.steps import Round, part
+
+SEGMENT = 1 << 16  # elements of x that a pipelined algorithm keeps in flight, where the caller does not say
+CONSECUTIVE = "consecutive blocks"  # the blocks of a list follow each other in rank order without gaps
+NODES = "nodes"  # needs the node of each rank
 
 
 class Cost(NamedTuple):
@@ -61,11 +66,11 @@ class Algorithm(NamedTuple):
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
-def algorithm(operation: str, cost: Callable[[int, int], Cost], *, ordered: bool = True, requires: str = ""):
-    """Decorate a generator function of rounds: enter it in the registry under its own name."""
+def algorithm(operation: str, cost: Callable[[int, int], Cost], *, name="", ordered: bool = True, requires: str = ""):
+    """Decorate a generator function of rounds: enter it in the registry under its own name, or the one given."""
 
-    def enter(rounds):
-        name = rounds.__name__
+    def enter(rounds, name=name):
+        name = name or rounds.__name__
         entries = ALGORITHMS.setdefault(operation, {})
         assert name not in entries, f"{operation} already has an algorithm {name}"
         entries[name] = Algorithm(name, rounds, cost, ordered, requires)
@@ -77,3 +82,13 @@ def algorithm(operation: str, cost: Callable[[int, int], Cost], *, ordered: bool
 def log2(n: int) -> int:
     """The smallest k with 2**k >= n: how many times n ranks can be halved."""
     return (n - 1).bit_length()
+
+
+def how_many(count: int, segment: int) -> int:
+    """The number of segments, at least one, none longer than `segment`, that `count` elements are cut into."""
+    return max(1, -(-count // segment))
+
+
+def segments(lo: int, hi: int, k: int) -> list[tuple[int, int]]:
+    """Cut lo ... hi into k nearly equal segments."""
+    return [(lo + a, lo + b) for a, b in (part(hi - lo, k, i) for i in range(k))]

@@ -1,0 +1,71 @@
+"""Reduce-scatter: block i of the sum of every rank's x goes to rank i, in place; the rest of x is used up."""
+
+from collectives.algorithms import allreduce
+from collectives.algorithms.folding import fold
+from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm
+from collectives.steps import Recv, RecvReduce, Send, blocks
+
+
+@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), ordered=False)
+def ring(rank, size, count):
+    """A block travels once around and gathers every share: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma."""
+    block = blocks(count, size)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for k in range(1, size):
+        yield Send(right, "x", *block((rank - k) % size)), RecvReduce(left, "x", *block((rank - k - 1) % size))
+
+
+@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), ordered=False)
+def pairwise(rank, size, count):
+    """Each pair of ranks exchanges shares directly: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma.
+
+    As the ring, but a rank's sum is made where it ends up, in one place: for operations that are costly or rounded.
+    """
+    block = blocks(count, size)
+    for k in range(1, size):
+        to, source = (rank + k) % size, (rank - k) % size
+        yield Send(to, "x", *block(to)), RecvReduce(source, "x", *block(rank))
+
+
+def halving_cost(p, n):
+    rounds = p.bit_length() - 1
+    share, folded = n * (p - 1) / p, p != 1 << rounds
+    return Cost(rounds + 2 * folded, share + folded * (n + n / p), share + folded * n)
+
+
+@algorithm("reduce_scatter", cost=halving_cost, ordered=False, requires=CONSECUTIVE)
+def halving(rank, size, count):
+    """Partners p/2, p/4, ... apart swap halves: lg p alpha + (p-1)/p (n beta + n gamma) where p is a power of two.
+
+    Otherwise neighbours are folded together first: two messages and up to n (beta + gamma) more.
+    """
+    block = blocks(count, size)
+    folded = fold(rank, size)
+    me = folded.number
+
+    def span(first, last):
+        return block(folded.first(first))[0], block(folded.first(last) - 1)[1]
+
+    if me is None:
+        yield (Send(rank + 1, "x", block(0)[0], block(size - 1)[1]),)
+        yield (Recv(rank + 1, "x", *block(rank)),)
+        return
+    if me < folded.surplus:
+        yield (RecvReduce(rank - 1, "x", block(0)[0], block(size - 1)[1]),)
+    bit = folded.power // 2
+    while bit:
+        mine, other = me & -bit, (me ^ bit) & -bit
+        peer = folded.rank(me ^ bit)
+        yield Send(peer, "x", *span(other, other + bit)), RecvReduce(peer, "x", *span(mine, mine + bit))
+        bit //= 2
+    if me < folded.surplus:
+        yield (Send(rank - 1, "x", *block(rank - 1)),)
+
+
+@algorithm("reduce_scatter", cost=lambda p, n: allreduce.doubling_cost(p, n), requires=CONSECUTIVE)
+def doubling(rank, size, count):
+    """A whole allreduce, of which each rank keeps its block: the one that keeps rank order. lg p (alpha + n beta)."""
+    block = blocks(count, size)
+    lo, hi = block(0)[0], block(size - 1)[1]
+    for steps in allreduce.doubling(rank, size, hi - lo):
+        yield tuple(s._replace(lo=lo + s.lo, hi=lo + s.hi) for s in steps)

@@ -1,0 +1,71 @@
+"""Scan and exscan: x becomes the sum over ranks 0 ... rank, or 0 ... rank - 1; both keep rank order."""
+
+from collectives.algorithms.registry import Cost, algorithm, log2
+from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
+
+
+@algorithm("scan", cost=lambda p, n: Cost(p - 1, (p - 1) * n, (p - 1) * n))
+def chain(rank, size, count):
+    """Each rank adds the sum of those before it and passes it on: (p-1)(alpha + n beta + n gamma)."""
+    if rank > 0:
+        yield (RecvReduce(rank - 1, "x", 0, count),)
+    if rank < size - 1:
+        yield (Send(rank + 1, "x", 0, count),)
+
+
+@algorithm("scan", cost=lambda p, n: Cost(log2(p), log2(p) * n, 2 * log2(p) * n))
+def doubling(rank, size, count):
+    """Partners 2**k apart exchange the sums of their groups: ceil(lg p)(alpha + n beta + at most 2 n gamma).
+
+    "tmp" is the sum of the group, x of those of it up to this rank. What nobody needs is neither sent nor summed.
+    """
+    yield begin(rank, size, count)
+    for peer, mine, theirs in exchanges(rank, size):
+        yield from swap(rank, peer, mine, theirs, count)
+        to_x = [Reduce("x", 0, count, "in", 0)] if peer < rank else []
+        yield *to_x, *to_group(rank, peer, mine, count)
+
+
+@algorithm("exscan", name="doubling", cost=lambda p, n: Cost(log2(p), log2(p) * n, 2 * log2(p) * n))
+def exclusive(rank, size, count):
+    """As the scan by doubling, but x begins with the first sum that comes from the left. Rank 0 keeps its x."""
+    yield begin(rank, size, count)
+    into_x = Copy
+    for peer, mine, theirs in exchanges(rank, size):
+        yield from swap(rank, peer, mine, theirs, count)
+        to_x = []
+        if peer < rank:
+            to_x = [into_x("x", 0, count, "in", 0)]
+            into_x = Reduce
+        yield *to_x, *to_group(rank, peer, mine, count)
+
+
+def begin(rank, size, count):
+    """The group is this rank alone, if it will tell its sum to anyone."""
+    tells = any(peer > rank or theirs for peer, _, theirs in exchanges(rank, size))
+    return (Copy("tmp", 0, count, "x", 0),) if tells else ()
+
+
+def swap(rank, peer, mine, theirs, count):
+    """Partners exchange "tmp" as far as the one on the right, whose x needs it, or a later group does."""
+    give = [Send(peer, "tmp", 0, count)] if peer > rank or theirs else []
+    take = [Recv(peer, "in", 0, count)] if peer < rank or mine else []
+    yield *give, *take
+
+
+def to_group(rank, peer, mine, count):
+    return [Reduce("tmp", 0, count, "in", 0, left=peer < rank)] if mine else []
+
+
+def exchanges(rank, size):
+    """(peer, whether this rank's new group sum is needed later, whether the peer's is) of each round."""
+
+    def needed(r, k):
+        """Whether anyone uses what rank r has in "tmp" after round k."""
+        later = [(j, r ^ 1 << j) for j in range(k + 1, log2(size)) if r ^ 1 << j < size]
+        return any(peer > r or needed(peer, j) for j, peer in later)
+
+    for k in range(log2(size)):
+        peer = rank ^ 1 << k
+        if peer < size:
+            yield peer, needed(rank, k), needed(peer, k)
