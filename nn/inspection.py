@@ -7,7 +7,7 @@ made here, pictures of them in nn/pictures.py. Sources: Smith 2017 (learning-rat
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -178,8 +178,20 @@ def profile(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int = 10) ->
     """
     before = _copy(trainer)
     spent: dict[str, LayerTime] = {}
+    inner = [0.0]  # for each call that runs: time spent in calls inside it
+
+    def clock(path: str, name: str, kind: str, call: Callable):
+        row = spent.setdefault(path, LayerTime(path, name))
+        inner.append(0.0)
+        start = time.perf_counter()
+        result = call()
+        elapsed = time.perf_counter() - start
+        setattr(row, kind, getattr(row, kind) + elapsed - inner.pop())
+        inner[-1] += elapsed
+        return result
+
     try:
-        with _timed(trainer, spent):
+        with calls(trainer, clock):
             trainer.step(x, y)
             for row in spent.values():
                 row.forward = row.backward = 0.0
@@ -205,36 +217,28 @@ def profile_table(rows: Sequence[LayerTime]) -> str:
 
 
 @contextmanager
-def _timed(trainer: Serial, spent: dict[str, LayerTime]) -> Iterator[None]:
-    """Put clocks around forward and backward of all layers, the loss and the optimizer, and take them off again."""
-    inner = [0.0]  # for each call that runs: time spent in calls inside it
+def calls(trainer: Serial, around: Callable[[str, str, str, Callable], object]) -> Iterator[None]:
+    """Within this context, everything that a training step calls goes through `around`.
 
-    def clocked(call, row_of, field):
-        def timed(*args, **kwargs):
-            row = row_of(args)
-            inner.append(0.0)
-            start = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                elapsed = time.perf_counter() - start
-                setattr(row, field, getattr(row, field) + elapsed - inner.pop())
-                inner[-1] += elapsed
+    Parameters
+    ----------
+    around : callable (path, name, kind, call) -> what call() returns
+        Path and name of a layer with kind "forward" or "backward"; path "loss" with "forward"; path "optimizer" with
+        "backward". Calls of the layers inside a container come within its own.
+    """
 
-        return timed
-
-    def row(path: str, name: str) -> LayerTime:
-        return spent.setdefault(path, LayerTime(path, name))
+    def through(original, describe, kind):
+        return lambda *args, **kwargs: around(*describe(args), kind, lambda: original(*args, **kwargs))
 
     layers = {id(layer): layer for layer in _all(trainer.network.root)}.values()
     loss, optimizer = trainer.loss, trainer.optimizer
     for layer in layers:
         name = type(layer).__name__ if layer.children() else repr(layer)
-        for field in ("forward", "backward"):
-            row_of = lambda args, name=name: row(args[-1].path, name)  # the last argument is the layer's run
-            setattr(layer, field, clocked(getattr(layer, field), row_of, field))
-    trainer.loss = clocked(loss, lambda args: row("loss", repr(loss)), "forward")
-    optimizer.update = clocked(optimizer.update, lambda args: row("optimizer", type(optimizer).__name__), "backward")
+        describe = lambda args, name=name: (args[-1].path, name)  # the last argument is the layer's run
+        for kind in ("forward", "backward"):
+            setattr(layer, kind, through(getattr(layer, kind), describe, kind))
+    trainer.loss = through(loss, lambda args: ("loss", repr(loss)), "forward")
+    optimizer.update = through(optimizer.update, lambda args: ("optimizer", type(optimizer).__name__), "backward")
     try:
         yield
     finally:

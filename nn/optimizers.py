@@ -93,7 +93,7 @@ class Optimizer:
 
         Operands are taken out of the buffers first: `w[part] -= x` would copy the block onto itself once more.
         """
-        work, sums = workspaces(w)
+        work, sums = workspace(w), workspace(w) if self.weight_decay else None
         for part, decayed in cut(len(w), region.decayed if self.weight_decay else (), len(work)):
             p, d, n = w[part], g[part], part.stop - part.start
             if decayed and self.decoupled:
@@ -242,7 +242,7 @@ class LARS(Optimizer):
 
     def _update(self, w, g, slots, step, region, sum_over_ranks):
         squares = squared_norms([w, g], region, sum_over_ranks)
-        t, _ = workspaces(w)
+        t = workspace(w)
         for name, exempt, part in tensor_blocks(region, len(t)):
             p, v, u, rate = w[part], slots["velocity"][part], t[: part.stop - part.start], float(self.lr)
             if exempt:
@@ -271,7 +271,7 @@ class LAMB(Adam):
 
     def _update(self, w, g, slots, step, region, sum_over_ranks):
         rate, eps = self._corrected(step)
-        t, decay = workspaces(w)
+        t, decay = workspace(w), workspace(w)
         for _, exempt, part in tensor_blocks(region, len(t)):
             n = part.stop - part.start
             u = self._direction(g[part], slots["mean"][part], slots["squares"][part], rate, eps, t[:n])
@@ -289,9 +289,9 @@ class LAMB(Adam):
 BELOW_ONE = {"momentum", "alpha", "beta1", "beta2"}
 
 
-def workspaces(w: np.ndarray) -> np.ndarray:
-    """Two rows of a block's length: small enough for the allocator to have them at hand."""
-    return np.empty((2, max(1, min(len(w), BLOCK_BYTES // w.itemsize))), w.dtype)
+def workspace(w: np.ndarray) -> np.ndarray:
+    """An array of a block's length: small enough for the allocator to have it at hand."""
+    return np.empty(max(1, min(len(w), BLOCK_BYTES // w.itemsize)), w.dtype)
 
 
 def cut(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[slice, bool]]:
