@@ -144,9 +144,9 @@ class Conv2d(Layer):
         return positions * math.prod(self.kernel) * self.in_channels // self.groups * self.out_channels
 
     def forward(self, p, x, run):
-        geometry = self.geometry(x.shape[1:3])
+        geometry, x = self.geometry(x.shape[1:3]), np.ascontiguousarray(x)
         y = run.empty((len(x), *geometry.out, self.out_channels), x.dtype)
-        self.algorithm(geometry).forward(x, p.W, p.b if self.bias else 0, y, geometry, run)
+        self.algorithm(geometry).forward(x, p.W, p.b if self.bias else None, y, geometry, run)
         return y, x
 
     def backward(self, p, g, gy, x, run):

@@ -22,7 +22,8 @@ import math
 from functools import cache
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+
+from nn.lowering import strided
 
 POINTS = (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)  # and infinity
 SIDE = len(POINTS) + 1  # of the tiles that are transformed
@@ -47,7 +48,7 @@ def pays(geometry, channels: int, out_channels: int) -> bool:
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:
-    """Write the convolution of x with weight, plus bias, to y."""
+    """Write the convolution of x with weight, plus bias if there is one, to y."""
     to_outputs, _, _ = _transforms(geometry.kernel, x.dtype)
     mh, mw = map(_step, geometry.kernel)
     transformed = _transform_weight(weight, run)
@@ -62,7 +63,11 @@ def forward(x, weight, bias, y, geometry, run) -> None:
         for i in range(mh):
             for j in range(mw):
                 slot = piece[:, i::mh, j::mw]
-                np.add(outputs[i, j, :, : slot.shape[1], : slot.shape[2]], bias, out=slot)
+                values = outputs[i, j, :, : slot.shape[1], : slot.shape[2]]
+                if bias is None:
+                    slot[...] = values
+                else:
+                    np.add(values, bias, out=slot)
 
 
 def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
@@ -170,7 +175,7 @@ def _transform_input(x, images, rows, geometry, run) -> np.ndarray:
     padded[:, a:b, left:d] = part[:, start + a : start + b, : d - left]
 
     sn, sy, sx, sc = padded.strides
-    windows = as_strided(padded, (SIDE, SIDE, n, th, tw, c), (sy, sx, sn, mh * sy, mw * sx, sc))
+    windows = strided(padded, (SIDE, SIDE, n, th, tw, c), (sy, sx, sn, mh * sy, mw * sx, sc))
     slots = run.scratch("winograd slots", windows.shape, x.dtype)
     np.copyto(slots, windows)
     tiles = run.scratch("winograd tiles", (SLOTS, n * th * tw, c), x.dtype)
