@@ -3,6 +3,7 @@
 Each test runs a pytest of its own on a small file and reads what it printed; none may leave a process behind.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from conftest import leaving_nothing
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+HERE = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 HEAD = "import ctypes, os, signal, sys, threading, time, pytest\nfrom parallel import launch\nimport ranks.group\n"
 
 
@@ -26,7 +28,7 @@ def start(directory, source, *options, **environment):
     command = [sys.executable, "-m", "pytest", "-p", "ranks", "-p", "no:hypothesispytest", "-p", "no:nbmake", "-v"]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTEST_ADDOPTS", raising=False)
-        for name, value in {"PYTHONPATH": str(Path(__file__).parent), **environment}.items():
+        for name, value in {"PYTHONPATH": os.pathsep.join(HERE), **environment}.items():
             patch.setenv(name, value)
         return subprocess.Popen(
             [*command, *options], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -308,3 +310,20 @@ def test_mistakes_are_explained(tmp_path):
     """
     printed = run(tmp_path, without_mpi)
     assert counts(printed) == {"failed": 1} and "no mpiexec here" in printed
+
+
+@pytest.mark.mpi(ranks=1)
+def test_the_packages_are_the_repository_s():
+    import collectives
+    import nn
+    import parallel
+
+    for package in collectives, nn, parallel:  # not tests/nn and the like, which are on the path too
+        assert Path(package.__file__).parents[1] == Path(HERE[0])
+
+
+def test_the_packages_are_found_from_anywhere(tmp_path):
+    this = f"{__file__}::{test_the_packages_are_the_repository_s.__name__}"
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "-q", this]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout
