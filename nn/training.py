@@ -127,12 +127,13 @@ class Serial:
         return self.network.forward(self.p, x, self.run)[0]
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Sums over a batch: [loss, correct, outputs], float64. Correct counts outputs whose largest entry is y."""
+        """Sums over a batch: [loss, correct, outputs], float64. Correct counts outputs whose largest entry is y; it is
+        NaN where targets are no classes."""
         if not len(x):
             return np.zeros(3)
         z = self.predict(x)
         loss, _ = self.loss(z, y, 1, self.run)
-        correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else 0
+        correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else math.nan
         return np.array([loss, correct, len(x) * self.terms], np.float64)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -285,9 +286,13 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule) -> None:
 
 
 def evaluate(trainer: Serial, test: Iterable) -> dict[str, float]:
-    """{"test_loss", "accuracy"} over a loader whose batches are cut for trainer.shard: exact for uneven shards."""
+    """{"test_loss", "accuracy"} over a loader whose batches are cut for trainer.shard: exact for uneven shards.
+
+    Without "accuracy" where the targets are no classes.
+    """
     sums = np.zeros(3)
     for x, y, _ in test.epoch(0):
         sums += trainer.evaluate(x, y)
     loss, correct, count = trainer.sum(sums)
-    return {"test_loss": float(loss / max(1, count)), "accuracy": float(correct / max(1, count))}
+    scores = {"test_loss": float(loss / max(1, count)), "accuracy": float(correct / max(1, count))}
+    return scores if math.isfinite(correct) else {"test_loss": scores["test_loss"]}

@@ -32,26 +32,44 @@ class Options:
     epochs: int = option(30, "passes over the training data")
     batch: int = option(32, "samples in a step, over all ranks")
     lr: float = option(0.1, "learning rate")
-    momentum: float = option(0.0, "of SGD, such as 0.9")
+    momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9")
     weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt")
-    loss: str = option("cross-entropy", "what is minimised", ("cross-entropy", "quadratic"))
-    optimizer: str = option("sgd", "update rule", ("sgd",))
+    nesterov: bool = option(False, "Nesterov's momentum")
+    clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")
+    schedule: str | None = option(
+        None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
+    )
+    loss: str = option(
+        "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce", "nll")
+    )
+    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
+    optimizer: str = option("sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"))
     activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
     init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
     seed: int = option(0, "of initial weights and the order of samples")
     dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
     limit: int | None = option(None, "use at most that many samples of each split")
+    normalise: bool = option(False, "subtract the mean of each channel, divide by its standard deviation")
+    augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip")
+    length: int = option(64, "bytes in a sample of text")
     patience: int | None = option(None, "stop after that many epochs without better accuracy, keep the best")
     checkpoint_steps: int | None = option(
         None, "also save every so many steps (always: after every epoch)", metavar="N"
     )
     threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
+    profile: bool = option(False, "show the time of every layer before training")
+    find_lr: bool = option(False, "try growing learning rates, draw the loss, and end")
+    inspect: bool = option(False, "after training: confusion, misclassified samples, distributions, dead units")
+    timeline: bool = option(False, "record what every rank did when: trace.json and timeline.png")
     out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR")
     resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR")
 
 
 # What a resumed run may change; all else is part of the result and comes from its config.json.
-FREE_ON_RESUME = {"epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out"}
+FREE_ON_RESUME = {
+    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out",
+    "profile", "find_lr", "inspect", "timeline",
+}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,7 +82,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE.toml", help="read options from this file; flags win")
     for f in dataclasses.fields(Options):
-        kind = next(t for t in (int, float, str) if t.__name__ in str(f.type))
+        kind = type_of(f)
+        if kind is bool:
+            parser.add_argument("--" + f.name.replace("_", "-"), action="store_true", help=f.metadata["help"])
+            continue
         default = "" if f.default is None else f" (default: {f.default})"
         parser.add_argument(
             "--" + f.name.replace("_", "-"),
@@ -74,6 +95,11 @@ def parser() -> argparse.ArgumentParser:
             help=f.metadata["help"] + default,
         )
     return parser
+
+
+def type_of(f: dataclasses.Field) -> type:
+    """int of `int | None`, and so on."""
+    return next(kind for kind in (bool, int, float, str) if kind.__name__ in str(f.type))
 
 
 def parse(argv: list[str] | None = None) -> Options:
@@ -109,8 +135,9 @@ def read_toml(path: str) -> dict:
     for key, value in values.items():
         if key not in known:
             raise OptionError(f"--config {path}: unknown option {key!r}; known are {', '.join(known)}")
-        kind = next(t for t in (int, float, str) if t.__name__ in str(known[key].type))
-        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        kind = type_of(known[key])
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or isinstance(value, bool) != (kind is bool):
             raise OptionError(f"--config {path}: {key} must be {kind.__name__}, given {value!r}")
         choices = known[key].metadata["choices"]
         if choices and value not in choices:
@@ -147,22 +174,13 @@ def resumed(values: dict) -> dict:
 
 def check(options: Options) -> None:
     """Refuse numbers out of range, by name."""
-    smallest = {
-        "ranks": 1,
-        "epochs": 0,
-        "batch": 1,
-        "limit": 1,
-        "patience": 1,
-        "checkpoint_steps": 1,
-        "threads": 1,
-        "seed": 0,
-    }
-    for name, least in smallest.items():
-        value = getattr(options, name)
+    for name in ("ranks", "epochs", "batch", "limit", "patience", "checkpoint_steps", "threads", "seed", "length"):
+        value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:
             raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")
-    for name in ("lr", "momentum", "weight_decay"):
+    for name in ("lr", "momentum", "weight_decay", "label_smoothing"):
         if not getattr(options, name) >= 0:
             raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
-    if options.momentum >= 1:
-        raise OptionError(f"--momentum must be below 1, given {options.momentum}")
+    for name in ("momentum", "label_smoothing"):
+        if getattr(options, name) >= 1:
+            raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")

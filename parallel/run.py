@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 
 import nn
-from nn import callbacks, checkpoints, data, models
-from parallel import launch
+from nn import callbacks, checkpoints
+from parallel import build, launch, reports
 from parallel.job import default_directory, program
 from parallel.options import Options
+from parallel.timeline import Timeline
+from parallel.timeline import write as write_timeline
 
 
 def train(options: Options) -> dict:
@@ -36,49 +38,71 @@ def train(options: Options) -> dict:
     rank, size = (world.rank, world.size) if world else (0, 1)
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
 
-    network, datasets = build(options)
+    data = build.datasets(options)
+    network = build.network(options, data)
     trainer = make_trainer(options, network, world)
-    train_loader = data.Loader(datasets.train, options.batch, options.seed, shard=trainer.shard, dtype=network.dtype)
-    test_batch = max(options.batch, 500)
-    test_loader = data.Loader(datasets.test, test_batch, shuffle=False, shard=trainer.shard, dtype=network.dtype)
+    timeline = Timeline(rank) if options.timeline else None
+    train_loader, test_loader = build.loaders(options, data, trainer.shard, timeline and timeline.add)
+    schedule, schedule_hooks = build.schedule(options, train_loader)
 
     out = Path(options.out)
+    say(network.summary())
+    say(f"{data.name}: {len(data.train):,} training and {len(data.test):,} test samples")
+    say(f"{describe_ranks(trainer)}; {trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step")
+    say()
+    if options.find_lr:
+        say(reports.find_rate(trainer, train_loader, out, write=rank == 0))
+        return {}
     kept = checkpoints.Checkpoints(out / "checkpoints")
     progress = resume(options, trainer, kept, say)
     if rank == 0:
         write_headers(out, options, world)
-    say(network.summary())
-    say(f"{datasets.train.name}: {len(datasets.train):,} training and {len(datasets.test):,} test samples")
-    say(f"{describe_ranks(trainer)}; {trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step")
-    say()
+    if options.profile:
+        say(reports.profile(trainer, train_loader) + "\n")
+    if timeline:
+        timeline.watch(trainer)
 
-    hooks = [callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl")]
-    hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps))
+    metric = "accuracy" if data.classes else "test_loss"
+    hooks = [callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
+    hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
     if options.patience:
-        hooks.append(callbacks.EarlyStopping(options.patience, checkpoints=kept))
-    training = nn.fit(trainer, train_loader, options.epochs, hooks, test_loader, progress=progress)
+        hooks.append(callbacks.EarlyStopping(options.patience, metric, kept))
+    training = nn.fit(trainer, train_loader, options.epochs, hooks, test_loader, schedule, progress)
     if size > 1:
         trainer.check_replicas()
 
-    score = nn.evaluate(trainer, test_loader)
     result = {
-        "accuracy": score["accuracy"],
-        "loss": score["test_loss"],
+        **score(trainer, test_loader),
         "epochs": training.epoch,
         "steps": trainer.steps,
         "seconds": training.seconds,
-        "images_per_second": training.epoch * len(datasets.train) / max(1e-9, training.seconds),
+        "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
         "parameters_sha256": hashlib.sha256(trainer.parameters).hexdigest(),
     }
+    events = world.gather(timeline.events) if world and timeline else [timeline.events] if timeline else None
     if rank == 0:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         draw_curves(training.history, out / "curves.png")
+        if events and any(events):
+            write_timeline([event for rank in events for event in rank], out)
+        if options.inspect:
+            say("\n" + reports.inspect(trainer, data, out / "inspection"))
     say()
-    say(f"test accuracy {result['accuracy']:.2%} after {training.epoch} epochs, {training.seconds:.1f} s of training")
+    say(f"test {describe(result)} after {training.epoch} epochs, {training.seconds:.1f} s of training")
     say(f"everything is in {out}/: result.json, metrics.jsonl, curves.png, checkpoints/ ({elapsed(started)} in all)")
     say(what_next(options))
     return result
+
+
+def score(trainer: nn.Serial, loader: nn.Loader) -> dict:
+    """Loss and, where there are classes, accuracy on the test data."""
+    found = nn.evaluate(trainer, loader)
+    return {"loss": found.pop("test_loss"), **found}
+
+
+def describe(result: dict) -> str:
+    return f"accuracy {result['accuracy']:.2%}" if "accuracy" in result else f"loss {result['loss']:.4g}"
 
 
 def ranks(options: Options):
@@ -102,25 +126,8 @@ def ranks(options: Options):
     return world
 
 
-def build(options: Options) -> tuple[nn.Network, data.Data]:
-    """The network and the data, checked against each other."""
-    datasets = data.load(options.data, options.data_dir, limit=options.limit, dtype=options.dtype)
-    output = (options.activation or "sigmoid") if options.loss == "quadratic" else None
-    network = models.build(
-        options.model,
-        datasets.in_shape,
-        datasets.classes,
-        options.dtype,
-        activation=options.activation,
-        init=options.init,
-        output_activation=output,
-    )
-    return network, datasets
-
-
 def make_trainer(options: Options, network: nn.Network, world) -> nn.Serial:
-    loss = {"cross-entropy": nn.CrossEntropyLoss, "quadratic": nn.QuadraticLoss}[options.loss]()
-    optimizer = nn.SGD(options.lr, options.momentum, weight_decay=options.weight_decay)
+    loss, optimizer = build.loss(options), build.optimizer(options)
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.data_parallel import DistributedDataParallel
@@ -193,8 +200,12 @@ def draw_curves(history: list[dict], file: Path) -> None:
     left.plot(epochs, [record["test_loss"] for record in history], label="test")
     left.set(xlabel="epoch", ylabel="loss", yscale="log")
     left.legend(frameon=False)
-    right.plot(epochs, [100 * record["accuracy"] for record in history], color="C1")
-    right.set(xlabel="epoch", ylabel="test accuracy (%)")
+    if "accuracy" in history[0]:
+        right.plot(epochs, [100 * record["accuracy"] for record in history], color="C1")
+        right.set(xlabel="epoch", ylabel="test accuracy (%)")
+    else:
+        right.plot(epochs, [record["images_per_second"] for record in history], color="C1")
+        right.set(xlabel="epoch", ylabel="samples/s")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)

@@ -1,0 +1,109 @@
+"""From options to objects: data, network, loss, optimizer, loaders, schedule; what is not known is refused by name."""
+
+from __future__ import annotations
+
+import nn
+from nn import clipping, data, learning_rates, losses, models, optimizers
+from parallel.options import Options
+
+LOSSES = {
+    "cross-entropy": lambda o: losses.CrossEntropyLoss(label_smoothing=o.label_smoothing),
+    "nll": lambda o: losses.NLLLoss(),
+    "quadratic": lambda o: losses.QuadraticLoss(),
+    "mse": lambda o: losses.MSELoss(),
+    "mae": lambda o: losses.MAELoss(),
+    "huber": lambda o: losses.HuberLoss(),
+    "bce": lambda o: losses.BCEWithLogitsLoss(),
+}
+OPTIMIZERS = {
+    "sgd": lambda o, common: optimizers.SGD(**common, momentum=o.momentum, nesterov=o.nesterov),
+    "adagrad": lambda o, common: optimizers.Adagrad(**common),
+    "rmsprop": lambda o, common: optimizers.RMSprop(**common, momentum=o.momentum),
+    "adam": lambda o, common: optimizers.Adam(**common),
+    "adamw": lambda o, common: optimizers.AdamW(**common),
+    "lars": lambda o, common: optimizers.LARS(**common, momentum=o.momentum),
+    "lamb": lambda o, common: optimizers.LAMB(**common),
+}
+CLIPS = {"value": clipping.ClipValue, "norm": clipping.ClipNorm, "global": clipping.ClipGlobalNorm}
+
+
+def datasets(options: Options) -> data.Data:
+    return data.load(
+        options.data,
+        options.data_dir,
+        limit=options.limit,
+        normalise=options.normalise,
+        length=options.length,
+        dtype=options.dtype,
+    )
+
+
+def network(options: Options, data: data.Data) -> nn.Network:
+    """The network for that data. With the quadratic loss its outputs pass the activation too, as in the classics."""
+    output = (options.activation or "sigmoid") if options.loss == "quadratic" and data.classes else None
+    outputs = data.classes or int(data.train.y[0].size)  # values to regress on
+    return models.build(
+        options.model,
+        data.in_shape,
+        outputs,
+        options.dtype,
+        activation=options.activation,
+        init=options.init,
+        output_activation=output,
+    )
+
+
+def loss(options: Options) -> losses.Loss:
+    return LOSSES[options.loss](options)
+
+
+def optimizer(options: Options) -> optimizers.Optimizer:
+    common = {"lr": options.lr, "weight_decay": options.weight_decay, "clip": clip(options.clip)}
+    return OPTIMIZERS[options.optimizer](options, common)
+
+
+def clip(text: str | None) -> clipping.Clip | None:
+    """ "global:1.0" and the like."""
+    if text is None:
+        return None
+    kind, _, limit = text.partition(":")
+    try:
+        return CLIPS[kind](float(limit))
+    except (KeyError, ValueError):
+        known = ", ".join(f"{name}:LIMIT" for name in CLIPS)
+        raise ValueError(f"--clip {text}: expected one of {known}, with a limit above 0, such as global:1.0") from None
+
+
+def augmentation(text: str | None) -> list:
+    """ "crop:4,flip" and the like, as transforms."""
+    transforms = []
+    for part in (text or "").split(",") if text else ():
+        kind, _, number = part.partition(":")
+        if kind == "flip" and not number:
+            transforms.append(data.RandomFlip())
+        elif kind == "crop" and number.isdigit():
+            transforms.append(data.RandomCrop(int(number)))
+        else:
+            raise ValueError(f"--augment {text}: unknown part {part!r}; expected crop:PIXELS, flip, or crop:4,flip")
+    return transforms
+
+
+def loaders(options: Options, data_: data.Data, shard: tuple[int, int], timeline=None) -> tuple[nn.Loader, nn.Loader]:
+    """(training, test) loaders of this shard; the test one in larger batches, each cut alike."""
+    train = nn.Loader(
+        data_.train,
+        options.batch,
+        options.seed,
+        shard=shard,
+        transform=augmentation(options.augment) or None,
+        timeline=timeline,
+    )
+    test_batch = options.batch if data_.train.x[0].size > 4096 else max(options.batch, 500)
+    return train, nn.Loader(data_.test, max(test_batch, shard[1]), shuffle=False, shard=shard)
+
+
+def schedule(options: Options, loader: nn.Loader) -> tuple[learning_rates.Schedule | None, list[nn.Callback]]:
+    """(step -> rate or None for a constant one, callbacks that it needs)."""
+    if options.schedule is None:
+        return None, []
+    return learning_rates.parse(options.schedule, options.lr, options.epochs, len(loader), options.batch)
