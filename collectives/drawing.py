@@ -202,7 +202,8 @@ def draw_timeline(events: Iterable[Mapping], ax=None, *, title: str = "timeline"
     Parameters
     ----------
     events : iterable of mappings
-        Each with rank (int), name (str), start and end (seconds of one clock). The first start becomes zero.
+        Each with rank (int), name (str), start and end (seconds of one clock); perhaps lane (str), where a rank does
+        several things at once, such as reading on a thread. The first start becomes zero.
     ax, title
         As for `draw`.
 
@@ -226,25 +227,25 @@ def draw_timeline(events: Iterable[Mapping], ax=None, *, title: str = "timeline"
     zero = events[0]["start"]
     length = max(event["end"] for event in events) - zero
     unit, symbol = _unit(length)
-    ranks = sorted({event["rank"] for event in events})
+    rows = sorted({(event["rank"], event.get("lane", "")) for event in events})
     names = list(dict.fromkeys(event["name"] for event in events))
     # The golden section steps around the circle of colours so that any few neighbours in the list are far apart.
     colours = {name: _colour((0.75 + 0.618034 * i) % 1) for i, name in enumerate(names)}
     if ax is None:
-        ax = _new_axes(8.5, 0.46 * len(ranks))
+        ax = _new_axes(8.5, 0.46 * len(rows))
     _plain(ax)
-    for row, rank in enumerate(ranks):
+    for row, lane in enumerate(rows):
         ax.axhspan(row - 0.36, row + 0.36, color=EMPTY, lw=0, zorder=0)
         for name in names:
-            own = [event for event in events if (event["rank"], event["name"]) == (rank, name)]
+            own = [e for e in events if (e["rank"], e.get("lane", ""), e["name"]) == (*lane, name)]
             bars = [((e["start"] - zero) / unit, (e["end"] - e["start"]) / unit) for e in own]
             ax.broken_barh(bars, (row - 0.36, 0.72), color=colours[name], edgecolor="white", lw=0.5, zorder=2)
-    ax.set(xlim=(0, length / unit or 1), ylim=(len(ranks) - 0.5, -0.5))
-    ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    ax.set(xlim=(0, length / unit or 1), ylim=(len(rows) - 0.5, -0.5))
+    ax.set_yticks(range(len(rows)), [f"rank {rank}{lane and f', {lane}'}" for rank, lane in rows])
     ax.set_xlabel(f"time, {symbol}", color=GREY, fontsize=9, loc="right")
     handles = [Patch(color=colours[name], label=name) for name in names]
     _plain_key(ax.legend(handles=handles, ncols=min(len(names), 5), loc="upper left", **_below(ax, 0, 0.3)))
-    _headline(ax, title, f"{_plural(len(ranks), 'rank')} · {length / unit:.3g} {symbol}", 8)
+    _headline(ax, title, f"{_plural(len({rank for rank, _ in rows}), 'rank')} · {length / unit:.3g} {symbol}", 8)
     return ax.figure
 
 

@@ -32,8 +32,9 @@ class Timeline:
     def add(self, name: str, start: float, end: float) -> None:
         """Something called `name` happened from `start` to `end`, on this thread."""
         if len(self.events) < MOST:
-            thread = threading.current_thread().name
-            self.events.append({"rank": self.rank, "name": name, "start": start, "end": end, "thread": thread})
+            thread = threading.current_thread()
+            lane = "" if thread is threading.main_thread() else thread.name
+            self.events.append({"rank": self.rank, "lane": lane, "name": name, "start": start, "end": end})
 
     def timed(self, name: str, call: Callable) -> Callable:
         """`call`, with an event for each time."""
@@ -66,7 +67,7 @@ def write(events: list[dict], directory: Path) -> None:
             "ts": 1e6 * (event["start"] - zero),
             "dur": 1e6 * (event["end"] - event["start"]),
             "pid": event["rank"],
-            "tid": event["thread"],
+            "tid": event["lane"] or "main",
         }
         for event in events
     ]
@@ -76,12 +77,10 @@ def write(events: list[dict], directory: Path) -> None:
 
 
 def excerpt(events: list[dict], steps: int = 6) -> list[dict]:
-    """The events of a few steps in the middle; a rank's reading thread gets a row of its own below the ranks'."""
+    """The events of a few steps in the middle."""
     starts = sorted(e["start"] for e in events if e["name"] == "compute" and e["rank"] == 0)
     if not starts:
         return events
     middle = len(starts) // 2
     lo, hi = starts[middle], starts[min(middle + steps, len(starts) - 1)]
-    chosen = [e for e in events if e["end"] > lo and e["start"] < hi] if hi > lo else events
-    ranks = 1 + max(e["rank"] for e in events)
-    return [e | {"rank": e["rank"] + ranks * (e["name"] == "read")} for e in chosen]
+    return [e for e in events if e["end"] > lo and e["start"] < hi] if hi > lo else events
