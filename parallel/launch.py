@@ -31,7 +31,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -214,9 +214,20 @@ class Job:
         return list(_processes(self.name))
 
     def show_stacks(self) -> None:
-        """Abort the ranks: each says where it was, on stderr or where its faulthandler writes (`read_stack`)."""
-        for pid in _processes(self.name, only_ranks=True):
-            _signal(pid, signal.SIGABRT)
+        """Abort the ranks: each says where it was, on stderr or where its faulthandler writes (`read_stack`).
+
+        Meanwhile mpiexec stands still, or it would kill the others as soon as the first is gone.
+        """
+        ranks = list(_processes(self.name, only_ranks=True))
+        others = set(_processes(self.name)).difference(ranks)
+        try:
+            _signal(others, signal.SIGSTOP)
+            _signal(ranks, signal.SIGABRT)
+            end = time.monotonic() + GRACE
+            while any(_processes(self.name, only_ranks=True)) and time.monotonic() < end:
+                time.sleep(0.01)
+        finally:
+            _signal(others, signal.SIGCONT)
 
     def stop(self, grace: float = GRACE) -> None:
         """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
@@ -297,16 +308,16 @@ def _processes(job: str, only_ranks: bool = False) -> Iterator[int]:
             yield int(entry.parent.name)
 
 
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _kill_all(job: str) -> None:
     end = time.monotonic() + GRACE
     while (left := list(_processes(job))) and time.monotonic() < end:
-        for pid in left:
-            _signal(pid, signal.SIGKILL)
+        _signal(left, signal.SIGKILL)
         time.sleep(0.01)
 
 
@@ -329,8 +340,7 @@ def _end_keeper(keeper: subprocess.Popen) -> None:
 def _keep(job: str) -> None:
     """The keeper: once the launcher's end of the pipe closes, end the job as `Job.stop` would."""
     sys.stdin.read()
-    for pid in _processes(job):
-        _signal(pid, signal.SIGTERM)
+    _signal(_processes(job), signal.SIGTERM)
     end = time.monotonic() + GRACE
     while any(_processes(job)) and time.monotonic() < end:
         time.sleep(0.05)
