@@ -241,7 +241,7 @@ def draw_timeline(events: Iterable[Mapping], ax=None, *, title: str = "timeline"
             bars = [((e["start"] - zero) / unit, (e["end"] - e["start"]) / unit) for e in own]
             ax.broken_barh(bars, (row - 0.36, 0.72), color=colours[name], edgecolor="white", lw=0.5, zorder=2)
     ax.set(xlim=(0, length / unit or 1), ylim=(len(rows) - 0.5, -0.5))
-    ax.set_yticks(range(len(rows)), [f"rank {rank}{lane and f', {lane}'}" for rank, lane in rows])
+    ax.set_yticks(range(len(rows)), [lane or f"rank {rank}" for rank, lane in rows])
     ax.set_xlabel(f"time, {symbol}", color=GREY, fontsize=9, loc="right")
     handles = [Patch(color=colours[name], label=name) for name in names]
     _plain_key(ax.legend(handles=handles, ncols=min(len(names), 5), loc="upper left", **_below(ax, 0, 0.3)))
