@@ -19,7 +19,7 @@ import numpy as np
 from nn.initializers import ones, zeros
 from nn.layer import Initializer, Layer, ShapeError, Spec
 
-BLOCK = 1 << 17  # elements worked on at a time
+BLOCK = 1 << 18  # elements worked on at a time
 WIDTH = 1024  # elements of an inner loop, about
 
 

@@ -28,13 +28,13 @@ from nn.lowering import strided
 POINTS = (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)  # and infinity
 SIDE = len(POINTS) + 1  # of the tiles that are transformed
 SLOTS = SIDE * SIDE
-TILES = 128  # at a time
+VALUES = 8192  # of one slot at a time, about: tiles times channels
 
 
 def pays(geometry, channels: int, out_channels: int) -> bool:
-    """Whether this takes clearly less time than the direct sum, both counted in multiplications.
+    """Whether this takes less time than the direct sum, both counted in multiplications.
 
-    Those of the transforms count double: their matrices are small, and data is copied from and to tiles.
+    Those of the transforms count half as much again: their matrices are small, and data is copied from and to tiles.
     """
     kh, kw = geometry.kernel
     if not (geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1):
@@ -43,8 +43,8 @@ def pays(geometry, channels: int, out_channels: int) -> bool:
         return False
     outputs = _step(kh) * _step(kw)
     tiled = math.prod(_tiles(geometry)) * SLOTS
-    tiled *= channels * out_channels + 2 * (SLOTS * channels + outputs * out_channels)
-    return tiled < 0.9 * math.prod(geometry.out) * kh * kw * channels * out_channels
+    tiled *= channels * out_channels + 1.5 * (SLOTS * channels + outputs * out_channels)
+    return tiled < math.prod(geometry.out) * kh * kw * channels * out_channels
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:
@@ -52,7 +52,7 @@ def forward(x, weight, bias, y, geometry, run) -> None:
     to_outputs, _, _ = _transforms(geometry.kernel, x.dtype)
     mh, mw = map(_step, geometry.kernel)
     transformed = _transform_weight(weight, run)
-    for images, rows in _pieces(len(x), geometry):
+    for images, rows in _pieces(len(x), geometry, weight.shape[2]):
         tiles = _transform_input(x, images, rows, geometry, run)
         products = run.scratch("winograd products", (SLOTS, tiles.shape[1], y.shape[3]), x.dtype)
         np.matmul(tiles, transformed, out=products)
@@ -60,14 +60,11 @@ def forward(x, weight, bias, y, geometry, run) -> None:
         shape = (mh, mw, len(piece), *_piece_tiles(rows, geometry), y.shape[3])
         outputs = run.scratch("winograd outputs", shape, x.dtype)
         np.matmul(to_outputs.T, products.reshape(SLOTS, -1), out=outputs.reshape(mh * mw, -1))
-        for i in range(mh):
-            for j in range(mw):
-                slot = piece[:, i::mh, j::mw]
-                values = outputs[i, j, :, : slot.shape[1], : slot.shape[2]]
-                if bias is None:
-                    slot[...] = values
-                else:
-                    np.add(values, bias, out=slot)
+        for slots, image in _pair(outputs, piece):
+            if bias is None:
+                image[...] = slots
+            else:
+                np.add(slots, bias, out=image)
 
 
 def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
@@ -77,7 +74,7 @@ def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
     total = run.scratch("winograd weight gradient", (SLOTS, channels, out_channels), gy.dtype)
     transformed = None if gx is None else _transform_weight(weight, run)
     first = True
-    for images, rows in _pieces(len(x), geometry):
+    for images, rows in _pieces(len(x), geometry, weight.shape[2]):
         tiles = _transform_input(x, images, rows, geometry, run)
         products = _spread_outputs(gy, images, rows, geometry, run)
         if first:
@@ -133,14 +130,30 @@ def _tiles(geometry) -> tuple[int, int]:
     return tuple(-(-n // _step(k)) for n, k in zip(geometry.out, geometry.kernel, strict=True))
 
 
-def _pieces(n: int, geometry):
-    """Yield (slice of images, slice of tile rows) of about TILES tiles."""
+def _pieces(n: int, geometry, channels: int):
+    """Yield (slice of images, slice of tile rows) of at least 128 tiles: whole images, or even shares of one."""
     th, tw = _tiles(geometry)
-    rows = max(1, min(th, TILES // tw))
-    images = max(1, TILES // (th * tw)) if rows == th else 1
+    tiles = max(128, VALUES // channels)
+    rows = -(-th // -(-th * tw // tiles))
+    images = max(1, tiles // (th * tw)) if rows == th else 1
     for a in range(0, n, images):
         for r in range(0, th, rows):
             yield slice(a, min(n, a + images)), slice(r, min(th, r + rows))
+
+
+def _pair(outputs, piece):
+    """Yield (part of the tiles (m, m, n, rows, columns, c), the part of the image it covers, as a view alike).
+
+    One pair where tiles fit the image, up to four where those on the bottom and right stick out.
+    """
+    mh, mw, n = outputs.shape[:3]
+    _, h, w, c = piece.shape
+    for y, rows, high in ((0, h // mh, mh), (h // mh, 1, h % mh)):
+        for x, columns, wide in ((0, w // mw, mw), (w // mw, 1, w % mw)):
+            image = piece[:, y * mh : y * mh + rows * high, x * mw : x * mw + columns * wide]
+            if image.size:
+                image = image.reshape(n, rows, high, columns, wide, c).transpose(2, 4, 0, 1, 3, 5)
+                yield outputs[:high, :wide, :, y : y + rows, x : x + columns], image
 
 
 def _piece_tiles(rows: slice, geometry) -> tuple[int, int]:
@@ -190,13 +203,10 @@ def _spread_outputs(gy, images, rows, geometry, run) -> np.ndarray:
     th, tw = _piece_tiles(rows, geometry)
     piece = gy[images, rows.start * mh : rows.stop * mh]
     outputs = run.scratch("winograd outputs", (mh, mw, len(piece), th, tw, gy.shape[3]), gy.dtype)
-    for i in range(mh):
-        for j in range(mw):
-            slot = piece[:, i::mh, j::mw]
-            target = outputs[i, j]
-            target[:, : slot.shape[1], : slot.shape[2]] = slot
-            target[:, slot.shape[1] :] = 0
-            target[:, : slot.shape[1], slot.shape[2] :] = 0
+    if piece.shape[1] % mh or piece.shape[2] % mw:
+        outputs[...] = 0
+    for slots, image in _pair(outputs, piece):
+        slots[...] = image
     products = run.scratch("winograd products", (SLOTS, len(piece) * th * tw, gy.shape[3]), gy.dtype)
     matrix = _transforms(geometry.kernel, gy.dtype)[0]
     np.matmul(matrix, outputs.reshape(mh * mw, -1), out=products.reshape(SLOTS, -1))
