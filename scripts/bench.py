@@ -1,0 +1,43 @@
+"""Compare with the peers: python scripts/bench.py SUITE [--json FILE]. A suite is a file bench_SUITE.py beside this."""
+
+import argparse
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(argv: list[str] | None = None) -> int:
+    sys.path.insert(0, str(HERE))
+    suites = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+    parser = argparse.ArgumentParser(prog="bench.py", description=__doc__)
+    parser.add_argument("suite", choices=[*suites, "all"], help="what to measure; all: one after the other")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there, as a list of objects")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
+    parser.add_argument("--quick", action="store_true", help="a few repetitions: shows that it works, measures badly")
+    options = parser.parse_args(argv)
+
+    from benchmarking import to_json
+
+    rows, failed = [], []
+    for suite in suites if options.suite == "all" else [options.suite]:
+        print(f"# {suite}", flush=True)
+        try:
+            for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only):
+                print(row, flush=True)
+                rows.append(row)
+        except Exception:
+            traceback.print_exc()
+            failed.append(suite)
+    if options.json:
+        Path(options.json).write_text(to_json(rows))
+        print(f"{len(rows)} rows in {options.json}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

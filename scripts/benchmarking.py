@@ -1,0 +1,70 @@
+"""What the benchmark suites share: a row of results, tables, geometric means.
+
+A suite is a file bench_NAME.py beside this one, with a function
+
+    def rows(quick: bool, only: str) -> Iterator[Row]      # quick: a smoke test; only: cases whose name has this text
+
+and `bench.py NAME` finds it. Measure costs (seconds, bytes), not speeds: a ratio below 1 is better for us.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result.
+
+    Attributes
+    ----------
+    case : str
+        What was measured.
+    ours, peer : float or None
+        Costs in `unit`; None where there is none, and then the note says why.
+    peer_name : str
+        With version.
+    ranks, threads : int
+        Processes, and BLAS threads of each.
+    note : str
+        Conditions, and what helps to read the figure.
+    """
+
+    case: str
+    ours: float | None
+    peer: float | None = None
+    peer_name: str = ""
+    unit: str = "ms"
+    ranks: int = 1
+    threads: int = 1
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """ours / peer."""
+        return self.ours / self.peer if self.ours is not None and self.peer else None
+
+    def __str__(self):
+        ours, peer, ratio = (("-" if v is None else f"{v:.4g}") for v in (self.ours, self.peer, self.ratio))
+        where = f"{self.ranks} x {self.threads}"
+        costs = f"{ours:>9} {self.unit:6} {peer:>9} {self.peer_name:16} ratio {ratio:>8}"
+        return f"{self.case:44} {where:6} {costs}  {self.note}".rstrip()
+
+
+def geometric_mean(case: str, rows: Iterable[Row]) -> Row:
+    """The geometric means of rows that have a peer, of ours and of the peer's: so its ratio is that of the ratios."""
+    rows = [row for row in rows if row.ratio]
+    if not rows:
+        return Row(case, None, note="nothing to compare with")
+    ours = math.exp(sum(math.log(row.ours) for row in rows) / len(rows))
+    peer = math.exp(sum(math.log(row.peer) for row in rows) / len(rows))
+    first = rows[0]
+    return Row(case, ours, peer, first.peer_name, first.unit, first.ranks, first.threads, f"of {len(rows)} cases")
+
+
+def to_json(rows: Iterable[Row]) -> str:
+    """A list of objects {case, ours, peer, peer_name, ratio, unit, ranks, threads, note}."""
+    return json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=1) + "\n"

@@ -1,0 +1,124 @@
+"""bench.py: suites are found, rows are well-formed, nothing breaks where PyTorch is absent."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+KEYS = ["case", "ours", "peer", "peer_name", "unit", "ranks", "threads", "note", "ratio"]
+MLP = "mlp 784-30-10, batch 10"
+
+
+@pytest.fixture(autouse=True)
+def scripts_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def test_without_pytorch_the_peer_is_null(monkeypatch):
+    import bench_engine
+
+    monkeypatch.setattr(bench_engine, "find_spec", lambda name: None)
+    time, memory, allocations = bench_engine.compare(MLP, threads=1, quick=True)
+    assert (time.case, time.unit, time.threads, time.peer, time.ratio) == (MLP, "ms", 1, None, None)
+    assert 0.01 < time.ours < 1000 and "PyTorch is not installed" in time.note and "GEMM floor" in time.note
+    assert memory.unit == "MiB" and memory.peer is None and 0 <= memory.ours < 100
+    assert allocations.ours == 0, allocations.note
+
+
+def test_with_pytorch_both_sides_are_measured():
+    pytest.importorskip("torch")
+    import bench_engine
+
+    time, memory, _ = bench_engine.compare(MLP, threads=1, quick=True)
+    assert time.peer_name.startswith("PyTorch ") and time.peer > 0 and memory.peer > 0
+    assert math.isclose(time.ratio, time.ours / time.peer)
+
+
+def test_both_sides_have_the_same_models():
+    pytest.importorskip("torch")
+    import torch_models
+    from bench_engine import CASES
+
+    from nn import models
+
+    for name, case in CASES.items():
+        ours = models.build(case.model, case.in_shape, case.classes).layout
+        theirs = torch_models.build(name)[0]
+        shapes = lambda arrays: sorted(math.prod(shape) for shape in arrays)
+        expected = shapes(p.shape for p in theirs.parameters())
+        if name.startswith("transformer"):  # we may cut Q, K, V apart: only the sum is the same
+            assert ours.count == sum(expected), name
+        else:
+            assert shapes(spec.shape for spec in ours.specs.values()) == expected, name
+
+
+def test_allocations_are_counted():
+    """Negative control: a layer that makes a large array is named; so is none of its neighbours."""
+    import bench_engine
+    import numpy as np
+
+    class Wasteful(bench_engine.Ours):
+        def build(self):
+            super().build()
+            layer = self.trainer.network.root.layers[1]
+            kind = type(layer)
+
+            class Greedy(kind):
+                def forward(self, p, x, run):
+                    np.zeros(1 << 18).sum()
+                    return super().forward(p, x, run)
+
+            layer.__class__ = Greedy
+
+    (found,) = Wasteful(MLP).allocating_calls()
+    assert found.startswith("1 Greedy() forward 20")
+
+
+def test_a_worker_that_dies_is_named():
+    from bench_engine import Worker
+
+    worker = Worker("ours", MLP, 1)
+    worker.process.kill()
+    with pytest.raises(RuntimeError, match=r"mlp 784-30-10, batch 10 \(ours, 1 threads\) was killed by signal 9"):
+        worker.ask({"seconds": 0})
+    worker.close()
+
+
+def test_a_suite_is_a_file(tmp_path, monkeypatch, capsys):
+    import bench
+
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    (tmp_path / "bench_good_suite.py").write_text(
+        "from benchmarking import Row\n"
+        "def rows(quick, only):\n"
+        "    assert quick and only == 'x'\n"
+        "    yield Row('a', 1.0, 2.0, 'peer 1.0', threads=2)\n"
+        "    yield Row('b', 3.0, note='no peer')\n"
+    )
+    (tmp_path / "bench_bad_suite.py").write_text("def rows(quick, only):\n    raise OSError('no network')\n    yield\n")
+    out = tmp_path / "rows.json"
+    assert bench.main(["good_suite", "--json", str(out), "--quick", "--only", "x"]) == 0
+    rows = json.loads(out.read_text())
+    assert [list(row) for row in rows] == [KEYS, KEYS]
+    assert rows[0]["ratio"] == 0.5 and rows[0]["threads"] == 2
+    assert rows[1]["peer"] is None and rows[1]["ratio"] is None
+    assert bench.main(["all", "--json", str(out), "--quick", "--only", "x"]) == 1, "a failing suite is told"
+    assert len(json.loads(out.read_text())) == 2, "and the others are kept"
+    printed = capsys.readouterr()
+    assert "no network" in printed.err and "failed: bad_suite" in printed.err
+    with pytest.raises(SystemExit):
+        bench.main(["unknown"])
+    assert "bad_suite" in capsys.readouterr().err
+    sys.modules.pop("bench_good_suite"), sys.modules.pop("bench_bad_suite")
+
+
+def test_the_mean_of_ratios_is_the_ratio_of_means():
+    from benchmarking import Row, geometric_mean
+
+    rows = [Row("a", 1.0, 4.0, "p"), Row("b", 30.0, 30.0, "p"), Row("c", 5.0)]
+    mean = geometric_mean("mean", rows)
+    assert math.isclose(mean.ratio, 0.5) and mean.note == "of 2 cases"
+    assert geometric_mean("mean", rows[2:]).ratio is None
