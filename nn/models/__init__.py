@@ -16,9 +16,11 @@ from nn import activations, initializers
 from nn.layer import Initializer, Layer, Sequential, Shape
 from nn.models.alexnet import alexnet
 from nn.models.cnn import cnn
-from nn.models.lenet import lenet5
+from nn.models.googlenet import googlenet
+from nn.models.lenet import lenet5, lenet5_1998
 from nn.models.mlp import mlp
 from nn.models.overfeat import overfeat
+from nn.models.resnet import resnet20, resnet50
 from nn.models.transformer import encoder, transformer
 from nn.models.vgg import vgg16, vgg_small
 from nn.network import Network
@@ -27,9 +29,13 @@ MODELS: dict[str, Callable[..., Layer]] = {
     "alexnet": alexnet,
     "cnn": cnn,
     "encoder": encoder,
+    "googlenet": googlenet,
     "lenet5": lenet5,
+    "lenet5-1998": lenet5_1998,
     "mlp": mlp,
     "overfeat": overfeat,
+    "resnet20": resnet20,
+    "resnet50": resnet50,
     "transformer": transformer,
     "vgg-small": vgg_small,
     "vgg16": vgg16,

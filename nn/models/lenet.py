@@ -1,16 +1,17 @@
 """LeNet-5 (LeCun, Bottou, Bengio, Haffner 1998, Gradient-based learning applied to document recognition).
 
-`lenet5` is the variant of today's benchmarks: 20 and 50 channels, ReLU, max-pooling and 500 hidden
-units; 431,080 parameters for 28x28 digits.
+Two variants go by the name. `lenet5` is that of today's benchmarks: 20 and 50 channels, ReLU, max-pooling and 500
+hidden units; 431,080 parameters for 28x28 digits. `lenet5_1998` has the sizes of the paper: 6, 16, 120 and 84, tanh,
+average pooling; 61,706 parameters, as its second convolution sees all six maps where the paper's sees a chosen part.
 """
 
-from nn.activations import ReLU
+from nn.activations import ReLU, Tanh
 from nn.convolution import Conv2d
 from nn.dense import Linear
 from nn.initializers import he
 from nn.layer import Layer, Sequential, Shape
 from nn.models.images import image_shape
-from nn.pooling import MaxPool2d
+from nn.pooling import AvgPool2d, MaxPool2d
 from nn.reshaping import Flatten
 
 
@@ -32,6 +33,25 @@ def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] 
         Linear(_left(height) * _left(width) * second, hidden, init=he),
         activation(),
         Linear(hidden, classes),
+    )
+
+
+def lenet5_1998(in_shape: Shape, classes: int, activation: type[Layer] = Tanh) -> Sequential:
+    """The paper's sizes. 28x28 images are padded to 32x32, as there, so that strokes can be at a corner's centre."""
+    height, width, channels = image_shape("lenet5-1998", in_shape, at_least=12)
+    return Sequential(
+        Conv2d(channels, 6, 5, padding=2),
+        activation(),
+        AvgPool2d(2),
+        Conv2d(6, 16, 5),
+        activation(),
+        AvgPool2d(2),
+        Flatten(),
+        Linear(_left(height + 4) * _left(width + 4) * 16, 120),
+        activation(),
+        Linear(120, 84),
+        activation(),
+        Linear(84, classes),
     )
 
 
