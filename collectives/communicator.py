@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.executor import PlanCache
+from collectives.messages import incoming
 from collectives.planner import NATIVE, Planner
 from collectives.selection import settings
 
@@ -74,7 +75,7 @@ class Communicator(MPI.Intracomm):
         """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""
         if self._planner is not None:
             self._plans.free()
-            self._planner.comm.Free()
+            self._planner.free()
             self._planner, self._plans = None, {}
 
     def Free(self):
@@ -108,10 +109,38 @@ class Communicator(MPI.Intracomm):
         plan = self._plans.get(key) or self._new(key, "scatter", sendbuf, recvbuf, root, algorithm)
         return plan() if plan is not NATIVE else super().Scatter(sendbuf, recvbuf, root)
 
+    def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        plan = self._new(None, "scatter", sendbuf, recvbuf, root, algorithm, True)
+        return plan() if plan is not NATIVE else super().Scatterv(sendbuf, recvbuf, root)
+
     def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
         key = fingerprint("gather", algorithm, root, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "gather", sendbuf, recvbuf, root, algorithm)
         return plan() if plan is not NATIVE else super().Gather(sendbuf, recvbuf, root)
+
+    def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        plan = self._new(None, "gather", sendbuf, recvbuf, root, algorithm, True)
+        return plan() if plan is not NATIVE else super().Gatherv(sendbuf, recvbuf, root)
+
+    def Allgather(self, sendbuf, recvbuf, algorithm: str | None = None):
+        key = fingerprint("allgather", algorithm, False, sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "allgather", sendbuf, recvbuf, algorithm)
+        return plan() if plan is not NATIVE else super().Allgather(sendbuf, recvbuf)
+
+    def Allgatherv(self, sendbuf, recvbuf, algorithm: str | None = None):
+        key = fingerprint("allgather", algorithm, True, sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "allgather", sendbuf, recvbuf, algorithm, True)
+        return plan() if plan is not NATIVE else super().Allgatherv(sendbuf, recvbuf)
+
+    def Alltoall(self, sendbuf, recvbuf, algorithm: str | None = None):
+        key = fingerprint("alltoall", algorithm, False, sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "alltoall", sendbuf, recvbuf, algorithm)
+        return plan() if plan is not NATIVE else super().Alltoall(sendbuf, recvbuf)
+
+    def Alltoallv(self, sendbuf, recvbuf, algorithm: str | None = None):
+        key = fingerprint("alltoall", algorithm, True, sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "alltoall", sendbuf, recvbuf, algorithm, True)
+        return plan() if plan is not NATIVE else super().Alltoallv(sendbuf, recvbuf)
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: str | None = None):
         key = fingerprint("reduce", algorithm, (id(op), root), sendbuf, recvbuf)
@@ -122,6 +151,28 @@ class Communicator(MPI.Intracomm):
         key = fingerprint("allreduce", algorithm, id(op), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)
+
+    def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        if recvcounts is None:
+            recvcounts = self.allgather(incoming(recvbuf).count)
+        key = fingerprint("reduce_scatter", algorithm, (id(op), constant(recvcounts)), sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, recvcounts, op, algorithm)
+        return plan() if plan is not NATIVE else super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
+
+    def Reduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        key = fingerprint("reduce_scatter", algorithm, id(op), sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, None, op, algorithm)
+        return plan() if plan is not NATIVE else super().Reduce_scatter_block(sendbuf, recvbuf, op)
+
+    def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        key = fingerprint("scan", algorithm, id(op), sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "scan", sendbuf, recvbuf, op, algorithm)
+        return plan() if plan is not NATIVE else super().Scan(sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        key = fingerprint("exscan", algorithm, id(op), sendbuf, recvbuf)
+        plan = self._plans.get(key) or self._new(key, "exscan", sendbuf, recvbuf, op, algorithm)
+        return plan() if plan is not NATIVE else super().Exscan(sendbuf, recvbuf, op)
 
 
 def fingerprint(operation, algorithm, detail, a, b=None):

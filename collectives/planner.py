@@ -4,13 +4,16 @@ Data that is only moved travels as bytes: elements without holes are sent from w
 and unpacked after. Data that is reduced travels as elements of its datatype.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.alltoall import EQUAL
+from collectives.algorithms.registry import CONSECUTIVE, NODES, SEGMENT
 from collectives.executor import Plan, copying, writes
 from collectives.messages import Message, incoming, is_in_place, name_of, outgoing, refuse_overlap
 from collectives.selection import check_name, choose
@@ -18,6 +21,7 @@ from collectives.selection import check_name, choose
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
 SYMMETRIC = (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)
 HALF = {MPI.SUM.handle: np.add, MPI.PROD.handle: np.multiply, MPI.MAX.handle: np.maximum, MPI.MIN.handle: np.minimum}
+SEGMENT_BYTES = 4 * SEGMENT
 
 
 class Native:
@@ -34,31 +38,48 @@ NATIVE = Native()
 
 @dataclass
 class Bytes:
-    """A message as bytes: where the blocks lie, and the calls that pack and unpack what is not plain."""
+    """A message as bytes: where the blocks lie, and the calls that pack and unpack what cannot travel as it lies."""
 
     memory: np.ndarray
     blocks: list[tuple[int, int]]
-    pack: list
-    unpack: list
+    pack: list = field(default_factory=list)
+    unpack: list = field(default_factory=list)
+
+    def block(self, i: int) -> np.ndarray:
+        lo, hi = self.blocks[i]
+        return self.memory[lo:hi]
 
 
-def as_bytes(message: Message, slices=None) -> Bytes:
-    """The given slices (in elements) of a message as bytes; all of it by default."""
-    slices = [(0, message.count)] if slices is None else slices
-    size, extent, datatype = message.size, message.extent, message.datatype
-    if message.plain:
+def as_bytes(message: Message, slices, consecutive=False) -> Bytes:
+    """Slices (in elements) of a message as blocks of bytes, one after another where they must be `consecutive`."""
+    size, extent = message.size, message.extent
+    in_order = all(first[1] == second[0] for first, second in pairwise(slices))
+    if message.plain and (in_order or not consecutive):
         end = max((hi for _, hi in slices), default=0)
-        return Bytes(message.bytes(0, end), [(lo * size, hi * size) for lo, hi in slices], [], [])
-    ends = np.cumsum([0] + [(hi - lo) * size for lo, hi in slices]).tolist()
-    blocks = list(zip(ends, ends[1:], strict=False))
-    packed = np.empty(ends[-1], np.uint8)
-    pack, unpack = [], []
-    for (lo, hi), (start, end) in zip(slices, blocks, strict=True):
-        if hi > lo and size:
+        return Bytes(message.bytes(0, end), [(lo * size, hi * size) for lo, hi in slices])
+    ends = [0, *accumulate((hi - lo) * size for lo, hi in slices)]
+    packed = Bytes(np.empty(ends[-1], np.uint8), list(pairwise(ends)))
+    for i, (lo, hi) in enumerate(slices):
+        if hi <= lo or not size:
+            continue
+        room = packed.block(i)
+        if message.plain:
+            packed.pack.append(copying(room, message.bytes(lo, hi)))
+            packed.unpack.append(copying(message.bytes(lo, hi), room))
+        else:
             memory = MPI.buffer.fromaddress(message.address + lo * extent, (hi - lo) * extent)
-            pack.append(partial(datatype.Pack, memory, packed[start:end], 0, MPI.COMM_SELF))
-            unpack.append(partial(datatype.Unpack, packed[start:end], 0, memory, MPI.COMM_SELF))
-    return Bytes(packed, blocks, pack, unpack)
+            packed.pack.append(partial(message.datatype.Pack, memory, room, 0, MPI.COMM_SELF))
+            packed.unpack.append(partial(message.datatype.Unpack, room, 0, memory, MPI.COMM_SELF))
+    return packed
+
+
+def whole(message: Message) -> Bytes:
+    return as_bytes(message, [(0, message.count)])
+
+
+def slices_of(message: Message, parts: int) -> list[tuple[int, int]]:
+    """(lo, hi) of each block in elements."""
+    return message.slices or [(i * message.count, (i + 1) * message.count) for i in range(parts)]
 
 
 class Planner:
@@ -68,13 +89,37 @@ class Planner:
     ----------
     comm : MPI.Intracomm
         a private duplicate
-    names : operation -> algorithm asked for, "auto" or "native"
+    names : operation -> algorithm asked for
     synchronous : send with Ssend semantics
     """
 
     def __init__(self, comm, names, synchronous):
         self.comm, self.names, self.synchronous = comm, names, synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.nodes = comm.allgather(node.bcast(self.rank))  # of each rank: the first rank on its node
+        node.Free()
+        self._window = None
+
+    @property
+    def one_node(self) -> bool:
+        return self.nodes.count(0) == self.size
+
+    @property
+    def window(self):
+        """The memory that the ranks of a node share, made when first asked for (collective)."""
+        if self._window is None:
+            from collectives.window import SharedWindow
+
+            self._window = SharedWindow(self.comm)
+        return self._window
+
+    def free(self):
+        if self._window is not None:
+            self._window.free()
+        self.comm.Free()
+
+    # ------------------------------------------------------------------------------------- names and rounds
 
     def asked(self, operation, algorithm):
         return self.names[operation] if algorithm is None else check_name(operation, algorithm)
@@ -83,119 +128,162 @@ class Planner:
         if not 0 <= root < self.size:
             raise ValueError(f"root {root}: the communicator has ranks 0 ... {self.size - 1}")
 
-    def rounds(self, operation, name, count, **options):
+    def rounds(self, operation, name, *count, itemsize=1, **options):
         """This rank's rounds, all of them."""
-        return list(ALGORITHMS[operation][name].rounds(self.rank, self.size, count, **options))
+        entry = ALGORITHMS[operation][name]
+        if entry.requires == NODES:
+            options["nodes"] = self.nodes
+        if entry.pipelined:
+            options["segment"] = max(1, SEGMENT_BYTES // itemsize)
+        return list(entry.rounds(self.rank, self.size, *count, **options))
 
-    def move(self, rounds, x=None, y=None, keep=()):
-        """A plan that moves bytes. x is packed before; y, or x where there is no y, is unpacked after."""
-        result = x if y is None else y
-        return Plan(
-            rounds,
-            self.comm,
-            {name: b.memory for name, b in (("x", x), ("y", y)) if b is not None},
-            synchronous=self.synchronous,
-            before=x.pack if x else (),
-            after=result.unpack if result else (),
-            keep=keep,
-        )
+    def consecutive(self, operation, name):
+        return name in ALGORITHMS[operation] and ALGORITHMS[operation][name].requires == CONSECUTIVE
+
+    def moving(self, rounds, buffers, before=(), after=(), keep=()):
+        """A plan that moves bytes."""
+        return Plan(rounds, self.comm, buffers, synchronous=self.synchronous, before=before, after=after, keep=keep)
 
     # ---------------------------------------------------------------------------------- data that is moved
 
     def barrier(self, algorithm):
-        name = choose("barrier", self.asked("barrier", algorithm), 0)
+        name = choose("barrier", self.asked("barrier", algorithm), 0, self.size)
         if name == "native":
             return NATIVE
-        rounds = list(ALGORITHMS["barrier"][name].rounds(self.rank, self.size))
-        return Plan(rounds, self.comm, {"x": np.zeros(1, np.uint8)}, synchronous=self.synchronous)
+        return self.moving(self.rounds("barrier", name), {"x": np.zeros(1, np.uint8)})
 
     def broadcast(self, buf, root, algorithm):
         self.check_root(root)
         if (asked := self.asked("broadcast", algorithm)) == "native":
             return NATIVE
         message = outgoing(buf) if self.rank == root else incoming(buf)
-        x = as_bytes(message)
-        name = choose("broadcast", asked, x.memory.nbytes)
+        x = whole(message)
+        name = choose("broadcast", asked, x.memory.nbytes, self.size)
         if name == "native":
             return NATIVE
-        if self.rank == root:
-            x.unpack = []
-        else:
-            x.pack = []
-        return self.move(self.rounds("broadcast", name, x.memory.nbytes, root=root), x, keep=(message.datatype,))
+        rounds = self.rounds("broadcast", name, x.memory.nbytes, root=root)
+        before, after = (x.pack, []) if self.rank == root else ([], x.unpack)
+        return self.moving(rounds, {"x": x.memory}, before, after, keep=(message.datatype,))
 
-    def scatter(self, sendbuf, recvbuf, root, algorithm):
-        return self.rooted("scatter", sendbuf, recvbuf, root, algorithm)
+    def scatter(self, sendbuf, recvbuf, root, algorithm, vector=False):
+        return self.rooted("scatter", sendbuf, recvbuf, root, algorithm, vector)
 
-    def gather(self, sendbuf, recvbuf, root, algorithm):
-        return self.rooted("gather", recvbuf, sendbuf, root, algorithm)
+    def gather(self, sendbuf, recvbuf, root, algorithm, vector=False):
+        return self.rooted("gather", recvbuf, sendbuf, root, algorithm, vector)
 
-    def rooted(self, operation, whole, own, root, algorithm, vector=False):
-        """Scatter and gather: `whole` is the root's buffer of all blocks, `own` each rank's block."""
+    def rooted(self, operation, all_blocks, own_block, root, algorithm, vector):
+        """Scatter and gather: the root has the buffer of all blocks, each rank that of its own."""
         self.check_root(root)
         if (asked := self.asked(operation, algorithm)) == "native":
             return NATIVE
-        to_root = operation == "gather"
-        whole_is, own_is = (incoming, outgoing) if to_root else (outgoing, incoming)
-        keep, mine, everything = [], None, None
-        if not (self.rank == root and is_in_place(own)):
-            message = own_is(own)
-            mine = as_bytes(message)
+        reads, writes_ = (outgoing, incoming) if operation == "scatter" else (incoming, outgoing)
+        keep, own, all_ = [], None, None
+        if not (self.rank == root and is_in_place(own_block)):
+            message = writes_(own_block)
+            own = whole(message)
             keep.append(message.datatype)
         if self.rank == root:
-            message = whole_is(whole, self.size, vector)
-            slices = message.slices or [(i * message.count, (i + 1) * message.count) for i in range(self.size)]
-            everything = as_bytes(message, slices)
+            message = reads(all_blocks, self.size, vector)
+            all_ = as_bytes(message, slices_of(message, self.size))
             keep.append(message.datatype)
-            lo, hi = everything.blocks[root]
-            if mine is None:  # in place: the root's block is where it belongs
-                mine = Bytes(everything.memory[lo:hi], [(0, hi - lo)], [], [])
-            elif mine.memory.nbytes != hi - lo:
-                raise ValueError(
-                    f"{operation}: the root's own block has {mine.memory.nbytes} bytes in the one buffer, "
-                    f"{hi - lo} in the other"
-                )
-        length = mine.memory.nbytes
-        name = choose(operation, asked, length * self.size) if not vector else self.vector_name(operation, asked)
+            if own is None:  # in place: the root's block is where it belongs
+                own = Bytes(all_.block(root), [(0, all_.block(root).nbytes)])
+            self.check_lengths(operation, all_.block(root).nbytes, own.memory.nbytes)
+        length = own.memory.nbytes
+        name = choose(operation, asked, length * self.size, self.size, vector)
         if name == "native":
             return NATIVE
-        if not vector:
-            blocks = (
-                everything.blocks
-                if self.rank == root
-                else [(i * length, i * length + length) for i in range(self.size)]
-            )
-        elif name == "flat":
-            blocks = everything.blocks if self.rank == root else {self.rank: (0, length)}
+        if self.rank == root:
+            blocks = all_.blocks
+        elif vector:
+            blocks = {self.rank: (0, length)}  # the others' lengths are not known here, and flat does not ask
         else:
-            blocks = self.told_blocks(everything, root)
+            blocks = [(i * length, (i + 1) * length) for i in range(self.size)]
+        if vector and name != "flat":
+            blocks = self.told_by_root(blocks, root)
+        x, y = (all_, own) if operation == "scatter" else (own, all_)
+        buffers = {label: b.memory for label, b in (("x", x), ("y", y)) if b is not None}
         rounds = self.rounds(operation, name, blocks, root=root)
-        x, y = (mine, everything) if to_root else (everything, mine)
-        return self.move(rounds, x, y, tuple(keep))
+        return self.moving(rounds, buffers, x.pack if x else (), y.unpack if y else (), tuple(keep))
+
+    def told_by_root(self, blocks, root):
+        """Blocks of the lengths that only the root knows (collective)."""
+        lengths = [hi - lo for lo, hi in blocks] if self.rank == root else None
+        ends = [0, *accumulate(self.comm.bcast(lengths, root))]
+        return blocks if self.rank == root else list(pairwise(ends))
+
+    def check_lengths(self, operation, one, other):
+        if one != other:
+            raise ValueError(
+                f"{operation}: the block of rank {self.rank} has {one} bytes in the buffer of all blocks, "
+                f"{other} in its own"
+            )
+
+    def allgather(self, sendbuf, recvbuf, algorithm, vector=False):
+        if (asked := self.asked("allgather", algorithm)) == "native":
+            return NATIVE
+        recv = incoming(recvbuf, self.size, vector)
+        slices = slices_of(recv, self.size)
+        nbytes = sum(hi - lo for lo, hi in slices) * recv.size
+        name = choose("allgather", asked, nbytes, self.size, vector)
+        if name == "native":
+            return NATIVE
+        x = as_bytes(recv, slices, self.consecutive("allgather", name))
+        before, keep = x.pack, (recv.datatype,)
+        if not is_in_place(sendbuf):
+            send = outgoing(sendbuf)
+            own = whole(send)
+            self.check_lengths("allgather", x.block(self.rank).nbytes, own.memory.nbytes)
+            before = [*own.pack, copying(x.block(self.rank), own.memory)]
+            keep = (recv.datatype, send.datatype)
+        return self.moving(self.rounds("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
+
+    def alltoall(self, sendbuf, recvbuf, algorithm, vector=False):
+        if (asked := self.asked("alltoall", algorithm)) == "native":
+            return NATIVE
+        recv = incoming(recvbuf, self.size, vector)
+        y = as_bytes(recv, slices_of(recv, self.size))
+        nbytes = sum(hi - lo for lo, hi in y.blocks)
+        name = choose("alltoall", asked, nbytes, self.size, vector)
+        if vector and name in ALGORITHMS["alltoall"] and ALGORITHMS["alltoall"][name].requires == EQUAL:
+            name = "pairwise"
+        if name == "native":
+            return NATIVE
+        if is_in_place(sendbuf):
+            x = Bytes(np.empty_like(y.memory), y.blocks, [*y.pack])
+            x.pack.append(copying(x.memory, y.memory))
+            keep = (recv.datatype, x.memory)
+        else:
+            send = outgoing(sendbuf, self.size, vector)
+            x = as_bytes(send, slices_of(send, self.size))
+            keep = (recv.datatype, send.datatype)
+        self.check_lengths("alltoall", y.block(self.rank).nbytes, x.block(self.rank).nbytes)
+        rounds = self.rounds("alltoall", name, x.blocks, into=y.blocks)
+        return self.moving(rounds, {"x": x.memory, "y": y.memory}, x.pack, y.unpack, keep)
 
     # ---------------------------------------------------------------------------------- data that is reduced
 
-    def operands(self, sendbuf, recvbuf, parts=1):
+    def operands(self, sendbuf, recvbuf):
         """(send or None, recv), checked against each other."""
-        recv = incoming(recvbuf, parts)
+        recv = incoming(recvbuf)
         if is_in_place(sendbuf):
             return None, recv
         send = outgoing(sendbuf)
         same_type(send, recv)
-        if send.count != recv.count * parts:
-            raise ValueError(f"the send buffer has {send.count} elements, the receive buffer {recv.count * parts}")
+        if send.count != recv.count:
+            raise ValueError(f"the send buffer has {send.count} elements, the receive buffer {recv.count}")
         refuse_overlap(send, recv)
         return send, recv
 
-    def reduction(self, operation, asked, message, op):
-        """The algorithm for a reduction of these elements; NATIVE where only the library can do it."""
-        outside = message.datatype.Get_true_extent()
-        low, high = outside[0], outside[0] + outside[1]
-        if low < 0 or high > message.extent:  # data outside the extent: slices of elements would overlap
+    def choice(self, operation, asked, message, count, op):
+        """The algorithm for a reduction of so many elements; native where only the library can do it."""
+        low, length = message.datatype.Get_true_extent()
+        if low < 0 or low + length > message.extent:  # elements overlap: they cannot be cut apart
             return "native"
-        return choose(operation, asked, message.count * message.size, ordered=not op.Is_commutative())
+        ordered = not op.Is_commutative()
+        return choose(operation, asked, count * message.size, self.size, ordered=ordered)
 
-    def reduce_plan(self, rounds, x, message, op, before=(), after=(), keep=()):
+    def reducing(self, rounds, x, message, op, before=(), after=(), keep=()):
         """A plan that reduces elements of the message's datatype in x."""
         if message.half:
             if op.handle not in HALF:
@@ -218,15 +306,30 @@ class Planner:
         )
 
     def allreduce(self, sendbuf, recvbuf, op, algorithm):
-        if (asked := self.asked("allreduce", algorithm)) == "native":
+        return self.everywhere("allreduce", sendbuf, recvbuf, op, algorithm)
+
+    def scan(self, sendbuf, recvbuf, op, algorithm):
+        return self.everywhere("scan", sendbuf, recvbuf, op, algorithm)
+
+    def exscan(self, sendbuf, recvbuf, op, algorithm):
+        return self.everywhere("exscan", sendbuf, recvbuf, op, algorithm)
+
+    def everywhere(self, operation, sendbuf, recvbuf, op, algorithm):
+        """Every rank gets a result of the same length, made in its receive buffer."""
+        if (asked := self.asked(operation, algorithm)) == "native":
             return NATIVE
         send, recv = self.operands(sendbuf, recvbuf)
-        name = self.reduction("allreduce", asked, recv, op)
+        name = self.choice(operation, asked, recv, recv.count, op)
         if name == "native":
             return NATIVE
-        x = recv.bytes(0, recv.count)
-        before = [copying(x, send.bytes(0, send.count))] if send else []
-        return self.reduce_plan(self.rounds("allreduce", name, recv.count), x, recv, op, before)
+        x, before, keep = recv.bytes(0, recv.count), [], ()
+        if operation == "exscan" and self.rank == 0 and send:
+            x = np.empty_like(x)  # rank 0 has no result: its receive buffer stays as it is
+            keep = (x,)
+        if send:
+            before = [copying(x, send.bytes(0, send.count))]
+        rounds = self.rounds(operation, name, recv.count, itemsize=recv.size)
+        return self.reducing(rounds, x, recv, op, before, keep=keep)
 
     def reduce(self, sendbuf, recvbuf, op, root, algorithm):
         self.check_root(root)
@@ -236,17 +339,50 @@ class Planner:
             send, message = self.operands(sendbuf, recvbuf)
         else:
             send = message = outgoing(sendbuf)
-        name = self.reduction("reduce", asked, message, op)
+        name = self.choice("reduce", asked, message, message.count, op)
         if name == "native":
             return NATIVE
         rounds = self.rounds("reduce", name, message.count, root=root)
-        before, keep, x = [], (), message.bytes(0, message.count)
+        x, before, keep = message.bytes(0, message.count), [], ()
         if self.rank != root and writes(rounds, "x"):
-            x = np.empty_like(x)
+            x = np.empty_like(x)  # the send buffer is not ours to write
             keep = (x,)
-        if (send and send is not message) or keep:
-            before.append(copying(x, send.bytes(0, send.count)))
-        return self.reduce_plan(rounds, x, message, op, before, keep=keep)
+        if send and (send is not message or keep):
+            before = [copying(x, send.bytes(0, send.count))]
+        return self.reducing(rounds, x, message, op, before, keep=keep)
+
+    def reduce_scatter(self, sendbuf, recvbuf, counts, op, algorithm):
+        """`counts` of each rank's block, or None where all are as long as this one's."""
+        if (asked := self.asked("reduce_scatter", algorithm)) == "native":
+            return NATIVE
+        in_place = is_in_place(sendbuf)
+        parts = self.size if counts is None else 1  # a count that is given with a buffer is then one block's
+        recv = incoming(recvbuf, parts if in_place else 1)
+        source = recv if in_place else outgoing(sendbuf, parts)
+        if counts is None:
+            counts = [recv.count] * self.size
+        ends = [0, *accumulate(map(int, counts))]
+        total, own = ends[-1], slice(*list(pairwise(ends))[self.rank])
+        same_type(source, recv)
+        if source.count * parts != total:
+            raise ValueError(
+                f"reduce_scatter: the blocks have {total} elements in all, the send buffer {source.count * parts}"
+            )
+        if recv.count < own.stop - own.start:
+            raise ValueError(
+                f"reduce_scatter: the block of rank {self.rank} has {own.stop - own.start} elements, "
+                f"its receive buffer {recv.count}"
+            )
+        if source is not recv:
+            refuse_overlap(source, recv)
+        name = self.choice("reduce_scatter", asked, recv, total, op)
+        if name == "native":
+            return NATIVE
+        x, extent = np.empty(total * recv.extent, np.uint8), recv.extent
+        before = [copying(x, source.bytes(0, total))]
+        after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
+        rounds = self.rounds("reduce_scatter", name, list(pairwise(ends)))
+        return self.reducing(rounds, x, recv, op, before, after, keep=(x,))
 
 
 def combine_native(reduce_local, datatype, source, target, count):

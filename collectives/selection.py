@@ -9,14 +9,24 @@ import os
 from collectives.algorithms import ALGORITHMS
 
 # operation -> rows (longest message in bytes for which it holds, algorithm), shortest first.
+ANY = float("inf")
 AUTO = {
-    "allreduce": [(16 << 10, "doubling"), (float("inf"), "ring")],
-    "barrier": [(float("inf"), "dissemination")],
-    "broadcast": [(float("inf"), "binomial")],
-    "gather": [(32 << 10, "binomial"), (float("inf"), "flat")],
-    "reduce": [(float("inf"), "binomial")],
-    "scatter": [(32 << 10, "binomial"), (float("inf"), "flat")],
+    "allgather": [(32 << 10, "bruck"), (ANY, "ring")],
+    "allreduce": [(16 << 10, "doubling"), (ANY, "ring")],
+    "alltoall": [(4 << 10, "bruck"), (ANY, "pairwise")],
+    "barrier": [(ANY, "dissemination")],
+    "broadcast": [(ANY, "binomial")],
+    "exscan": [(ANY, "doubling")],
+    "gather": [(32 << 10, "binomial"), (ANY, "flat")],
+    "reduce": [(64 << 10, "binomial"), (ANY, "halving_gather")],
+    "reduce_scatter": [(32 << 10, "halving"), (ANY, "ring")],
+    "scan": [(ANY, "doubling")],
+    "scatter": [(32 << 10, "binomial"), (ANY, "flat")],
 }
+# Where every rank knows its own block only (the vector forms): one for all sizes.
+VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}
+# What runs in place of an algorithm that does not keep rank order, for an operation that does not commute.
+ORDERED = {"allreduce": "doubling", "reduce_scatter": "doubling"}
 
 
 def check_name(operation: str, name: str) -> str:
@@ -36,10 +46,21 @@ def settings(given: dict[str, str]) -> dict[str, str]:
     return {op: given.get(op) or check_name(op, os.environ.get(f"RINGPROP_{op.upper()}", "auto")) for op in AUTO}
 
 
-def choose(operation: str, name: str, nbytes: int, ordered: bool = False) -> str:
-    """The algorithm that runs where `name` is asked for; one that keeps rank order where `ordered`."""
+def choose(operation: str, name: str, nbytes: int, size: int, vector: bool = False, ordered: bool = False) -> str:
+    """The algorithm that runs where `name` is asked for.
+
+    Parameters
+    ----------
+    nbytes : int
+        of the whole vector; not used where `vector`, as ranks may know different numbers
+    size : int
+        ranks
+    ordered : bool
+        whether operands must meet in rank order: an algorithm that does not keep it is replaced by one that does
+    """
     if name == "auto":
-        name = next(row_name for limit, row_name in AUTO[operation] if nbytes <= limit)
-    if name == "native" or not ordered or ALGORITHMS[operation][name].ordered:
+        name = VECTOR[operation] if vector else next(row for limit, row in AUTO[operation] if nbytes <= limit)
+    entries = ALGORITHMS[operation]
+    if name == "native" or not ordered or entries[name].ordered:
         return name
-    return next(entry.name for entry in reversed(ALGORITHMS[operation].values()) if entry.ordered)
+    return ORDERED[operation]

@@ -21,6 +21,7 @@ it says where the blocks lie in x, `into` where they lie in y; as a number it is
 """
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import NamedTuple
 
 from collectives.steps import Round, part
@@ -61,6 +62,11 @@ class Algorithm(NamedTuple):
     cost: Callable[[int, int], Cost]
     ordered: bool
     requires: str = ""
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether x is cut into segments: the function takes `segment`, their greatest length in elements."""
+        return "segment" in signature(self.rounds).parameters
 
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}

@@ -45,21 +45,21 @@ def names(operation, *more):
 def test_allreduce(communicator, ranks):
     rank = communicator.rank
     for name in names("allreduce"):
-        for dtype in DTYPES:
-            for count in {0, 1, ranks - 1, 2 * ranks + 1, 1000}:
-                around, y = guarded(count, dtype)
-                x = np.empty(count, dtype)
-                for call in range(2):
-                    if dtype == "f2" and name == "native":
-                        continue
-                    expected = sum(data(r, count, dtype, call) for r in range(ranks))
-                    x[:] = data(rank, count, dtype, call)
-                    communicator.Allreduce(x, y, algorithm=name)
-                    assert (y == expected).all() and untouched(around)
-                    assert (x == data(rank, count, dtype, call)).all()
-                    y[:] = x
-                    communicator.Allreduce(None, y, algorithm=name)
-                    assert (y == expected).all() and untouched(around)
+        counts = {0, 1, ranks - 1, 1000}
+        for dtype, count in [*((dtype, 2 * ranks + 1) for dtype in DTYPES), *(("f8", count) for count in counts)]:
+            if dtype == "f2" and name == "native":
+                continue
+            around, y = guarded(count, dtype)
+            x = np.empty(count, dtype)
+            for call in range(2):
+                expected = sum(data(r, count, dtype, call) for r in range(ranks))
+                x[:] = data(rank, count, dtype, call)
+                communicator.Allreduce(x, y, algorithm=name)
+                assert (y == expected).all() and untouched(around)
+                assert (x == data(rank, count, dtype, call)).all()
+                y[:] = x
+                communicator.Allreduce(None, y, algorithm=name)
+                assert (y == expected).all() and untouched(around)
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 5])
@@ -123,6 +123,132 @@ def test_scatter_and_gather(communicator, ranks):
                     assert (whole == (everything if at_root else -1)).all() and untouched(around)
 
 
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_scatterv_and_gatherv(communicator, ranks):
+    """Blocks of lengths that differ, out of order and with gaps; only the root knows where."""
+    rank = communicator.rank
+    lengths = [(5 * r + 2) % 4 for r in range(ranks)]
+    places, at = [0] * ranks, 1
+    for r in reversed(range(ranks)):
+        places[r], at = at, at + lengths[r] + 1
+    for scatter, gather in zip(names("scatter"), names("gather"), strict=True):
+        for root in range(ranks):
+            for call in range(2):
+                everything = np.full(at, -1.0)
+                for r in range(ranks):
+                    everything[places[r] : places[r] + lengths[r]] = data(r, lengths[r], "f8", call)
+                around, own = guarded(lengths[rank], "f8")
+                spec = lambda a: [a, lengths, places, "d"] if rank == root else None  # noqa: B023
+                communicator.Scatterv(spec(everything), own, root, algorithm=scatter)
+                assert (own == data(rank, lengths[rank], "f8", call)).all() and untouched(around)
+                result = np.full(at, -1.0)
+                communicator.Gatherv(own, spec(result), root, algorithm=gather)
+                assert (result == (everything if rank == root else -1)).all()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_allgather(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    lengths = [(5 * r + 2) % 4 for r in range(ranks)]
+    places, at = [0] * ranks, 1 + rank % 2  # where the blocks lie is each rank's own affair
+    for r in reversed(range(ranks)):
+        places[r], at = at, at + lengths[r] + r % 2
+    for name in names("allgather"):
+        for call in range(2):
+            for count in (0, 1, 9):
+                expected = np.concatenate([data(r, count, "i4", call) for r in range(ranks)])
+                around, y = guarded(count * ranks, "i4")
+                communicator.Allgather(data(rank, count, "i4", call), y, algorithm=name)
+                assert (y == expected).all() and untouched(around)
+                y[:] = -1
+                y[count * rank : count * (rank + 1)] = data(rank, count, "i4", call)
+                communicator.Allgather(MPI.IN_PLACE, y, algorithm=name)
+                assert (y == expected).all() and untouched(around)
+            expected = np.full(at, -1.0)
+            for r in range(ranks):
+                expected[places[r] : places[r] + lengths[r]] = data(r, lengths[r], "f8", call)
+            y = np.full(at, -1.0)
+            communicator.Allgatherv(data(rank, lengths[rank], "f8", call), [y, lengths, places, "d"], algorithm=name)
+            assert (y == expected).all()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_reduce_scatter(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    lengths = [(5 * r + 2) % 4 for r in range(ranks)]
+    ends = np.cumsum([0, *lengths])
+    for name in names("reduce_scatter"):
+        for call in range(2):
+            x = data(rank, ends[-1], "f8", call)
+            expected = sum(data(r, ends[-1], "f8", call) for r in range(ranks))[ends[rank] : ends[rank + 1]]
+            for counts in (lengths, None):
+                around, y = guarded(lengths[rank], "f8")
+                communicator.Reduce_scatter(x, y, counts, algorithm=name)
+                assert (y == expected).all() and untouched(around)
+                assert (x == data(rank, ends[-1], "f8", call)).all()
+            y = x.copy()
+            communicator.Reduce_scatter(MPI.IN_PLACE, y, lengths, algorithm=name)
+            assert (y[: lengths[rank]] == expected).all()
+            x = data(rank, 4 * ranks, "i4", call)
+            expected = sum(data(r, 4 * ranks, "i4", call) for r in range(ranks))[4 * rank : 4 * rank + 4]
+            around, y = guarded(4, "i4")
+            communicator.Reduce_scatter_block(x, y, algorithm=name)
+            assert (y == expected).all() and untouched(around)
+            communicator.Reduce_scatter_block(MPI.IN_PLACE, x, algorithm=name)
+            assert (x[:4] == expected).all()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_alltoall(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    length = lambda source, to: (3 * source + 5 * to) % 4
+    message = lambda source, to, call: data(source * 13 + to, length(source, to), "f8", call)
+    ends = lambda lengths: np.cumsum([0, *[n + 1 for n in lengths]])
+    for name in names("alltoall"):
+        for call in range(2):
+            for count in (0, 1, 3):
+                x = np.concatenate([data(13 * rank + to, count, "i2", call) for to in range(ranks)])
+                expected = np.concatenate([data(13 * source + rank, count, "i2", call) for source in range(ranks)])
+                around, y = guarded(count * ranks, "i2")
+                communicator.Alltoall(x, y, algorithm=name)
+                assert (y == expected).all() and untouched(around)
+                communicator.Alltoall(MPI.IN_PLACE, x, algorithm=name)
+                assert (x == expected).all()
+            out, into = [length(rank, to) for to in range(ranks)], [length(source, rank) for source in range(ranks)]
+            x, y, expected = np.full(ends(out)[-1], -1.0), np.full(ends(into)[-1], -2.0), np.full(ends(into)[-1], -2.0)
+            for peer in range(ranks):
+                x[ends(out)[peer] :][: out[peer]] = message(rank, peer, call)
+                expected[ends(into)[peer] :][: into[peer]] = message(peer, rank, call)
+            spec = lambda a, lengths: [a, lengths, ends(lengths)[:-1], MPI.DOUBLE]
+            communicator.Alltoallv(spec(x, out), spec(y, into), algorithm=name)
+            assert (y == expected).all()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_scans(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    for method, operation, last in ((communicator.Scan, "scan", rank + 1), (communicator.Exscan, "exscan", rank)):
+        for name in names(operation):
+            for count in (0, 1, 10):
+                for call in range(2):
+                    expected = sum((data(r, count, "i4", call) for r in range(last)), np.zeros(count, "i4"))
+                    around, y = guarded(count, "i4")
+                    x = data(rank, count, "i4", call)
+                    method(x, y, algorithm=name)
+                    assert (y == (expected if last else 99)).all() and untouched(around)
+                    assert (x == data(rank, count, "i4", call)).all()
+                    method(MPI.IN_PLACE, x, algorithm=name)
+                    assert not last or (x == expected).all()
+
+
 @pytest.mark.mpi(ranks=[2, 3, 5])
 def test_barrier_holds_everyone(communicator, ranks):
     """The last rank comes late; the others leave after it came."""
@@ -163,6 +289,21 @@ def test_operations_that_do_not_commute_keep_rank_order(communicator, ranks):
             y = np.empty((count, 2, 2), "i8")
             communicator.Reduce([mine(rank), count, matrix], [y, count, matrix], product, root, algorithm=name)
             assert rank != root or (y == expected).all(), name
+    for name in names("reduce_scatter"):
+        y = np.empty((count, 2, 2), "i8")
+        x = np.concatenate([mine(rank)] * ranks)
+        communicator.Reduce_scatter_block([x, count, matrix], [y, count, matrix], product, algorithm=name)
+        assert (y == expected).all(), name
+    so_far = mine(0)
+    for r in range(1, rank + 1):
+        before, so_far = so_far, so_far @ mine(r)
+    for name in names("scan"):
+        y = np.empty((count, 2, 2), "i8")
+        communicator.Scan([mine(rank), count, matrix], [y, count, matrix], product, algorithm=name)
+        assert (y == so_far).all(), name
+    for name in names("exscan"):
+        communicator.Exscan([mine(rank), count, matrix], [y, count, matrix], product, algorithm=name)
+        assert rank == 0 or (y == before).all(), name
     product.Free()
     matrix.Free()
 
@@ -290,7 +431,11 @@ def test_what_does_not_fit_is_refused_by_name(communicator, ranks):
         (lambda: communicator.Bcast(f4, root=2), ValueError, r"root 2: the communicator has ranks 0 \.\.\. 1"),
         (lambda: communicator.Reduce(f4, f8, root=rank), TypeError, "MPI_FLOAT"),
         (lambda: communicator.Scatter(np.ones(3, "f4"), f4, root=rank), ValueError, "3 elements cannot be dealt to 2"),
-        (lambda: communicator.Gather(f4, np.ones(6, "f4"), root=rank), ValueError, "16 bytes in the one buffer, 12"),
+        (
+            lambda: communicator.Gather(f4, np.ones(6, "f4"), root=rank),
+            ValueError,
+            "has 12 bytes in the buffer of all blocks, 16 in its own",
+        ),
         (lambda: communicator.Allreduce(f4, f4.copy(), algorithm="rind"), ValueError, "no allreduce algorithm 'rind'"),
         (lambda: communicator.Bcast([f4, 9, "f"]), ValueError, "too small for 9 of MPI_FLOAT"),
         (lambda: communicator.Bcast(np.ones((4, 4))[:, 1]), BufferError, "contiguous"),
@@ -360,8 +505,9 @@ def test_messages_of_the_caller_never_meet_ours(communicator, ranks):
     request = communicator.Irecv(y, MPI.ANY_SOURCE, MPI.ANY_TAG)
     x = np.ones(1)
     communicator.Allreduce(None, x)
+    met = request.Test()
     communicator.Barrier()
-    assert x == 2 and not request.Test()
+    assert x == 2 and not met
     communicator.Send(np.array([5.0]), 1 - communicator.rank)
     request.Wait()
     assert y == 5
