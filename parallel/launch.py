@@ -6,13 +6,8 @@ starts `mpiexec -n 2 python -m mpi4py scripts/train.py --epochs 3` on this machi
 However the job ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SIGKILL of the launcher), every
 rank ends with it, for an orphaned rank waits for its peers in a busy loop, a whole core for hours:
 
-- every process of a job carries the job's name in its environment; by it the launcher finds, in /proc, what has
-  not ended by itself, and kills it. (Sessions and process groups do not do: mpiexec gives ranks their own.)
-- a second process, the keeper, holds a pipe from the launcher. When the launcher dies, of whatever cause, the
-  pipe ends, and the keeper does the same. (A parent-death signal to mpiexec does not do: MPICH's then waits for
-  ranks that ignore SIGTERM.)
-
-Without /proc (not Linux) only mpiexec is signalled, which as a rule ends its ranks.
+- mpiexec is asked to end; what is left of the job after that is found and killed (parallel/processes.py);
+- where the launcher itself is killed, a second small process, the keeper, does the same.
 
 What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
 cluster start the ranks with its own srun or mpiexec (scripts/slurm): then `inside()` is true in each of them.
@@ -31,16 +26,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
-GRACE = 3.0  # seconds between SIGTERM and SIGKILL
-JOB = "RINGPROP_JOB"  # in the environment of every process of a job: its name
+from parallel import processes
 
-# The rank and the number of ranks as the launchers tell them: Open MPI, PMIx, MPICH and Intel MPI, Cray.
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
+TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
+# The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -50,8 +43,8 @@ class LaunchError(RuntimeError):
 
 def rank_from_environment() -> int | None:
     """This process's rank as its launcher tells it, without touching MPI; None if nothing launched it."""
-    names = _RANK if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) < 2 else (*_RANK, "SLURM_PROCID")
-    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+    srun = ("SLURM_PROCID",) if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 else ()
+    return next((int(os.environ[name]) for name in processes.RANK + srun if name in os.environ), None)
 
 
 def size_from_environment() -> int | None:
@@ -153,15 +146,15 @@ class Job:
         base = dict(os.environ if env is None else env)
         environment = settings(ranks, mpiexec) | base
         self.ranks, self.name = ranks, os.urandom(8).hex()
-        environment[JOB] = self.name
+        environment[processes.JOB] = self.name
         if timeout is not None:
-            environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * GRACE)))
+            environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * processes.GRACE)))
         self._line = stdout if callable(stdout) else None
         self._partial = b""
         pipe = subprocess.PIPE if self._line else stdout
         # Open MPI would give rank 0 a pipe that never ends: a rank that reads its input would wait for ever.
         no_input = ["--stdin", "none"] if _is_open_mpi(mpiexec) else []
-        self._keeper = _start_keeper(self.name)
+        self._keeper = processes.start_keeper(self.name)
         try:
             self._mpiexec = subprocess.Popen(
                 [str(mpiexec), *no_input, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
@@ -173,7 +166,7 @@ class Job:
                 start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
             )
         except BaseException:
-            _end_keeper(self._keeper)
+            processes.end_keeper(self._keeper)
             raise
 
     def poll(self) -> int | None:
@@ -211,35 +204,35 @@ class Job:
 
     def processes(self) -> list[int]:
         """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
-        return list(_processes(self.name))
+        return processes.find(self.name)
 
     def show_stacks(self) -> None:
         """Abort the ranks: each says where it was, on stderr or where its faulthandler writes (`read_stack`).
 
         Meanwhile mpiexec stands still, or it would kill the others as soon as the first is gone.
         """
-        ranks = list(_processes(self.name, only_ranks=True))
-        others = set(_processes(self.name)).difference(ranks)
+        ranks = processes.find(self.name, only_ranks=True)
+        others = set(processes.find(self.name)).difference(ranks)
         try:
-            _signal(others, signal.SIGSTOP)
-            _signal(ranks, signal.SIGABRT)
-            end = time.monotonic() + GRACE
-            while any(_processes(self.name, only_ranks=True)) and time.monotonic() < end:
+            processes.send(others, signal.SIGSTOP)
+            processes.send(ranks, signal.SIGABRT)
+            end = time.monotonic() + processes.GRACE
+            while processes.find(self.name, only_ranks=True) and time.monotonic() < end:
                 time.sleep(0.01)
         finally:
-            _signal(others, signal.SIGCONT)
+            processes.send(others, signal.SIGCONT)
 
-    def stop(self, grace: float = GRACE) -> None:
+    def stop(self, grace: float = processes.GRACE) -> None:
         """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
         try:
             if self.poll() is None:
                 self._mpiexec.terminate()
                 self.wait(grace)
         finally:  # also when a second Ctrl-C cuts the grace short
-            _kill_all(self.name)
+            processes.kill(self.name)
             self._mpiexec.kill()
             self._mpiexec.wait()
-            _end_keeper(self._keeper)
+            processes.end_keeper(self._keeper)
             if self._line:
                 self._pass_lines(0)
                 self._mpiexec.stdout.close()
@@ -275,7 +268,7 @@ def run(
         else:
             print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
         job.show_stacks()
-        job.wait(GRACE)
+        job.wait(processes.GRACE)
         return TIMED_OUT
 
 
@@ -297,56 +290,6 @@ def read_stack(path: str | os.PathLike) -> list[tuple[str, int, str]]:
     return [(file, int(line), name) for file, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', main)]
 
 
-def _processes(job: str, only_ranks: bool = False) -> Iterator[int]:
-    """Ids of the running processes that carry the job's name in their environment."""
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            environment = entry.read_bytes().decode(errors="replace").split("\0")  # of a zombie: empty
-        except OSError:  # gone, or another user's
-            continue
-        if f"{JOB}={job}" in environment and (not only_ranks or any(v.startswith(_RANK) for v in environment)):
-            yield int(entry.parent.name)
-
-
-def _signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _kill_all(job: str) -> None:
-    end = time.monotonic() + GRACE
-    while (left := list(_processes(job))) and time.monotonic() < end:
-        _signal(left, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _start_keeper(job: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, job],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _end_keeper(keeper: subprocess.Popen) -> None:
-    keeper.kill()
-    keeper.wait()
-    keeper.stdin.close()
-
-
-def _keep(job: str) -> None:
-    """The keeper: once the launcher's end of the pipe closes, end the job as `Job.stop` would."""
-    sys.stdin.read()
-    _signal(_processes(job), signal.SIGTERM)
-    end = time.monotonic() + GRACE
-    while any(_processes(job)) and time.monotonic() < end:
-        time.sleep(0.05)
-    _kill_all(job)
-
-
 @contextlib.contextmanager
 def _signals_unwind() -> Iterator[None]:
     """In this block SIGTERM and SIGHUP raise SystemExit(128 + signal): `with` and `finally` do their work."""
@@ -364,7 +307,3 @@ def _signals_unwind() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-if __name__ == "__main__":
-    _keep(sys.argv[1])

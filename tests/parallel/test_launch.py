@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from parallel import launch
+from parallel import launch, processes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -80,7 +80,7 @@ def test_timeout_says_where_each_rank_was_and_ends_them(tmp_path):
     script.write_text(RANK + "if rank == 0:\n    comm.recv(source=1)\nimport time\ntime.sleep(60)\n")
     lines, begin = [], time.monotonic()
     assert launch.run([str(script)], 2, timeout=1, stdout=lines.append) == launch.TIMED_OUT
-    assert time.monotonic() - begin < 1 + 2 * launch.GRACE
+    assert time.monotonic() - begin < 1 + 2 * processes.GRACE
     text = "".join(lines)
     assert "did not end within 1 s" in text
     assert f'"{script}", line 3 in <module>' in text, "rank 0, inside a C call of MPI"
@@ -110,7 +110,7 @@ def test_the_ranks_end_with_their_launcher(number, status, tmp_path):
         begin = time.monotonic()
         launcher.send_signal(number)
         assert launcher.wait(timeout=20) == status
-        assert time.monotonic() - begin < 2 * launch.GRACE
+        assert time.monotonic() - begin < 2 * processes.GRACE
 
 
 def test_no_mpiexec_says_what_to_install(monkeypatch, tmp_path):
