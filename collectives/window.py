@@ -1,0 +1,234 @@
+"""Node-shared memory: arrays that every rank of a node can read and write, and flags to take turns with.
+
+    window = SharedWindow(comm)                  # collective; all ranks of comm on one node
+    x = window.empty((1000, 1000), "f4")         # collective; one for each rank, seen by all
+    allreduce = window.allreduce(None, x)        # local: plans a call on these arrays ...
+    allreduce()                                  # ... which all ranks then make, as often as they like
+
+The collectives are in shared.py. Nothing is sent: each rank reduces its slice of the vector over all ranks' arrays and
+writes it back to all, in blocks that stay in cache. Each element is summed by one rank, in rank order, so that the
+results of all ranks are equal to the last bit.
+
+Arrays live in anonymous files (memfd_create) that all ranks map: memory goes with the last array that needs it, no
+array ever points to memory that is gone, and nothing is left behind, whatever end the ranks come to.
+
+Flags are counters in a shared MPI window, a cache line for each rank. A rank writes its data, then a fence
+(MPI_Win_sync), then its counter; a reader sees the counter, then a fence, then reads. A waiting rank looks again and
+again where the node has a core for every rank, else it yields its core at once. While it waits long it lets MPI make
+progress, and after `limit` seconds it says who has not come.
+"""
+
+import errno
+import mmap
+import os
+import time
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.shared import SLOT, SharedCollectives
+
+__all__ = ["SharedWindow"]
+
+LINE = 128  # bytes: processors fetch cache lines in pairs
+LOOKS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
+
+
+class Array(NamedTuple):
+    """What `empty` made, as this rank sees it."""
+
+    address: int
+    nbytes: int
+    stretch: int  # bytes from a rank's memory to the next one's
+    memory: weakref.ref  # to the memory of all ranks, which every view of it keeps alive
+
+
+class Peers(NamedTuple):
+    """The same part of a shared array on every rank."""
+
+    place: tuple[int, int]  # number of the array, offset in bytes
+    parts: list[np.ndarray]
+
+
+class SharedWindow(SharedCollectives):
+    """Shared memory of the ranks of one node, and collectives on it.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Its ranks must share a node: comm.Split_type(MPI.COMM_TYPE_SHARED).
+    limit : float
+        Seconds after which a rank that waits for others gives up.
+
+    Raises
+    ------
+    ValueError
+        Ranks on different nodes.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, limit: float = 300.0):
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        together = node.Get_size() == comm.Get_size()
+        node.Free()
+        if not comm.allreduce(together, MPI.LAND):
+            raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
+        self.comm, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
+        self.flags = Flags(self.comm, limit)
+        self.turn = 0  # slots alternate: a turn uses those of its parity
+        self._arrays: dict[int, Array] = {}
+        self._made = 0  # arrays so far: the next one's number, equal on all ranks
+        slots = self._map(2 * SLOT)
+        self._slots = [slots[rank].reshape(2, SLOT) for rank in range(self.size)]
+
+    def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
+        """An array of zeros in shared memory, one for each rank, all of one shape (collective).
+
+        Collectives on it, or on the same contiguous part of it on every rank, need no copies. The memory goes when
+        nothing refers to the array any more on any rank.
+
+        Raises
+        ------
+        ValueError
+            Shapes or dtypes that differ between ranks.
+        OSError
+            Not enough memory, or ranks that may not see each other's files in /proc.
+        """
+        dtype = np.dtype(dtype)
+        shape = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),)
+        told = self.comm.allgather((shape, dtype.str))
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                raise ValueError(f"empty: rank 0 asks for {told[0]}, rank {rank} for {other}")
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self._map(max(nbytes, 1))
+        own = memory[self.rank]
+        self._arrays[self._made] = Array(own.ctypes.data, nbytes, memory.shape[1], weakref.ref(memory.base))
+        self._made += 1
+        return own[:nbytes].view(dtype).reshape(shape)
+
+    def free(self) -> None:
+        """Free the flags and forget the arrays (collective). Arrays that are still in use live on as private ones."""
+        self.flags.free()
+        self._arrays, self._slots = {}, []
+        self.comm.Free()
+
+    def peers(self, x: np.ndarray) -> Peers | None:
+        """Where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
+        if self.size == 1:
+            return Peers((0, 0), [x])
+        address = x.ctypes.data
+        for number, array in list(self._arrays.items()):
+            if (memory := array.memory()) is None:
+                del self._arrays[number]  # nothing refers to it any more
+                continue
+            at = address - array.address
+            if at >= 0 and at + x.nbytes <= array.nbytes:
+                rows = memory.reshape(self.size, array.stretch)
+                return Peers((number, at), [row[at : at + x.nbytes].view(x.dtype) for row in rows])
+        return None
+
+    def _map(self, nbytes: int) -> np.ndarray:
+        """New memory for every rank, one row each of at least so many bytes: a file that all map, of whole pages."""
+        stretch = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        path, problem, memory, handle = None, None, None, -1
+        try:
+            if self.rank == 0:
+                refuse_more_than_there_is(stretch * self.size)
+                handle = os.memfd_create("ringprop")
+                os.ftruncate(handle, stretch * self.size)
+                path = f"/proc/{os.getpid()}/fd/{handle}"
+        except OSError as error:
+            problem = error
+        path, problem = self.comm.bcast((path, problem))
+        try:
+            if self.rank and path:
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if path:
+                memory = np.frombuffer(mmap.mmap(handle, stretch * self.size), np.uint8).reshape(self.size, stretch)
+                memory[self.rank] = 0  # whoever writes first gets the page, from the memory next to its core
+        except OSError as error:
+            problem = error
+        problems = self.comm.allgather(problem)
+        if handle >= 0:
+            os.close(handle)
+        for rank, error in enumerate(problems):
+            if error:
+                need = f"{stretch * self.size / 2**20:.1f} MiB for {self.size} ranks"
+                raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
+        return memory
+
+
+def refuse_more_than_there_is(nbytes):
+    """Memory that is mapped but not there ends in a kill without a word."""
+    with open("/proc/meminfo") as lines:
+        available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), nbytes)
+    if nbytes > available:
+        raise OSError(errno.ENOMEM, f"only {available / 2**20:.0f} MiB are available")
+
+
+class Flags:
+    """A counter for each rank, on a cache line of its own; and beside it what the rank is about to do.
+
+    Words of a line: 0 how often the rank has arrived; 1 and 2 the signature of its call, by the parity of the turn.
+    """
+
+    def __init__(self, comm, limit):
+        self.comm, self.limit = comm, limit
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.window = MPI.Win.Allocate_shared(LINE, 1, comm=comm)
+        lines = [memoryview(self.window.Shared_query(rank)[0]).cast("B").cast("q") for rank in range(self.size)]
+        self.mine, self.others = lines[self.rank], [line for rank, line in enumerate(lines) if rank != self.rank]
+        self.ranks = [rank for rank in range(self.size) if rank != self.rank]
+        self.mine[0] = self.mine[1] = self.mine[2] = 0
+        self.window.Lock_all()
+        self.fence = self.window.Sync
+        self.count = 0
+        # A bound rank sees its own cores only, so the masks of all are joined.
+        cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
+        self.looks = LOOKS if self.size <= len(cores) else 0
+        comm.Barrier()
+
+    def together(self, what: str) -> None:
+        """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then."""
+        self.fence()
+        self.count = self.mine[0] = count = self.count + 1
+        for line in self.others:
+            if line[0] < count:
+                self._wait(line, count, what)
+        self.fence()
+
+    def agree(self, signature: int, parity: int, what: str) -> bool:
+        """The same, and say whether all ranks are at the same call: all get the same answer."""
+        self.mine[1 + parity] = signature
+        self.together(what)
+        word = 1 + parity
+        return all([line[word] == signature for line in self.others])  # a list: half the time of a generator
+
+    def _wait(self, line, count, what):
+        """First only look; then give the core to others, and let MPI move what a late rank may be waiting for."""
+        for _ in range(self.looks):
+            if line[0] >= count:
+                return
+        pause, probe, clock = os.sched_yield, self.comm.Iprobe, time.monotonic
+        since, rounds = clock(), 0
+        while line[0] < count:
+            pause()
+            rounds += 1
+            if rounds % 32 == 0:
+                probe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+                waited = clock() - since
+                if waited > 0.05:
+                    time.sleep(50e-6)
+                if waited > self.limit:
+                    late = [rank for rank, other in zip(self.ranks, self.others, strict=True) if other[0] < count]
+                    raise TimeoutError(
+                        f"rank {self.rank} has waited {waited:.1f} s in {what}: "
+                        f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self.size} did not come"
+                    )
+
+    def free(self):
+        self.window.Unlock_all()
+        self.mine, self.others = None, []
+        self.window.Free()

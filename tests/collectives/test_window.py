@@ -1,0 +1,329 @@
+"""Node-shared memory: every collective, on shared and on private arrays, gives what MPI defines, again and again.
+
+Values are distinct everywhere and small integers, so that sums are exact; arrays lie between guards that must stay.
+Several checks share one launch of ranks.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+OPERATIONS = {"SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum}
+# 0, 1, fewer than ranks, the small way and just above it, uneven slices, several segments, one block and a bit
+COUNTS = [0, 1, 2, 7, 2048, 2049, 40_003, 300_001]
+TYPES = ["f4", "f8", "i8"]
+GUARD = 8  # elements
+
+
+@pytest.fixture
+def window(comm):
+    from collectives.window import SharedWindow
+
+    window = SharedWindow(comm, limit=20)
+    yield window
+    window.free()
+
+
+class Guarded:
+    """An array inside a larger one, shared or private, whose margins must stay as they are."""
+
+    def __init__(self, window, shared, count, dtype):
+        make = window.empty if shared else np.empty
+        self.all = make(count + 2 * GUARD, dtype)
+        self.all[:] = 77
+        self.x = self.all[GUARD : GUARD + count]
+
+    def check(self):
+        assert (self.all[:GUARD] == 77).all() and (self.all[GUARD + self.x.size :] == 77).all(), "wrote outside"
+
+
+def values(rank, count, dtype, again=0):
+    """Distinct from rank to rank, place to place and call to call; products of five of them are exact in float32."""
+    return ((np.arange(count) * 7 + rank * 3 + again) % 13 + 1).astype(dtype)
+
+
+def expected(op, size, count, dtype, again=0):
+    total = values(0, count, dtype, again)
+    for rank in range(1, size):
+        total = OPERATIONS[op](total, values(rank, count, dtype, again))
+    return total
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_allreduce(window, comm):
+    from mpi4py import MPI
+
+    for count in COUNTS:
+        for k, dtype in enumerate(TYPES if count < 10_000 else TYPES[:1]):
+            op = list(OPERATIONS)[(k + count) % 4] if count < 10_000 else "SUM"
+            for shared in (True, False):
+                recv, send = (Guarded(window, shared, count, dtype) for _ in range(2))
+                in_place = window.allreduce(None, recv.x, getattr(MPI, op))
+                out_of_place = window.allreduce(send.x, recv.x, getattr(MPI, op))
+                for again in range(3):
+                    result = expected(op, comm.size, count, dtype, again)
+                    recv.x[:] = values(comm.rank, count, dtype, again)
+                    in_place()
+                    np.testing.assert_array_equal(recv.x, result)
+                    send.x[:] = values(comm.rank, count, dtype, again)
+                    out_of_place()
+                    np.testing.assert_array_equal(recv.x, result)
+                    np.testing.assert_array_equal(send.x, values(comm.rank, count, dtype, again))
+                recv.check(), send.check()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_reduce_and_broadcast(window, comm):
+    from mpi4py import MPI
+
+    for i, count in enumerate(COUNTS):
+        for shared in (True, False):
+            root = i % comm.size
+            recv, send = (Guarded(window, shared, count, "f4") for _ in range(2))
+            recv.x[:] = -1
+            at_root = comm.rank == root
+            reduce = window.reduce(send.x, recv.x if at_root else None, MPI.MAX, root)
+            in_place = window.reduce(None if at_root else send.x, recv.x if at_root else None, MPI.SUM, root)
+            broadcast = window.broadcast(recv.x, root)
+            for again in range(3):
+                mine = values(comm.rank, count, "f4", again)
+                send.x[:] = mine
+                reduce()
+                if at_root:
+                    np.testing.assert_array_equal(recv.x, expected("MAX", comm.size, count, "f4", again))
+                    recv.x[:] = mine
+                in_place()
+                np.testing.assert_array_equal(send.x, mine)
+                if at_root:
+                    np.testing.assert_array_equal(recv.x, expected("SUM", comm.size, count, "f4", again))
+                elif again == 0:
+                    assert (recv.x == -1).all()
+                broadcast()
+                np.testing.assert_array_equal(recv.x, expected("SUM", comm.size, count, "f4", again))
+            recv.check(), send.check()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+def test_reduce_scatter_and_allgather(window, comm):
+    from mpi4py import MPI
+
+    rank, size = comm.rank, comm.size
+    for count in COUNTS:
+        uneven = [count // size] * size
+        uneven[-1] += count - sum(uneven)
+        if size > 1:
+            uneven[0], uneven[-1] = 0, uneven[0] + uneven[-1]  # one rank has nothing
+        for counts in (None, uneven):
+            ends = np.cumsum([0, *(counts or [count // size + (q < count % size) for q in range(size)])])
+            lo, hi = ends[rank], ends[rank + 1]
+            for shared in (True, False):
+                whole = Guarded(window, shared, count, "f4")
+                block = Guarded(window, shared, max(np.diff(ends)), "f4")  # empty() needs one size
+                own = block.x[: hi - lo]
+                scatter = window.reduce_scatter(whole.x, own, MPI.SUM, counts)
+                scatter_here = window.reduce_scatter(whole.x, whole.x[lo:hi], MPI.SUM, counts)
+                gather = window.allgather(own, whole.x, counts)
+                gather_here = window.allgather(None, whole.x, counts)
+                for again in range(2):
+                    total = expected("SUM", size, count, "f4", again)
+                    mine = values(rank, count, "f4", again)
+                    whole.x[:] = mine
+                    scatter()
+                    np.testing.assert_array_equal(own, total[lo:hi])
+                    np.testing.assert_array_equal(whole.x, mine)
+                    gather()
+                    np.testing.assert_array_equal(whole.x, total)
+                    whole.x[:] = mine
+                    scatter_here()
+                    mine[lo:hi] = total[lo:hi]
+                    np.testing.assert_array_equal(whole.x, mine)
+                    gather_here()
+                    np.testing.assert_array_equal(whole.x, total)
+                whole.check(), block.check()
+
+
+@pytest.mark.mpi(ranks=[2, 5])
+def test_calls_of_all_kinds_in_turn(window, comm):
+    """Back to back without a pause, in an order drawn at random, one rank late: slots must not be reused too early."""
+    from mpi4py import MPI
+
+    random = np.random.default_rng(11)
+    late = np.random.default_rng(comm.rank)
+    plans = []
+    for count in (3, 5000, 270_001, 700_000):
+        for shared in (True, False):
+            x = window.empty(count, "f4") if shared else np.empty(count, "f4")
+            root = int(random.integers(comm.size))
+            plans.append((x, window.allreduce(None, x), lambda q, c=count: expected("SUM", comm.size, c, "f4", q)))
+            plans.append((x, window.broadcast(x, root), lambda q, c=count, r=root: values(r, c, "f4", q)))
+            to_all = window.allgather(None, x)
+            ends = np.cumsum([0] + [count // comm.size + (r < count % comm.size) for r in range(comm.size)])
+
+            def gathered(q, c=count, ends=ends):
+                return np.concatenate([values(r, c, "f4", q)[ends[r] : ends[r + 1]] for r in range(comm.size)])
+
+            plans.append((x, to_all, gathered))
+    before = None
+    for again, i in enumerate(random.integers(len(plans), size=40)):
+        x, plan, result = plans[i]
+        x[:] = values(comm.rank, x.size, "f4", again)
+        if late.integers(4) == 0:
+            time.sleep(late.uniform(0, 2e-3))
+        plan()
+        np.testing.assert_array_equal(x, result(again), err_msg=f"call {again}, plan {i} after {before}")
+        before = i
+    x = np.full(4, comm.rank)
+    window.barrier()()
+    window.allreduce(None, x, MPI.MAX)()
+    assert (x == comm.size - 1).all()
+
+
+@pytest.mark.mpi(ranks=[3, 5])
+def test_results_are_equal_to_the_last_bit_and_in_rank_order(window, comm):
+    from mpi4py import MPI
+
+    for count in (100, 5000, 300_000):
+        for shared in (True, False):
+            for dtype in ("f4", "f2", "c8"):
+                data = [np.random.default_rng(q).standard_normal(count).astype(dtype) for q in range(comm.size)]
+                x = window.empty(count, dtype) if shared else np.empty(count, dtype)
+                x[:] = data[comm.rank]
+                window.allreduce(None, x)()
+                wide = np.float32 if dtype == "f2" else dtype
+                total = data[0].astype(wide)
+                for more in data[1:]:
+                    total = total + more
+                np.testing.assert_array_equal(x, total.astype(dtype))
+    flat = np.full((3, 4), comm.rank, "i2")
+    window.allreduce(None, flat, MPI.SUM)()  # any shape
+    assert (flat == sum(range(comm.size))).all()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_some_ranks_with_shared_arrays_and_others_without(window, comm):
+    from mpi4py import MPI
+
+    whole = window.empty(60_000, "f4")
+    part = whole[10_000:50_000]
+    for place in (part, np.empty(40_000, "f4"), whole[20_000:]):  # shared; private; another part of the same array
+        x = place if comm.rank == 0 else part
+        for plan, result in (
+            (window.allreduce(None, x), expected("SUM", comm.size, 40_000, "f4")),
+            (window.broadcast(x, 1), values(1, 40_000, "f4")),
+        ):
+            for _ in range(2):
+                x[:] = values(comm.rank, 40_000, "f4")
+                plan()
+                np.testing.assert_array_equal(x, result)
+        y = np.empty(40_000, "f4")
+        x[:] = values(comm.rank, 40_000, "f4")
+        window.reduce(x, y if comm.rank == 0 else None, MPI.MIN)()
+        if comm.rank == 0:
+            np.testing.assert_array_equal(y, expected("MIN", comm.size, 40_000, "f4"))
+
+
+@pytest.mark.mpi(ranks=3)
+def test_what_is_refused(window, comm):
+    from mpi4py import MPI
+
+    x = np.zeros(10, "f4")
+    with pytest.raises(TypeError, match="contiguous"):
+        window.allreduce(None, x[::2])
+    with pytest.raises(TypeError, match="send holds float64, recv float32"):
+        window.allreduce(np.zeros(10), x)
+    with pytest.raises(ValueError, match="send has 9 elements where 10"):
+        window.allreduce(x[:9].copy(), x)
+    with pytest.raises(ValueError, match="SUM, PROD, MAX and MIN"):
+        window.allreduce(None, x, MPI.LAND)
+    with pytest.raises(TypeError, match="MAX of complex64"):
+        window.allreduce(None, np.zeros(3, "c8"), MPI.MAX)
+    with pytest.raises(TypeError, match="object"):
+        window.broadcast(np.array([None]))
+    with pytest.raises(ValueError, match="root 9"):
+        window.broadcast(x, 9)
+    with pytest.raises(ValueError, match="add up to 10"):
+        window.allgather(None, x, [1] * comm.size)
+    # What only others can know: each names both sides, and the window works on.
+    size = 3000 + 1000 * (comm.rank == 1)
+    with pytest.raises(ValueError, match=r"rank 0 calls allreduce\(SUM, 3000 float32\), rank 1 calls .*4000 float32"):
+        window.allreduce(None, np.zeros(size, "f4"))()
+    call = window.broadcast(x) if comm.rank else window.allreduce(None, x)
+    with pytest.raises(ValueError, match=r"rank 0 calls allreduce.*rank 1 calls broadcast\(10 float32, root 0\)"):
+        call()
+    with pytest.raises(ValueError, match=r"rank 0 asks for \(\(4,\), '<f4'\), rank 1 for"):
+        window.empty(4 + comm.rank, "f4")
+    x[:] = 1
+    window.allreduce(None, x)()
+    assert (x == comm.size).all()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_wait_has_an_end_and_says_who_is_missing(comm):
+    from collectives.window import SharedWindow
+
+    window = SharedWindow(comm, limit=0.5)
+    x = np.ones(4)
+    if comm.rank < 2:
+        with pytest.raises(
+            TimeoutError, match=rf"rank {comm.rank} has waited .* in allreduce\(.*: rank 2 of 3 did not"
+        ):
+            window.allreduce(None, x)()
+    comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_messages_move_while_a_rank_waits(window, comm):
+    """Rank 0 waits in shared memory for rank 1, which waits for a message of rank 0 that is too long to be buffered."""
+    message, x = np.full(1 << 22, comm.rank + 5.0), np.ones(4)
+    if comm.rank == 0:
+        request = comm.Isend(message, 1)
+        window.allreduce(None, x)()
+        request.Wait()
+    else:
+        comm.Recv(message, 0)
+        window.allreduce(None, x)()
+        assert (message == 5).all()
+    assert (x == 2).all()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_memory_goes_with_the_last_array(window, comm):
+    def shared_bytes():
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+        return sum("/memfd:ringprop" in line for line in lines)
+
+    base = shared_bytes()
+    x = window.empty((1000, 100), "f4")
+    assert x.flags.c_contiguous and x.shape == (1000, 100) and x.dtype == "f4" and (x == 0).all()
+    part = x[10:20]
+    assert shared_bytes() == base + 1
+    assert (
+        not list(Path("/dev/shm").glob("ringprop-*")) or comm.size > 2
+    )  # no name is left, but for other tests' new ones
+    del x
+    assert shared_bytes() == base + 1, "a part of it is still in use"
+    part[:] = comm.rank + 1
+    window.allreduce(None, part)()
+    assert (part == 3).all()
+    del part
+    assert shared_bytes() == base
+    y = window.empty(10)
+    window.allreduce(None, y)
+    window_free, window.free = window.free, lambda: None  # the fixture frees it a second time
+    window_free()
+    y[:] = 4  # lives on, as memory of this rank and its peers
+    assert (y == 4).all()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_more_memory_than_there_is(window, comm):
+    pages = os.sysconf("SC_PHYS_PAGES")
+    with pytest.raises(OSError, match=r"no shared memory \(.* MiB for 2 ranks\): rank 0: only .* MiB are available"):
+        window.empty(pages * os.sysconf("SC_PAGE_SIZE"), "u1")
+    x = window.empty(5)
+    x[:] = 1
+    window.allreduce(None, x)()
+    assert (x == 2).all()
