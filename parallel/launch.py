@@ -202,7 +202,7 @@ class Job:
             for line in lines:
                 self._line(line.decode(errors="replace") + "\n")
 
-    def processes(self) -> list[int]:
+    def pids(self) -> list[int]:
         """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
         return processes.find(self.name)
 

@@ -90,10 +90,10 @@ def test_timeout_says_where_each_rank_was_and_ends_them(tmp_path):
 def test_an_exception_in_the_launching_code_ends_the_ranks():
     apart = STUBBORN.replace('"60"]', '"60"], start_new_session=True')  # children that mpiexec cannot find
     with pytest.raises(KeyError), launch.Job(["-c", apart], 2, stdout=lambda line: None) as job:
-        while len(job.processes()) < 5:  # mpiexec, two ranks, two children
+        while len(job.pids()) < 5:  # mpiexec, two ranks, two children
             assert job.wait(0.02) is None
         raise KeyError
-    assert job.processes() == [] and job.poll() is not None
+    assert job.pids() == [] and job.poll() is not None
 
 
 @pytest.mark.parametrize(
