@@ -302,7 +302,8 @@ def find_learning_rate(
     if len(losses) < 3:
         raise ValueError(f"learning-rate finder: only {len(losses)} steps before the loss blew up or data ended")
     slopes = np.gradient(np.array(losses), np.log(rates))
-    return RateSearch(np.array(rates), np.array(losses), float(rates[int(np.argmin(slopes))]))
+    settled = min(len(losses) // 2, round(1 / (1 - smoothing)))  # before, the mean is of too few steps
+    return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(slopes[settled:]))]))
 
 
 def _copy(trainer: Serial) -> dict[str, np.ndarray]:

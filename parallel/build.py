@@ -24,7 +24,6 @@ OPTIMIZERS = {
     "lars": lambda o, common: optimizers.LARS(**common, momentum=o.momentum),
     "lamb": lambda o, common: optimizers.LAMB(**common),
 }
-CLIPS = {"value": clipping.ClipValue, "norm": clipping.ClipNorm, "global": clipping.ClipGlobalNorm}
 
 
 def datasets(options: Options) -> data.Data:
@@ -58,20 +57,12 @@ def loss(options: Options) -> losses.Loss:
 
 
 def optimizer(options: Options) -> optimizers.Optimizer:
-    common = {"lr": options.lr, "weight_decay": options.weight_decay, "clip": clip(options.clip)}
+    common = {
+        "lr": options.lr,
+        "weight_decay": options.weight_decay,
+        "clip": options.clip and clipping.parse(options.clip),
+    }
     return OPTIMIZERS[options.optimizer](options, common)
-
-
-def clip(text: str | None) -> clipping.Clip | None:
-    """ "global:1.0" and the like."""
-    if text is None:
-        return None
-    kind, _, limit = text.partition(":")
-    try:
-        return CLIPS[kind](float(limit))
-    except (KeyError, ValueError):
-        known = ", ".join(f"{name}:LIMIT" for name in CLIPS)
-        raise ValueError(f"--clip {text}: expected one of {known}, with a limit above 0, such as global:1.0") from None
 
 
 def augmentation(text: str | None) -> list:
