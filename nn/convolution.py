@@ -165,7 +165,7 @@ class Conv2d(Layer):
 
 def pair(name: str, value: Pair, least: int) -> tuple[int, int]:
     """(height, width) from an int or a pair of ints, none smaller than `least`."""
-    both = (value, value) if isinstance(value, int | np.integer) else tuple(value)
+    both = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(both) != 2 or not all(isinstance(v, int | np.integer) and v >= least for v in both):
         raise ValueError(f"{name} must be one or two whole numbers, at least {least}, given {value!r}")
     return int(both[0]), int(both[1])

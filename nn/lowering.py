@@ -12,6 +12,8 @@ Sources: Chellapilla, Puri, Simard 2006 (im2col); Cho and Brand 2017 (MEC, lower
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 PIECE = 1 << 21  # bytes of columns at a time, about
@@ -47,7 +49,7 @@ def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
 def _input_gradient(gy, weight, gx, geometry, run) -> None:
     """Write dLoss/dx: the convolution of gy with the flipped kernel, or patch by patch where that takes less."""
     adjoint = geometry.adjoint()
-    if adjoint and 2 * gx[0].size * weight.shape[3] <= 3 * gy[0].size * weight.shape[2] * geometry.groups:
+    if adjoint and 2 * math.prod(geometry.size) <= 3 * math.prod(geometry.out):
         kh, kw, c, o = weight.shape
         groups = geometry.groups
         flipped = run.scratch("flipped", (kh, kw, o // groups, c * groups), weight.dtype)

@@ -9,8 +9,9 @@ so m x m outputs of a 3 x 3 kernel (m = 4) cost 36 multiplications a channel ins
 A (x) A, B (x) B and G (x) G on flattened tiles, are matrix products as well. Every step is linear in x and in w, so
 backward is the same chain transposed.
 
-The points are 0, +-2/3, +-3/2 and infinity. In float32 the rounding error is about three times that of the direct sum
-(root mean square; the usual points 0, +-1, +-2 and infinity have six times). Both dtypes use the same code.
+The points are 0, +-2/3, +-3/2 and infinity. In float32 the rounding error of y and gx is about three times that of the
+direct sum, of gW up to six times (root mean square, some 1e-6 of the values' standard deviation); the usual points 0,
++-1, +-2 and infinity double it. Both dtypes use the same code.
 
 Sources: Toom 1963 and Cook 1966 (the transforms); Winograd 1980; Lavin and Gray 2016 (for networks); Barabasz et al.
 2020 (points and their error).
@@ -28,7 +29,8 @@ from nn.lowering import strided
 POINTS = (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)  # and infinity
 SIDE = len(POINTS) + 1  # of the tiles that are transformed
 SLOTS = SIDE * SIDE
-VALUES = 8192  # of one slot at a time, about: tiles times channels
+LEAST = 128  # tiles at a time; more where there are so few channels that a slot has less than VALUES values
+VALUES = 8192
 
 
 def pays(geometry, channels: int, out_channels: int) -> bool:
@@ -131,9 +133,9 @@ def _tiles(geometry) -> tuple[int, int]:
 
 
 def _pieces(n: int, geometry, channels: int):
-    """Yield (slice of images, slice of tile rows) of at least 128 tiles: whole images, or even shares of one."""
+    """Yield (slice of images, slice of tile rows): whole images, or even shares of one; LEAST tiles or more, about."""
     th, tw = _tiles(geometry)
-    tiles = max(128, VALUES // channels)
+    tiles = max(LEAST, VALUES // channels)
     rows = -(-th // -(-th * tw // tiles))
     images = max(1, tiles // (th * tw)) if rows == th else 1
     for a in range(0, n, images):
