@@ -56,22 +56,26 @@ class Linear(Layer):
 
     def forward(self, p, x, run):
         y = run.empty((*x.shape[:-1], self.out_features), x.dtype)
-        rows = y.reshape(-1, self.out_features)
-        np.matmul(x.reshape(-1, self.in_features), p.W, out=rows)
+        np.dot(_rows(x), p.W, _rows(y))
         if self.bias:
-            rows += p.b
+            y += p.b
         return y, x
 
     def backward(self, p, g, gy, x, run):
-        rows = gy.reshape(-1, self.out_features)
-        run.add_product(g.W, x.reshape(-1, self.in_features).T, rows)
+        rows = _rows(gy)
+        run.add_product(g.W, _rows(x).T, rows)
         if self.bias:
             run.add_rows(g.b, rows)
         if not run.wants_gx:
             return None
         gx = run.empty(x.shape, x.dtype)
-        np.matmul(rows, p.W.T, out=gx.reshape(-1, self.in_features))
+        np.dot(rows, p.W.T, _rows(gx))
         return gx
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """All axes but the last as one: a matrix, and a view where that is possible."""
+    return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
 class TiedLinear(Layer):
@@ -101,12 +105,12 @@ class TiedLinear(Layer):
 
     def forward(self, p, x, run):
         y = run.empty((*x.shape[:-1], self.out_features), x.dtype)
-        np.matmul(x.reshape(-1, self.in_features), p.W.T, y.reshape(-1, self.out_features))
+        np.dot(_rows(x), p.W.T, _rows(y))
         return y, x
 
     def backward(self, p, g, gy, x, run):
-        rows = gy.reshape(-1, self.out_features)
-        run.add_product(g.W, rows.T, x.reshape(-1, self.in_features))
+        rows = _rows(gy)
+        run.add_product(g.W, rows.T, _rows(x))
         gx = run.empty(x.shape, x.dtype)
-        np.matmul(rows, p.W, gx.reshape(-1, self.in_features))
+        np.dot(rows, p.W, _rows(gx))
         return gx

@@ -180,12 +180,12 @@ class Run:
             g[...] = value
 
     def add_product(self, g: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-        """g += a @ b (written where nothing is there yet), without allocating."""
+        """g += a @ b (written where nothing is there yet), without allocating, for b a matrix and a one or a vector."""
         if self.common.accumulate or self.shared:
             product = self.common.memory.scratch("product", g.shape, g.dtype)
-            g += np.matmul(a, b, out=product)
+            g += np.dot(a, b, product)
         else:
-            np.matmul(a, b, out=g)
+            np.dot(a, b, g)  # for small matrices half the overhead of matmul
 
     def add_rows(self, g: np.ndarray, rows: np.ndarray) -> None:
         """g += rows.sum(0) for 2-D rows: a product with ones is several times faster than a reduction."""

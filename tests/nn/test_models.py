@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from passes import check_contract, check_micro_batches, one_pass
+from threadpoolctl import threadpool_limits
 
 from nn.activations import ReLU, Tanh
 from nn.dense import Linear
@@ -212,8 +213,8 @@ def test_auxiliary_loss():
 @pytest.fixture
 def torch():
     module = pytest.importorskip("torch")
-    module.set_num_threads(1)  # small work: threads only wait for each other
-    return module
+    with threadpool_limits(1):  # small work: threads would only wait for each other
+        yield module
 
 
 def follow(torch, network, forward, batches, lr=0.05, momentum=0.9, loss=None):
