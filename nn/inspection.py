@@ -301,7 +301,8 @@ def find_learning_rate(
         trainer.load_state(before)
     if len(losses) < 3:
         raise ValueError(f"learning-rate finder: only {len(losses)} steps before the loss blew up or data ended")
-    slopes = np.gradient(np.array(losses), np.log(rates))
+    around = min(9, len(losses))  # steps over which a slope is taken: single batches differ
+    slopes = np.convolve(np.gradient(np.array(losses), np.log(rates)), np.ones(around) / around, "same")
     settled = min(len(losses) // 2, round(1 / (1 - smoothing)))  # before, the mean is of too few steps
     return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(slopes[settled:]))]))
 
