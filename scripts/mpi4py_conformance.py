@@ -1,0 +1,95 @@
+#!/usr/bin/env python
+"""Run mpi4py's own tests of collectives with our Communicator in place of MPI.COMM_WORLD.
+
+    python scripts/mpi4py_conformance.py --ranks 1 2 3
+    python scripts/mpi4py_conformance.py --ranks 4 allreduce=rabenseifner allgather=doubling
+
+The test files test_cco_buf.py and test_cco_vec.py come, unmodified, from the source distribution of the mpi4py that is
+installed, fetched by pip into a temporary directory. What follows the options is passed to Communicator.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from parallel import launch
+
+FILES = ("test_cco_buf", "test_cco_vec")
+TIMEOUT = 300.0  # seconds for a number of ranks
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4, 5], metavar="N", help="numbers of ranks")
+    parser.add_argument("--tests", type=Path, help="mpi4py's test directory, if it is already here")
+    parser.add_argument("--this-rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("algorithms", nargs="*", metavar="OPERATION=NAME", help="as for collectives.Communicator")
+    options = parser.parse_args()
+    if options.this_rank:
+        return run_tests(options.tests, dict(a.split("=") for a in options.algorithms))
+    with tempfile.TemporaryDirectory() as directory:
+        tests = options.tests or fetch(Path(directory))
+        worst = 0
+        for ranks in options.ranks:
+            said: list[str] = []
+            command = [Path(__file__), "--this-rank", "--tests", tests, *options.algorithms]
+            status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append)
+            summary = re.findall(r"^conformance: (.*)$", "".join(said), re.MULTILINE)
+            print(f"{ranks} ranks: {summary[0] if summary and not status else f'failed, status {status}'}", flush=True)
+            if status or len(summary) != 1:
+                print("".join(said))
+            worst = worst or status or int(len(summary) != 1)
+        return worst
+
+
+def fetch(directory: Path) -> Path:
+    """mpi4py's test directory, from the source distribution of the installed version."""
+    release = f"mpi4py=={version('mpi4py')}"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--no-binary", "mpi4py", "--dest", directory, release], check=True)
+    (archive,) = directory.glob("mpi4py-*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(directory, filter="data")
+    return archive.with_name(archive.name.removesuffix(".tar.gz")) / "test"
+
+
+def run_tests(tests: Path, algorithms: dict[str, str]) -> int:
+    """On one rank: run the files' tests on our communicators, and check that those did the work."""
+    import unittest
+
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.executor import Plan
+
+    run = Plan.__call__
+    ours = 0
+
+    def counting(plan):
+        nonlocal ours
+        ours += 1
+        run(plan)
+
+    Plan.__call__ = counting
+    world = MPI.COMM_WORLD
+    MPI.COMM_WORLD = Communicator(world, **algorithms)
+    MPI.COMM_SELF = Communicator(MPI.COMM_SELF, **algorithms)
+    sys.path.insert(0, str(tests))
+    suite = unittest.defaultTestLoader.loadTestsFromNames(FILES)
+    result = unittest.TextTestRunner(stream=sys.stderr, verbosity=0, failfast=True).run(suite)
+    if not result.wasSuccessful() or ours < result.testsRun:
+        print(f"rank {world.Get_rank()}: {ours} plans run; {result}", flush=True)
+        world.Abort(1)  # the other ranks wait
+    if world.Get_rank() == 0:
+        skipped = f", {len(result.skipped)} skipped" if result.skipped else ""
+        print(f"conformance: {result.testsRun} tests passed{skipped}; {ours} collectives were ours", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
