@@ -247,7 +247,8 @@ class GlobalMaxPool2d(Layer):
         winner, shape = saved
         gx = run.empty(shape, gy.dtype)
         gx[...] = 0
-        np.put_along_axis(gx.reshape(shape[0], -1, shape[3]), winner, gy[:, None], axis=1)
+        flat = gx.reshape(shape[0], shape[1] * shape[2], shape[3])
+        np.put_along_axis(flat, winner, gy[:, None], axis=1)
         return gx
 
 
