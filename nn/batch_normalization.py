@@ -79,19 +79,17 @@ class BatchNorm(Layer):
 
     def forward(self, p, x, run):
         rows = _wide(x, self.features)
-        batch = run.training and (len(x) > 0 or run.common.all_sum is not None)
-        if batch and (len(x) or self.synchronized):
+        if run.training and run.common.all_sum is None and len(x) == 0:
+            raise ValueError(f"layer {run.path} ({self!r}): empty batch in training")
+        if run.training and (len(x) or self.synchronized):
             count, mean, var = self._moments(rows, x.size // self.features, run)
             self._remember(count, mean, var, run.state)
-        else:
-            batch = False
-            count, mean, var = 0.0, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
-            if run.training and run.common.all_sum is None:
-                raise ValueError(f"layer {run.path} ({self!r}): empty batch in training")
+        else:  # evaluation; or a rank without samples, which has nothing to normalise
+            count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
         scale = 1 / np.sqrt(var + self.eps)
         y = run.empty(x.shape, x.dtype)
         self._apply(rows, p.gamma * scale, p.beta - p.gamma * scale * mean, y.reshape(rows.shape))
-        return y, (x, count if batch else None, mean, scale)
+        return y, (x, count, mean, scale)
 
     def backward(self, p, g, gy, saved, run):
         x, count, mean, scale = saved
