@@ -1,0 +1,173 @@
+"""The lab of several hosts: what runs in it sees hosts and slow cables, and nothing of it stays behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NETLAB = ROOT / "scripts" / "netlab.py"
+sys.path.insert(0, str(NETLAB.parent))
+import netlab  # noqa: E402
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+needs_a_lab = pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python")
+
+
+def lab(*arguments, **options):
+    command = [sys.executable, str(NETLAB), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+
+def interfaces():
+    return sorted(os.listdir("/sys/class/net"))
+
+
+@needs_a_lab
+def test_hosts_have_names_addresses_and_nothing_stays(tmp_path):
+    before = interfaces(), Path("/proc/mounts").read_text(), os.uname().nodename
+    script = """
+        hostname; cat $NETLAB/hosts
+        for h in h1 h2 h3; do
+            $NETLAB/agent -x $h 'hostname; getent hosts h3; ls /dev/shm; touch /dev/shm/$(hostname); echo $$'
+        done
+        exit 7
+    """
+    done = lab("run", "--hosts", 3, "--slots", 2, "--", "sh", "-c", script)
+    assert done.returncode == 7, done.stderr
+    lines = done.stdout.split("\n")
+    assert lines[:4] == ["head", "h1 slots=2", "h2 slots=2", "h3 slots=2"]
+    for i in range(3):
+        name, address, shared, pid = lines[4 + 4 * i : 8 + 4 * i]
+        assert (
+            name == f"h{i + 1}" and address.split() == ["10.77.0.3", "h3"] and shared == "netlab"
+        )  # not what others put there
+        assert int(pid) < 100  # processes of its own
+    assert before == (interfaces(), Path("/proc/mounts").read_text(), os.uname().nodename)
+
+
+SINK = """
+import socket, sys, threading
+server = socket.create_server(("", 7000))
+print("up", flush=True)
+for senders in map(int, sys.argv[1:]):
+    clients = [server.accept()[0] for _ in range(senders)]
+    def drain(client):
+        client.send(b"!")
+        while client.recv(1 << 16):
+            pass
+        client.send(b"!")
+    threads = [threading.Thread(target=drain, args=[client]) for client in clients]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+"""
+SEND = """
+import socket, time
+client = socket.create_connection(("h2", 7000), 5)
+client.recv(1)
+start = time.monotonic()
+client.sendall(bytes(4_000_000)), client.shutdown(socket.SHUT_WR), client.recv(1)
+print(time.monotonic() - start)
+"""
+HEAD = """
+import os, subprocess, sys
+netlab, sink, send = sys.argv[1:]
+def on(host, *command):
+    line = " ".join([sys.executable, *command])
+    return subprocess.Popen([os.environ["NETLAB"] + "/agent", host, line], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+receiver = on("h2", sink, "1", "2")
+receiver.stdout.readline()
+for hosts in (["h1"], ["h1", "h3"]):
+    print(max(float(sender.communicate()[0]) for sender in [on(host, send) for host in hosts]))
+receiver.wait()
+subprocess.run([sys.executable, netlab, "cut", "h3"], check=True)
+print(on("h3", "-c", "'import socket; socket.create_connection((chr(104) + chr(50), 22), 0.3)'").communicate()[1][-30:])
+subprocess.run([sys.executable, netlab, "crash", "h1"], check=True)
+print(on("h1", "-V").wait())
+"""
+
+
+@needs_a_lab
+def test_cables_have_their_rate_and_can_be_cut(tmp_path):
+    """4 MB at 80 Mbit/s take 0.4 s; what h1 and h3 send to h2 at once shares the cable of h2 and takes twice that."""
+    for name, text in (("sink", SINK), ("send", SEND), ("head", HEAD)):
+        (tmp_path / f"{name}.py").write_text(text)
+    files = [tmp_path / f"{name}.py" for name in ("head", "sink", "send")]
+    files.insert(1, NETLAB)
+    done = lab("run", "--hosts", 3, "--rate", "80mbit", "--", sys.executable, *files)
+    assert done.returncode == 0, done.stderr
+    one, both, cut, crashed = done.stdout.splitlines()
+    assert float(one) > 0.39 and float(both) > 0.75 and float(one) < 0.75 * float(both), (one, both)
+    assert "timed out" in cut or "No route" in cut
+    assert int(crashed) != 0
+
+
+@needs_a_lab
+@needs_mpi
+def test_ranks_run_across_hosts():
+    program = """
+        import json, socket
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+        node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        told = world.gather((socket.gethostname(), node.Get_size(), world.allreduce(world.Get_rank())))
+        if world.Get_rank() == 0:
+            print(json.dumps(told))
+    """
+    command = [MPIEXEC, "-n", 4, "--map-by", "node", sys.executable, "-m", "mpi4py", "-c", textwrap.dedent(program)]
+    done = lab("run", "--hosts", 2, "--slots", 2, "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["h1", 2, 6], ["h2", 2, 6], ["h1", 2, 6], ["h2", 2, 6]]
+
+
+@needs_a_lab
+def test_nothing_stays_after_a_kill(tmp_path):
+    mark = f"{97_000 + os.getpid() % 1000}.{time.time_ns() % 10**6}"  # seconds to sleep, found in command lines
+    script = f"$NETLAB/agent h1 'sleep {mark}' & $NETLAB/agent h2 'sleep {mark}' & touch {tmp_path}/up; wait"
+    before = interfaces()
+    process = subprocess.Popen([sys.executable, str(NETLAB), "run", "--hosts", "2", "--", "sh", "-c", script])
+
+    def alive():
+        found = 0
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                found += file.read_bytes() == f"sleep\0{mark}\0".encode()
+            except OSError:
+                continue
+        return found
+
+    deadline = time.monotonic() + 20
+    while alive() < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive() == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive() == 0 and interfaces() == before
+
+
+@needs_a_lab
+def test_a_command_that_takes_too_long_or_is_not_there():
+    done = lab("run", "--hosts", 1, "--timeout", 0.3, "--", "sleep", "60")
+    assert done.returncode == 124 and "ended after 0.3 s" in done.stderr
+    done = lab("run", "--hosts", 1, "--", "no-such-program")
+    assert done.returncode == 127 and "no-such-program: No such file" in done.stderr
+
+
+def test_refusals_are_clear(monkeypatch):
+    monkeypatch.setattr(netlab.os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit, match="netlab: needs root"):
+        netlab.main(["run", "--", "true"])
+    monkeypatch.setattr(netlab.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(netlab.shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
+    with pytest.raises(SystemExit, match=r"netlab: needs tc \(packages iproute2"):
+        netlab.main(["run", "--", "true"])
+    with pytest.raises(SystemExit, match="no host h1 here"):
+        netlab.main(["crash", "h1"])
