@@ -66,7 +66,7 @@ class ReLU(Activation):
     """y = max(x, 0), dy/dx = 1 where y > 0, else 0."""
 
     def forward(self, p, x, run):
-        y = np.maximum(x, 0, out=run.like_x(x))
+        y = x.clip(0, math.inf, run.like_x(x))  # vectorised for scalar bounds, which np.maximum is not
         return y, y
 
     def backward(self, p, g, gy, y, run):
