@@ -12,6 +12,7 @@ package does not import mpi4py; `Communicator` and what else needs it is importe
 from importlib import import_module
 
 from collectives.algorithms import ALGORITHMS
+from collectives.checking import check
 from collectives.simulator import Deadlock, ScheduleError, simulate
 from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send, blocks, part
 
@@ -33,6 +34,7 @@ __all__ = [
     "ScheduleError",
     "Send",
     "blocks",
+    "check",
     "part",
     "simulate",
     *LATER,

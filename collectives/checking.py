@@ -1,12 +1,20 @@
-"""Is a collective right? `prove` runs one case in the simulator and compares every element with what it should be.
+"""Is a collective right? Ask with any generator of rounds:
 
-What each operation should compute is written once, in OPERATIONS, as the values before and after.
+    >>> print(collectives.check(my_allreduce, ranks=range(1, 18)))
+    wrong: 3 ranks, 7 elements: rank 0, x[0]: the operands of ranks [1, 2] are missing
+
+`prove` runs one case in the simulator and compares every element with what it should be; `check` runs many, and tells
+how far the algorithm is from the fewest rounds and elements that any could do with. What each operation should compute
+is written once, in OPERATIONS, as the values before and after.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collectives.simulator import ScheduleError, Stats, simulate
+from collectives.networks import Network, lower_bound
+from collectives.simulator import Deadlock, ScheduleError, Stats, simulate
 from collectives.steps import blocks
 
 
@@ -199,3 +207,126 @@ def difference(have, want) -> str:
     if not said:
         said.append(f"the operands are out of rank order: {[r for r, _ in have]}")
     return "; ".join(said)
+
+
+class Case(NamedTuple):
+    """One run: so many ranks and elements, and what was counted."""
+
+    size: int
+    count: int
+    root: int
+    stats: Stats
+
+
+@dataclass
+class Report:
+    """What `check` found. True where the algorithm is right; print it, or look at it: `report.draw()`.
+
+    Attributes
+    ----------
+    algorithm, operation : what was checked, and as what
+    right : bool
+    said : str
+        the first thing that is wrong, and in which case; empty where nothing is
+    error : ScheduleError or None
+        the same to look into: a Deadlock has `waits` and `cycle`
+    cases : list of Case
+        what ran before anything was wrong
+    """
+
+    algorithm: Callable
+    operation: str
+    right: bool = True
+    said: str = ""
+    error: ScheduleError | None = None
+    cases: list[Case] = field(default_factory=list)
+
+    def __bool__(self):
+        return self.right
+
+    def __str__(self):
+        if not self.right:
+            return f"wrong: {self.said}"
+        sizes = sorted({case.size for case in self.cases})
+        lines = [
+            f"right: {self.operation} of {sizes[0]} ... {sizes[-1]} ranks in {len(self.cases)} cases, with eager and "
+            f"synchronous sends",
+            "  ranks  elements  rounds (at least)  moved (at least)",
+        ]
+        for size in sizes:
+            case = max((c for c in self.cases if c.size == size), key=lambda c: c.count)
+            fewest, least = self.bounds(case)
+            rounds = f"{max(case.stats.rounds)} ({fewest:.0f})"
+            lines.append(f"  {size:5}  {case.count:8}  {rounds:>17}  {f'{case.stats.moved} ({least:.0f})':>16}")
+        return "\n".join(lines)
+
+    def bounds(self, case: Case) -> tuple[float, float]:
+        """The fewest rounds, and elements that a rank must send or receive, that any algorithm can do with."""
+        return tuple(
+            lower_bound(self.operation, case.size, case.count, Network.hockney(*unit)) for unit in ((1, 0), (0, 1))
+        )
+
+    def draw(self, size: int | None = None, count: int | None = None, **options):
+        """Space-time diagram: of the largest case of at most eight ranks that ran, if not said otherwise."""
+        from collectives.drawing import draw
+
+        seen = [c for c in self.cases if 1 < c.size <= 8 and c.count] or self.cases
+        if not seen and size is None:
+            raise ValueError("no case ran to its end, so there is nothing to draw")
+        size = size or seen[-1].size
+        count = next((c.count for c in reversed(seen) if c.size == size), size) if count is None else count
+        return draw(self.algorithm, size, None if self.operation == "barrier" else count, **options)
+
+
+def check(
+    algorithm: Callable,
+    ranks: Iterable[int] = range(1, 18),
+    operation: str = "allreduce",
+    counts: Iterable[int] | None = None,
+    ordered: bool = False,
+    **options,
+) -> Report:
+    """Check a generator function `algorithm(rank, size, count)` of rounds, for many sizes and counts.
+
+    Parameters
+    ----------
+    algorithm : generator function, or entry of ALGORITHMS
+        with a parameter `root` where the operation has one, else the root is rank 0; a barrier has no count
+    ranks : numbers of ranks
+    operation : a name in ALGORITHMS: what x is before and after is said in collectives/algorithms/registry.py
+    counts : numbers of elements; by default 0, 1, fewer than ranks, as many, and a number that does not divide
+    ordered : whether operands must meet in rank order
+    options : passed on to the algorithm
+
+    Returns
+    -------
+    Report
+        on the first wrong case: the first wrong element and who is missing from it; who waits for whom; or the rule
+        that is broken, and in which round. Otherwise rounds and elements against the lower bounds.
+    """
+    if operation != "barrier" and operation not in OPERATIONS:
+        raise ValueError(f"no operation {operation!r}: there are barrier, {', '.join(OPERATIONS)}")
+    rounds = getattr(algorithm, "rounds", algorithm)
+    report = Report(rounds, operation)
+    has_root = operation != "barrier" and OPERATIONS[operation].rooted
+    any_root = has_root and "root" in inspect.signature(rounds).parameters
+    called = rounds if any_root or not has_root else lambda rank, size, count, root: rounds(rank, size, count)
+    for size in ranks:
+        for count in sorted(set(counts or (0, 1, size - 1, size, 2 * size + 1))):
+            count *= size if operation == "alltoall" else 1
+            for root in sorted({0, size // 2, size - 1}) if any_root else [0]:
+                case = f"{size} ranks, {count} elements" + (f", root {root}" if any_root else "")
+                for synchronous in (False, True):
+                    try:
+                        stats = prove(
+                            operation, called, size, count, root, ordered=ordered, synchronous=synchronous, **options
+                        )
+                    except ScheduleError as error:
+                        only = " (with eager sends it passes)" if synchronous and isinstance(error, Deadlock) else ""
+                        report.right, report.said, report.error = False, f"{case}{only}: {error}", error
+                        return report
+                    except Exception as error:
+                        error.add_note(f"raised by the algorithm for {case}")
+                        raise
+                report.cases.append(Case(size, count, root, stats))
+    return report

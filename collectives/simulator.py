@@ -17,6 +17,7 @@ from collectives.steps import Copy, Recv, RecvReduce, Reduce, Round, Send, Step
 
 Value = tuple[tuple[int, int], ...]
 UNSET = None  # scratch nobody has written
+ENDLESS = 1_000_000  # rounds
 
 
 class ScheduleError(AssertionError):
@@ -135,6 +136,8 @@ def enter_round(r, ranks, wires, stats) -> bool:
         rank.finished = True
         return False
     rank.round += 1
+    if rank.round == ENDLESS:
+        raise RuleBroken(f"rank {r} is in its round {ENDLESS:,}: the schedule does not seem to end")
     stats.rounds[r] += 1
     rank.steps = check_round(r, rank, steps, len(ranks))
     rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]

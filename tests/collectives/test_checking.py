@@ -1,0 +1,112 @@
+"""collectives.check tells a learner what is wrong, and how good what is right is."""
+
+import pytest
+
+import collectives
+from collectives import ALGORITHMS, Deadlock, Recv, RecvReduce, Send, check, part
+
+
+def naive_ring(rank, size, count):
+    """x goes around whole and is added up: right, but p-1 times n elements."""
+    for k in range(size - 1):
+        where = "x" if k == 0 else f"got {k - 1}"
+        yield Send((rank + 1) % size, where, 0, count), Recv((rank - 1) % size, f"got {k}", 0, count)
+    for k in range(size - 1):
+        yield (collectives.Reduce("x", 0, count, f"got {k}", 0),)
+
+
+def short_lap(rank, size, count):
+    """A ring that stops one round too early."""
+    for k in range(size - 2):
+        give, take = part(count, size, (rank - k) % size), part(count, size, (rank - k - 1) % size)
+        yield Send((rank + 1) % size, "x", *give), RecvReduce((rank - 1) % size, "x", *take)
+
+
+def send_first(rank, size, count):
+    """Exchanges with both neighbours of a pair in two rounds: hangs as soon as sends are synchronous."""
+    if size == 2:
+        yield (Send(1 - rank, "x", 0, count),)
+        yield (RecvReduce(1 - rank, "x", 0, count),)
+
+
+def test_right_with_rounds_and_elements_against_the_bounds():
+    report = check(naive_ring, ranks=range(1, 6))
+    assert report and report.right and len(report.cases) == 22
+    text = str(report)
+    assert text.startswith("right: allreduce of 1 ... 5 ranks in 22 cases")
+    assert text.splitlines()[-1].split() == ["5", "11", "8", "(3)", "44", "(18)"]
+
+
+def test_the_first_wrong_element_and_who_is_missing():
+    report = check(short_lap)
+    assert not report
+    assert str(report) == "wrong: 2 ranks, 1 elements: rank 0, x[0]: the operands of ranks [1] are missing"
+    assert "the operands of ranks [1, 2] are missing" in str(check(short_lap, ranks=[3]))
+
+
+def test_who_waits_for_whom():
+    report = check(send_first, ranks=[2])
+    assert isinstance(report.error, Deadlock) and report.error.cycle == [0, 1, 0]
+    assert "2 ranks, 1 elements (with eager sends it passes): 2 of 2 ranks wait for ever" in str(report)
+
+
+def test_broken_rules_and_doubled_operands():
+    def twice(rank, size, count):
+        if size == 2:
+            for _ in range(2):
+                yield Send(1 - rank, "x", 0, count), RecvReduce(1 - rank, "x", 0, count)
+
+    assert "those of ranks [0, 1] are in it more than once" in str(check(twice, ranks=[2]))
+
+    def itself(rank, size, count):
+        yield (Send(rank, "x", 0, count),)
+
+    assert "round 0: Send(peer=0" in str(check(itself, ranks=[3]))
+
+
+def test_order_where_it_is_asked_for():
+    ring = ALGORITHMS["allreduce"]["ring"]
+    assert check(ring, ranks=[1, 2, 3, 4])
+    assert "out of rank order" in str(check(ring, ranks=[3], ordered=True))
+
+
+def test_every_operation_and_roots():
+    for operation, entries in ALGORITHMS.items():
+        for entry in entries.values():
+            assert check(entry, ranks=[1, 3, 4], operation=operation, ordered=entry.ordered), (operation, entry.name)
+
+    def from_zero(rank, size, count):
+        if rank:
+            yield (Recv(0, "x", 0, count),)
+        else:
+            yield tuple(Send(peer, "x", 0, count) for peer in range(1, size))
+
+    assert check(from_zero, operation="broadcast", ranks=range(1, 5))
+    with pytest.raises(ValueError, match="no operation 'bcast'"):
+        check(from_zero, operation="bcast")
+
+
+def test_a_barrier_must_hear_of_everyone():
+    def neighbours_only(rank, size):
+        if size > 1:
+            yield Send((rank + 1) % size, "x", 0, 1), Recv((rank - 1) % size, "tmp", 0, 1)
+
+    assert "rank 0 leaves the barrier before it has heard of ranks [1]" in str(
+        check(neighbours_only, ranks=[3], operation="barrier")
+    )
+
+
+def test_errors_of_the_algorithm_itself_come_through_with_the_case():
+    def broken(rank, size, count):
+        yield (Send([][rank], "x", 0, count),)
+
+    with pytest.raises(IndexError) as told:
+        check(broken, ranks=[2])
+    assert told.value.__notes__ == ["raised by the algorithm for 2 ranks, 0 elements"]
+
+
+def test_a_report_draws():
+    figure = check(naive_ring, ranks=range(1, 4)).draw()
+    assert figure.axes
+    with pytest.raises(ValueError, match="nothing to draw"):
+        check(short_lap, ranks=[2], counts=[1]).draw()
