@@ -28,7 +28,7 @@ def start(directory, source, *options, **environment):
     command = [sys.executable, "-m", "pytest", "-p", "ranks", "-p", "no:hypothesispytest", "-p", "no:nbmake", "-v"]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTEST_ADDOPTS", raising=False)
-        for name, value in {"PYTHONPATH": os.pathsep.join(HERE), **environment}.items():
+        for name, value in {"PYTHONPATH": os.pathsep.join(HERE), "TMPDIR": str(directory), **environment}.items():
             patch.setenv(name, value)
         return subprocess.Popen(
             [*command, *options], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
