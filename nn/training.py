@@ -67,6 +67,8 @@ class Serial:
         self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
         self.run = network.run(self.statistics, seed, Memory(), gy_free=True)
         self.region = layout.region()
+        # Statistics over all ranks need every rank, one without samples too.
+        self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = math.prod(network.out_shape[:-1])  # outputs a sample: 1, or the positions of a sequence
         self.steps = 0
 
@@ -94,7 +96,7 @@ class Serial:
         """Gradients of this shard's part of the mean loss into `gradients`; returns that part of the loss."""
         common = self.run.common
         common.training, common.step = True, self.steps
-        if not len(x):
+        if not len(x) and not self.everyone:
             self.gradients[:] = 0
             return 0.0
         z, saved = self.network.forward(self.p, x, self.run)

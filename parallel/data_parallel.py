@@ -48,31 +48,40 @@ class DistributedDataParallel(Serial):
         super().__init__(network, loss, optimizer, seed)
         communicator.Bcast(self.parameters, root=0)
         communicator.Bcast(self.statistics, root=0)
+        self.run.common.all_sum = self.all_sum
 
     def allocate(self) -> None:
-        """Gradients and, behind them, the loss: one message carries both."""
+        """Gradients, behind them the loss, and behind that running statistics: one message carries all."""
         super().allocate()
         size = self.network.layout.size
-        self.message = np.zeros(size + ALIGN, self.network.dtype)
+        self.message = np.zeros(size + ALIGN + self.network.state_layout.size, self.network.dtype)
         self.gradients = self.message[:size]
+        self.message_loss, self.message_statistics = self.message[size : size + 1], self.message[size + ALIGN :]
 
     def compute_gradients(self, x, y, total):
         self.run.common.sample = part(total, self.shard[1], self.shard[0])[0]
         return super().compute_gradients(x, y, total)
 
     def combine(self, loss: float) -> float:
-        self.message[len(self.gradients)] = loss
+        """Sum gradients and loss; take the mean of the ranks' running statistics, so that replicas stay alike."""
+        self.message_loss[0] = loss
+        np.divide(self.statistics, self.shard[1], out=self.message_statistics)
         self.communicator.Allreduce(IN_PLACE, self.message)
-        return float(self.message[len(self.gradients)])
+        self.statistics[:] = self.message_statistics
+        return float(self.message_loss[0])
 
     def first_bad(self, x):
         """Every rank looks at its own samples; all return the finding of the first rank that has one."""
         found = self.communicator.allgather(super().first_bad(x))
         return next((f"{place} on rank {rank}" for rank, place in enumerate(found) if place), "")
 
+    def all_sum(self, array: np.ndarray) -> None:
+        """Sum an array over all ranks, in place."""
+        self.communicator.Allreduce(IN_PLACE, array)
+
     def sum(self, values):
         total = np.array(values, np.float64)
-        self.communicator.Allreduce(IN_PLACE, total)
+        self.all_sum(total)
         return total
 
     def check_replicas(self) -> None:

@@ -20,6 +20,11 @@ def cnn():
     return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
 
 
+def normalised(synchronized: bool = True):
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, synchronized=synchronized), nn.ReLU(), nn.Flatten()
+    return nn.Network(Sequential(*layers, nn.Dropout(0.3), nn.Linear(256, 10)), (8, 8, 1), np.float64)
+
+
 def dataset():
     rng = np.random.default_rng(3)
     return nn.data.Dataset(rng.random((SAMPLES, 8, 8, 1)), rng.integers(0, 10, SAMPLES), classes=10, dtype=np.float64)
@@ -51,15 +56,16 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 4, 5])
 def test_equals_one_process(comm):
-    for network in (mlp, cnn):
+    for network in (mlp, cnn, normalised):
         for momentum in (0.0, 0.9):
             for allreduce in ("ring", "doubling", "native"):
                 one, losses = serial(network, momentum)
                 many = distributed(comm, network, momentum, allreduce=allreduce)
                 assert np.allclose(train(many), losses, rtol=1e-12, atol=0)
                 assert difference(many.parameters, one.parameters) < 1e-12
+                np.testing.assert_allclose(many.statistics, one.statistics, rtol=1e-12, atol=1e-14)
                 many.check_replicas()
-                everyone = comm.allgather(many.parameters.tobytes())
+                everyone = comm.allgather(many.parameters.tobytes() + many.statistics.tobytes())
                 assert all(theirs == everyone[0] for theirs in everyone)
                 many.communicator.release()
 
@@ -72,6 +78,15 @@ def test_control_without_communication_differs(comm):
     many.combine = lambda loss: loss
     train(many)
     assert difference(many.parameters, one.parameters) > 1e-6
+
+
+@pytest.mark.mpi(ranks=3)
+def test_control_statistics_of_each_rank_alone_differ(comm):
+    one, _ = serial(lambda: normalised(False), 0.9)
+    many = distributed(comm, lambda: normalised(False), 0.9)
+    train(many, 2)  # a rank alone cannot normalise one sample
+    assert difference(many.parameters, one.parameters) > 1e-6
+    assert len(set(comm.allgather(many.statistics.tobytes()))) == 1, "replicas keep the same running statistics"
 
 
 @pytest.mark.mpi(ranks=3)
