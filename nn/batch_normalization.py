@@ -88,19 +88,19 @@ class BatchNorm(Layer):
             count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
         scale = 1 / np.sqrt(var + self.eps)
         y = run.empty(x.shape, x.dtype)
-        self._apply(rows, p.gamma * scale, p.beta - p.gamma * scale * mean, y.reshape(rows.shape))
+        slope = p.gamma * scale
+        self._apply(rows, slope, p.beta - slope * mean, y.reshape(rows.shape), run)
         return y, (x, count, mean, scale)
 
     def backward(self, p, g, gy, saved, run):
         x, count, mean, scale = saved
         rows, upstream = _wide(x, self.features), _wide(gy, self.features)
-        sums = np.zeros((2, self.features))  # of gy, and of gy (x - mean)
-        center = _repeat(mean, rows)
+        sums = np.zeros((2, self.features))  # of gy, and of gy xhat
+        center = _repeat("center", mean, rows, run)
         for block in _blocks(rows):
-            product = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, x.dtype))
-            product *= upstream[block]
+            centered = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, x.dtype))
             sums[0] += _column_sums(upstream[block], self.features, run)
-            sums[1] += _column_sums(product, self.features, run)
+            sums[1] += _product_sums(upstream[block], centered, self.features)
         sums[1] *= scale
         run.add(g.beta, sums[0])
         run.add(g.gamma, sums[1])
@@ -112,13 +112,15 @@ class BatchNorm(Layer):
         gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
         target = gx.reshape(rows.shape)
         if count is None:  # statistics were given, not computed
-            self._apply(upstream, slope, np.zeros(self.features), target)
+            self._apply(upstream, slope, 0 * slope, target, run)
             return gx
-        along_x = -slope * scale * sums[1] / count
-        constant = -slope * sums[0] / count - along_x * mean
-        slope, along_x, constant = (_repeat(v, rows) for v in (slope, along_x, constant))
+        # gx = slope gy + along x + constant, where the last two are -slope (mean(gy) + xhat mean(gy xhat))
+        along = -slope * scale * sums[1] / count
+        constant = -slope * sums[0] / count - along * mean
+        slope = _repeat("slope", slope, rows, run)
+        along, constant = _repeat("along", along, rows, run), _repeat("constant", constant, rows, run)
         for block in _blocks(rows):
-            shift = np.multiply(rows[block], along_x, out=run.scratch("block", rows[block].shape, x.dtype))
+            shift = np.multiply(rows[block], along, out=run.scratch("block", rows[block].shape, x.dtype))
             shift += constant
             np.multiply(upstream[block], slope, out=target[block])
             target[block] += shift
@@ -132,25 +134,22 @@ class BatchNorm(Layer):
         sums, squares = np.zeros(self.features), np.zeros(self.features)
         for block in _blocks(rows):
             if block.start == 0:
-                guess = _column_sums(rows[block], self.features, run) * (self.features / rows[block].size)
-                center = _repeat(guess, rows)
+                first = _column_sums(rows[block], self.features, run) * (self.features / rows[block].size)
+                center = _repeat("center", first, rows, run)
             part = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, rows.dtype))
             sums += _column_sums(part, self.features, run)
-            part *= part
-            squares += _column_sums(part, self.features, run)
+            squares += _product_sums(part, part, self.features)
         if n:
             squares -= sums * sums / n  # now about the mean
             sums += n * center[: self.features].astype(np.float64)
+        count = float(n)
         if self.synchronized and run.common.all_sum:
-            own = sums / n if n else sums
-            total = np.append(sums, float(n))
+            own = sums / max(n, 1)
+            total = np.append(sums, count)
             run.common.all_sum(total)
             count, sums = total[-1], total[:-1]
-            if count:
-                squares += n * (own - sums / count) ** 2
+            squares += n * (own - sums / max(count, 1)) ** 2  # of a rank without samples: nothing
             run.common.all_sum(squares)
-        else:
-            count = float(n)
         if count < 2:
             raise ValueError(
                 f"layer {run.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "
@@ -163,8 +162,9 @@ class BatchNorm(Layer):
         state.mean[...] = keep * state.mean + self.momentum * mean
         state.var[...] = keep * state.var + self.momentum * (count / (count - 1)) * var
 
-    def _apply(self, rows, scale, shift, out):
-        scale, shift = _repeat(scale, rows), _repeat(shift, rows)
+    def _apply(self, rows, scale, shift, out, run):
+        """out = scale rows + shift."""
+        scale, shift = _repeat("slope", scale, rows, run), _repeat("constant", shift, rows, run)
         for block in _blocks(rows):
             np.multiply(rows[block], scale, out=out[block])
             out[block] += shift
@@ -204,12 +204,19 @@ def _blocks(rows):
         yield slice(start, start + step)
 
 
-def _repeat(vector, rows) -> np.ndarray:
-    """One value for each channel, repeated over a row of `_wide`."""
-    return np.tile(vector.astype(rows.dtype), rows.shape[1] // len(vector))
+def _repeat(name: str, vector, rows, run) -> np.ndarray:
+    """One value for each channel, repeated over a row of `_wide`, in the workspace `name`."""
+    repeated = run.scratch(name, (rows.shape[1] // len(vector), len(vector)), rows.dtype)
+    repeated[...] = vector
+    return repeated.reshape(-1)
 
 
 def _column_sums(rows, features: int, run) -> np.ndarray:
     """Sum over all positions of each channel, the last steps in float64."""
     sums = np.matmul(run.common.memory.ones(len(rows), rows.dtype), rows)
     return sums.reshape(-1, features).sum(axis=0, dtype=np.float64)
+
+
+def _product_sums(a, b, features: int) -> np.ndarray:
+    """Sum over all positions of a * b for each channel, the last steps in float64."""
+    return np.einsum("ij,ij->j", a, b).reshape(-1, features).sum(axis=0, dtype=np.float64)

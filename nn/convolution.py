@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,17 +35,17 @@ class Geometry:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    @property
+    @cached_property
     def padded(self) -> tuple[int, int]:
         (top, bottom), (left, right) = self.padding
         return self.size[0] + top + bottom, self.size[1] + left + right
 
-    @property
+    @cached_property
     def reach(self) -> tuple[int, int]:
         """How many rows and columns of the input lie under the kernel, gaps included."""
         return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
 
-    @property
+    @cached_property
     def out(self) -> tuple[int, int]:
         return tuple((n - r) // s + 1 for n, r, s in zip(self.padded, self.reach, self.stride, strict=True))
 
@@ -91,6 +92,7 @@ class Conv2d(Layer):
         self.dilation = pair("Conv2d: dilation", dilation, 1)
         self.padding = padding if padding == "same" else pair("Conv2d: padding", padding, 0)
         self.init, self.bias_init = init, bias_init
+        self._geometries: dict[tuple[int, int], Geometry] = {}
         if in_channels < 1 or out_channels < 1:
             raise ValueError(f"Conv2d: channels must be at least 1, given {in_channels} and {out_channels}")
         if groups < 1 or in_channels % groups or out_channels % groups:
@@ -116,12 +118,15 @@ class Conv2d(Layer):
 
     def geometry(self, size: tuple[int, int]) -> Geometry:
         """Where the kernel goes on an image of `size`."""
-        if self.padding == "same":
-            extra = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
-            padding = tuple((e // 2, e - e // 2) for e in extra)
-        else:
-            padding = tuple((p, p) for p in self.padding)
-        return Geometry(size, self.kernel, self.stride, padding, self.dilation, self.groups)
+        if size not in self._geometries:
+            padding = tuple((p, p) for p in self.padding) if self.padding != "same" else self._same()
+            self._geometries[size] = Geometry(size, self.kernel, self.stride, padding, self.dilation, self.groups)
+        return self._geometries[size]
+
+    def _same(self):
+        """Padding that keeps the size."""
+        extra = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+        return tuple((e // 2, e - e // 2) for e in extra)
 
     def specs(self, in_shape):
         check_image(in_shape)

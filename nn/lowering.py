@@ -32,32 +32,56 @@ def forward(x, weight, bias, y, geometry, run) -> None:
 
 def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
     """Add to g_weight, and write dLoss/dx to gx unless that is None."""
-    few = _few_channels(weight.shape, geometry)
-    kh, kw, c, o = weight.shape
-    total = run.scratch("weight gradient", (kw, kh, c, o) if few else weight.shape, gy.dtype)
-    total[...] = 0
-    sums = _by_group(total, geometry.groups)
-    for images, rows, columns in (_half_columns if few else _columns)(x, weight.shape, geometry, run):
-        product = run.scratch("product", (len(columns), *sums.shape[1:]), gy.dtype)
-        np.matmul(columns.transpose(0, 2, 1), _split(gy[images, rows], columns), out=product)
-        sums += product.sum(axis=0) if few else product
-    run.add(g_weight, total.transpose(1, 0, 2, 3) if few else total)
-    if gx is not None:
-        _input_gradient(gy, weight, gx, geometry, run)
-
-
-def _input_gradient(gy, weight, gx, geometry, run) -> None:
-    """Write dLoss/dx: the convolution of gy with the flipped kernel, or patch by patch where that takes less."""
     adjoint = geometry.adjoint()
-    if adjoint and 2 * math.prod(geometry.size) <= 3 * math.prod(geometry.out):
-        kh, kw, c, o = weight.shape
-        groups = geometry.groups
-        flipped = run.scratch("flipped", (kh, kw, o // groups, c * groups), weight.dtype)
-        source = weight[::-1, ::-1].reshape(kh, kw, c, groups, o // groups)
-        flipped.reshape(kh, kw, o // groups, groups, c)[...] = source.transpose(0, 1, 4, 3, 2)
-        forward(gy, flipped, None, gx, adjoint, run)
+    if gx is None or adjoint is None or 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out):
+        _weight_gradient(x, gy, weight, g_weight, geometry, run)
+        if gx is not None:
+            _scatter(gy, weight, gx, geometry, run)
     else:
-        _scatter(gy, weight, gx, geometry, run)
+        _both_gradients(x, gy, weight, g_weight, gx, adjoint, run)
+
+
+def _weight_gradient(x, gy, weight, g_weight, geometry, run) -> None:
+    """Add to g_weight: columns of x times gy."""
+    columns_of, matrices = _lowered(weight, geometry, run)
+    total = run.scratch("weight gradient", matrices.shape, gy.dtype)
+    total[...] = 0
+    for images, rows, columns in columns_of(x, weight.shape, geometry, run):
+        _add_products(total, columns, gy[images, rows], run)
+    run.add(g_weight, _raised(total, weight.shape, geometry))
+
+
+def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
+    """Write dLoss/dx, the convolution of gy with the flipped kernel, and add to g_weight from the same columns.
+
+    With roles exchanged, gy is what is lowered, and x what its columns are multiplied with; the kernel's gradient comes
+    flipped as well.
+    """
+    flipped = run.scratch("flipped", (*weight.shape[:2], weight.shape[3] // adjoint.groups, x.shape[3]), weight.dtype)
+    _flip(weight, flipped, adjoint.groups)
+    columns_of, matrices = _lowered(flipped, adjoint, run)
+    total = run.scratch("weight gradient", matrices.shape, gy.dtype)
+    total[...] = 0
+    for images, rows, columns in columns_of(gy, flipped.shape, adjoint, run):
+        np.matmul(columns, matrices, out=_split(gx[images, rows], columns))
+        _add_products(total, columns, x[images, rows], run)
+    gradient = run.scratch("gradient", weight.shape, gy.dtype)
+    _flip(_raised(total, flipped.shape, adjoint), gradient, adjoint.groups)
+    run.add(g_weight, gradient)
+
+
+def _add_products(total, columns, piece, run) -> None:
+    """total += columns^T piece, for each group, or summed over output columns."""
+    product = run.scratch("product", (len(columns), *total.shape[1:]), total.dtype)
+    np.matmul(columns.transpose(0, 2, 1), _split(piece, columns), out=product)
+    total += product if len(total) == len(product) else product.sum(axis=0)
+
+
+def _flip(weight, out, groups) -> None:
+    """out = the kernel turned by 180 degrees, inputs and outputs exchanged within each group."""
+    kh, kw, c, o = weight.shape
+    turned = weight[::-1, ::-1].reshape(kh, kw, c, groups, o // groups).transpose(0, 1, 4, 3, 2)
+    out.reshape(turned.shape)[...] = turned
 
 
 def _few_channels(weight_shape, geometry) -> bool:
@@ -73,6 +97,14 @@ def _lowered(weight, geometry, run):
     turned = run.scratch("turned", (kw, kh, c, o), weight.dtype)
     turned[...] = weight.transpose(1, 0, 2, 3)
     return _half_columns, turned.reshape(1, kw * kh * c, o)
+
+
+def _raised(matrices, shape, geometry):
+    """What _lowered has made of an array of that shape, turned back."""
+    if not _few_channels(shape, geometry):
+        return matrices.transpose(1, 0, 2).reshape(shape)
+    kh, kw, c, o = shape
+    return matrices.reshape(kw, kh, c, o).transpose(1, 0, 2, 3)
 
 
 def _by_group(weight, groups):
