@@ -137,7 +137,9 @@ def inside(options) -> int:
     )
     for i, host in enumerate(hosts, 1):
         start_host(i, host, options.rate)
-    environment = os.environ | mpi_environment()
+    # How ranks are mapped on one machine (one core each, or more than there are) is not how they are mapped on hosts.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PRTE_MCA_", "OMPI_MCA_"))}
+    environment = outside | mpi_environment()
     try:
         code = subprocess.run(options.command, env=environment, timeout=options.timeout).returncode
     except subprocess.TimeoutExpired:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from collectives.networks import Network
+
 ROOT = Path(__file__).parents[2]
 NETLAB = ROOT / "scripts" / "netlab.py"
 sys.path.insert(0, str(NETLAB.parent))
@@ -46,9 +48,8 @@ def test_hosts_have_names_addresses_and_nothing_stays(tmp_path):
     assert lines[:4] == ["head", "h1 slots=2", "h2 slots=2", "h3 slots=2"]
     for i in range(3):
         name, address, shared, pid = lines[4 + 4 * i : 8 + 4 * i]
-        assert (
-            name == f"h{i + 1}" and address.split() == ["10.77.0.3", "h3"] and shared == "netlab"
-        )  # not what others put there
+        assert name == f"h{i + 1}" and address.split() == ["10.77.0.3", "h3"]
+        assert shared == "netlab", "sees what others put into its memory file system"
         assert int(pid) < 100  # processes of its own
     assert before == (interfaces(), Path("/proc/mounts").read_text(), os.uname().nodename)
 
@@ -79,8 +80,8 @@ HEAD = """
 import os, subprocess, sys
 netlab, sink, send = sys.argv[1:]
 def on(host, *command):
-    line = " ".join([sys.executable, *command])
-    return subprocess.Popen([os.environ["NETLAB"] + "/agent", host, line], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    agent, line = os.environ["NETLAB"] + "/agent", " ".join([sys.executable, *command])
+    return subprocess.Popen([agent, host, line], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 receiver = on("h2", sink, "1", "2")
 receiver.stdout.readline()
 for hosts in (["h1"], ["h1", "h3"]):
@@ -124,6 +125,28 @@ def test_ranks_run_across_hosts():
     done = lab("run", "--hosts", 2, "--slots", 2, "--", *command)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["h1", 2, 6], ["h2", 2, 6], ["h1", 2, 6], ["h2", 2, 6]]
+
+
+@needs_a_lab
+@needs_mpi
+def test_measured_between_hosts(tmp_path):
+    """A cable of 80 Mbit/s takes 100 ns a byte (beyond the 8 KB that may burst), far more than memory inside a host."""
+    program = """
+        import sys
+        from mpi4py import MPI
+        from collectives.measure import measure_network
+        network = measure_network(MPI.COMM_WORLD, sizes=(8, 1 << 18, 1 << 20), seconds=0.1)
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            network.save(sys.argv[1])
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    ranks = [MPIEXEC, "-n", 3, sys.executable, "-m", "mpi4py", tmp_path / "program.py", tmp_path / "network.json"]
+    done = lab("run", "--hosts", 2, "--slots", 2, "--rate", "80mbit", "--", *ranks)
+    assert done.returncode == 0, done.stderr
+    network = Network.load(tmp_path / "network.json")
+    assert network.ranks_per_node == 2
+    assert 0.7e-7 < network.between.beta < 1.5e-7
+    assert network.between.beta > 20 * network.inside.beta
 
 
 @needs_a_lab

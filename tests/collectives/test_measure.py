@@ -1,0 +1,25 @@
+"""A measured network is positive, the same on every rank, and a file that the clock can use."""
+
+import pytest
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_measured_network(comm, tmp_path):
+    from collectives import ALGORITHMS, price
+    from collectives.measure import measure_network
+    from collectives.networks import Network
+
+    if comm.size == 1:
+        with pytest.raises(ValueError, match="two or more"):
+            measure_network(comm)
+        return
+    network = measure_network(comm, sizes=(4, 4096, 1 << 20), seconds=0.01)
+    assert all(other == network for other in comm.allgather(network))
+    assert network.ranks_per_node == 3 and "3 ranks a node" in network.source
+    assert network.between == network.inside  # there is no other level here
+    # Any machine: a message of 1 MiB takes between 10 us and 1 s, memory moves between 100 MB/s and 1 TB/s.
+    assert 1e-5 < network.inside.alpha + (1 << 20) * network.inside.beta < 1
+    assert 1e-12 < network.gamma < 1e-8 and 1e-12 < network.copy < 1e-8
+    network.save(tmp_path / "network.json")
+    assert Network.load(tmp_path / "network.json") == network
+    assert price(ALGORITHMS["allreduce"]["ring"], 3, 1000, 4, network).seconds > 0
