@@ -34,6 +34,8 @@ def one_pass(layer, x, seed=0, dtype=None, setup=None, gy=None, w=None):
     y_before = y.copy()
     gx = network.backward(p, g, gy, saved, run)
     assert np.array_equal(gy, kept), "backward changed gy"
+    for name, array in network.layout.items(gradients):
+        assert not np.isnan(array).any(), f"the gradient of {name} was not written, or not all of it"
     return SimpleNamespace(
         y=y_before,
         gx=gx,

@@ -126,6 +126,15 @@ def test_places_with_nothing_to_see_are_refused(causal, padding):
         one_pass(layer, sample((2, 3, 4)), setup=mask)
 
 
+def test_padding_in_front_is_no_matter_where_all_is_seen():
+    def mask(run):
+        run.common.padding = np.array([[1, 1, 0], [0, 1, 0]], bool)
+
+    result = one_pass(MultiHeadAttention(4, 2), sample((2, 3, 4)), setup=mask)
+    expected = naive(result.w, sample((2, 3, 4)), 2, padding=np.array([[1, 1, 0], [0, 1, 0]], bool))
+    np.testing.assert_allclose(result.y, expected, rtol=1e-11, atol=1e-12)
+
+
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="3 heads do not divide 8 features"):
         MultiHeadAttention(8, 3)

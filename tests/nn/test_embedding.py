@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
 from nn.attention import MultiHeadAttention
+from nn.containers import Recompute
 from nn.dense import Linear, TiedLinear
 from nn.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
 from nn.gradcheck import gradcheck
@@ -14,6 +15,7 @@ from nn.layer import Sequential, ShapeError
 from nn.network import Network
 
 IDS = np.random.default_rng(0).integers(0, 7, (6, 5))
+IDS[:, 0] = 3  # not padding everywhere
 
 
 def test_gradients():
@@ -80,6 +82,10 @@ def test_padding_reaches_attention():
     words = ids != 0
     np.testing.assert_allclose(again.y[words], result.y[words], rtol=1e-12)
     assert np.abs(again.y[~words] - result.y[~words]).max() > 0.01
+
+
+def test_recomputed_attention_has_the_padding_of_its_micro_batch():
+    check_micro_batches(Sequential(Embedding(7, 4, padding=0), Recompute(MultiHeadAttention(4, 2))), IDS)
 
 
 def test_sinusoids():
