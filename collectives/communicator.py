@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from collectives.executor import PlanCache
 from collectives.messages import incoming
-from collectives.planner import NATIVE, Planner
-from collectives.selection import settings
+from collectives.planner import NATIVE, Planner, can_share
+from collectives.selection import Call
 
 IN_PLACE = MPI.IN_PLACE
 address = MPI.Get_address
@@ -55,8 +55,7 @@ class Communicator(MPI.Intracomm):
         self._prepare(synchronous, algorithms)
 
     def _prepare(self, synchronous=False, algorithms=None):
-        names = settings(algorithms or {})
-        self._planner = Planner(MPI.Intracomm(self).Dup(), names, synchronous)
+        self._planner = Planner(MPI.Intracomm(self).Dup(), algorithms or {}, synchronous)
         self._plans = PlanCache()
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL) -> "Communicator":
@@ -69,7 +68,7 @@ class Communicator(MPI.Intracomm):
         """A communicator made of this one, with the same settings."""
         if comm == MPI.COMM_NULL or self._planner is None:
             return comm
-        return Communicator(comm, synchronous=self._planner.synchronous, **self._planner.names)
+        return Communicator(comm, synchronous=self._planner.synchronous, **self._planner.selection.given)
 
     def release(self):
         """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""
@@ -83,10 +82,33 @@ class Communicator(MPI.Intracomm):
         self.release()
         super().Free()
 
-    def _new(self, key, operation, *arguments):
-        """Plan a call that has not been seen before."""
+    def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
+        """An array of zeros in memory that the ranks of a node share, one for each rank, of one shape (collective).
+
+        Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node.
+        """
+        self._prepared()
+        return self._planner.window.empty(shape, dtype)
+
+    def explain(
+        self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: str | None = None
+    ) -> str:
+        """Which algorithm a call runs, and why: explain("allreduce", 1000, "f4")."""
+        self._prepared()
+        selection, dtype = self._planner.selection, np.dtype(dtype)
+        asked = selection.asked(operation, algorithm)
+        call = Call(operation, count * dtype.itemsize, ordered=not op.Is_commutative(), shareable=can_share(op, dtype))
+        name, why = selection.reason(asked, call)
+        place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
+        return f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}: {name}, because {why}"
+
+    def _prepared(self):
         if self._planner is None:
             self._prepare()
+
+    def _new(self, key, operation, *arguments):
+        """Plan a call that has not been seen before."""
+        self._prepared()
         plan = getattr(self._planner, operation)(*arguments)
         if key is not None:
             return self._plans.put(key, plan)

@@ -12,11 +12,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
-from collectives.algorithms.alltoall import EQUAL
 from collectives.algorithms.registry import CONSECUTIVE, NODES, SEGMENT
 from collectives.executor import Plan, copying, writes
 from collectives.messages import Message, incoming, is_in_place, name_of, outgoing, refuse_overlap
-from collectives.selection import check_name, choose
+from collectives.selection import Call, Selection
+from collectives.steps import part
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
 SYMMETRIC = (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)
@@ -89,21 +89,18 @@ class Planner:
     ----------
     comm : MPI.Intracomm
         a private duplicate
-    names : operation -> algorithm asked for
+    given : operation -> algorithm asked for
     synchronous : send with Ssend semantics
     """
 
-    def __init__(self, comm, names, synchronous):
-        self.comm, self.names, self.synchronous = comm, names, synchronous
+    def __init__(self, comm, given, synchronous):
+        self.comm, self.synchronous = comm, synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.nodes = comm.allgather(node.bcast(self.rank))  # of each rank: the first rank on its node
-        node.Free()
+        self.node = same_node(comm)
+        self.nodes = comm.allgather(self.node.bcast(self.rank))  # of each rank: the first rank on its node
+        self.selection = Selection(given, self.nodes)
+        self.asked = self.selection.asked
         self._window = None
-
-    @property
-    def one_node(self) -> bool:
-        return self.nodes.count(0) == self.size
 
     @property
     def window(self):
@@ -111,18 +108,19 @@ class Planner:
         if self._window is None:
             from collectives.window import SharedWindow
 
-            self._window = SharedWindow(self.comm)
+            self._window = SharedWindow(self.node)
         return self._window
 
     def free(self):
         if self._window is not None:
             self._window.free()
+        self.node.Free()
         self.comm.Free()
 
     # ------------------------------------------------------------------------------------- names and rounds
 
-    def asked(self, operation, algorithm):
-        return self.names[operation] if algorithm is None else check_name(operation, algorithm)
+    def choose(self, asked, operation, nbytes, **properties):
+        return self.selection.choose(asked, Call(operation, nbytes, **properties))
 
     def check_root(self, root):
         if not 0 <= root < self.size:
@@ -137,9 +135,6 @@ class Planner:
             options["segment"] = max(1, SEGMENT_BYTES // itemsize)
         return list(entry.rounds(self.rank, self.size, *count, **options))
 
-    def consecutive(self, operation, name):
-        return name in ALGORITHMS[operation] and ALGORITHMS[operation][name].requires == CONSECUTIVE
-
     def moving(self, rounds, buffers, before=(), after=(), keep=()):
         """A plan that moves bytes."""
         return Plan(rounds, self.comm, buffers, synchronous=self.synchronous, before=before, after=after, keep=keep)
@@ -147,9 +142,11 @@ class Planner:
     # ---------------------------------------------------------------------------------- data that is moved
 
     def barrier(self, algorithm):
-        name = choose("barrier", self.asked("barrier", algorithm), 0, self.size)
+        name = self.choose(self.asked("barrier", algorithm), "barrier", 0)
         if name == "native":
             return NATIVE
+        if name == "shared":
+            return self.window.barrier()
         return self.moving(self.rounds("barrier", name), {"x": np.zeros(1, np.uint8)})
 
     def broadcast(self, buf, root, algorithm):
@@ -158,11 +155,13 @@ class Planner:
             return NATIVE
         message = outgoing(buf) if self.rank == root else incoming(buf)
         x = whole(message)
-        name = choose("broadcast", asked, x.memory.nbytes, self.size)
+        before, after = (x.pack, []) if self.rank == root else ([], x.unpack)
+        name = self.choose(asked, "broadcast", x.memory.nbytes)
         if name == "native":
             return NATIVE
+        if name == "shared":
+            return Sequence(before, [self.window.broadcast(x.memory, root)], after, (message.datatype,))
         rounds = self.rounds("broadcast", name, x.memory.nbytes, root=root)
-        before, after = (x.pack, []) if self.rank == root else ([], x.unpack)
         return self.moving(rounds, {"x": x.memory}, before, after, keep=(message.datatype,))
 
     def scatter(self, sendbuf, recvbuf, root, algorithm, vector=False):
@@ -190,7 +189,7 @@ class Planner:
                 own = Bytes(all_.block(root), [(0, all_.block(root).nbytes)])
             self.check_lengths(operation, all_.block(root).nbytes, own.memory.nbytes)
         length = own.memory.nbytes
-        name = choose(operation, asked, length * self.size, self.size, vector)
+        name = self.choose(asked, operation, length * self.size, vector=vector)
         if name == "native":
             return NATIVE
         if self.rank == root:
@@ -225,10 +224,10 @@ class Planner:
         recv = incoming(recvbuf, self.size, vector)
         slices = slices_of(recv, self.size)
         nbytes = sum(hi - lo for lo, hi in slices) * recv.size
-        name = choose("allgather", asked, nbytes, self.size, vector)
+        name = self.choose(asked, "allgather", nbytes, vector=vector)
         if name == "native":
             return NATIVE
-        x = as_bytes(recv, slices, self.consecutive("allgather", name))
+        x = as_bytes(recv, slices, name == "shared" or ALGORITHMS["allgather"][name].requires == CONSECUTIVE)
         before, keep = x.pack, (recv.datatype,)
         if not is_in_place(sendbuf):
             send = outgoing(sendbuf)
@@ -236,6 +235,9 @@ class Planner:
             self.check_lengths("allgather", x.block(self.rank).nbytes, own.memory.nbytes)
             before = [*own.pack, copying(x.block(self.rank), own.memory)]
             keep = (recv.datatype, send.datatype)
+        if name == "shared":
+            lengths = [hi - lo for lo, hi in x.blocks]
+            return Sequence(before, [self.window.allgather(None, x.memory, lengths)], x.unpack, keep)
         return self.moving(self.rounds("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
 
     def alltoall(self, sendbuf, recvbuf, algorithm, vector=False):
@@ -244,8 +246,8 @@ class Planner:
         recv = incoming(recvbuf, self.size, vector)
         y = as_bytes(recv, slices_of(recv, self.size))
         nbytes = sum(hi - lo for lo, hi in y.blocks)
-        name = choose("alltoall", asked, nbytes, self.size, vector)
-        if vector and name in ALGORITHMS["alltoall"] and ALGORITHMS["alltoall"][name].requires == EQUAL:
+        name = self.choose(asked, "alltoall", nbytes, vector=vector)
+        if vector and name == "bruck":  # needs blocks of one length
             name = "pairwise"
         if name == "native":
             return NATIVE
@@ -280,8 +282,13 @@ class Planner:
         low, length = message.datatype.Get_true_extent()
         if low < 0 or low + length > message.extent:  # elements overlap: they cannot be cut apart
             return "native"
-        ordered = not op.Is_commutative()
-        return choose(operation, asked, count * message.size, self.size, ordered=ordered)
+        return self.choose(
+            asked,
+            operation,
+            count * message.size,
+            ordered=not op.Is_commutative(),
+            shareable=dtype_of(message) is not None and can_share(op, dtype_of(message)),
+        )
 
     def reducing(self, rounds, x, message, op, before=(), after=(), keep=()):
         """A plan that reduces elements of the message's datatype in x."""
@@ -322,6 +329,9 @@ class Planner:
         name = self.choice(operation, asked, recv, recv.count, op)
         if name == "native":
             return NATIVE
+        if name == "shared":
+            s, x = send and typed(send), typed(recv)
+            return self.window.allreduce(s, x, op) if self.selection.place == "node" else self.two_level(s, x, op)
         x, before, keep = recv.bytes(0, recv.count), [], ()
         if operation == "exscan" and self.rank == 0 and send:
             x = np.empty_like(x)  # rank 0 has no result: its receive buffer stays as it is
@@ -342,7 +352,10 @@ class Planner:
         name = self.choice("reduce", asked, message, message.count, op)
         if name == "native":
             return NATIVE
-        rounds = self.rounds("reduce", name, message.count, root=root)
+        if name == "shared":
+            s, x = send and typed(send), typed(message) if self.rank == root else None
+            return self.window.reduce(s, x, op, root)
+        rounds = self.rounds("reduce", name, message.count, itemsize=message.size, root=root)
         x, before, keep = message.bytes(0, message.count), [], ()
         if self.rank != root and writes(rounds, "x"):
             x = np.empty_like(x)  # the send buffer is not ours to write
@@ -378,11 +391,89 @@ class Planner:
         name = self.choice("reduce_scatter", asked, recv, total, op)
         if name == "native":
             return NATIVE
+        if name == "shared":
+            lengths = [hi - lo for lo, hi in pairwise(ends)]
+            x, y = typed(source, total), typed(recv, lengths[self.rank])
+            if not in_place:
+                return self.window.reduce_scatter(x, y, op, lengths)
+            result = np.empty_like(y)  # others may still read what y overlaps
+            return Sequence(
+                [], [self.window.reduce_scatter(x, result, op, lengths)], [copying(y, result)], (op, result)
+            )
         x, extent = np.empty(total * recv.extent, np.uint8), recv.extent
         before = [copying(x, source.bytes(0, total))]
         after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
         rounds = self.rounds("reduce_scatter", name, list(pairwise(ends)))
         return self.reducing(rounds, x, recv, op, before, after, keep=(x,))
+
+    def two_level(self, send, x, op):
+        """Allreduce over several nodes: each node sums in its memory, and its ranks each carry a part between nodes."""
+        members = {node: [r for r in range(self.size) if self.nodes[r] == node] for node in dict.fromkeys(self.nodes)}
+        here = members[self.nodes[self.rank]].index(self.rank)
+        carriers = min(map(len, members.values()))
+        parts = [part(x.size, carriers, i) if i < carriers else (0, 0) for i in range(self.node.Get_size())]
+        lengths = [hi - lo for lo, hi in parts]
+        mine = np.empty(lengths[here], x.dtype)
+        plans = [self.window.reduce_scatter(x if send is None else send, mine, op, lengths)]
+        if here < carriers:
+            peers = [group[here] for group in members.values()]
+            rounds = ALGORITHMS["allreduce"]["segmented_ring"].rounds(
+                peers.index(self.rank), len(peers), mine.size, segment=max(1, SEGMENT_BYTES // x.itemsize)
+            )
+            between = [tuple(s._replace(peer=peers[s.peer]) if hasattr(s, "peer") else s for s in r) for r in rounds]
+            plans.append(self.reducing(between, mine.view(np.uint8), outgoing(mine), op))
+        plans.append(self.window.allgather(mine, x, lengths))
+        return Sequence([], plans, [], (op, mine))
+
+
+def same_node(comm):
+    """The ranks that share this one's memory (collective)."""
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+class Sequence:
+    """Plans one after another."""
+
+    used = False
+
+    def __init__(self, before, plans, after, keep=()):
+        self.plans, self.keep = plans, keep
+        self.calls = [*before, *plans, *after]
+        self.bytes = sum(plan.bytes for plan in plans)
+
+    def __call__(self):
+        self.used = True
+        for call in self.calls:
+            call()
+
+    def free(self):
+        for plan in self.plans:
+            plan.free()
+
+
+def dtype_of(message: Message) -> np.dtype | None:
+    """The NumPy dtype of a message's elements; None if there is none."""
+    if message.half:
+        return np.dtype(np.float16)
+    if not message.datatype.is_predefined:
+        return None
+    code = message.datatype.tocode() if message.plain else None
+    try:
+        return np.dtype(code) if code else None
+    except TypeError:
+        return None
+
+
+def typed(message: Message, count: int | None = None) -> np.ndarray:
+    """The first `count` elements of a message as an array; by default all."""
+    return message.bytes(0, message.count if count is None else count).view(dtype_of(message))
+
+
+def can_share(op, dtype) -> bool:
+    """Whether shared memory reduces these elements."""
+    from collectives.shared import OPERATIONS
+
+    return op.handle in OPERATIONS and dtype.kind in OPERATIONS[op.handle][2]
 
 
 def combine_native(reduce_local, datatype, source, target, count):

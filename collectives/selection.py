@@ -1,66 +1,196 @@
 """Which algorithm runs: what the caller says, else the environment, else a small table by message size.
 
 Order of precedence: `algorithm=` of the call; the keyword given to Communicator(...); RINGPROP_<OPERATION> in
-the environment (RINGPROP_ALLREDUCE=ring); "auto", the table. `native` is the MPI library's own, for every operation.
+the environment (RINGPROP_ALLREDUCE=ring); "auto", the table. The table is the one below, or that of the file that
+RINGPROP_TUNE names. Beside the names in ALGORITHMS there are, for every operation, `native`, the MPI library's own;
+and for some `shared`, which moves data through the memory that the ranks of a node share (shared.py), and between
+nodes, for an allreduce, by rings of ranks that each carry a part.
 """
 
+import json
 import os
+from pathlib import Path
+from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
 
-# operation -> rows (longest message in bytes for which it holds, algorithm), shortest first.
 ANY = float("inf")
-AUTO = {
-    "allgather": [(32 << 10, "bruck"), (ANY, "ring")],
-    "allreduce": [(16 << 10, "doubling"), (ANY, "ring")],
-    "alltoall": [(4 << 10, "bruck"), (ANY, "pairwise")],
-    "barrier": [(ANY, "dissemination")],
-    "broadcast": [(ANY, "binomial")],
-    "exscan": [(ANY, "doubling")],
-    "gather": [(32 << 10, "binomial"), (ANY, "flat")],
-    "reduce": [(64 << 10, "binomial"), (ANY, "halving_gather")],
-    "reduce_scatter": [(32 << 10, "halving"), (ANY, "ring")],
-    "scan": [(ANY, "doubling")],
-    "scatter": [(32 << 10, "binomial"), (ANY, "flat")],
+Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first
+SHARED = {"allgather", "allreduce", "barrier", "broadcast", "reduce", "reduce_scatter"}
+
+# Derived from the clock (collectives/clock.py) for the networks, and confirmed by measuring on one node.
+# place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
+TABLE: dict[str, dict[str, Rows]] = {
+    "node": {
+        "allgather": [(ANY, "shared")],
+        "allreduce": [(ANY, "shared")],
+        "alltoall": [(ANY, "pairwise")],
+        "barrier": [(ANY, "shared")],
+        "broadcast": [(ANY, "shared")],
+        "exscan": [(ANY, "doubling")],
+        "gather": [(ANY, "flat")],
+        "reduce": [(ANY, "shared")],
+        "reduce_scatter": [(ANY, "shared")],
+        "scan": [(ANY, "doubling")],
+        "scatter": [(ANY, "flat")],
+    },
+    "network": {
+        "allgather": [(32 << 10, "bruck"), (ANY, "ring")],
+        "allreduce": [(16 << 10, "doubling"), (512 << 10, "rabenseifner"), (ANY, "segmented_ring")],
+        "alltoall": [(2 << 10, "bruck"), (ANY, "pairwise")],
+        "barrier": [(ANY, "dissemination")],
+        "broadcast": [(32 << 10, "binomial"), (ANY, "scatter_allgather")],
+        "exscan": [(ANY, "doubling")],
+        "gather": [(32 << 10, "binomial"), (ANY, "flat")],
+        "reduce": [(32 << 10, "binomial"), (ANY, "halving_gather")],
+        "reduce_scatter": [(32 << 10, "halving"), (ANY, "ring")],
+        "scan": [(ANY, "doubling")],
+        "scatter": [(32 << 10, "binomial"), (ANY, "flat")],
+    },
 }
-# Where every rank knows its own block only (the vector forms): one for all sizes.
+TABLE["nodes"] = TABLE["network"] | {"allreduce": [(4 << 10, "doubling"), (ANY, "shared")]}
+
+# Where a rank knows its own block only (the vector forms): one for all sizes.
 VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}
 # What runs in place of an algorithm that does not keep rank order, for an operation that does not commute.
-ORDERED = {"allreduce": "doubling", "reduce_scatter": "doubling"}
+ORDERED = {"allreduce": "doubling", "reduce_scatter": "doubling", "reduce": "binomial"}
+
+
+class Call(NamedTuple):
+    """What of a call decides its algorithm: the same on all ranks.
+
+    nbytes : of the whole vector; not used where `vector`, as ranks may know different numbers
+    ordered : operands must meet in rank order
+    shareable : elements and operation are such that `shared` can do it
+    """
+
+    operation: str
+    nbytes: int
+    vector: bool = False
+    ordered: bool = False
+    shareable: bool = True
+
+
+class Selection:
+    """Chooses for one communicator.
+
+    Parameters
+    ----------
+    given : operation -> name
+        what was asked for; the environment and "auto" fill in the rest
+    nodes : the node of each rank
+
+    Raises
+    ------
+    ValueError
+        for an unknown operation or name, or a table file that is none
+    """
+
+    def __init__(self, given: dict[str, str], nodes: list):
+        for operation, name in given.items():
+            check_name(operation, name)
+        self.given = dict(given)
+        self.names = {}
+        for op in ALGORITHMS:
+            self.names[op] = given.get(op) or check_name(op, os.environ.get(f"RINGPROP_{op.upper()}", "auto"))
+        distinct = len(set(nodes))
+        self.place = "node" if distinct == 1 else "network" if distinct == len(nodes) else "nodes"
+        self.size = len(nodes)
+        self.file = os.environ.get("RINGPROP_TUNE", "")
+        self.table = TABLE[self.place] | (load(self.file).get(self.place, {}) if self.file else {})
+
+    def asked(self, operation: str, algorithm: str | None) -> str:
+        return self.names[operation] if algorithm is None else check_name(operation, algorithm)
+
+    def choose(self, asked: str, call: Call) -> str:
+        """The algorithm that runs where `asked` is asked for."""
+        return self.reason(asked, call)[0]
+
+    def reason(self, asked: str, call: Call) -> tuple[str, str]:
+        """(algorithm, why)"""
+        operation, name, why = call.operation, asked, "asked for"
+        if name == "auto":
+            if call.vector:
+                name, why = VECTOR[operation], "ranks know different numbers of elements"
+            else:
+                limit, name = next(row for row in self.table[operation] if call.nbytes <= row[0])
+                source = self.file or "the default table"
+                why = f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " from here on")
+        if name == "shared" and (reason := self.cannot_share(call)):
+            network = next(n for limit, n in TABLE["network"][operation] if call.nbytes <= limit)
+            name, why = network, f"shared is {why}, but {reason}"
+        if call.ordered and name not in ("native", "shared") and not ALGORITHMS[operation][name].ordered:
+            name, why = ORDERED[operation], f"{name} does not keep rank order, which the operation needs"
+        return name, why
+
+    def cannot_share(self, call: Call) -> str:
+        """Why `shared` cannot do a call; empty where it can."""
+        if call.vector:
+            return "ranks know different numbers of elements"
+        if self.place == "network" or (self.place == "nodes" and call.operation != "allreduce"):
+            return "the ranks are on different nodes"
+        if not call.shareable:
+            return "it has SUM, PROD, MAX and MIN of NumPy's numbers only"
+        return ""
 
 
 def check_name(operation: str, name: str) -> str:
     """The name, if there is such an algorithm; otherwise an error that lists those there are."""
-    if operation not in AUTO:
-        raise ValueError(f"no operation {operation!r}: there are {', '.join(sorted(AUTO))}")
-    known = ["auto", "native", *ALGORITHMS[operation]]
+    if operation not in ALGORITHMS:
+        raise ValueError(f"no operation {operation!r}: there are {', '.join(sorted(ALGORITHMS))}")
+    known = ["auto", "native", *(["shared"] if operation in SHARED else []), *ALGORITHMS[operation]]
     if name not in known:
         raise ValueError(f"no {operation} algorithm {name!r}: there are {', '.join(known)}")
     return name
 
 
-def settings(given: dict[str, str]) -> dict[str, str]:
-    """operation -> name, from what was given and the environment."""
-    for operation, name in given.items():
-        check_name(operation, name)
-    return {op: given.get(op) or check_name(op, os.environ.get(f"RINGPROP_{op.upper()}", "auto")) for op in AUTO}
+def load(file: str | Path) -> dict[str, dict[str, Rows]]:
+    """A table that `save` wrote.
 
-
-def choose(operation: str, name: str, nbytes: int, size: int, vector: bool = False, ordered: bool = False) -> str:
-    """The algorithm that runs where `name` is asked for.
-
-    Parameters
-    ----------
-    nbytes : int
-        of the whole vector; not used where `vector`, as ranks may know different numbers
-    size : int
-        ranks
-    ordered : bool
-        whether operands must meet in rank order: an algorithm that does not keep it is replaced by one that does
+    Raises
+    ------
+    ValueError
+        where the file holds none, names what there is not, or its rows do not rise; the message names the file
     """
-    if name == "auto":
-        name = VECTOR[operation] if vector else next(row for limit, row in AUTO[operation] if nbytes <= limit)
-    entries = ALGORITHMS[operation]
-    if name == "native" or not ordered or entries[name].ordered:
-        return name
-    return ORDERED[operation]
+    try:
+        table = json.loads(Path(file).read_text())
+        for place, operations in table.items():
+            if place not in TABLE:
+                raise ValueError(f"no place {place!r}: there are {', '.join(TABLE)}")
+            for operation, rows in operations.items():
+                limits = [ANY if limit is None else limit for limit, _ in rows]
+                if limits != sorted(set(limits)) or limits[-1:] != [ANY]:
+                    raise ValueError(f"{operation}: the limits {limits} must rise, and end with null")
+                names = [check_name(operation, name) for _, name in rows]
+                operations[operation] = list(zip(limits, names, strict=True))
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"{file}: no table of algorithms: {error}") from error
+    return table
+
+
+def save(file: str | Path, table: dict[str, dict[str, Rows]]) -> None:
+    """Write a table as JSON: {place: {operation: [[longest message in bytes or null, name], ...]}}."""
+    plain = {
+        place: {
+            op: [[None if limit == ANY else limit, name] for limit, name in rows] for op, rows in operations.items()
+        }
+        for place, operations in table.items()
+    }
+    Path(file).write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def table_from(times: dict[str, dict[int, float]]) -> Rows:
+    """Rows from measured seconds, algorithm -> {bytes: seconds}: of each size the fastest, as few changes as will do.
+
+    An algorithm that is at most a tenth slower than the fastest is kept from one size to the next.
+    """
+    sizes = sorted(set.intersection(*(set(at) for at in times.values())))
+    rows: Rows = []
+    current = ""
+    for i, size in enumerate(sizes):
+        best = min(times, key=lambda name: times[name][size])
+        if not current or times[current][size] > 1.1 * times[best][size]:
+            if current:
+                rows.append((sizes[i - 1], current))
+            current = best
+    return [*rows, (ANY, current)]

@@ -20,7 +20,7 @@ from pathlib import Path
 from parallel import launch
 
 FILES = ("test_cco_buf", "test_cco_vec")
-TIMEOUT = 300.0  # seconds for a number of ranks
+TIMEOUT = 1200.0  # seconds for a number of ranks
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from collectives import ALGORITHMS
+from collectives.selection import SHARED
 
 GUARD = 3  # elements before and after every buffer that must stay as they were
 DTYPES = ("f4", "f8", "i4", "u1", "c16", "f2")
@@ -37,8 +38,8 @@ def untouched(around):
     return (around[:GUARD] == 99).all() and (around[-GUARD:] == 99).all()
 
 
-def names(operation, *more):
-    return [None, "native", *ALGORITHMS[operation], *more]
+def names(operation):
+    return [None, "native", *ALGORITHMS[operation], *(["shared"] if operation in SHARED else [])]
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 5])
@@ -384,18 +385,18 @@ def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
     plans = communicator._plans
     plans.limit = 8
     kept = np.ones(3)
-    communicator.Allreduce(None, kept)
+    communicator.Allreduce(None, kept, algorithm="ring")
     first = next(key for key in plans if key[0] == "allreduce")
     arrays = [np.ones(5 + i) for i in range(30)]
     for i, a in enumerate(arrays):
-        communicator.Allreduce(None, a)
+        communicator.Allreduce(None, a, algorithm="ring")
         kept[:] = i
-        communicator.Allreduce(None, kept)
+        communicator.Allreduce(None, kept, algorithm="ring")
         assert (kept == 2 * i).all()
     assert len(plans) <= 8 and first in plans
     plans.limit_bytes = 1000
     big = np.ones(4000)
-    communicator.Allreduce(None, big)
+    communicator.Allreduce(None, big, algorithm="ring")
     assert len(plans) == 1 and plans.bytes >= 4000 * 8 / 2, "a plan larger than the limit is kept, alone"
 
 
@@ -464,7 +465,7 @@ def test_the_algorithm_is_chosen_by_call_keyword_and_environment(comm, ranks, mo
     assert x == 2
     native.release()
     monkeypatch.setenv("RINGPROP_ALLREDUCE", "rind")
-    with pytest.raises(ValueError, match="no allreduce algorithm 'rind': there are auto, native, ring"):
+    with pytest.raises(ValueError, match="no allreduce algorithm 'rind': there are auto, native, shared, ring"):
         Communicator(comm)
     with pytest.raises(ValueError, match="no operation 'alreduce'"):
         Communicator(comm, alreduce="ring")
@@ -511,3 +512,51 @@ def test_messages_of_the_caller_never_meet_ours(communicator, ranks):
     communicator.Send(np.array([5.0]), 1 - communicator.rank)
     request.Wait()
     assert y == 5
+
+
+@pytest.mark.mpi(ranks=[3, 5])
+def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch):
+    """Nodes of two ranks and one of one, as far as the communicator can tell."""
+    from collectives import Communicator, planner
+
+    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    communicator = Communicator(comm)
+    assert communicator._planner.selection.place == "nodes"
+    x, shared = np.empty(1000), communicator.empty(3000)
+    for call in range(3):
+        for y, count in ((x, 1000), (shared, 3000)):
+            y[:] = data(comm.rank, count, "f8", call)
+            communicator.Allreduce(None, y, algorithm="shared")
+            assert (y == sum(data(r, count, "f8", call) for r in range(ranks))).all()
+        around, y = guarded(7, "f4")
+        communicator.Allreduce(data(comm.rank, 7, "f4", call), y, algorithm="two_level")
+        assert (y == sum(data(r, 7, "f4", call) for r in range(ranks))).all() and untouched(around)
+    communicator.Bcast(x, root=ranks - 1, algorithm="shared")  # between nodes: not shared
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_shared_arrays(communicator, ranks):
+    x = communicator.empty((4, 100), "f4")
+    assert x.shape == (4, 100) and x.dtype == np.float32 and not x.any()
+    for call in range(3):
+        x[:] = data(communicator.rank, 400, "f4", call).reshape(4, 100)
+        communicator.Allreduce(None, x[1:3])
+        assert (x[1:3] == sum(data(r, 400, "f4", call) for r in range(2)).reshape(4, 100)[1:3]).all()
+        assert (x[0] == data(communicator.rank, 400, "f4", call)[:100]).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_explain(communicator, ranks):
+    from mpi4py import MPI
+
+    explain = communicator.explain
+    assert explain("allreduce", 1000) == (
+        "allreduce of 1,000 float32, 2 ranks on one node: shared, because the default table says so from here on"
+    )
+    assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")
+    assert "it has SUM, PROD, MAX and MIN" in explain("allreduce", 9, "i4", MPI.BXOR)
+    assert "shared" not in explain("scan", 9)
+    other = MPI.Op.Create(lambda a, b, _: None, commute=False)
+    assert "doubling, because ring does not keep rank order" in explain("allreduce", 9, op=other, algorithm="ring")
+    other.Free()

@@ -1,0 +1,78 @@
+"""The table of algorithms: complete, monotone, replaceable by a file, and made from measurements."""
+
+import pytest
+
+from collectives import ALGORITHMS
+from collectives.selection import ANY, ORDERED, SHARED, TABLE, VECTOR, Call, Selection, load, save, table_from
+
+PLACES = {"node": [0, 0, 0], "network": [0, 1, 2], "nodes": [0, 0, 2]}
+
+
+def test_every_place_has_rows_that_rise_for_every_operation():
+    for place, table in TABLE.items():
+        assert set(table) == set(ALGORITHMS)
+        for operation, rows in table.items():
+            limits = [limit for limit, _ in rows]
+            assert limits == sorted(set(limits)) and limits[-1] == ANY, (place, operation)
+
+
+def test_what_is_chosen_can_always_run():
+    for place, nodes in PLACES.items():
+        selection = Selection({}, nodes)
+        assert selection.place == place
+        for operation, entries in ALGORITHMS.items():
+            for asked in ["auto", *(["shared"] if operation in SHARED else []), *entries]:
+                for nbytes in (0, 1 << 10, 1 << 20, 1 << 40):
+                    for ordered in (False, True):
+                        for shareable in (False, True):
+                            call = Call(operation, nbytes, ordered=ordered, shareable=shareable and not ordered)
+                            name = selection.choose(asked, call)
+                            assert name in entries or name in ("shared", "native")
+                            if name == "shared":
+                                assert place == "node" or (place == "nodes" and operation == "allreduce")
+                                assert call.shareable
+                            elif name != "native":
+                                assert entries[name].ordered or not ordered
+    for operation, name in ORDERED.items():
+        assert ALGORITHMS[operation][name].ordered
+    for operation, name in VECTOR.items():
+        assert not ALGORITHMS[operation][name].requires
+
+
+def test_a_file_replaces_rows(tmp_path, monkeypatch):
+    file = tmp_path / "tune.json"
+    save(file, {"network": {"allreduce": [(100, "doubling"), (ANY, "ring")]}})
+    assert load(file) == {"network": {"allreduce": [(100, "doubling"), (ANY, "ring")]}}
+    monkeypatch.setenv("RINGPROP_TUNE", str(file))
+    selection = Selection({}, [0, 1])
+    assert selection.reason("auto", Call("allreduce", 100)) == ("doubling", f"{file} says so up to 100 bytes")
+    assert selection.choose("auto", Call("allreduce", 101)) == "ring"
+    assert selection.table["scan"] == TABLE["network"]["scan"]
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("[", "no table of algorithms"),
+        ("[]", "no table of algorithms"),
+        ('{"moon": {}}', "no place 'moon'"),
+        ('{"node": {"allreduce": [[null, "rind"]]}}', "no allreduce algorithm 'rind'"),
+        ('{"node": {"allreduce": [[5, "ring"], [4, "ring"], [null, "ring"]]}}', "must rise"),
+        ('{"node": {"allreduce": [[5, "ring"]]}}', "end with null"),
+        ('{"node": {"allreduce": []}}', "end with null"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_by_name(content, said, tmp_path):
+    file = tmp_path / "tune.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=f"tune.json: .*{said}"):
+        load(file)
+
+
+def test_a_table_from_measurements_changes_as_seldom_as_will_do():
+    times = {
+        "native": {4: 1.0, 64: 1.5, 1024: 9.0, 4096: 40.0},
+        "doubling": {4: 1.05, 64: 1.0, 1024: 4.0, 4096: 20.0},
+        "ring": {4: 4.0, 64: 4.0, 1024: 3.9, 4096: 10.0},
+    }
+    assert table_from(times) == [(4, "native"), (1024, "doubling"), (ANY, "ring")]
