@@ -112,7 +112,7 @@ class LearnedPositions(Layer):
 
     def backward(self, p, g, gy, saved, run):
         places = gy.shape[1]
-        run.add_rows(g.W[:places].reshape(-1), gy.reshape(len(gy), -1))
+        run.add_rows(g.W[:places].reshape(-1), gy.reshape(len(gy), places * self.features))
         if not run.adds:
             g.W[places:] = 0
         return gy if run.wants_gx else None

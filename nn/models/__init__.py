@@ -19,7 +19,7 @@ from nn.models.cnn import cnn
 from nn.models.googlenet import googlenet
 from nn.models.lenet import lenet5, lenet5_1998
 from nn.models.mlp import mlp
-from nn.models.overfeat import overfeat
+from nn.models.overfeat import overfeat_fast
 from nn.models.resnet import resnet20, resnet50
 from nn.models.transformer import encoder, transformer
 from nn.models.vgg import vgg16, vgg_small
@@ -33,7 +33,7 @@ MODELS: dict[str, Callable[..., Layer]] = {
     "lenet5": lenet5,
     "lenet5-1998": lenet5_1998,
     "mlp": mlp,
-    "overfeat": overfeat,
+    "overfeat-fast": overfeat_fast,
     "resnet20": resnet20,
     "resnet50": resnet50,
     "transformer": transformer,

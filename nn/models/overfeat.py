@@ -11,9 +11,9 @@ from nn.pooling import MaxPool2d
 from nn.reshaping import Flatten
 
 
-def overfeat(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
+def overfeat_fast(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Five convolutions and three linear layers; 145,920,872 parameters for 231x231x3 and 1000 classes."""
-    height, width, channels = image_shape("overfeat", in_shape, at_least=71)
+    height, width, channels = image_shape("overfeat-fast", in_shape, at_least=71)
     left = _left(height) * _left(width) * 1024
     return Sequential(
         *(Conv2d(channels, 96, 11, stride=4, init=he), activation(), MaxPool2d(2)),

@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn.activations import GELU, ReLU, Sigmoid, Tanh
+from nn.activations import BY_NAME, GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from nn.attention import MultiHeadAttention, TransformerBlock
 from nn.containers import Branches, Recompute, Residual
-from nn.dense import Linear
+from nn.dense import Linear, TiedLinear
 from nn.dropout import Dropout
+from nn.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.gradcheck import gradcheck
 from nn.layer import Layer, Sequential, ShapeError, Spec
 from nn.network import Network
@@ -192,6 +194,24 @@ def test_shapes_macs_and_summary():
     assert [row[0] for row in rows] == ["0.body.0", "0.body.1", "0.shortcut", "1.0", "1.1"]
     assert [row[2] for row in rows] == [(4,), (6,), (4,), (4,), (4,)]
     assert f"{network.layout.count:,}" in network.summary()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(a() for a in (*BY_NAME.values(), Softmax, LogSoftmax, Dropout, Flatten, SinusoidalPositions)),
+        *(Linear(4, 3), LearnedPositions(5, 4), MultiHeadAttention(4, 2), TransformerBlock(4, 2), Reshape(12)),
+        *(Residual(Linear(4, 4)), Branches(Linear(4, 4), Tanh()), Recompute(Sequential(Tanh(), Linear(4, 4)))),
+        Sequential(Embedding(5, 4, padding=0), TiedLinear("0.W", 4, 5)),
+    ],
+    ids=repr,
+)
+def test_an_empty_batch_passes_through_every_layer(layer):
+    """A rank may have no sample of a small last batch; its gradients are zero."""
+    x = np.zeros((0, 3), np.int64) if "Embedding" in repr(layer) else np.zeros((0, 3, 4))
+    result = one_pass(layer, x)
+    assert result.y.shape == (0, *result.network.out_shape)
+    assert all((g == 0).all() for g in result.g.values())
 
 
 def test_what_does_not_fit_is_refused_by_name():
