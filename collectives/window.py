@@ -33,6 +33,9 @@ from collectives.shared import SLOT, SharedCollectives
 __all__ = ["SharedWindow"]
 
 LINE = 128  # bytes: processors fetch cache lines in pairs
+# Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy ten
+# times slower where the target lies just behind the source, counted within pages (AMD's rep movsb).
+SHIFT = 2048
 LOOKS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
 
 
@@ -79,8 +82,8 @@ class SharedWindow(SharedCollectives):
         self.turn = 0  # slots alternate: a turn uses those of its parity
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
-        slots = self._map(2 * SLOT)
-        self._slots = [slots[rank].reshape(2, SLOT) for rank in range(self.size)]
+        slots = self._map(SHIFT + 2 * SLOT)
+        self._slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT].reshape(2, SLOT) for rank in range(self.size)]
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """An array of zeros in shared memory, one for each rank, all of one shape (collective).
