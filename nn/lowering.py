@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-PIECE = 1 << 21  # bytes of columns at a time, about
+PIECE = 1 << 20  # bytes of columns at a time, about
 FEW = 16  # channels up to which one axis is lowered
 
 
@@ -129,7 +129,7 @@ def _columns(x, weight_shape, geometry, run):
     if (kh, kw, sh, sw) == (1, 1, 1, 1) and (oh, ow) == geometry.size:
         yield slice(None), slice(None), x.reshape(len(x) * oh * ow, groups, c).transpose(1, 0, 2)
         return
-    images, rows = _piece(oh, ow * kh * kw * c * groups * x.itemsize)
+    images, rows = _piece(len(x), oh, ow * kh * kw * c * groups * x.itemsize)
     for a in range(0, len(x), images):
         part = _padded(x[a : a + images], geometry, run)
         sn, sy, sx, sc = part.strides
@@ -147,7 +147,7 @@ def _half_columns(x, weight_shape, geometry, run):
     kh, kw, c, _ = weight_shape
     (sh, sw), dh = geometry.stride, geometry.dilation[0]
     (oh, ow), width = geometry.out, geometry.padded[1]
-    images, rows = _piece(oh, width * kh * c * x.itemsize)
+    images, rows = _piece(len(x), oh, width * kh * c * x.itemsize)
     for a in range(0, len(x), images):
         part = _padded(x[a : a + images], geometry, run)
         for r in range(0, oh, rows):
@@ -173,7 +173,7 @@ def _scatter(gy, weight, gx, geometry, run) -> None:
     (top, _), (left, _) = geometry.padding
     oh, ow = geometry.out
     matrices = _by_group(weight, groups).transpose(0, 2, 1)
-    images, rows = _piece(oh, ow * kh * kw * channels * gx.itemsize)
+    images, rows = _piece(len(gx), oh, ow * kh * kw * channels * gx.itemsize)
     for a in range(0, len(gx), images):
         part = gx[a : a + images]
         n, (height, width) = len(part), geometry.padded
@@ -197,10 +197,13 @@ def _scatter(gy, weight, gx, geometry, run) -> None:
         part[...] = whole.reshape(n, height, width, channels)[:, top : top + h, left : left + w]
 
 
-def _piece(out_rows: int, row_bytes: int) -> tuple[int, int]:
-    """(images, output rows) to take at a time: several whole images, or an even share of one image's rows."""
+def _piece(images: int, out_rows: int, row_bytes: int) -> tuple[int, int]:
+    """(images, output rows) to take at a time: an even share of the images, or of one image's rows."""
     parts = -(-out_rows * row_bytes // PIECE)
-    return (max(1, PIECE // (out_rows * row_bytes)), out_rows) if parts == 1 else (1, -(-out_rows // parts))
+    if parts > 1:
+        return 1, -(-out_rows // parts)
+    parts = -(-images // (PIECE // (out_rows * row_bytes))) or 1
+    return -(-images // parts) or 1, out_rows
 
 
 def _padded(x, geometry, run) -> np.ndarray:

@@ -36,7 +36,7 @@ VALUES = 8192
 def pays(geometry, channels: int, out_channels: int) -> bool:
     """Whether this takes less time than the direct sum, both counted in multiplications.
 
-    Those of the transforms count half as much again: their matrices are small, and data is copied from and to tiles.
+    Those of the transforms count double: their matrices are small, and data is copied from and to tiles.
     """
     kh, kw = geometry.kernel
     if not (geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1):
@@ -45,7 +45,7 @@ def pays(geometry, channels: int, out_channels: int) -> bool:
         return False
     outputs = _step(kh) * _step(kw)
     tiled = math.prod(_tiles(geometry)) * SLOTS
-    tiled *= channels * out_channels + 1.5 * (SLOTS * channels + outputs * out_channels)
+    tiled *= channels * out_channels + 2 * (SLOTS * channels + outputs * out_channels)
     return tiled < math.prod(geometry.out) * kh * kw * channels * out_channels
 
 

@@ -78,7 +78,7 @@ def lowered_cases(draw):
 
 
 @settings(max_examples=120, deadline=None)
-@given(lowered_cases(), st.sampled_from([60, 700, 1 << 21]), st.sampled_from([0, 16]), st.integers(0, 99))
+@given(lowered_cases(), st.sampled_from([60, 700, 1 << 20]), st.sampled_from([0, 16]), st.integers(0, 99))
 def test_lowering_is_the_definition(case, piece, few, seed):
     """Whatever the geometry, the size of the pieces, and which of the two lowerings."""
     layer, shape = case
@@ -112,7 +112,7 @@ def test_winograd_is_the_definition(kernel, padding, extra, channels, images, sm
     ("arguments", "size", "algorithm"),
     [
         ((1, 20, 5), (28, 28), lowering),
-        ((20, 50, 5), (12, 12), winograd),
+        ((20, 50, 5), (12, 12), lowering),
         ((3, 8, 3, 1, "same"), (9, 8), lowering),
         ((3, 8, (2, 4), 1, "same"), (9, 8), lowering),
         ((3, 8, 11, 4, 2), (35, 31), lowering),
