@@ -33,8 +33,8 @@ from collectives.shared import SLOT, SharedCollectives
 __all__ = ["SharedWindow"]
 
 LINE = 128  # bytes: processors fetch cache lines in pairs
-# Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy ten
-# times slower where the target lies just behind the source, counted within pages (AMD's rep movsb).
+# Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy
+# ten times slower where the target lies just behind the source, counted within pages (AMD's rep movsb).
 SHIFT = 2048
 LOOKS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
 
