@@ -146,23 +146,29 @@ def _half_columns(x, weight_shape, geometry, run):
     """As _columns, lowered along rows only: columns are (output columns, images and rows, kw kh c), a view."""
     kh, kw, c, _ = weight_shape
     (sh, sw), dh = geometry.stride, geometry.dilation[0]
-    (oh, ow), width = geometry.out, geometry.padded[1]
+    (top, _), (left, _) = geometry.padding
+    (oh, ow), (h, w), width = geometry.out, geometry.size, geometry.padded[1]
     images, rows = _piece(len(x), oh, width * kh * c * x.itemsize)
     for a in range(0, len(x), images):
-        part = _padded(x[a : a + images], geometry, run)
+        part = x[a : a + images]
         for r in range(0, oh, rows):
             count = min(rows, oh - r)
             lowered = run.scratch("columns", (len(part), count, width, kh, c), x.dtype)
+            lowered[:, :, :left] = 0
+            lowered[:, :, left + w :] = 0
             for u in range(kh):
-                first = r * sh + u * dh
-                lowered[:, :, :, u] = part[:, first : first + (count - 1) * sh + 1 : sh]
+                shift = u * dh - top  # output row i sees the image's row i sh + shift, where there is one
+                first = min(max(-(shift // sh) - r, 0), count)
+                last = min(max(-((shift - h) // sh) - r, first), count)
+                lowered[:, :first, :, u] = 0
+                lowered[:, last:, :, u] = 0
+                source = slice((r + first) * sh + shift, (r + last - 1) * sh + shift + 1, sh)
+                if first < last:
+                    lowered[:, first:last, left : left + w, u] = part[:, source]
             _, row, column, _, item = lowered.strides
             shape = ow, len(part) * count, kw * kh * c
-            yield (
-                slice(a, a + images),
-                slice(r, r + rows),
-                strided(lowered, shape, (sw * column, row, item)),
-            )
+            columns = strided(lowered, shape, (sw * column, row, item))
+            yield slice(a, a + images), slice(r, r + rows), columns
 
 
 def _scatter(gy, weight, gx, geometry, run) -> None:
