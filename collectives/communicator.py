@@ -19,6 +19,7 @@ from collectives.selection import Call
 IN_PLACE = MPI.IN_PLACE
 address = MPI.Get_address
 ndarray = np.ndarray
+HALF = np.dtype(np.float16).num
 UNKNOWN = object()  # a buffer that no key can name
 
 
@@ -47,6 +48,7 @@ class Communicator(MPI.Intracomm):
 
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
+    _native_below = -1  # bytes up to which an allreduce of NumPy arrays is the library's
 
     def __new__(cls, comm=None, **_):
         return super().__new__(cls, comm)
@@ -57,6 +59,7 @@ class Communicator(MPI.Intracomm):
     def _prepare(self, synchronous=False, algorithms=None):
         self._planner = Planner(MPI.Intracomm(self).Dup(), algorithms or {}, synchronous)
         self._plans = PlanCache()
+        self._native_below = -1 if synchronous else self._planner.selection.native_below("allreduce")
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL) -> "Communicator":
         return self._like(super().Dup(info))
@@ -75,7 +78,7 @@ class Communicator(MPI.Intracomm):
         if self._planner is not None:
             self._plans.free()
             self._planner.free()
-            self._planner, self._plans = None, {}
+            self._planner, self._plans, self._native_below = None, {}, -1
 
     def Free(self):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
@@ -170,6 +173,13 @@ class Communicator(MPI.Intracomm):
         return plan() if plan is not NATIVE else super().Reduce(sendbuf, recvbuf, op, root)
 
     def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        if algorithm is None and type(recvbuf) is ndarray and recvbuf.nbytes <= self._native_below:
+            dtype = recvbuf.dtype  # so short that looking up a plan would take longer than the call
+            fits = sendbuf is IN_PLACE or (
+                type(sendbuf) is ndarray and sendbuf.dtype is dtype and sendbuf.size == recvbuf.size
+            )
+            if fits and sendbuf is not recvbuf and dtype.num != HALF:
+                return super().Allreduce(sendbuf, recvbuf, op)
         key = fingerprint("allreduce", algorithm, id(op), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)

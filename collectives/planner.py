@@ -279,6 +279,8 @@ class Planner:
 
     def choice(self, operation, asked, message, count, op):
         """The algorithm for a reduction of so many elements; native where only the library can do it."""
+        if message.half and op.handle not in HALF:
+            raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
         low, length = message.datatype.Get_true_extent()
         if low < 0 or low + length > message.extent:  # elements overlap: they cannot be cut apart
             return "native"
@@ -288,13 +290,12 @@ class Planner:
             count * message.size,
             ordered=not op.Is_commutative(),
             shareable=dtype_of(message) is not None and can_share(op, dtype_of(message)),
+            half=message.half,
         )
 
     def reducing(self, rounds, x, message, op, before=(), after=(), keep=()):
         """A plan that reduces elements of the message's datatype in x."""
         if message.half:
-            if op.handle not in HALF:
-                raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
             combine = partial(combine_half, HALF[op.handle])
         else:
             combine = partial(combine_native, op.Reduce_local, message.datatype)

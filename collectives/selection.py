@@ -22,15 +22,15 @@ SHARED = {"allgather", "allreduce", "barrier", "broadcast", "reduce", "reduce_sc
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {
-        "allgather": [(ANY, "shared")],
-        "allreduce": [(ANY, "shared")],
+        "allgather": [(ANY, "native")],
+        "allreduce": [(4 << 10, "native"), (ANY, "shared")],
         "alltoall": [(ANY, "pairwise")],
-        "barrier": [(ANY, "shared")],
-        "broadcast": [(ANY, "shared")],
+        "barrier": [(ANY, "native")],
+        "broadcast": [(64 << 10, "native"), (4 << 20, "shared"), (ANY, "binomial")],
         "exscan": [(ANY, "doubling")],
         "gather": [(ANY, "flat")],
-        "reduce": [(ANY, "shared")],
-        "reduce_scatter": [(ANY, "shared")],
+        "reduce": [(ANY, "native")],
+        "reduce_scatter": [(4 << 10, "native"), (ANY, "shared")],
         "scan": [(ANY, "doubling")],
         "scatter": [(ANY, "flat")],
     },
@@ -62,6 +62,7 @@ class Call(NamedTuple):
     nbytes : of the whole vector; not used where `vector`, as ranks may know different numbers
     ordered : operands must meet in rank order
     shareable : elements and operation are such that `shared` can do it
+    half : float16, which the library cannot reduce
     """
 
     operation: str
@@ -69,6 +70,7 @@ class Call(NamedTuple):
     vector: bool = False
     ordered: bool = False
     shareable: bool = True
+    half: bool = False
 
 
 class Selection:
@@ -102,6 +104,11 @@ class Selection:
     def asked(self, operation: str, algorithm: str | None) -> str:
         return self.names[operation] if algorithm is None else check_name(operation, algorithm)
 
+    def native_below(self, operation: str) -> float:
+        """The length in bytes up to which every call that does not ask for an algorithm is native; -1 for none."""
+        limit, name = self.table[operation][0] if self.names[operation] == "auto" else (ANY, self.names[operation])
+        return limit if name == "native" else -1
+
     def choose(self, asked: str, call: Call) -> str:
         """The algorithm that runs where `asked` is asked for."""
         return self.reason(asked, call)[0]
@@ -116,6 +123,8 @@ class Selection:
                 limit, name = next(row for row in self.table[operation] if call.nbytes <= row[0])
                 source = self.file or "the default table"
                 why = f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " from here on")
+        if name == "native" and asked == "auto" and call.half:
+            name, why = "shared", "the MPI library cannot reduce float16"
         if name == "shared" and (reason := self.cannot_share(call)):
             network = next(n for limit, n in TABLE["network"][operation] if call.nbytes <= limit)
             name, why = network, f"shared is {why}, but {reason}"

@@ -552,10 +552,11 @@ def test_explain(communicator, ranks):
 
     explain = communicator.explain
     assert explain("allreduce", 1000) == (
-        "allreduce of 1,000 float32, 2 ranks on one node: shared, because the default table says so from here on"
+        "allreduce of 1,000 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"
     )
+    assert "shared, because the default table says so from here on" in explain("allreduce", 10000)
     assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")
-    assert "it has SUM, PROD, MAX and MIN" in explain("allreduce", 9, "i4", MPI.BXOR)
+    assert "it has SUM, PROD, MAX and MIN" in explain("allreduce", 9000, "i4", MPI.BXOR)
     assert "shared" not in explain("scan", 9)
     other = MPI.Op.Create(lambda a, b, _: None, commute=False)
     assert "doubling, because ring does not keep rank order" in explain("allreduce", 9, op=other, algorithm="ring")
