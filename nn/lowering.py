@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-PIECE = 1 << 20  # bytes of columns at a time, about
+PIECE = 1 << 21  # bytes of columns at a time, about
 FEW = 16  # channels up to which one axis is lowered
 
 
