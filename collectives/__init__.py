@@ -20,6 +20,8 @@ LATER = {
     "Communicator": "communicator",
     "check_world": "world",
     "install_excepthooks": "world",
+    "testall": "nonblocking",
+    "waitall": "nonblocking",
     "draw": "drawing",
     "price": "clock",
 }

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from collectives.executor import PlanCache
 from collectives.messages import incoming
+from collectives.nonblocking import Draining, Queue
 from collectives.planner import NATIVE, Planner, can_share
 from collectives.selection import Call
 
@@ -32,6 +33,8 @@ class Communicator(MPI.Intracomm):
     Parameters
     ----------
     comm : MPI.Intracomm
+    progress : bool
+        let a thread advance nonblocking collectives (nonblocking.py); needs MPI.THREAD_MULTIPLE, mpi4py's default
     synchronous : bool
         send with Ssend semantics, so that a schedule that relies on buffering hangs (for tests)
     algorithms : operation=name
@@ -53,13 +56,23 @@ class Communicator(MPI.Intracomm):
     def __new__(cls, comm=None, **_):
         return super().__new__(cls, comm)
 
-    def __init__(self, comm=None, *, synchronous: bool = False, **algorithms: str):
-        self._prepare(synchronous, algorithms)
+    def __init__(self, comm=None, *, progress: bool = False, synchronous: bool = False, **algorithms: str):
+        self._prepare(progress, synchronous, algorithms)
 
-    def _prepare(self, synchronous=False, algorithms=None):
+    def _prepare(self, progress=False, synchronous=False, algorithms=None):
+        if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise RuntimeError("progress=True needs an MPI library that was started with MPI.THREAD_MULTIPLE")
         self._planner = Planner(MPI.Intracomm(self).Dup(), algorithms or {}, synchronous)
-        self._plans = PlanCache()
-        self._native_below = -1 if synchronous else self._planner.selection.native_below("allreduce")
+        self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
+        self._queue = Queue(self._in_flight, progress)
+        self._cache = PlanCache()
+        self._in_flight(False)
+
+    def _in_flight(self, any_):
+        """Called when the first nonblocking collective starts, and when the last one is done."""
+        selection, synchronous = self._planner.selection, self._planner.synchronous
+        self._plans = Draining(self) if any_ else self._cache
+        self._native_below = -1 if any_ or synchronous else selection.native_below("allreduce")
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL) -> "Communicator":
         return self._like(super().Dup(info))
@@ -71,12 +84,15 @@ class Communicator(MPI.Intracomm):
         """A communicator made of this one, with the same settings."""
         if comm == MPI.COMM_NULL or self._planner is None:
             return comm
-        return Communicator(comm, synchronous=self._planner.synchronous, **self._planner.selection.given)
+        given = self._planner.selection.given
+        return Communicator(comm, progress=self._queue.progress, synchronous=self._planner.synchronous, **given)
 
     def release(self):
         """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""
         if self._planner is not None:
-            self._plans.free()
+            self._queue.close()
+            self._cache.free()
+            self._later_plans.free()
             self._planner.free()
             self._planner, self._plans, self._native_below = None, {}, -1
 
@@ -112,10 +128,23 @@ class Communicator(MPI.Intracomm):
     def _new(self, key, operation, *arguments):
         """Plan a call that has not been seen before."""
         self._prepared()
+        self._queue.finish()
         plan = getattr(self._planner, operation)(*arguments)
         if key is not None:
-            return self._plans.put(key, plan)
+            return self._cache.put(key, plan)
         return plan if plan is NATIVE else Once(plan)
+
+    def _start(self, key, operation, buffers, *arguments):
+        """Start a nonblocking collective; None where it is the library's."""
+        self._prepared()
+        plan = self._later_plans.get(key)
+        if plan is None:
+            plan = getattr(self._later, operation)(*arguments)
+            if key is not None:
+                self._later_plans.put(key, plan)
+        if plan is NATIVE:
+            return None
+        return self._queue.start(plan, buffers, plan.free if key is None else NATIVE.free)
 
     # ------------------------------------------------------------------------------------- the collectives
 
@@ -205,6 +234,42 @@ class Communicator(MPI.Intracomm):
         key = fingerprint("exscan", algorithm, id(op), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "exscan", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Exscan(sendbuf, recvbuf, op)
+
+    # ------------------------------------------------------------------------------ the nonblocking ones
+
+    def poke(self) -> None:
+        """Advance the nonblocking collectives in flight, without waiting."""
+        if self._planner is not None:
+            self._queue.poke()
+
+    def Ibcast(self, buf, root: int = 0, algorithm: str | None = None):
+        key = fingerprint("broadcast", algorithm, root, buf)
+        request = self._start(key, "broadcast", buf, buf, root, algorithm)
+        return request or super().Ibcast(buf, root)
+
+    def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        key = fingerprint("allreduce", algorithm, id(op), sendbuf, recvbuf)
+        request = self._start(key, "allreduce", (sendbuf, recvbuf), sendbuf, recvbuf, op, algorithm)
+        return request or super().Iallreduce(sendbuf, recvbuf, op)
+
+    def Iallgather(self, sendbuf, recvbuf, algorithm: str | None = None):
+        key = fingerprint("allgather", algorithm, None, sendbuf, recvbuf)
+        request = self._start(key, "allgather", (sendbuf, recvbuf), sendbuf, recvbuf, algorithm)
+        return request or super().Iallgather(sendbuf, recvbuf)
+
+    def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        if recvcounts is None:
+            recvcounts = self.allgather(incoming(recvbuf).count)
+        buffers = sendbuf, recvbuf
+        key = fingerprint("reduce_scatter", algorithm, (id(op), constant(recvcounts)), *buffers)
+        request = self._start(key, "reduce_scatter", buffers, *buffers, recvcounts, op, algorithm)
+        return request or super().Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
+
+    def Ireduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        buffers = sendbuf, recvbuf
+        key = fingerprint("reduce_scatter", algorithm, id(op), *buffers)
+        request = self._start(key, "reduce_scatter", buffers, *buffers, None, op, algorithm)
+        return request or super().Ireduce_scatter_block(sendbuf, recvbuf, op)
 
 
 def fingerprint(operation, algorithm, detail, a, b=None):

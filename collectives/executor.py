@@ -66,7 +66,7 @@ class Plan:
             self.compile(steps)
         self.calls.extend(after)
         own = [a for name, a in self.buffers.items() if name not in buffers] + [k for k in keep if hasattr(k, "nbytes")]
-        self.used = False
+        self.used, self.busy = False, 0  # run since the cache last looked; in flight so many times
         self.bytes = self.landing.nbytes + sum(a.nbytes for a in own)
 
     def __call__(self):
@@ -185,10 +185,12 @@ class PlanCache(dict):
     def put(self, key: Hashable, plan: Plan) -> Plan:
         """Keep a plan under a key that is not in the cache, and free those that have become too many."""
         self.bytes += plan.bytes
-        while self and (len(self) >= self.limit or self.bytes > self.limit_bytes):
+        chances = 2 * len(self)
+        while self and chances and (len(self) >= self.limit or self.bytes > self.limit_bytes):
+            chances -= 1
             oldest_key = next(iter(self))
             oldest = self.pop(oldest_key)
-            if oldest.used:
+            if oldest.used or oldest.busy:
                 oldest.used = False
                 self[oldest_key] = oldest
             else:

@@ -4,6 +4,7 @@ Data that is only moved travels as bytes: elements without holes are sent from w
 and unpacked after. Data that is reduced travels as elements of its datatype.
 """
 
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -27,7 +28,7 @@ SEGMENT_BYTES = 4 * SEGMENT
 class Native:
     """Stands where a plan would: the call belongs to the MPI library."""
 
-    bytes, used = 0, False
+    bytes, used, busy = 0, False, 0
 
     def free(self):
         """There is nothing to free."""
@@ -99,8 +100,15 @@ class Planner:
         self.node = same_node(comm)
         self.nodes = comm.allgather(self.node.bcast(self.rank))  # of each rank: the first rank on its node
         self.selection = Selection(given, self.nodes)
-        self.asked = self.selection.asked
         self._window = None
+        self.tag = 0
+
+    def nonblocking(self) -> "Planner":
+        """One that plans for messages only, with a tag of their own: they travel beside those of blocking calls."""
+        planner = copy(self)
+        planner.tag = 1
+        planner.selection = self.selection.without_memory()
+        return planner
 
     @property
     def window(self):
@@ -118,6 +126,9 @@ class Planner:
         self.comm.Free()
 
     # ------------------------------------------------------------------------------------- names and rounds
+
+    def asked(self, operation, algorithm):
+        return self.selection.asked(operation, algorithm)
 
     def choose(self, asked, operation, nbytes, **properties):
         return self.selection.choose(asked, Call(operation, nbytes, **properties))
@@ -137,7 +148,16 @@ class Planner:
 
     def moving(self, rounds, buffers, before=(), after=(), keep=()):
         """A plan that moves bytes."""
-        return Plan(rounds, self.comm, buffers, synchronous=self.synchronous, before=before, after=after, keep=keep)
+        return Plan(
+            rounds,
+            self.comm,
+            buffers,
+            synchronous=self.synchronous,
+            tag=self.tag,
+            before=before,
+            after=after,
+            keep=keep,
+        )
 
     # ---------------------------------------------------------------------------------- data that is moved
 
@@ -308,6 +328,7 @@ class Planner:
             combine,
             commutes=op in SYMMETRIC,
             synchronous=self.synchronous,
+            tag=self.tag,
             before=before,
             after=after,
             keep=(op, message.datatype, *keep),
@@ -435,7 +456,7 @@ def same_node(comm):
 class Sequence:
     """Plans one after another."""
 
-    used = False
+    used, busy = False, 0
 
     def __init__(self, before, plans, after, keep=()):
         self.plans, self.keep = plans, keep

@@ -9,6 +9,7 @@ nodes, for an allreduce, by rings of ranks that each carry a part.
 
 import json
 import os
+from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,6 +101,12 @@ class Selection:
         self.size = len(nodes)
         self.file = os.environ.get("RINGPROP_TUNE", "")
         self.table = TABLE[self.place] | (load(self.file).get(self.place, {}) if self.file else {})
+
+    def without_memory(self) -> "Selection":
+        """The same for nonblocking collectives, which only send messages, and which the library would not advance."""
+        other = copy(self)
+        other.place, other.table = "network", TABLE["network"]
+        return other
 
     def asked(self, operation: str, algorithm: str | None) -> str:
         return self.names[operation] if algorithm is None else check_name(operation, algorithm)

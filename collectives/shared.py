@@ -65,7 +65,7 @@ class SharedPlan:
     otherwise : makes the plan for a call in which other ranks are at another place
     """
 
-    bytes, used = 0, False  # a cache of plans asks for these
+    bytes, used, busy = 0, False, 0  # a cache of plans asks for these
 
     def __init__(self, window, what, turns, twice=False, place=None, otherwise=None):
         self.window, self.what, self.turns, self.twice = window, what, turns, twice

@@ -1,0 +1,111 @@
+"""Nonblocking collectives: the same results, in order, whoever advances them."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from collectives import nonblocking
+
+COUNT = 50_000  # long enough for rendezvous
+
+
+@pytest.fixture(params=[False, True], ids=["poked", "thread"])
+def communicator(comm, request):
+    from collectives import Communicator
+
+    made = Communicator(comm, progress=request.param, synchronous=True)
+    yield made
+    made.release()
+
+
+def value(rank, call, count=COUNT):
+    return ((np.arange(count) + 7 * rank + 3 * call) % 13).astype("f8")
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3])
+def test_results(communicator, ranks):
+    from mpi4py import MPI
+
+    rank = communicator.rank
+    for algorithm in (None, "native", "ring"):
+        for call in range(3):
+            total = sum(value(r, call) for r in range(ranks))
+            x = [value(rank, call) for _ in range(5)]
+            y = np.full(COUNT, -1.0)
+            everything = np.full((ranks, COUNT), -1.0)
+            lengths = [COUNT - ranks + 1] + [1] * (ranks - 1)
+            mine = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
+            piece = np.full(lengths[rank], -1.0)
+            requests = [
+                communicator.Iallreduce(x[0], y, algorithm=algorithm),
+                communicator.Ibcast(x[1], ranks - 1, algorithm=None if algorithm == "ring" else algorithm),
+                communicator.Iallgather(x[2], everything, algorithm=algorithm),
+                communicator.Ireduce_scatter(x[3], piece, lengths, algorithm=algorithm),
+                communicator.Iallreduce(MPI.IN_PLACE, x[4], algorithm=algorithm),
+            ]
+            if call == 0:
+                nonblocking.waitall(reversed(requests))
+            else:
+                while not nonblocking.testall(requests):
+                    time.sleep(1e-4)
+            assert (y == total).all() and (x[4] == total).all()
+            assert (x[1] == value(ranks - 1, call)).all()
+            assert all((everything[r] == value(r, call)).all() for r in range(ranks))
+            assert (piece == total[mine]).all()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_they_advance_while_the_caller_computes(comm, ranks):
+    """Rank 0 only pokes, or does nothing at all where there is a thread; the others wait."""
+    from collectives import Communicator
+
+    for progress in (False, True):
+        communicator = Communicator(comm, progress=progress)
+        x = value(comm.rank, 0)
+        request = communicator.Iallreduce(None, x)
+        if comm.rank == 0:
+            give_up = time.monotonic() + 10
+            while not request.done and time.monotonic() < give_up:
+                time.sleep(1e-3)
+                if not progress:
+                    communicator.poke()
+            assert request.done
+        else:
+            request.Wait()
+        assert (x == sum(value(r, 0) for r in range(ranks))).all()
+        communicator.release()
+    assert not [t for t in threading.enumerate() if t.name == "collectives"], "the thread ends with its communicator"
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_blocking_call_lets_those_in_flight_finish(communicator, ranks):
+    """Rank 0 waits for the request first, rank 1 calls the blocking collective first: both are right in MPI."""
+    x, y = value(communicator.rank, 0), value(communicator.rank, 1)
+    request = communicator.Iallreduce(None, x)
+    if communicator.rank == 0:
+        request.Wait()
+    communicator.Allreduce(None, y)
+    assert request.Test() and request.Wait()
+    assert (x == value(0, 0) + value(1, 0)).all() and (y == value(0, 1) + value(1, 1)).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_buffers_live_and_plans_stay_while_in_flight(communicator, ranks):
+    communicator.Barrier()
+    communicator._later_plans.limit = 2
+    for repeat in range(3):
+        kept = [value(communicator.rank, i, 3000) for i in range(6)]
+        requests = [communicator.Iallreduce(None, x) for x in kept]
+        requests.append(communicator.Iallreduce(value(communicator.rank, 9), np.empty(COUNT)))  # nobody else holds it
+        nonblocking.waitall(requests)
+        for i, x in enumerate(kept):
+            assert (x == value(0, i, 3000) + value(1, i, 3000)).all(), repeat
+    with pytest.raises(RuntimeError, match="1 collectives are still in flight"):
+        held = value(0, 0)
+        request = communicator.Iallreduce(None, held)
+        if request.done:
+            pytest.skip("it was over before it could be caught")
+        communicator.release()
+    request.Wait()
