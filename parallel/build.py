@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nn
 from nn import clipping, data, learning_rates, losses, models, optimizers
+from nn.models.googlenet import AuxiliaryLoss
 from parallel.options import Options
 
 LOSSES = {
@@ -53,7 +54,8 @@ def network(options: Options, data: data.Data) -> nn.Network:
 
 
 def loss(options: Options) -> losses.Loss:
-    return LOSSES[options.loss](options)
+    plain = LOSSES[options.loss](options)
+    return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain
 
 
 def optimizer(options: Options) -> optimizers.Optimizer:
