@@ -8,6 +8,8 @@ library's own. A call whose arguments have been seen before costs about a micros
 found by address, size, dtype and flags of the arrays, and by the operation.
 """
 
+import os
+
 import numpy as np
 from mpi4py import MPI
 
@@ -35,6 +37,13 @@ class Communicator(MPI.Intracomm):
     comm : MPI.Intracomm
     progress : bool
         let a thread advance nonblocking collectives (nonblocking.py); needs MPI.THREAD_MULTIPLE, mpi4py's default
+    watch : float
+        seconds after which a call that does not end is reported, with who waits for whom (watchdog.py); 0 for never,
+        by default RINGPROP_WATCH
+    abort : bool
+        end all ranks after that report
+    debug : bool
+        compare counts, datatypes, operations and roots of all ranks before each collective; by default RINGPROP_DEBUG
     synchronous : bool
         send with Ssend semantics, so that a schedule that relies on buffering hangs (for tests)
     algorithms : operation=name
@@ -51,13 +60,40 @@ class Communicator(MPI.Intracomm):
 
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
+    _watchdog = _calls = None
     _native_below = -1  # bytes up to which an allreduce of NumPy arrays is the library's
 
     def __new__(cls, comm=None, **_):
         return super().__new__(cls, comm)
 
-    def __init__(self, comm=None, *, progress: bool = False, synchronous: bool = False, **algorithms: str):
+    def __init__(
+        self,
+        comm=None,
+        *,
+        progress: bool = False,
+        synchronous: bool = False,
+        watch: float | None = None,
+        abort: bool = True,
+        debug: bool | None = None,
+        **algorithms: str,
+    ):
         self._prepare(progress, synchronous, algorithms)
+        limit = float(os.environ.get("RINGPROP_WATCH", 0)) if watch is None else watch
+        if debug is None:
+            debug = os.environ.get("RINGPROP_DEBUG", "0") != "0"
+        if limit or debug:
+            self._observe(limit, abort, debug)
+
+    def _observe(self, limit, abort, debug):
+        """Note every call, for the watchdog and the check that ranks agree (watchdog.py)."""
+        from collectives.watchdog import Agreement, Calls, Watchdog, watched
+
+        native = MPI.Intracomm(self)
+        self._calls = Calls(Agreement(native.Dup()) if debug else None)
+        if limit:
+            self._watchdog = Watchdog(self._calls, native.Dup(), limit, abort)
+            self._watchdog.start()
+        self.__class__ = watched(Communicator)
 
     def _prepare(self, progress=False, synchronous=False, algorithms=None):
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -91,6 +127,14 @@ class Communicator(MPI.Intracomm):
         """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""
         if self._planner is not None:
             self._queue.close()
+            if self._calls is not None:
+                self.__class__ = Communicator
+                if self._watchdog is not None:
+                    self._watchdog.stop()
+                    self._watchdog.comm.Free()
+                if self._calls.agreement is not None:
+                    self._calls.agreement.comm.Free()
+                self._calls = self._watchdog = None
             self._cache.free()
             self._later_plans.free()
             self._planner.free()
