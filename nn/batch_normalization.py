@@ -129,13 +129,14 @@ class BatchNorm(Layer):
     def _moments(self, rows, n, run):
         """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
 
-        Values are centred by the mean of the first block, so that nothing is lost where the mean is large.
+        Values are centred by the mean of the first few rows, so that little is lost where the mean is large.
         """
         sums, squares = np.zeros(self.features), np.zeros(self.features)
         for block in _blocks(rows):
             if block.start == 0:
-                first = _column_sums(rows[block], self.features, run) * (self.features / rows[block].size)
-                center = _repeat("center", first, rows, run)
+                few = rows[:16]
+                guess = _column_sums(few, self.features, run) * (self.features / few.size)
+                center = _repeat("center", guess, rows, run)
             part = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, rows.dtype))
             sums += _column_sums(part, self.features, run)
             squares += _product_sums(part, part, self.features)
