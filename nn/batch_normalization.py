@@ -141,7 +141,7 @@ class BatchNorm(Layer):
             sums += _column_sums(part, self.features, run)
             squares += _product_sums(part, part, self.features)
         if n:
-            squares -= sums * sums / n  # now about the mean
+            squares = np.maximum(squares - sums * sums / n, 0)  # now about the mean
             sums += n * center[: self.features].astype(np.float64)
         count = float(n)
         if self.synchronized and run.common.all_sum:
