@@ -561,3 +561,28 @@ def test_explain(communicator, ranks):
     other = MPI.Op.Create(lambda a, b, _: None, commute=False)
     assert "doubling, because ring does not keep rank order" in explain("allreduce", 9, op=other, algorithm="ring")
     other.Free()
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_slices_too_long_for_one_message_travel_in_pieces(comm, ranks, monkeypatch):
+    """MPI counts in 32 bits: what is longer is cut, here beyond 7 elements."""
+    from mpi4py import MPI
+
+    from collectives import Communicator, executor
+
+    monkeypatch.setattr(executor, "LONGEST", 7)
+    communicator = Communicator(comm, synchronous=True)
+    for count in (7, 8, 50):
+        for operation, names_ in (("allreduce", ALGORITHMS["allreduce"]), ("broadcast", ALGORITHMS["broadcast"])):
+            for name in names_:
+                around, x = guarded(count, "f8")
+                x[:] = data(comm.rank, count, "f8", 1)
+                if operation == "allreduce":
+                    communicator.Allreduce(MPI.IN_PLACE, x, algorithm=name)
+                    assert (x == sum(data(r, count, "f8", 1) for r in range(ranks))).all() and untouched(around)
+                else:
+                    communicator.Bcast(x, 2, algorithm=name)
+                    assert (x == data(2, count, "f8", 1)).all() and untouched(around)
+    longest = max(len(plan.requests) for plan in communicator._plans.values())
+    assert longest > 50, "the slices were cut"
+    communicator.release()
