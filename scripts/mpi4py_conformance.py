@@ -5,7 +5,8 @@
     python scripts/mpi4py_conformance.py --ranks 4 allreduce=rabenseifner allgather=doubling
 
 The test files test_cco_buf.py and test_cco_vec.py come, unmodified, from the source distribution of the mpi4py that is
-installed, fetched by pip into a temporary directory. What follows the options is passed to Communicator.
+installed, fetched by pip into a temporary directory. What follows the options is passed to Communicator; an operation
+that is not named runs the algorithm that short messages take on a network.
 """
 
 import argparse
@@ -66,7 +67,9 @@ def run_tests(tests: Path, algorithms: dict[str, str]) -> int:
 
     from collectives import Communicator
     from collectives.executor import Plan
+    from collectives.selection import TABLE
 
+    algorithms = {operation: rows[0][1] for operation, rows in TABLE["network"].items()} | algorithms
     run = Plan.__call__
     ours = 0
 
