@@ -111,9 +111,11 @@ class Communicator(MPI.Intracomm):
         self._native_below = -1 if any_ or synchronous else selection.native_below("allreduce")
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL) -> "Communicator":
+        """The same ranks, with the same settings (collective)."""
         return self._like(super().Dup(info))
 
     def Split(self, color: int = 0, key: int = 0) -> "Communicator":
+        """The ranks of one color, in order of their keys, with the same settings (collective)."""
         return self._like(super().Split(color, key))
 
     def _like(self, comm):
@@ -124,7 +126,10 @@ class Communicator(MPI.Intracomm):
         return Communicator(comm, progress=self._queue.progress, synchronous=self._planner.synchronous, **given)
 
     def release(self):
-        """Free the plans and the private duplicate (collective); the communicator itself lives on, as native."""
+        """Free the plans and the private duplicate (collective).
+
+        The next collective makes them anew, with default settings.
+        """
         if self._planner is not None:
             self._queue.close()
             if self._calls is not None:
@@ -160,7 +165,8 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         selection, dtype = self._planner.selection, np.dtype(dtype)
         asked = selection.asked(operation, algorithm)
-        call = Call(operation, count * dtype.itemsize, ordered=not op.Is_commutative(), shareable=can_share(op, dtype))
+        half, ordered = dtype.num == HALF, not op.Is_commutative()
+        call = Call(operation, count * dtype.itemsize, ordered=ordered, shareable=can_share(op, dtype), half=half)
         name, why = selection.reason(asked, call)
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         return f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}: {name}, because {why}"
@@ -193,59 +199,71 @@ class Communicator(MPI.Intracomm):
     # ------------------------------------------------------------------------------------- the collectives
 
     def Barrier(self, algorithm: str | None = None):
+        """Return when every rank has called it."""
         key = "barrier", algorithm
         plan = self._plans.get(key) or self._new(key, "barrier", algorithm)
         return plan() if plan is not NATIVE else super().Barrier()
 
     def Bcast(self, buf, root: int = 0, algorithm: str | None = None):
+        """buf of every rank = buf of the root."""
         key = fingerprint("broadcast", algorithm, root, buf)
         plan = self._plans.get(key) or self._new(key, "broadcast", buf, root, algorithm)
         return plan() if plan is not NATIVE else super().Bcast(buf, root)
 
     def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        """recvbuf of rank i = block i of the root's sendbuf."""
         key = fingerprint("scatter", algorithm, root, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "scatter", sendbuf, recvbuf, root, algorithm)
         return plan() if plan is not NATIVE else super().Scatter(sendbuf, recvbuf, root)
 
     def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        """As Scatter, with blocks [data, counts, displacements, datatype] that only the root knows."""
         plan = self._new(None, "scatter", sendbuf, recvbuf, root, algorithm, True)
         return plan() if plan is not NATIVE else super().Scatterv(sendbuf, recvbuf, root)
 
     def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        """Block i of the root's recvbuf = sendbuf of rank i."""
         key = fingerprint("gather", algorithm, root, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "gather", sendbuf, recvbuf, root, algorithm)
         return plan() if plan is not NATIVE else super().Gather(sendbuf, recvbuf, root)
 
     def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+        """As Gather, with blocks [data, counts, displacements, datatype] that only the root knows."""
         plan = self._new(None, "gather", sendbuf, recvbuf, root, algorithm, True)
         return plan() if plan is not NATIVE else super().Gatherv(sendbuf, recvbuf, root)
 
     def Allgather(self, sendbuf, recvbuf, algorithm: str | None = None):
+        """Block i of every rank's recvbuf = sendbuf of rank i."""
         key = fingerprint("allgather", algorithm, False, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "allgather", sendbuf, recvbuf, algorithm)
         return plan() if plan is not NATIVE else super().Allgather(sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf, recvbuf, algorithm: str | None = None):
+        """As Allgather, with blocks [data, counts, displacements, datatype]."""
         key = fingerprint("allgather", algorithm, True, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "allgather", sendbuf, recvbuf, algorithm, True)
         return plan() if plan is not NATIVE else super().Allgatherv(sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf, recvbuf, algorithm: str | None = None):
+        """Block i of recvbuf = block `rank` of rank i's sendbuf."""
         key = fingerprint("alltoall", algorithm, False, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "alltoall", sendbuf, recvbuf, algorithm)
         return plan() if plan is not NATIVE else super().Alltoall(sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf, recvbuf, algorithm: str | None = None):
+        """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides."""
         key = fingerprint("alltoall", algorithm, True, sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "alltoall", sendbuf, recvbuf, algorithm, True)
         return plan() if plan is not NATIVE else super().Alltoallv(sendbuf, recvbuf)
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: str | None = None):
+        """recvbuf of the root = sendbuf of rank 0 (+) ... (+) that of the last."""
         key = fingerprint("reduce", algorithm, (id(op), root), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "reduce", sendbuf, recvbuf, op, root, algorithm)
         return plan() if plan is not NATIVE else super().Reduce(sendbuf, recvbuf, op, root)
 
     def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        """recvbuf of every rank = sendbuf of rank 0 (+) ... (+) that of the last."""
         if algorithm is None and type(recvbuf) is ndarray and recvbuf.nbytes <= self._native_below:
             dtype = recvbuf.dtype  # so short that looking up a plan would take longer than the call
             fits = sendbuf is IN_PLACE or (
@@ -258,6 +276,7 @@ class Communicator(MPI.Intracomm):
         return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)
 
     def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        """recvbuf = block `rank` of the sum of every rank's sendbuf; `recvcounts` tells all blocks' lengths."""
         if recvcounts is None:
             recvcounts = self.allgather(incoming(recvbuf).count)
         key = fingerprint("reduce_scatter", algorithm, (id(op), constant(recvcounts)), sendbuf, recvbuf)
@@ -265,16 +284,19 @@ class Communicator(MPI.Intracomm):
         return plan() if plan is not NATIVE else super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        """recvbuf = block `rank` of the sum of every rank's sendbuf; blocks of one length."""
         key = fingerprint("reduce_scatter", algorithm, id(op), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, None, op, algorithm)
         return plan() if plan is not NATIVE else super().Reduce_scatter_block(sendbuf, recvbuf, op)
 
     def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank."""
         key = fingerprint("scan", algorithm, id(op), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "scan", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Scan(sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
+        """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; rank 0 keeps its own."""
         key = fingerprint("exscan", algorithm, id(op), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "exscan", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Exscan(sendbuf, recvbuf, op)

@@ -517,9 +517,9 @@ def test_messages_of_the_caller_never_meet_ours(communicator, ranks):
 @pytest.mark.mpi(ranks=[3, 5])
 def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch):
     """Nodes of two ranks and one of one, as far as the communicator can tell."""
-    from collectives import Communicator, planner
+    from collectives import Communicator, moving
 
-    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    monkeypatch.setattr(moving, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
     communicator = Communicator(comm)
     assert communicator._planner.selection.place == "nodes"
     x, shared = np.empty(1000), communicator.empty(3000)
