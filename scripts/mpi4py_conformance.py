@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Run mpi4py's own tests of collectives with our Communicator in place of MPI.COMM_WORLD.
 
-    python scripts/mpi4py_conformance.py --ranks 1 2 3
+    python scripts/mpi4py_conformance.py --ranks 1,2,3
     python scripts/mpi4py_conformance.py --ranks 4 allreduce=rabenseifner allgather=doubling
 
 The test files test_cco_buf.py and test_cco_vec.py come, unmodified, from the source distribution of the mpi4py that is
@@ -26,7 +26,7 @@ TIMEOUT = 1200.0  # seconds for a number of ranks
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4, 5], metavar="N", help="numbers of ranks")
+    parser.add_argument("--ranks", default="1,2,3,4,5", metavar="N,...", help="numbers of ranks (default: %(default)s)")
     parser.add_argument("--tests", type=Path, help="mpi4py's test directory, if it is already here")
     parser.add_argument("--this-rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("algorithms", nargs="*", metavar="OPERATION=NAME", help="as for collectives.Communicator")
@@ -36,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         tests = options.tests or fetch(Path(directory))
         worst = 0
-        for ranks in options.ranks:
+        for ranks in map(int, options.ranks.split(",")):
             said: list[str] = []
             command = [Path(__file__), "--this-rank", "--tests", tests, *options.algorithms]
             status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append)
