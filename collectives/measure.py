@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from collectives.networks import Link, Network, fit
 
-__all__ = ["measure_link", "measure_network"]
+__all__ = ["measure_link", "measure_network", "neighbours", "ping_pong"]
 
 SIZES = tuple(4**k for k in range(1, 12))  # 4 B ... 4 MiB
 MEMORY = 1 << 20  # bytes: beyond the first- and second-level caches, as a bucket of gradients is
@@ -44,11 +44,7 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
     """
     if comm.Get_size() < 2:
         raise ValueError("one rank has no network: measure with two or more")
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    node_of = comm.allgather(node.bcast(comm.Get_rank()))  # of each rank: the first rank on its node
-    node.Free()
-    near = [rank for rank in range(1, len(node_of)) if node_of[rank] == node_of[0]]
-    far = [rank for rank in range(1, len(node_of)) if node_of[rank] != node_of[0]]
+    near, far = neighbours(comm)
     inside, between = (measure_link(comm, peers[0], sizes, seconds) if peers else None for peers in (near, far))
     a, b = np.ones(MEMORY // 4, "f4"), np.ones(MEMORY // 4, "f4")
     gamma, copy = comm.bcast(
@@ -58,18 +54,27 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
     return Network(inside or between, between or inside, len(near) + 1, gamma, copy, source)
 
 
+def neighbours(comm: MPI.Intracomm) -> tuple[list[int], list[int]]:
+    """The other ranks on the node of rank 0, and those on other nodes (collective)."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node_of = comm.allgather(node.bcast(comm.Get_rank()))  # of each rank: the first rank on its node
+    node.Free()
+    near = [rank for rank in range(1, len(node_of)) if node_of[rank] == node_of[0]]
+    return near, [rank for rank in range(1, len(node_of)) if node_of[rank] != node_of[0]]
+
+
 def measure_link(comm: MPI.Intracomm, peer: int, sizes: Sequence[int] = SIZES, seconds: float = 0.2) -> Link:
     """alpha, beta and overhead between rank 0 and `peer` (collective; the other ranks wait)."""
     link = None
     if comm.Get_rank() in (0, peer):
-        points = [(size, _ping_pong(comm, peer, size, seconds)) for size in sizes]
+        points = [(size, ping_pong(comm, peer, size, seconds)) for size in sizes]
         overhead = _burst(comm, peer)
         link = fit(points, overhead)
     return comm.bcast(link)
 
 
-def _ping_pong(comm, peer, size, seconds) -> float:
-    """Seconds one way."""
+def ping_pong(comm: MPI.Intracomm, peer: int, size: int, seconds: float = 0.2) -> float:
+    """Seconds that so many bytes take one way, half of there and back (call it on rank 0 and on `peer`)."""
     first = comm.Get_rank() == 0
     other = peer if first else 0
     out, into = np.ones(size, "u1"), np.empty(size, "u1")

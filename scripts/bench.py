@@ -7,6 +7,11 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# What single suites write besides rows, as a keyword of their `rows`: (suite, option, what).
+FILES = [
+    ("collectives", "tune", "measure every algorithm instead, and write a table of the fastest, for RINGPROP_TUNE"),
+    ("network", "network", "write the measured network there (default: network.json, beside the file of --json)"),
+]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +22,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the rows there, as a list of objects")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     parser.add_argument("--quick", action="store_true", help="a few repetitions: shows that it works, measures badly")
+    for suite, option, what in FILES:
+        parser.add_argument(f"--{option}", metavar="FILE", help=f"{suite}: {what}")
     options = parser.parse_args(argv)
+    for suite, option, _ in FILES:
+        if getattr(options, option) and options.suite != suite:
+            parser.error(f"--{option} is for the suite {suite}")
+    options.network = options.network or Path(options.json or "").parent / "network.json"
 
     from benchmarking import to_json
 
@@ -25,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     for suite in suites if options.suite == "all" else [options.suite]:
         print(f"# {suite}", flush=True)
         try:
-            for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only):
+            files = {option: getattr(options, option) for of, option, _ in FILES if of == suite}
+            for row in importlib.import_module(f"bench_{suite}").rows(options.quick, options.only, **files):
                 print(row, flush=True)
                 rows.append(row)
         except Exception:

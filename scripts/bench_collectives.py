@@ -1,0 +1,379 @@
+"""Collectives of float32 on the ranks of one machine, against the MPI library's own and PyTorch's gloo.
+
+    python scripts/bench.py collectives --json FILE
+    python scripts/bench.py collectives --tune FILE      measure every algorithm, and write a table of the fastest
+    RINGPROP_TUNE=FILE python scripts/train.py ...       which collectives/selection.py then chooses by
+
+All sides take turns in one job, in another order each time, on the same private array; only shared arrays have memory
+of their own. Every array begins at a page, and all its pages have been written. Before each call that is timed it is
+rewritten, so that each side finds it alike in the caches. Results are compared with the right ones before any call is
+timed. A sample is the slowest rank's mean of some calls. Samples in which a rank lost its core to another process are
+not calm, and do not count where there are enough others. Medians of the rest are compared.
+
+The control: where `malloc` gives large temporary arrays back to the operating system, each call of a library that makes
+one pays for its pages again. Some sizes are measured a second time in a job whose malloc keeps what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from statistics import median
+
+from benchmarking import Row
+
+from parallel import launch
+
+RANKS = 2
+KIB, MIB = 1 << 10, 1 << 20
+LENGTHS = (4, 64, KIB, 4 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB)
+LENGTHS += tuple(k * MIB for k in (1, 4, 16, 32, 64, 128))
+SOME = (4 * KIB, 256 * KIB, 16 * MIB)
+SIZES = {"allreduce": LENGTHS, "broadcast": SOME, "reduce_scatter": SOME, "allgather": SOME}
+QUICK = {"allreduce": (4, 64 * KIB, MIB), "broadcast": (256 * KIB,)}
+CONTROL = (MIB, 16 * MIB, 64 * MIB)
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 * MIB)}
+
+# What takes part: name -> (whether its array is shared, algorithm). The MPI library's own and gloo come on top.
+OURS = {"shared arrays": (True, "auto"), "private arrays": (False, "auto")}
+SCHEDULES = {f"private arrays, {name}": (False, name) for name in ("shared", "ring", "segmented_ring", "doubling")}
+TUNED = ("allgather", "allreduce", "broadcast", "reduce", "reduce_scatter")
+TUNE_SIZES = tuple(4**k for k in range(4, 14))  # 256 B ... 64 MiB
+ENOUGH = 5  # calm samples
+
+
+def rows(quick: bool = False, only: str = "", tune: str | None = None) -> Iterator[Row]:
+    """Each of ours against the library's own; with `tune` the fastest algorithms against those of the table."""
+    if tune:
+        yield from tuning(tune, quick, only)
+        return
+    seconds = 0.02 if quick else 0.5
+    cases = [
+        {"operation": operation, "nbytes": nbytes, "sides": OURS | SCHEDULES if operation == "allreduce" else OURS}
+        for operation, sizes in (QUICK if quick else SIZES).items()
+        for nbytes in sizes
+        if only in f"{operation}, {length(nbytes)}"
+    ]
+    for result in measure(cases, seconds, gloo=True):
+        yield from compare(result)
+    control = [
+        {"operation": "allreduce", "nbytes": nbytes, "sides": OURS}
+        for nbytes in ((MIB,) if quick else CONTROL)
+        if only in f"control, {length(nbytes)}"  # an allreduce too
+    ]
+    for result in measure(control, seconds, environment=KEEPING):
+        yield from compare(result | {"operation": "control"})
+
+
+def compare(result: dict) -> Iterator[Row]:
+    """The rows of one case: each of ours against the library's own; and what is chosen by itself against gloo."""
+    operation, nbytes, times = result["operation"], result["nbytes"], result["times"]
+    case, native = f"{operation}, {length(nbytes)}", times["native"]
+    cores = launch.cores()
+    remark = f"{result['ranks']} ranks share {cores} cores" if result["ranks"] > cores else ""
+    for name in result["sides"]:
+        ours = times[name]
+        ratio = ours["seconds"] / native["seconds"]
+        notes = [result["chosen"].get(name, ""), verdict(goal(operation, nbytes, name), ratio)]
+        notes += [f"calm samples {ours['calm']}/{ours['all']}, peer {native['calm']}/{native['all']}", remark]
+        yield row(f"{case}, {name}", ours, native, result["library"], result["ranks"], notes)
+    for name in OURS if "gloo" in result else ():
+        note = result["gloo"] if times.get("gloo") is None else ""
+        yield row(
+            f"{case}, {name}: gloo",
+            times[name],
+            times.get("gloo"),
+            result["gloo_name"],
+            result["ranks"],
+            [note, remark],
+        )
+
+
+def row(case, ours, peer, peer_name, ranks, notes) -> Row:
+    microseconds = lambda side: 1e6 * side["seconds"] if side else None
+    threads = max(1, launch.cores() // ranks)
+    return Row(
+        case, microseconds(ours), microseconds(peer), peer_name, "us", ranks, threads, "; ".join(filter(None, notes))
+    )
+
+
+def goal(operation: str, nbytes: int, name: str) -> float | None:
+    """The largest ratio to the library's own time that is good enough; None where there is no goal."""
+    if operation != "allreduce":
+        return None
+    if name == "shared arrays" and nbytes >= 64 * KIB:
+        return 1 / 3 if nbytes <= 32 * MIB else 1 / 1.5
+    if name in OURS:  # what is chosen by itself
+        return 1.0 if name == "private arrays" and nbytes > 16 * KIB else 1.1
+    return 2.0 if name.endswith("doubling") and nbytes == 4 else None  # what a plan costs over the library's code
+
+
+def verdict(limit: float | None, ratio: float) -> str:
+    return "" if limit is None else f"goal {limit:.2f}: {'met' if ratio <= limit else 'MISSED'}"
+
+
+def length(nbytes: int) -> str:
+    """64 KiB"""
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+# --------------------------------------------------------------------------------------------- a table of the fastest
+
+
+def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
+    """Measure every algorithm on private arrays; a row says what was fastest, and its peer is the default table's."""
+    from collectives.algorithms import ALGORITHMS
+    from collectives.algorithms.registry import NODES
+    from collectives.selection import TABLE, save, table_from
+
+    operations = [operation for operation in TUNED if only in operation]
+    names = {op: ["shared", *(n for n, e in ALGORITHMS[op].items() if e.requires != NODES)] for op in operations}
+    cases = [
+        {"operation": op, "nbytes": nbytes, "sides": {name: (False, name) for name in names[op]}}
+        for op in operations
+        for nbytes in (TUNE_SIZES[2:5] if quick else TUNE_SIZES)
+    ]
+    times: dict[str, dict[str, dict[int, float]]] = {}
+    place = "node"
+    for result in measure(cases, 0.01 if quick else 0.2):
+        op, nbytes, sides, place = (result[key] for key in ("operation", "nbytes", "times", "place"))
+        for name, side in sides.items():
+            times.setdefault(op, {}).setdefault(name, {})[nbytes] = side["seconds"]
+        best = min(sides, key=lambda name: sides[name]["seconds"])
+        default = next(name for limit, name in TABLE[place][op] if nbytes <= limit)
+        case, calm = f"{op}, {length(nbytes)}: {best}", f"calm samples {sides[best]['calm']}/{sides[best]['all']}"
+        yield row(case, sides[best], sides[default], f"default {default}", result["ranks"], [calm])
+    table = {place: {op: table_from(of) for op, of in times.items()}}
+    save(file, table)
+    print(f"{file}: {table}")
+
+
+# -------------------------------------------------------------------------------------------- start the ranks
+
+
+def measure(cases: list[dict], seconds: float, gloo: bool = False, environment: dict | None = None) -> Iterator[dict]:
+    """The results of the cases, as they come, of a job of its own: a line of JSON each. `seconds`: for each side."""
+    if not cases:
+        return
+    results = []
+
+    def take(line: str) -> None:
+        if line.startswith("{"):
+            results.append(json.loads(line))
+        else:
+            sys.stderr.write(line)
+
+    with tempfile.TemporaryDirectory() as room:  # where gloo's processes find each other
+        task = json.dumps({"cases": cases, "seconds": seconds, "gloo": f"{room}/gloo" if gloo else ""})
+        env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"} | (environment or {})
+        with launch.Job([__file__, task], RANKS, env=env, stdout=take) as job:
+            while (status := job.wait(0.5)) is None:
+                while results:
+                    yield results.pop(0)
+    yield from results
+    if status:
+        raise RuntimeError(f"collectives: {launch.ending(status)}")
+
+
+# --------------------------------------------------------------------------------------- what runs on each rank
+
+
+def work(task: dict) -> None:
+    """Measure the cases; rank 0 prints each result (collective)."""
+    from mpi4py import MPI
+
+    from collectives.selection import Selection
+
+    world = MPI.COMM_WORLD
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    place = Selection({}, world.allgather(node.bcast(world.Get_rank()))).place
+    node.Free()
+    name, version = MPI.get_vendor()
+    facts = {"ranks": world.Get_size(), "place": place, "library": f"{name} {'.'.join(map(str, version))}"}
+    gloo = Gloo(world, task["gloo"]) if task["gloo"] else None
+    facts["gloo_name"] = gloo.name if gloo else ""
+    for case in task["cases"]:
+        result = case | facts | run(world, gloo, task["seconds"], **case)
+        if world.Get_rank() == 0:
+            print(json.dumps(result), flush=True)
+    if gloo:
+        gloo.end()
+
+
+def run(world, gloo, seconds: float, operation: str, nbytes: int, sides: dict) -> dict:
+    """All sides of one case, in turns: {times: {side: ...}, chosen: {side: why}, gloo: why not}."""
+    from collectives import Communicator
+
+    count = max(nbytes // 4 // world.Get_size(), 1) * world.Get_size() if nbytes > 4 else 1
+    private = aligned(count)
+    calls, chosen, communicators = {}, {}, []
+    calls["native"] = private, *mpi_call(world, operation, private)
+    for name, (shared, algorithm) in sides.items():
+        communicator = Communicator(world, **{operation: algorithm})
+        communicators.append(communicator)
+        x = communicator.empty(count, "f4") if shared else private
+        calls[name] = x, *mpi_call(communicator, operation, x)
+        if algorithm == "auto":
+            chosen[name] = communicator.explain(operation, count, "f4").partition(": ")[2].partition(",")[0]
+    result = {"chosen": chosen}
+    if gloo:
+        result["gloo"] = gloo.why_not(operation)
+        if not result["gloo"]:
+            calls["gloo"] = private, *gloo.call(operation, private)
+    for name, (x, call, y) in calls.items():
+        check(world, operation, name, x, call, y)
+    # Shorter calls in which every rank waits for every other need none: a barrier would take longer than the call.
+    barrier = world.Barrier if nbytes >= 64 * KIB or operation in ("broadcast", "reduce") else None
+    result["times"] = take_turns(world, {name: (x, call) for name, (x, call, _) in calls.items()}, barrier, seconds)
+    del calls
+    for communicator in communicators:
+        communicator.release()
+    return result
+
+
+def aligned(count: int):
+    """A private array of float32 that begins at a page, as shared ones do."""
+    import numpy as np
+
+    page = resource.getpagesize()
+    memory = np.zeros(4 * count + page, np.uint8)
+    at = -memory.ctypes.data % page
+    return memory[at : at + 4 * count].view(np.float32)
+
+
+def mpi_call(comm, operation: str, x):
+    """(call, array of the result) on x; the reduce-scatter has a second array, for this rank's block."""
+    from mpi4py import MPI
+
+    y, root = x, comm.Get_rank() == 0
+    if operation == "reduce_scatter":
+        y = aligned(x.size // comm.Get_size())
+        return partial(comm.Reduce_scatter_block, x, y), y
+    return {
+        "allreduce": partial(comm.Allreduce, MPI.IN_PLACE, x),
+        "allgather": partial(comm.Allgather, MPI.IN_PLACE, x),
+        "broadcast": partial(comm.Bcast, x),
+        "reduce": partial(comm.Reduce, MPI.IN_PLACE if root else x, x if root else None),
+    }[operation], y
+
+
+def check(world, operation: str, name: str, x, call: Callable, y) -> None:
+    """Make the call once, with other numbers in every element and on every rank, and compare."""
+    import numpy as np
+
+    rank, size = world.Get_rank(), world.Get_size()
+    ramp = np.arange(x.size, dtype=np.float32) % 1000
+    x[:] = ramp + rank
+    world.Barrier()
+    call()
+    total = size * ramp + size * (size - 1) / 2
+    block = x.size // size
+    right = {
+        "allreduce": lambda: y == total,
+        "allgather": lambda: y == ramp + np.arange(x.size) // block,
+        "broadcast": lambda: y == ramp,
+        "reduce": lambda: rank > 0 or y == total,
+        "reduce_scatter": lambda: y == total[rank * block : (rank + 1) * block],
+    }[operation]()
+    if not np.all(right):
+        raise ArithmeticError(f"rank {rank}: {operation} of {x.size} float32 by {name} is wrong")
+
+
+def take_turns(world, calls: dict[str, tuple], barrier, seconds: float) -> dict[str, dict]:
+    """Samples of each in turn, until every one has had its time."""
+    import numpy as np
+
+    order = np.random.default_rng(0)  # the same on all ranks
+    value = world.Get_rank() + 1.0
+    once = {name: world.allreduce(sample(x, call, value, 1, barrier)[0]) for name, (x, call) in calls.items()}
+    repeats = {name: int(min(max(5e-4 / once[name], 1), 200)) for name in once}
+    taken: dict[str, list] = {name: [] for name in calls}
+    end, least = time.monotonic() + seconds * len(calls), 3 * ENOUGH if seconds > 0.1 else 1
+    while world.bcast(len(taken["native"]) < least or time.monotonic() < end):
+        for name in order.permutation(list(calls)).tolist():  # what ran before leaves its traces in the caches
+            x, call = calls[name]
+            world.Barrier()
+            told = world.allgather(sample(x, call, value, repeats[name], barrier))
+            taken[name].append((max(took for took, _ in told), sum(lost for _, lost in told) == 0))
+    result = {}
+    for name, samples in taken.items():
+        calm = [took for took, is_calm in samples if is_calm]
+        counted = calm if len(calm) >= ENOUGH else [took for took, _ in samples]
+        result[name] = {"seconds": median(counted), "calm": len(calm), "all": len(samples)}
+    return result
+
+
+def sample(x, call: Callable, value: float, repeats: int, barrier) -> tuple[float, int]:
+    """Seconds of a call, the mean of some, and how often this process lost its core meanwhile."""
+    clock, spent, lost = time.perf_counter, 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    for number in range(repeats + (repeats > 1)):
+        x.fill(value)
+        if barrier:
+            barrier()
+        start = clock()
+        call()
+        if number or repeats == 1:  # the first of many only fetches code and plan
+            spent += clock() - start
+    return spent / repeats, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - lost
+
+
+class Gloo:
+    """PyTorch's collectives for CPUs, over the loopback device."""
+
+    def __init__(self, world, meeting: str):
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        self.dist, self.torch, self.name = None, None, "gloo"
+        if find_spec("torch") is None:
+            return
+        import torch
+        import torch.distributed as dist
+
+        meeting = world.bcast(meeting)
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=self.rank, world_size=self.size)
+        self.dist, self.torch = dist, torch
+        self.name = f"gloo, PyTorch {torch.__version__.partition('+')[0]}"
+
+    def why_not(self, operation: str) -> str:
+        """Why this operation has no peer here; empty where it has one."""
+        if self.dist is None:
+            return "PyTorch is not installed"
+        try:
+            call, _ = self.call(operation, aligned(self.size))
+            call()
+        except RuntimeError as error:  # on all ranks alike, before anything is sent
+            return f"{self.name} has no {operation}: {error}"
+        return ""
+
+    def call(self, operation: str, x):
+        """As mpi_call."""
+        t = self.torch.from_numpy(x)
+        if operation == "reduce_scatter":
+            y = aligned(x.size // self.size)
+            return partial(self.dist.reduce_scatter_tensor, self.torch.from_numpy(y), t), y
+        if operation == "allgather":
+            block = x.size // self.size
+            own = t[self.rank * block : (self.rank + 1) * block]
+            return partial(self.dist.all_gather_into_tensor, t, own), x
+        return {
+            "allreduce": partial(self.dist.all_reduce, t),
+            "broadcast": partial(self.dist.broadcast, t, 0),
+        }[operation], x
+
+    def end(self) -> None:
+        if self.dist is not None:
+            self.dist.barrier()
+            self.dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    work(json.loads(sys.argv[1]))

@@ -1,0 +1,161 @@
+"""Suites collectives and network of bench.py: what is timed is right, disturbed samples do not count, files load."""
+
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def scripts_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.mark.mpi(ranks=2)
+def test_every_call_that_is_timed_is_right_and_a_wrong_one_is_refused(comm):
+    import bench_collectives as bench
+
+    for operation in bench.TUNED:
+        for nbytes in (8, 16 * KIB, 64 * KIB):
+            result = bench.run(comm, None, 0.001, operation, nbytes, bench.OURS)
+            assert result["times"].keys() == {"native", *bench.OURS} and result["chosen"].keys() == bench.OURS.keys()
+            for side in result["times"].values():
+                assert 1e-8 < side["seconds"] < 10 and 0 <= side["calm"] <= side["all"]
+        x = bench.aligned(1000)
+        _, y = bench.mpi_call(comm, operation, x)
+        # The root of a broadcast has the result before, and only the root of a reduction gets one.
+        unaware = {"broadcast": 0, "reduce": 1}.get(operation) == comm.Get_rank()
+        refused = pytest.raises(ArithmeticError, match=f"{operation} of 1000 float32 by nobody is wrong")
+        with nullcontext() if unaware else refused:
+            bench.check(comm, operation, "nobody", x, lambda: None, y)
+
+
+class Alone:
+    """A world of one rank."""
+
+    Get_rank = staticmethod(lambda: 0)
+    Barrier = staticmethod(lambda: None)
+    allreduce = bcast = staticmethod(lambda value: value)
+    allgather = staticmethod(lambda value: [value])
+
+
+@pytest.mark.parametrize("disturbed, seconds", [(2, 1.0), (12, 9.0)])
+def test_disturbed_samples_count_only_where_others_are_too_few(monkeypatch, disturbed, seconds):
+    import bench_collectives as bench
+
+    taken = iter([(1.0, 0)] + [(9.0, 3)] * disturbed + [(1.0, 0)] * (15 - disturbed))  # the first sets the repeats
+    monkeypatch.setattr(bench, "sample", lambda *_: next(taken))
+    clock = iter([0.0] + [math.inf] * 100)
+    monkeypatch.setattr(bench.time, "monotonic", lambda: next(clock))
+    result = bench.take_turns(Alone, {"native": (None, None)}, None, 0.2)
+    assert result == {"native": {"seconds": seconds, "calm": 15 - disturbed, "all": 15}}
+
+
+def test_each_timed_call_finds_the_array_rewritten():
+    import bench_collectives as bench
+
+    x, seen = bench.aligned(3), []
+
+    def call():
+        seen.append(x.tolist())
+        x[:] = 7
+
+    spent, lost = bench.sample(x, call, 2.0, 4, lambda: seen.append("barrier"))
+    assert seen == ["barrier", [2.0] * 3] * 5 and spent > 0 and lost >= 0
+    assert x.ctypes.data % 4096 == 0
+
+
+def test_goals():
+    from bench_collectives import goal, length, verdict
+
+    shared, private = "shared arrays", "private arrays"
+    assert goal("allreduce", 64 * KIB, shared) == goal("allreduce", 32 * MIB, shared) == 1 / 3
+    assert goal("allreduce", 64 * MIB, shared) == 1 / 1.5
+    assert goal("allreduce", 16 * KIB, shared) == goal("allreduce", 16 * KIB, private) == 1.1
+    assert goal("allreduce", 16 * KIB + 1, private) == 1.0
+    assert goal("allreduce", 4, f"{private}, doubling") == 2.0
+    assert goal("allreduce", MIB, f"{private}, ring") is None and goal("broadcast", MIB, shared) is None
+    assert verdict(1 / 3, 0.32) == "goal 0.33: met" and verdict(1.0, 1.001) == "goal 1.00: MISSED"
+    assert verdict(None, 5) == ""
+    assert [length(n) for n in (4, KIB, 128 * MIB)] == ["4 B", "1 KiB", "128 MiB"]
+
+
+def test_rows_of_a_case(monkeypatch):
+    import bench_collectives as bench
+
+    monkeypatch.setattr(bench.launch, "cores", lambda: 1)
+    side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
+    result = {"operation": "allreduce", "nbytes": MIB, "sides": bench.OURS, "ranks": 2, "library": "Some MPI 1.0"}
+    result |= {"chosen": {"shared arrays": "shared"}, "gloo": "PyTorch is not installed", "gloo_name": "gloo"}
+    result["times"] = {"native": side(4e-6), "shared arrays": side(1e-6), "private arrays": side(5e-6)}
+    first, second, third, fourth = bench.compare(result)
+    assert (first.case, first.peer_name, first.unit) == ("allreduce, 1 MiB, shared arrays", "Some MPI 1.0", "us")
+    assert math.isclose(first.ours, 1) and math.isclose(first.peer, 4)
+    assert first.note == "shared; goal 0.33: met; calm samples 8/9, peer 8/9; 2 ranks share 1 cores"
+    assert "goal 1.00: MISSED" in second.note
+    for row in (third, fourth):
+        assert row.peer is None and row.ratio is None and row.note.startswith("PyTorch is not installed")
+
+
+def test_a_job_of_its_own_whose_malloc_keeps_memory(nothing_left):
+    import bench_collectives as bench
+
+    shared, private = bench.rows(quick=True, only="control")
+    assert (shared.case, private.case) == ("control, 1 MiB, shared arrays", "control, 1 MiB, private arrays")
+    assert shared.peer == private.peer > 0 and shared.ours > 0 and shared.ranks == 2
+    assert list(bench.rows(quick=True, only="no such case")) == []
+
+
+def test_gloo_in_the_same_job(nothing_left):
+    pytest.importorskip("torch")
+    import bench_collectives as bench
+
+    measured = list(bench.rows(quick=True, only="broadcast"))
+    assert [row.case.rpartition(", ")[2] for row in measured] == [
+        *bench.OURS,
+        *(f"{name}: gloo" for name in bench.OURS),
+    ]
+    assert all(row.peer > 0 for row in measured) and measured[3].peer_name.startswith("gloo, PyTorch ")
+
+
+def test_a_tuned_table_is_one_that_the_selection_reads(tmp_path, monkeypatch, nothing_left):
+    import bench
+
+    from collectives.selection import Selection
+
+    file = tmp_path / "table.json"
+    arguments = ["collectives", "--quick", "--only", "reduce_scatter", "--tune", str(file)]
+    assert bench.main([*arguments, "--json", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == 3 and all(0 < row["ratio"] <= 1 for row in rows), "the fastest is no slower than the default"
+    assert list(json.loads(file.read_text())["node"]) == ["reduce_scatter"]
+    monkeypatch.setenv("RINGPROP_TUNE", str(file))
+    assert Selection({}, [0, 0]).table["reduce_scatter"][-1][1] in json.dumps(rows)
+
+
+def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
+    import bench
+
+    from collectives.networks import Network
+
+    assert bench.main(["network", "--quick", "--json", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    network = Network.load(tmp_path / "network.json")
+    assert network.ranks_per_node == 2 and network.gamma > 0
+    first, *_, reduction, copy = rows
+    assert first["case"] == "message inside, 8 B" and first["ours"] > 0
+    assert math.isclose(first["peer"], 1e6 * (network.inside.alpha + 8 * network.inside.beta))
+    assert math.isclose(reduction["ours"], 1e6 * MIB * network.gamma) and copy["peer"] is None
+
+
+def test_files_belong_to_their_suites(capsys):
+    import bench
+
+    with pytest.raises(SystemExit):
+        bench.main(["network", "--tune", "x"])
+    assert "--tune is for the suite collectives" in capsys.readouterr().err
