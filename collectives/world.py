@@ -63,6 +63,7 @@ def install_excepthooks():
         sys.stderr.write(said if said.endswith("\n") else said + "\n")
         sys.stderr.flush()
         world.Abort(status)
+        os._exit(status)  # MPICH's Abort returns while mpiexec is about to end this rank
 
     def failed(kind, error, trace):
         if issubclass(kind, KeyboardInterrupt):
