@@ -17,6 +17,7 @@ With debug=True, or RINGPROP_DEBUG=1, all ranks tell each other what they are ab
 refuse it together where that does not fit. It costs an allgather of short texts a call.
 """
 
+import atexit
 import inspect
 import sys
 import threading
@@ -150,7 +151,13 @@ class Watchdog(threading.Thread):
             if self.abort:
                 self.comm.Abort(STATUS)
 
+    def start(self):
+        super().start()
+        atexit.register(self.stop)  # before MPI is finalized
+
     def stop(self):
+        """End the thread."""
+        atexit.unregister(self.stop)
         self.ended.set()
         self.join()
 
