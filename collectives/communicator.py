@@ -258,7 +258,7 @@ class Communicator(MPI.Intracomm):
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: str | None = None):
         """recvbuf of the root = sendbuf of rank 0 (+) ... (+) that of the last."""
-        key = fingerprint("reduce", algorithm, (id(op), root), sendbuf, recvbuf)
+        key = fingerprint("reduce", algorithm, (id(op), op.handle, root), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "reduce", sendbuf, recvbuf, op, root, algorithm)
         return plan() if plan is not NATIVE else super().Reduce(sendbuf, recvbuf, op, root)
 
@@ -271,7 +271,7 @@ class Communicator(MPI.Intracomm):
             )
             if fits and sendbuf is not recvbuf and dtype.num != HALF:
                 return super().Allreduce(sendbuf, recvbuf, op)
-        key = fingerprint("allreduce", algorithm, id(op), sendbuf, recvbuf)
+        key = fingerprint("allreduce", algorithm, (id(op), op.handle), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)
 
@@ -279,25 +279,25 @@ class Communicator(MPI.Intracomm):
         """recvbuf = block `rank` of the sum of every rank's sendbuf; `recvcounts` tells all blocks' lengths."""
         if recvcounts is None:
             recvcounts = self.allgather(incoming(recvbuf).count)
-        key = fingerprint("reduce_scatter", algorithm, (id(op), constant(recvcounts)), sendbuf, recvbuf)
+        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle, constant(recvcounts)), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, recvcounts, op, algorithm)
         return plan() if plan is not NATIVE else super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
         """recvbuf = block `rank` of the sum of every rank's sendbuf; blocks of one length."""
-        key = fingerprint("reduce_scatter", algorithm, id(op), sendbuf, recvbuf)
+        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, None, op, algorithm)
         return plan() if plan is not NATIVE else super().Reduce_scatter_block(sendbuf, recvbuf, op)
 
     def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank."""
-        key = fingerprint("scan", algorithm, id(op), sendbuf, recvbuf)
+        key = fingerprint("scan", algorithm, (id(op), op.handle), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "scan", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Scan(sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; rank 0 keeps its own."""
-        key = fingerprint("exscan", algorithm, id(op), sendbuf, recvbuf)
+        key = fingerprint("exscan", algorithm, (id(op), op.handle), sendbuf, recvbuf)
         plan = self._plans.get(key) or self._new(key, "exscan", sendbuf, recvbuf, op, algorithm)
         return plan() if plan is not NATIVE else super().Exscan(sendbuf, recvbuf, op)
 
@@ -314,7 +314,7 @@ class Communicator(MPI.Intracomm):
         return request or super().Ibcast(buf, root)
 
     def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        key = fingerprint("allreduce", algorithm, id(op), sendbuf, recvbuf)
+        key = fingerprint("allreduce", algorithm, (id(op), op.handle), sendbuf, recvbuf)
         request = self._start(key, "allreduce", (sendbuf, recvbuf), sendbuf, recvbuf, op, algorithm)
         return request or super().Iallreduce(sendbuf, recvbuf, op)
 
@@ -327,13 +327,13 @@ class Communicator(MPI.Intracomm):
         if recvcounts is None:
             recvcounts = self.allgather(incoming(recvbuf).count)
         buffers = sendbuf, recvbuf
-        key = fingerprint("reduce_scatter", algorithm, (id(op), constant(recvcounts)), *buffers)
+        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle, constant(recvcounts)), *buffers)
         request = self._start(key, "reduce_scatter", buffers, *buffers, recvcounts, op, algorithm)
         return request or super().Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
 
     def Ireduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
         buffers = sendbuf, recvbuf
-        key = fingerprint("reduce_scatter", algorithm, id(op), *buffers)
+        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle), *buffers)
         request = self._start(key, "reduce_scatter", buffers, *buffers, None, op, algorithm)
         return request or super().Ireduce_scatter_block(sendbuf, recvbuf, op)
 
@@ -361,9 +361,13 @@ def describe(spec):
 
 
 def constant(item):
-    """A count, sequence of counts, or datatype as part of a key; the plan keeps the datatype alive."""
+    """A count, sequence of counts, or datatype as part of a key.
+
+    A datatype, as an operation, is named by object and handle: a plan keeps alive those that the user made, so that
+    their objects' ids are not used again; handles tell apart the library's own.
+    """
     if isinstance(item, MPI.Datatype):
-        return id(item)
+        return id(item), item.handle
     return tuple(map(constant, item)) if hasattr(item, "__iter__") and not isinstance(item, str) else item
 
 

@@ -380,6 +380,38 @@ def test_plans_are_found_again_and_never_for_other_memory(communicator, ranks):
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_operations_and_datatypes_that_come_and_go(communicator, ranks):
+    """Short-lived objects share ids, and freed ones their handles, with those that follow: plans are not mixed up."""
+    from mpi4py import MPI
+
+    x, y = np.array([3.0, 5.0]), np.empty(2)
+    mine = x + communicator.rank
+    for name in ("doubling", "shared"):
+        for _ in range(20):
+            for op, expected in ((MPI.SUM, [7, 11]), (MPI.MAX, [4, 6]), (MPI.PROD, [12, 30])):
+                communicator.Allreduce(mine, y, MPI.Op(op), algorithm=name)
+                assert (y == expected).all()
+            for first in (True, False):
+
+                def keep(a, b, _, first=first):
+                    if first:
+                        b[:] = a
+
+                op = MPI.Op.Create(keep, commute=False)
+                communicator.Allreduce(mine, y, op, algorithm=name)
+                assert (y == x + (0 if first else 1)).all()
+                op.Free()
+    z = np.arange(4, dtype="i4") + communicator.rank
+    for _ in range(20):
+        for datatype, count in ((MPI.INT32_T, 4), (MPI.INT64_T, 2)):
+            out = np.empty_like(z)
+            communicator.Allreduce([z, count, MPI.Datatype(datatype)], [out, count, MPI.Datatype(datatype)], MPI.MAX)
+            code = datatype.tocode()
+            both = [(np.arange(4, dtype="i4") + r).view(code) for r in range(2)]
+            assert (out.view(code) == np.maximum(*both)).all()
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
     communicator.Barrier()
     plans = communicator._plans
