@@ -41,9 +41,10 @@ class Progress(Callback):
         if self.quiet:
             return
         self.last = time.perf_counter()
-        accuracy = f"accuracy {record['accuracy']:7.2%}  " if "accuracy" in record else ""
+        test = f"test loss {record['test_loss']:.4f}  " if "test_loss" in record else ""
+        test += f"accuracy {record['accuracy']:7.2%}  " if "accuracy" in record else ""
         self.say(
-            f"epoch {record['epoch']}/{training.epochs}  loss {record['loss']:.4f}  {accuracy}"
+            f"epoch {record['epoch']}/{training.epochs}  loss {record['loss']:.4f}  {test}"
             f"{record['images_per_second']:,.0f} images/s  {self._left(training)} left"
         )
 
