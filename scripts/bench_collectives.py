@@ -69,39 +69,29 @@ def rows(quick: bool = False, only: str = "", tune: str | None = None) -> Iterat
         if only in f"control, {length(nbytes)}"  # an allreduce too
     ]
     for result in measure(control, seconds, environment=KEEPING):
-        yield from compare(result | {"operation": "control"})
+        yield from compare(result | {"operation": "control"}, "malloc keeps its memory")
 
 
-def compare(result: dict) -> Iterator[Row]:
+def compare(result: dict, remark: str = "") -> Iterator[Row]:
     """The rows of one case: each of ours against the library's own; and what is chosen by itself against gloo."""
     operation, nbytes, times = result["operation"], result["nbytes"], result["times"]
-    case, native = f"{operation}, {length(nbytes)}", times["native"]
-    cores = launch.cores()
-    remark = f"{result['ranks']} ranks share {cores} cores" if result["ranks"] > cores else ""
+    case, native, ranks = f"{operation}, {length(nbytes)}", times["native"], result["ranks"]
     for name in result["sides"]:
         ours = times[name]
-        ratio = ours["seconds"] / native["seconds"]
-        notes = [result["chosen"].get(name, ""), verdict(goal(operation, nbytes, name), ratio)]
-        notes += [f"calm samples {ours['calm']}/{ours['all']}, peer {native['calm']}/{native['all']}", remark]
-        yield row(f"{case}, {name}", ours, native, result["library"], result["ranks"], notes)
+        judged = verdict(goal(operation, nbytes, name), ours["seconds"] / native["seconds"])
+        calm = f"calm samples {ours['calm']}/{ours['all']}, peer {native['calm']}/{native['all']}"
+        notes = result["chosen"].get(name), judged, calm, remark
+        yield row(f"{case}, {name}", ours, native, result["library"], ranks, *notes)
     for name in OURS if "gloo" in result else ():
-        note = result["gloo"] if times.get("gloo") is None else ""
-        yield row(
-            f"{case}, {name}: gloo",
-            times[name],
-            times.get("gloo"),
-            result["gloo_name"],
-            result["ranks"],
-            [note, remark],
-        )
+        yield row(f"{case}, {name}: gloo", times[name], times.get("gloo"), result["gloo_name"], ranks, result["gloo"])
 
 
-def row(case, ours, peer, peer_name, ranks, notes) -> Row:
-    microseconds = lambda side: 1e6 * side["seconds"] if side else None
-    threads = max(1, launch.cores() // ranks)
-    return Row(
-        case, microseconds(ours), microseconds(peer), peer_name, "us", ranks, threads, "; ".join(filter(None, notes))
-    )
+def row(case: str, ours: dict, peer: dict | None, peer_name: str, ranks: int, *notes: str | None) -> Row:
+    cores = launch.cores()
+    crowd = f"{ranks} ranks on {cores} cores" if ranks > cores else ""
+    ours, peer = (1e6 * side["seconds"] if side else None for side in (ours, peer))
+    note = "; ".join(filter(None, [*notes, crowd]))
+    return Row(case, ours, peer, peer_name, "us", ranks, max(1, cores // ranks), note)
 
 
 def goal(operation: str, nbytes: int, name: str) -> float | None:
@@ -152,7 +142,7 @@ def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
         best = min(sides, key=lambda name: sides[name]["seconds"])
         default = next(name for limit, name in TABLE[place][op] if nbytes <= limit)
         case, calm = f"{op}, {length(nbytes)}: {best}", f"calm samples {sides[best]['calm']}/{sides[best]['all']}"
-        yield row(case, sides[best], sides[default], f"default {default}", result["ranks"], [calm])
+        yield row(case, sides[best], sides[default], f"default {default}", result["ranks"], calm)
     table = {place: {op: table_from(of) for op, of in times.items()}}
     save(file, table)
     print(f"{file}: {table}")

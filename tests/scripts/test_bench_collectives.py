@@ -96,7 +96,7 @@ def test_rows_of_a_case(monkeypatch):
     first, second, third, fourth = bench.compare(result)
     assert (first.case, first.peer_name, first.unit) == ("allreduce, 1 MiB, shared arrays", "Some MPI 1.0", "us")
     assert math.isclose(first.ours, 1) and math.isclose(first.peer, 4)
-    assert first.note == "shared; goal 0.33: met; calm samples 8/9, peer 8/9; 2 ranks share 1 cores"
+    assert first.note == "shared; goal 0.33: met; calm samples 8/9, peer 8/9; 2 ranks on 1 cores"
     assert "goal 1.00: MISSED" in second.note
     for row in (third, fourth):
         assert row.peer is None and row.ratio is None and row.note.startswith("PyTorch is not installed")
