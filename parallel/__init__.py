@@ -1,6 +1,6 @@
-"""Training on many ranks. Names are imported when used, so that launching and --help stay instant.
+"""Training on many ranks: strategies (data_parallel.py), the launcher, and the command line behind scripts/train.py.
 
-    from parallel import DistributedDataParallel
+Names are imported when they are first used, so that launching and --help stay instant.
 """
 
 import importlib
