@@ -29,6 +29,7 @@ class Options:
     strategy: str = option("ddp", "how ranks share the work", ("ddp",))
     ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
     allreduce: str = option("ring", "algorithm that sums gradients: ring, doubling, ..., native, auto")
+    watch: float = option(300.0, "seconds that ranks may wait for each other before the run ends and says who did")
     epochs: int = option(30, "passes over the training data")
     batch: int = option(32, "samples in a step, over all ranks")
     lr: float = option(0.1, "learning rate")
@@ -67,7 +68,7 @@ class Options:
 
 # What a resumed run may change; all else is part of the result and comes from its config.json.
 FREE_ON_RESUME = {
-    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out",
+    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "profile", "find_lr", "inspect", "timeline",
 }  # fmt: skip
 
@@ -178,7 +179,7 @@ def check(options: Options) -> None:
         value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:
             raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")
-    for name in ("lr", "momentum", "weight_decay", "label_smoothing"):
+    for name in ("lr", "momentum", "weight_decay", "label_smoothing", "watch"):
         if not getattr(options, name) >= 0:
             raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
     for name in ("momentum", "label_smoothing"):

@@ -113,7 +113,7 @@ def ranks(options: Options):
 
     from collectives import Communicator
 
-    world = Communicator(MPI.COMM_WORLD, allreduce=options.allreduce)
+    world = Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
     everyone = world.allgather({k: v for k, v in dataclasses.asdict(options).items() if k not in ("out", "ranks")})
     for other, theirs in enumerate(everyone):
         for key, value in theirs.items():

@@ -151,17 +151,19 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
     assert result(out)["parameters_sha256"] == whole[ranks]["parameters_sha256"]
 
 
-def test_a_killed_rank_ends_the_job(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "message"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "missing from Allreduce: rank 1")]
+)
+def test_a_rank_that_is_killed_or_stopped_ends_the_job(tmp_path, number, message):
     out = tmp_path / "run"
-    args = command(*LONG, "--epochs", "10000", "--out", str(out), "--ranks", "2")
+    args = command(*LONG, "--epochs", "10000", "--out", str(out), "--ranks", "2", "--watch", "2")
     program = subprocess.Popen(args, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: (out / "metrics.jsonl").exists())
-    ranks = [p for p in processes_of(out) if b"OMPI_COMM_WORLD_RANK=1" in Path(f"/proc/{p}/environ").read_bytes()]
-    if not ranks:  # MPICH
-        ranks = [p for p in processes_of(out) if b"PMI_RANK=1" in Path(f"/proc/{p}/environ").read_bytes()]
-    os.kill(ranks[0], signal.SIGKILL)
-    program.communicate(timeout=30)
-    assert program.returncode != 0
+    names = b"\0OMPI_COMM_WORLD_RANK=1\0", b"\0PMI_RANK=1\0"  # Open MPI, MPICH
+    environments = {p: Path(f"/proc/{p}/environ").read_bytes() for p in processes_of(out)}
+    os.kill(next(p for p, environment in environments.items() if any(name in environment for name in names)), number)
+    said, _ = program.communicate(timeout=40)
+    assert program.returncode != 0 and message in said, said
     wait_until(lambda: not processes_of(out), 15)
 
 
