@@ -48,7 +48,7 @@ class Alone:
 def test_disturbed_samples_count_only_where_others_are_too_few(monkeypatch, disturbed, seconds):
     import bench_collectives as bench
 
-    taken = iter([(1.0, 0)] + [(9.0, 3)] * disturbed + [(1.0, 0)] * (15 - disturbed))  # the first sets the repeats
+    taken = iter([(1.0, 0)] * 4 + [(9.0, 3)] * disturbed + [(1.0, 0)] * (15 - disturbed))  # the first set the repeats
     monkeypatch.setattr(bench, "sample", lambda *_: next(taken))
     clock = iter([0.0] + [math.inf] * 100)
     monkeypatch.setattr(bench.time, "monotonic", lambda: next(clock))
