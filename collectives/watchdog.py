@@ -153,11 +153,19 @@ class Watchdog(threading.Thread):
 
     def start(self):
         super().start()
-        atexit.register(self.stop)  # before MPI is finalized
+        atexit.register(self.stop)
+        self.key = MPI.Comm.Create_keyval(delete_fn=self.end)
+        MPI.COMM_SELF.Set_attr(self.key, self.name)
 
     def stop(self):
         """End the thread."""
         atexit.unregister(self.stop)
+        if not self.ended.is_set():
+            MPI.COMM_SELF.Delete_attr(self.key)  # calls `end`
+            MPI.Comm.Free_keyval(self.key)
+
+    def end(self, *_):
+        """MPI calls this when the attribute goes: in `stop`, or as the first act of MPI_Finalize."""
         self.ended.set()
         self.join()
 
