@@ -16,6 +16,8 @@ LOSSES = {
     "huber": lambda o: losses.HuberLoss(),
     "bce": lambda o: losses.BCEWithLogitsLoss(),
 }
+FOR_CLASSES = ("cross-entropy", "quadratic", "nll")
+FOR_VALUES = ("mse", "mae", "huber", "bce", "quadratic")
 OPTIMIZERS = {
     "sgd": lambda o, common: optimizers.SGD(**common, momentum=o.momentum, nesterov=o.nesterov),
     "adagrad": lambda o, common: optimizers.Adagrad(**common),
@@ -53,7 +55,11 @@ def network(options: Options, data: data.Data) -> nn.Network:
     )
 
 
-def loss(options: Options) -> losses.Loss:
+def loss(options: Options, data: data.Data) -> losses.Loss:
+    """The loss, which must read the kind of targets that the data has."""
+    targets, readers = ("classes", FOR_CLASSES) if data.classes else ("values", FOR_VALUES)
+    if options.loss not in readers:
+        raise ValueError(f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}")
     plain = LOSSES[options.loss](options)
     return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain
 

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             raise  # the excepthook ends all ranks
         print(f"\nended; to continue: {continue_with(options)}", file=sys.stderr)
         return TERMINATED if end.args else INTERRUPTED
-    except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
         return fail(error)
 
 

@@ -14,6 +14,13 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Options that only some values of another one read.
+READERS = (
+    ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
+    ("nesterov", "optimizer", ("sgd",)),
+    ("label_smoothing", "loss", ("cross-entropy",)),
+)
+
 
 def option(default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None):
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
@@ -73,9 +80,16 @@ FREE_ON_RESUME = {
 }  # fmt: skip
 
 
+class Parser(argparse.ArgumentParser):
+    """Wrong options end with one message, without the list of all that there are."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """argparse from the dataclass; an option that was not given is absent from the result."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="train.py",
         description="Train a neural network on one process or many ranks.",
         epilog="On a cluster: mpirun -n 4 python -m mpi4py scripts/train.py --data mnist --model lenet5",
@@ -158,6 +172,8 @@ def resumed(values: dict) -> dict:
         ) from None
     except ValueError as error:
         raise OptionError(f"--resume {directory}: config.json is not JSON ({error})") from None
+    if Path(values.get("out") or directory) != directory:
+        raise OptionError(f"--resume {directory} goes on in that directory, given --out {values['out']}: leave it out")
     for key, value in values.items():
         if key not in FREE_ON_RESUME and before.get(key) != value:
             flag = "--" + key.replace("_", "-")
@@ -185,3 +201,9 @@ def check(options: Options) -> None:
     for name in ("momentum", "label_smoothing"):
         if getattr(options, name) >= 1:
             raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")
+    for name, other, readers in READERS:
+        if getattr(options, name) and getattr(options, other) not in readers:
+            raise OptionError(
+                f"--{name.replace('_', '-')} has no effect with --{other} {getattr(options, other)}: "
+                f"leave it out, or use {', '.join(readers)}"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import platform
@@ -29,7 +30,7 @@ def train(options: Options) -> dict:
 
     Raises
     ------
-    ValueError, TypeError, ArithmeticError, RuntimeError, OSError
+    ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError
         Whatever makes the run impossible or worthless, with a message that says what to do.
     """
     started = time.perf_counter()
@@ -40,7 +41,7 @@ def train(options: Options) -> dict:
 
     data = build.datasets(options)
     network = build.network(options, data)
-    trainer = make_trainer(options, network, world)
+    trainer = make_trainer(options, data, network, world)
     timeline = Timeline(rank) if options.timeline else None
     train_loader, test_loader = build.loaders(options, data, trainer.shard, timeline and timeline.add)
     schedule, schedule_hooks = build.schedule(options, train_loader)
@@ -126,8 +127,8 @@ def ranks(options: Options):
     return world
 
 
-def make_trainer(options: Options, network: nn.Network, world) -> nn.Serial:
-    loss, optimizer = build.loss(options), build.optimizer(options)
+def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, world) -> nn.Serial:
+    loss, optimizer = build.loss(options, data), build.optimizer(options)
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.data_parallel import DistributedDataParallel
@@ -208,7 +209,9 @@ def draw_curves(history: list[dict], file: Path) -> None:
         right.set(xlabel="epoch", ylabel="samples/s")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=120)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    checkpoints.write_atomically(file, content.getvalue())
 
 
 def elapsed(since: float) -> str:
@@ -217,8 +220,9 @@ def elapsed(since: float) -> str:
 
 def what_next(options: Options) -> str:
     call = program()
+    ranks = f" --ranks {options.ranks}" if options.ranks else ""
     return (
-        f"what next:\n  {call} --resume {options.out} --epochs {options.epochs + 10}   # train on\n"
+        f"what next:\n  {call} --resume {shlex.quote(options.out)}{ranks} --epochs {options.epochs + 10}   # train on\n"
         f"  {call} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
         f"  {call} --help   # models, data sets, options; notebooks/ explain how it works"
     )

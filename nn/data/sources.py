@@ -1,10 +1,13 @@
 """Data sets by name: `load("digits")` is in the package, the others are files in a directory.
 
-    digits                      1,797 scans of 8x8, in the package mnist, fashion-mnist        IDX files,
-    gzip-compressed or not cifar10, cifar100           the binary version FILE.npz, DIRECTORY         arrays
-    x_train, y_train, x_test, y_test; .npy files of a directory are memory-mapped stdlib, tinyshakespeare,
-    text:PATH      bytes for a language model synthetic, synthetic:HxWxC              random images,
-    ImageNet's shape unless given spirals                     points in the plane
+    digits                               1,797 scans of 8x8, in the package
+    mnist, fashion-mnist                 IDX files, gzip-compressed or not
+    cifar10, cifar100                    the binary version
+    FILE.npz, DIRECTORY                  arrays x_train, y_train, x_test, y_test; .npy files of a directory are
+                                         memory-mapped
+    stdlib, tinyshakespeare, text:PATH   bytes for a language model
+    synthetic, synthetic:HxWxC           random images, of ImageNet's shape unless given
+    spirals                              points in the plane
 
 The directory is `data_dir`, else $RINGPROP_DATA, else ./data. Nothing is ever downloaded here:
 scripts/get_data.py does.
@@ -195,7 +198,7 @@ def _arrays(name: str, dtype) -> list[Dataset]:
     classes = int(max(y.max(initial=0) for y in (y_train, y_test))) + 1 if integer else 0
     scale = BYTE if x_train.dtype == np.uint8 else None
     return [
-        Dataset(_channels(x), y, f"{path} ({part})", classes=classes, scale=scale, dtype=dtype)
+        Dataset(_channels(x), _values(y), f"{path} ({part})", classes=classes, scale=scale, dtype=dtype)
         for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test))
     ]
 
@@ -203,6 +206,11 @@ def _arrays(name: str, dtype) -> list[Dataset]:
 def _channels(x: np.ndarray) -> np.ndarray:
     # Grey images (n, H, W) get their channel axis; anything else is taken as it is.
     return x[..., None] if x.ndim == 3 and x.dtype == np.uint8 else x
+
+
+def _values(y: np.ndarray) -> np.ndarray:
+    # One value a sample is a vector of one, as a network's output is; classes stay numbers.
+    return y[:, None] if y.ndim == 1 and y.dtype.kind == "f" else y
 
 
 def _find(name: str, directory: Path, files: list[str], suffixes: tuple[str, ...] = ("",)) -> dict[str, Path]:

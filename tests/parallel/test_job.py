@@ -182,6 +182,7 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path):
     out = tmp_path / "run"
     train(*SMALL, "--out", out)
     assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
+    assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
     train("--resume", out, "--epochs", "4")
     assert result(out)["epochs"] == 4
 
@@ -193,6 +194,18 @@ def test_a_full_disk_is_one_clear_message(tmp_path):
     said = train(*SMALL, "--out", tmp_path / "run", status=1, preexec_fn=limit)
     assert "error: " in said and "cannot write" in said and "step-00000004.npz" in said and "Traceback" not in said
     assert not list((tmp_path / "run").rglob("*.npz")) and not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_values_are_learned_from_arrays(tmp_path):
+    """One value a sample, and no accuracy: the whole way from the file to the curves."""
+    x = np.random.default_rng(0).standard_normal((80, 3))
+    y = x @ [1.0, -2.0, 3.0]
+    np.savez(tmp_path / "a.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    args = ["--data", tmp_path / "a.npz", "--model", "mlp:3,1", "--batch", "10", "--epochs", "20"]
+    train(*args, "--loss", "mse", "--out", tmp_path / "run")
+    assert result(tmp_path / "run")["loss"] < 1e-3 and "accuracy" not in result(tmp_path / "run")
+    said = train(*args, "--out", tmp_path / "other", status=1)
+    assert "are values: use mse" in said and not (tmp_path / "other").exists()
 
 
 def test_config_file_lies_below_the_flags(tmp_path):
@@ -220,6 +233,9 @@ def test_config_file_lies_below_the_flags(tmp_path):
         (["--init", "hee"], 1, "did you mean 'he'"),
         (["--data", "mnist", "--data-dir", "nowhere"], 1, "get_data.py mnist --data-dir nowhere"),
         (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
+        (["--momentum", "0.9", "--optimizer", "adam"], 2, "--momentum has no effect with --optimizer adam"),
+        (["--label-smoothing", "0.1", "--loss", "mse"], 2, "--label-smoothing has no effect with --loss mse"),
+        (["--loss", "mse"], 1, "--loss mse: the targets of digits are classes: use cross-entropy"),
         (["--batch", "1", "--ranks", "2"], 1, "a global batch of 1 samples cannot be cut among 2 ranks"),
         (["--allreduce", "rung", "--ranks", "2"], 1, "no allreduce algorithm 'rung'"),
         (["--lr", "1e30", "--limit", "64", "--ranks", "2"], 1, "on rank 0"),
