@@ -9,14 +9,13 @@ from parallel.options import Options
 
 LOSSES = {
     "cross-entropy": lambda o: losses.CrossEntropyLoss(label_smoothing=o.label_smoothing),
-    "nll": lambda o: losses.NLLLoss(),
     "quadratic": lambda o: losses.QuadraticLoss(),
     "mse": lambda o: losses.MSELoss(),
     "mae": lambda o: losses.MAELoss(),
     "huber": lambda o: losses.HuberLoss(),
     "bce": lambda o: losses.BCEWithLogitsLoss(),
 }
-FOR_CLASSES = ("cross-entropy", "quadratic", "nll")
+FOR_CLASSES = ("cross-entropy", "quadratic")
 FOR_VALUES = ("mse", "mae", "huber", "bce", "quadratic")
 OPTIMIZERS = {
     "sgd": lambda o, common: optimizers.SGD(**common, momentum=o.momentum, nesterov=o.nesterov),

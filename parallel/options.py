@@ -48,7 +48,7 @@ class Options:
         None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
     )
     loss: str = option(
-        "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce", "nll")
+        "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce")
     )
     label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
     optimizer: str = option("sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"))
