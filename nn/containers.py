@@ -10,7 +10,7 @@ import contextlib
 
 import numpy as np
 
-from nn.layer import Layer, ShapeError, child_specs
+from nn.layer import Layer, ShapeError, check_layers, child_specs
 
 
 class Residual(Layer):
@@ -24,6 +24,7 @@ class Residual(Layer):
     """
 
     def __init__(self, body: Layer, shortcut: Layer | None = None):
+        check_layers("Residual", body, *([] if shortcut is None else [shortcut]))
         self.body, self.shortcut = body, shortcut
 
     def __repr__(self):
@@ -80,6 +81,7 @@ class Branches(Layer):
     def __init__(self, *layers: Layer):
         if not layers:
             raise ValueError("Branches needs at least one layer")
+        check_layers("Branches", *layers)
         self.layers = layers
 
     def __repr__(self):
@@ -144,6 +146,7 @@ class Recompute(Layer):
     """
 
     def __init__(self, layer: Layer):
+        check_layers("Recompute", layer)
         self.layer = layer
 
     def __repr__(self):

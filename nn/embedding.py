@@ -36,6 +36,8 @@ class Embedding(Layer):
         An id out of the vocabulary: which, where, and in which layer.
     """
 
+    ids = True
+
     def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
         if vocabulary < 1 or features < 1:
             raise ValueError(f"Embedding: sizes must be at least 1, given {vocabulary} and {features}")

@@ -170,7 +170,9 @@ class LayerTime:
     backward: float = 0.0
 
 
-def profile(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int = 10) -> list[LayerTime]:
+def profile(
+    trainer: Serial, x: np.ndarray, y: np.ndarray, total: int | None = None, repeats: int = 10
+) -> list[LayerTime]:
     """Time of every layer's forward and backward in a training step, in forward order, after a step of warm-up.
 
     Rows "loss" and "optimizer" follow. The trainer's parameters and moments are put back. Each layer is timed alone, so
@@ -192,11 +194,11 @@ def profile(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int = 10) ->
 
     try:
         with calls(trainer, clock):
-            trainer.step(x, y)
+            trainer.step(x, y, total)
             for row in spent.values():
                 row.forward = row.backward = 0.0
             for _ in range(repeats):
-                trainer.step(x, y)
+                trainer.step(x, y, total)
     finally:
         trainer.load_state(before)
     for row in spent.values():

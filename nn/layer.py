@@ -62,10 +62,13 @@ class Layer:
         tells from it which arrays the next layer may overwrite.
     gradient : {"new", "view"}
         What backward returns: a new array, or gy itself (perhaps overwritten or reshaped).
+    ids : bool
+        Whether x holds integer ids; every other layer takes floats of the network's dtype.
     """
 
     output = "new"
     gradient = "new"
+    ids = False
 
     def specs(self, in_shape: Shape) -> tuple[dict[str, Spec | dict], Shape]:
         """What the layer needs, and the shape of its output; the batch axis is left out of both shapes."""
@@ -196,9 +199,9 @@ class Sequential(Layer):
     """Layers one after the other; their names are their positions: "0", "1", ..."""
 
     def __init__(self, *layers: Layer):
-        for i, layer in enumerate(layers):
-            if not isinstance(layer, Layer):
-                raise TypeError(f"Sequential: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
+        if not layers:
+            raise ValueError("Sequential needs at least one layer")
+        check_layers("Sequential", *layers)
         self.layers = layers
 
     def __repr__(self) -> str:
@@ -259,6 +262,13 @@ class Sequential(Layer):
             if gy is None:
                 break
         return gy
+
+
+def check_layers(container: str, *layers: Layer) -> None:
+    """Refuse what is no layer, by its position."""
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise TypeError(f"{container}: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
 
 
 def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from nn.layer import Common, Layer, Run, Shape, ShapeError, child_specs
+from nn.layer import Common, Layer, Run, Shape, ShapeError, check_layers, child_specs
 from nn.layout import Layout
 from nn.memory import Memory
 
@@ -42,6 +42,7 @@ class Network:
     """
 
     def __init__(self, root: Layer, in_shape: Shape, dtype=np.float32, name: str = "network"):
+        check_layers("Network", root)
         self.root, self.in_shape, self.name = root, tuple(in_shape), name
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -49,6 +50,7 @@ class Network:
         self.specs, self.out_shape = (
             child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
         )
+        self.takes_ids = _takes_ids(root)
         self.layout = Layout(self.specs)
         self.state_layout = Layout(self.specs, state=True)
 
@@ -99,7 +101,7 @@ class Network:
             raise ShapeError(
                 f"{self.name}: expects batches of shape (N, {', '.join(map(str, self.in_shape))}), given {x.shape}"
             )
-        if x.dtype.kind == "f" and x.dtype != self.dtype:
+        if x.dtype != self.dtype and not self.takes_ids:
             raise TypeError(
                 f"{self.name}: computes in {self.dtype}, given {x.dtype}: convert the data, or build with that dtype"
             )
@@ -162,6 +164,10 @@ def _walk(layer: Layer, path: str, in_shape: Shape):
         yield path, layer, in_shape, layer.specs(in_shape)[1]
     for (name, child), shape in zip(children.items(), layer.child_shapes(in_shape), strict=True):
         yield from _walk(child, f"{path}.{name}" if path else name, shape)
+
+
+def _takes_ids(layer: Layer) -> bool:
+    return layer.ids or any(map(_takes_ids, layer.children().values()))
 
 
 def _plan(layer: Layer, run: Run) -> None:

@@ -9,20 +9,22 @@ import numpy as np
 
 from nn.inspection import Distribution, RateSearch
 
+LEGIBLE = 40  # classes that a confusion matrix has room to name
+
 
 def confusion(matrix: np.ndarray, names: Sequence[str] | None = None):
-    """A confusion matrix in colour, shares of each true class, with its counts."""
+    """A confusion matrix in colour, shares of each true class; with names and counts where there is room."""
     names = [str(i) for i in range(len(matrix))] if names is None else list(names)
-    figure, ax = _figure(0.5 * len(names) + 2, 0.5 * len(names) + 1.5)
+    side = 0.5 * min(len(names), LEGIBLE)
+    figure, ax = _figure(side + 2, side + 1.5)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for (i, j), count in np.ndenumerate(matrix):
-        if count:
-            ax.text(
-                j, i, str(count), ha="center", va="center", color="white" if shares[i, j] > 0.5 else "black", size=8
-            )
-    ax.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0)
-    ax.set_yticks(range(len(names)), names)
+    if len(names) <= LEGIBLE:
+        for i, j in np.argwhere(matrix):
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            ax.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour, size=8)
+        ax.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0)
+        ax.set_yticks(range(len(names)), names)
     ax.set(xlabel="predicted", ylabel="true", title=f"accuracy {np.trace(matrix) / max(1, matrix.sum()):.2%}")
     return figure
 

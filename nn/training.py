@@ -82,10 +82,18 @@ class Serial:
 
         Raises
         ------
+        ValueError
+            The global batch is empty; a shard of it may be.
         NonFiniteLoss
             Before the update, so the parameters are those of the step before.
         """
-        loss = self.combine(self.compute_gradients(x, y, len(x) if total is None else total))
+        total = len(x) if total is None else total
+        if total < max(1, len(x)):
+            raise ValueError(
+                f"step {self.steps} of {self.network.name}: a shard of {len(x)} samples in a batch of {total}; "
+                "a batch needs at least one"
+            )
+        loss = self.combine(self.compute_gradients(x, y, total))
         if not math.isfinite(loss):
             raise NonFiniteLoss(self.explain(loss, x))
         self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)

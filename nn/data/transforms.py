@@ -41,7 +41,7 @@ class RandomCrop:
         self.padding = padding
 
     def __call__(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        n, h, w, c = x.shape
+        n, h, w, c = _image_shape("RandomCrop", x)
         p = self.padding
         padded = np.zeros((n, h + 2 * p, w + 2 * p, c), x.dtype)
         padded[:, p : p + h, p : p + w] = x
@@ -56,6 +56,12 @@ class RandomFlip:
 
     def __call__(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
         flipped = np.flatnonzero(draw(keys, 0, 2))
-        mirror = np.arange(x.shape[2])[::-1]
+        mirror = np.arange(_image_shape("RandomFlip", x)[2])[::-1]
         x[flipped] = x[flipped].take(mirror, axis=2)  # twice as fast as reversed strides
         return x
+
+
+def _image_shape(transform: str, x: np.ndarray) -> tuple[int, ...]:
+    if x.ndim != 4:
+        raise ValueError(f"{transform}: expects images (height, width, channels), given samples of shape {x.shape[1:]}")
+    return x.shape

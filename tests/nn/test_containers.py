@@ -228,3 +228,10 @@ def test_what_does_not_fit_is_refused_by_name():
             Network(layer, (4,))
     with pytest.raises(ValueError, match="at least one"):
         Branches()
+    for make, words in (
+        (lambda: Residual(Linear(4, 4), Tanh), r"Residual: entry 1 .*not a Layer"),
+        (lambda: Branches(Tanh(), None), r"Branches: entry 1 is None"),
+        (lambda: Recompute(Tanh), r"Recompute: entry 0 .*not the class"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            make()

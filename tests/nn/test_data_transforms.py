@@ -47,6 +47,12 @@ def test_flip_mirrors_about_half():
     assert sorted(flipped + kept) == list(range(400)) and 160 < len(flipped) < 240
 
 
+@pytest.mark.parametrize("transform", [RandomCrop(2), RandomFlip()])
+def test_samples_that_are_no_images_are_refused(transform):
+    with pytest.raises(ValueError, match=r"Random.*: expects images .*given samples of shape \(6,\)"):
+        transform(np.zeros((5, 6)), sample_keys(0, 0, np.arange(5)))
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_a_sample_is_changed_alike_on_any_number_of_ranks(count):
     x = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 1), np.uint8)

@@ -108,12 +108,18 @@ def test_batches_that_do_not_fit_are_refused():
         network.forward(p, np.zeros((5, 3), np.float32), run)
     with pytest.raises(TypeError, match="float32, given float64"):
         network.forward(p, np.zeros((5, 4)), run)
+    with pytest.raises(TypeError, match="float32, given int64"):
+        network.forward(p, np.zeros((5, 4), np.int64), run)
     with pytest.raises(TypeError, match="float32 or float64"):
         Network(Sequential(Linear(4, 3)), (4,), np.float16)
     with pytest.raises(ValueError, match="at least 1"):
         Linear(0, 3)
     with pytest.raises(TypeError, match=r"entry 1 .*not the class"):
         Sequential(Linear(4, 3), Sigmoid)
+    with pytest.raises(ValueError, match="Sequential needs at least one"):
+        Sequential()
+    with pytest.raises(TypeError, match=r"Network: entry 0 .*not the class"):
+        Network(Sigmoid, (4,))
 
 
 def test_an_empty_batch_passes_through():

@@ -79,6 +79,8 @@ def test_overwriting_the_input_is_caught():
 
 def test_ids_are_not_perturbed_but_their_table_is():
     class Table(Layer):
+        ids = True
+
         def __init__(self, right):
             self.right = right
 

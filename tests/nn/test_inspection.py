@@ -43,6 +43,8 @@ def test_confusion_matrix_counts(tmp_path):
     assert re.search(r"^cat +2 +0 +1 +0 +66\.7%$", text, re.MULTILINE)
     assert re.search(r"^precision +100\.0% +50\.0% +50\.0% +0\.0% +66\.7%$", text, re.MULTILINE)
     assert saved(pictures.confusion(matrix), tmp_path / "a.png")
+    many = pictures.confusion(np.eye(1000, dtype=int))  # without a name and a count for each
+    assert max(many.get_size_inches()) < 25 and not many.axes[0].texts
     with pytest.raises(ValueError, match="targets from 0 to 2, for 2 classes"):
         inspection.confusion_matrix(np.zeros(6, int), target, 2)
     with pytest.raises(ValueError, match=r"\(5,\) predictions for \(6,\) targets"):

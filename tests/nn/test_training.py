@@ -138,6 +138,19 @@ def test_wrong_shape_and_dtype_are_refused():
         t.step(np.zeros((4, 6), np.float32), np.zeros(4, int))
 
 
+def test_an_empty_batch_is_refused_before_anything_moves():
+    t = trainer()
+    t.step(*data(4).batch())
+    before = t.parameters.copy()
+    empty = np.zeros((0, 6)), np.zeros(0, int)
+    with pytest.raises(ValueError, match=r"step 1 of network: a shard of 0 samples in a batch of 0; .*at least one"):
+        t.step(*empty)
+    with pytest.raises(ValueError, match="a shard of 4 samples in a batch of 3"):
+        t.step(*data(4).batch(), 3)
+    assert t.steps == 1 and (t.parameters == before).all()
+    assert t.step(*empty, 5) == 0 and t.steps == 2  # a shard may be empty
+
+
 def test_early_stopping_keeps_the_best(tmp_path):
     class Scores(nn.Callback):
         """Accuracies as if measured; weights are marked with the epoch."""

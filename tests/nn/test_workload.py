@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nn.layer import Sequential
+from nn.activations import Tanh
 from nn.models import build
 from nn.network import Network
 from nn.workload import NOTES, PUBLISHED, agrees, comparison, connections_1998, count, report, totals, training_time
@@ -99,7 +99,7 @@ def test_report_allocates_no_parameters():
 
 
 def test_report_of_a_single_layer():
-    network = Network(Sequential(), (3,))
+    network = Network(Tanh(), (3,))
     assert "in all" in report(network)
 
 
