@@ -70,9 +70,7 @@ class Metrics(Callback):
             write_atomically(self.path, lines.encode())
 
     def on_epoch(self, training, record):
-        if training.trainer.shard[0] == 0:
-            with open(self.path, "a") as file:
-                file.write(json.dumps(record) + "\n")
+        self.on_begin(training)  # written whole each time: a full disk leaves no half line
 
 
 class KeepCheckpoints(Callback):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import nn
+from collectives.selection import check_name
 from nn import callbacks, checkpoints
 from parallel import build, launch, reports
 from parallel.job import default_directory, program
@@ -62,6 +63,7 @@ def train(options: Options) -> dict:
         say(reports.profile(trainer, train_loader) + "\n")
     if timeline:
         timeline.watch(trainer)
+    say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
     metric = "accuracy" if data.classes else "test_loss"
     hooks = [callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
@@ -108,6 +110,7 @@ def describe(result: dict) -> str:
 
 def ranks(options: Options):
     """A Communicator over all ranks, or None where this process is the only one and nothing launched it."""
+    check_name("allreduce", options.allreduce)
     if not launch.inside():
         return None
     from mpi4py import MPI

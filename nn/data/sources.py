@@ -196,6 +196,11 @@ def _arrays(name: str, dtype) -> list[Dataset]:
     x_train, y_train, x_test, y_test = arrays
     integer = y_train.dtype.kind in "iu"
     classes = int(max(y.max(initial=0) for y in (y_train, y_test))) + 1 if integer else 0
+    if classes > max(1000, len(y_train) + len(y_test)):
+        raise DataError(
+            f"{path}: the largest label is {classes - 1}, for {len(y_train) + len(y_test)} samples: classes count from 0, "
+            "so this would take a network of that many outputs; is a label wrong, or are these values (then store floats)?"
+        )
     scale = BYTE if x_train.dtype == np.uint8 else None
     return [
         Dataset(_channels(x), _values(y), f"{path} ({part})", classes=classes, scale=scale, dtype=dtype)

@@ -329,3 +329,10 @@ def test_mnist_layouts_compressed_or_not(tmp_path):
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, 3) + bytes([1, 12, 1]))
     with pytest.raises(DataError, match="train-labels-idx1-ubyte: label 12 of sample 1"):
         load("mnist", tmp_path)
+
+
+def test_a_label_that_makes_too_many_classes_is_refused(tmp_path):
+    x, y = np.zeros((4, 3)), np.array([0, 1, 49_000_000, 1])
+    np.savez(tmp_path / "stray.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(DataError, match="the largest label is 49000000, for 8 samples"):
+        load(str(tmp_path / "stray.npz"))

@@ -101,6 +101,23 @@ def test_ranks_compute_what_one_process_does(tmp_path):
     assert result(tmp_path / "three")["ranks"] == 3
 
 
+def test_digits_on_two_ranks_reach_97_percent(tmp_path):
+    """What `make train` does, half as long."""
+    train("--ranks", "2", "--epochs", "15", "--out", tmp_path / "run")
+    assert result(tmp_path / "run")["accuracy"] >= 0.97
+
+
+def test_the_classical_experiment(tmp_path):
+    """Nielsen's network of 30 hidden sigmoid neurons: 3 of the 30 epochs."""
+    if not (Path(os.environ.get("RINGPROP_DATA", "")) / "mnist").is_dir():
+        pytest.skip("needs mnist in $RINGPROP_DATA (scripts/get_data.py mnist)")
+    options = (
+        "--model mlp:784,30,10 --activation sigmoid --loss quadratic --optimizer sgd --lr 3.0 --batch 10 --data mnist"
+    )
+    train(*options.split(), "--ranks", "2", "--epochs", "3", "--out", tmp_path / "run")
+    assert result(tmp_path / "run")["accuracy"] >= 0.93
+
+
 def test_mpiexec_from_outside(tmp_path):
     from parallel import launch
 
@@ -230,6 +247,7 @@ def test_config_file_lies_below_the_flags(tmp_path):
         (["--model", "mpl:64,10"], 1, "did you mean 'mlp'"),
         (["--model", "mlp:65,10"], 1, "expected 64"),
         (["--activation", "sigmoyd"], 1, "did you mean 'sigmoid'"),
+        (["--allreduce", "rung"], 1, "no allreduce algorithm 'rung'"),
         (["--init", "hee"], 1, "did you mean 'he'"),
         (["--data", "mnist", "--data-dir", "nowhere"], 1, "get_data.py mnist --data-dir nowhere"),
         (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
