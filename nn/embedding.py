@@ -41,6 +41,8 @@ class Embedding(Layer):
     def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
         if vocabulary < 1 or features < 1:
             raise ValueError(f"Embedding: sizes must be at least 1, given {vocabulary} and {features}")
+        if padding is not None and not 0 <= padding < vocabulary:
+            raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")
         self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
 
     def __repr__(self):
@@ -97,6 +99,8 @@ class LearnedPositions(Layer):
     gradient = "view"
 
     def __init__(self, length: int, features: int, init: Initializer = small):
+        if length < 1 or features < 1:
+            raise ValueError(f"LearnedPositions: sizes must be at least 1, given {length} and {features}")
         self.length, self.features, self.init = length, features, init
 
     def __repr__(self):
