@@ -105,6 +105,10 @@ def test_shapes_that_do_not_fit_are_refused():
             Network(Sequential(layer), shape)
     with pytest.raises(ValueError, match="at least 1"):
         Embedding(0, 3)
+    with pytest.raises(ValueError, match="at least 1"):
+        LearnedPositions(0, 3)
+    with pytest.raises(ValueError, match="padding must be an id, 0 to 4, given 5"):
+        Embedding(5, 3, padding=5)
 
 
 def test_tied_output_weights():

@@ -1,0 +1,30 @@
+"""What train.py tells beside the result: profile, learning-rate finder, inspection and timeline, all in one process."""
+
+import json
+
+import numpy as np
+
+from parallel.options import Options
+from parallel.run import train
+
+
+def test_profile_inspection_and_timeline_of_a_run(tmp_path, capsys):
+    options = Options(
+        model="mlp:2,16,3", data="spirals", limit=200, epochs=1, optimizer="adam", lr=0.01,
+        profile=True, inspect=True, timeline=True, out=str(tmp_path / "run"),
+    )  # fmt: skip
+    with np.errstate():
+        train(options)
+    said = capsys.readouterr().out
+    assert "forward ms" in said and "optimizer" in said and "recall" in said
+    inspected = {path.name for path in (tmp_path / "run" / "inspection").iterdir()}
+    assert inspected == {"activations.png", "confusion.png", "distributions.txt", "gradients.png", "regions.png"}
+    assert json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert (tmp_path / "run" / "timeline.png").stat().st_size > 1000
+
+
+def test_the_finder_draws_and_leaves_no_run_behind(tmp_path, capsys):
+    with np.errstate():
+        found = train(Options(model="mlp:2,16,3", data="spirals", limit=200, find_lr=True, out=str(tmp_path / "run")))
+    assert found == {} and "falls fastest at a learning rate of" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["learning_rates.png"]
