@@ -196,9 +196,10 @@ def _arrays(name: str, dtype) -> list[Dataset]:
     x_train, y_train, x_test, y_test = arrays
     integer = y_train.dtype.kind in "iu"
     classes = int(max(y.max(initial=0) for y in (y_train, y_test))) + 1 if integer else 0
-    if classes > max(1000, len(y_train) + len(y_test)):
+    samples = len(y_train) + len(y_test)
+    if classes > max(1000, samples):
         raise DataError(
-            f"{path}: the largest label is {classes - 1}, for {len(y_train) + len(y_test)} samples; classes count from 0, "
+            f"{path}: the largest label is {classes - 1}, for {samples} samples; classes count from 0, "
             "so a network would need as many outputs. Is a label wrong, or are these values (then store floats)?"
         )
     scale = BYTE if x_train.dtype == np.uint8 else None
