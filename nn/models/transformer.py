@@ -56,5 +56,7 @@ def encoder(
 
 def _length(model: str, in_shape: Shape) -> int:
     if len(in_shape) != 1:
-        raise ShapeError(f"{model} takes sequences of ids (places,), such as --data stdlib, given samples of shape {in_shape}")
+        raise ShapeError(
+            f"{model} takes sequences of ids (places,), such as --data stdlib, given samples of shape {in_shape}"
+        )
     return in_shape[0]
