@@ -122,8 +122,8 @@ class BatchNorm(Layer):
         for block in _blocks(rows):
             shift = np.multiply(rows[block], along, out=run.scratch("block", rows[block].shape, x.dtype))
             shift += constant
-            np.multiply(upstream[block], slope, out=target[block])
-            target[block] += shift
+            piece = np.multiply(upstream[block], slope, out=target[block])
+            piece += shift  # target[block] += shift would copy the block onto itself once more
         return gx
 
     def _moments(self, rows, n, run):
@@ -167,8 +167,8 @@ class BatchNorm(Layer):
         """out = scale rows + shift."""
         scale, shift = _repeat("slope", scale, rows, run), _repeat("constant", shift, rows, run)
         for block in _blocks(rows):
-            np.multiply(rows[block], scale, out=out[block])
-            out[block] += shift
+            piece = np.multiply(rows[block], scale, out=out[block])
+            piece += shift
 
 
 class BatchNorm1d(BatchNorm):

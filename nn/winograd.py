@@ -231,7 +231,8 @@ def _fold(slots, gx, images, rows, geometry, run) -> None:
         for j in range(over_w):
             block = tiles[i * mh : (i + 1) * mh, j * mw : (j + 1) * mw]
             target = total[:, rows.start + i :, : len(block), j:, : block.shape[1]]
-            target[:, :th, :, :tw] += block.transpose(2, 3, 0, 4, 1, 5)
+            piece = target[:, :th, :, :tw]
+            piece += block.transpose(2, 3, 0, 4, 1, 5)
     if rows.stop == all_rows:
         (top, _), (left, _) = geometry.padding
         whole = total.reshape(n, shape[1] * mh, shape[3] * mw, c)
