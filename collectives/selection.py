@@ -19,7 +19,8 @@ ANY = float("inf")
 Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first
 SHARED = {"allgather", "allreduce", "barrier", "broadcast", "reduce", "reduce_scatter"}
 
-# Derived from the clock (collectives/clock.py) for the networks, and confirmed by measuring on one node.
+# One node: measured with two ranks. Networks: estimates from the closed forms, to be replaced by measured tables
+# (bench.py collectives --tune).
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {

@@ -12,7 +12,7 @@ rank ends with it, for an orphaned rank waits for its peers in a busy loop, a wh
 What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
 cluster start the ranks with its own srun or mpiexec (scripts/slurm): then `inside()` is true in each of them.
 
-Standard library only, and no MPI in the launching process: import 15 ms, a start 0.2 s.
+Standard library only, and no MPI in the launching process: import 20 ms, a start 0.2 s.
 """
 
 import contextlib
