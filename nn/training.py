@@ -71,6 +71,7 @@ class Serial:
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = math.prod(network.out_shape[:-1])  # outputs a sample: 1, or the positions of a sequence
         self.steps = 0
+        self.seen, self.loss_so_far = 0, 0.0  # samples of this batch that `accumulate` was given, and their loss
 
     def allocate(self) -> None:
         """Make the flat buffers `parameters` and `gradients`; a strategy may choose other memory."""
@@ -88,29 +89,49 @@ class Serial:
             Before the update, so the parameters are those of the step before.
         """
         total = len(x) if total is None else total
-        if total < max(1, len(x)):
+        mine = self.seen + len(x)
+        if total < max(1, mine):
             raise ValueError(
-                f"step {self.steps} of {self.network.name}: a shard of {len(x)} samples in a batch of {total}; "
+                f"step {self.steps} of {self.network.name}: a shard of {mine} samples in a batch of {total}; "
                 "a batch needs at least one"
             )
-        loss = self.combine(self.compute_gradients(x, y, total))
+        loss = self.combine(self.loss_so_far + self.compute_gradients(x, y, total))
+        self.seen, self.loss_so_far, self.run.common.accumulate = 0, 0.0, False
         if not math.isfinite(loss):
             raise NonFiniteLoss(self.explain(loss, x))
-        self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)
+        self.update()
         self.steps += 1
         return loss
 
+    def accumulate(self, x: np.ndarray, y: np.ndarray, total: int) -> None:
+        """Forward and backward of a first part of this shard; the `step` with its last part ends the batch.
+
+        Saves memory: activations are those of a part. Nothing is sent to other ranks (PyTorch calls it no_sync).
+        """
+        self.loss_so_far += self.compute_gradients(x, y, total)
+        self.seen += len(x)
+        self.run.common.accumulate = True
+
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int) -> float:
-        """Gradients of this shard's part of the mean loss into `gradients`; returns that part of the loss."""
+        """Gradients of these samples' part of the mean loss into `gradients`; returns that part of the loss."""
         common = self.run.common
-        common.training, common.step = True, self.steps
+        common.training, common.step, common.sample = True, self.steps, self.first_sample(total) + self.seen
         if not len(x) and not self.everyone:
-            self.gradients[:] = 0
+            if not common.accumulate:
+                self.gradients[:] = 0
             return 0.0
         z, saved = self.network.forward(self.p, x, self.run)
         loss, gz = self.loss(z, y, total * self.terms, self.run)
         self.network.backward(self.p, self.g, gz, saved, self.run)
         return loss
+
+    def first_sample(self, total: int) -> int:
+        """Index in a global batch of `total` samples of the first one of this shard."""
+        return 0
+
+    def update(self) -> None:
+        """One step of the optimizer, with the gradients of the whole batch."""
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)
 
     def combine(self, loss: float) -> float:
         """Bring together what all shards computed: nothing to do in one process."""

@@ -1,4 +1,4 @@
-"""Training on many ranks: strategies (data_parallel.py), the launcher, and the command line behind scripts/train.py.
+"""Training on many ranks: strategies (strategies.py lists them), the launcher, and the command line behind scripts/train.py.
 
 Names are imported when they are first used, so that launching and --help stay instant.
 """
@@ -7,7 +7,7 @@ import importlib
 
 _HOME = {
     "DistributedDataParallel": "parallel.data_parallel",
-    "ReplicaError": "parallel.data_parallel",
+    "ReplicaError": "parallel.synchronous",
 }
 
 __all__ = sorted(_HOME)

@@ -134,9 +134,9 @@ def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, worl
     loss, optimizer = build.loss(options, data), build.optimizer(options)
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
-    from parallel.data_parallel import DistributedDataParallel
+    from parallel.strategies import STRATEGIES
 
-    return DistributedDataParallel(network, loss, optimizer, world, options.seed)
+    return STRATEGIES[options.strategy](options, network, loss, optimizer, world)
 
 
 def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict | None:

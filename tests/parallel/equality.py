@@ -1,0 +1,99 @@
+"""The first test of every strategy: it computes what one process computes.
+
+    assert_equals_one_process(lambda network, loss, optimizer: Strategy(network, loss, optimizer, communicator, seed=SEED))
+
+Five steps in float64 over uneven batches, for every model and optimizer: parameters and running statistics differ from
+one process's by less than 1e-12 relative.
+"""
+
+from functools import cache
+
+import numpy as np
+
+import nn
+from nn import clipping
+from nn.layer import Sequential
+
+SEED, STEPS, BATCH = 5, 5, 16
+SAMPLES = 37  # of which batches of 16 leave 5: uneven parts, and none at all for some ranks
+
+OPTIMIZERS = {
+    "sgd": lambda clip=None: nn.SGD(0.1, weight_decay=1e-3, clip=clip),
+    "momentum": lambda clip=None: nn.SGD(0.1, 0.9, weight_decay=1e-3, clip=clip),
+    "nesterov": lambda clip=None: nn.SGD(0.1, 0.9, nesterov=True, clip=clip),
+    "adam": lambda clip=None: nn.Adam(0.01, clip=clip),
+    "lars": lambda clip=None: nn.LARS(0.5, weight_decay=1e-3, clip=clip),
+    "lamb": lambda clip=None: nn.LAMB(0.01, clip=clip),
+}
+CLIPS = (None, clipping.ClipGlobalNorm(0.5), clipping.ClipNorm(0.1))
+
+
+def mlp():
+    layers = nn.Flatten(), nn.Linear(64, 20), nn.Sigmoid(), nn.Linear(20, 10)
+    return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
+
+
+def cnn(synchronized: bool = True):
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, synchronized=synchronized), nn.ReLU(), nn.Flatten()
+    return nn.Network(Sequential(*layers, nn.Dropout(0.3), nn.Linear(256, 10)), (8, 8, 1), np.float64)
+
+
+def transformer():
+    return nn.models.build("transformer:16,2,1", (8,), 32, "float64")
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+
+
+def dataset(model: str):
+    rng = np.random.default_rng(3)
+    if model == "transformer":
+        ids = rng.integers(0, 32, (SAMPLES, 9))
+        return nn.data.Dataset(ids[:, :-1], ids[:, 1:], classes=32, dtype=np.float64)
+    return nn.data.Dataset(rng.random((SAMPLES, 8, 8, 1)), rng.integers(0, 10, SAMPLES), classes=10, dtype=np.float64)
+
+
+def batches(model: str, shard: tuple[int, int], steps: int = STEPS) -> list:
+    """The first steps' (x, y, total), cut for a shard: two epochs of 16, 16 and 5 samples."""
+    loader = nn.Loader(dataset(model), BATCH, seed=1, shard=shard, dtype=np.float64)
+    return [batch for epoch in range(steps // 3 + 1) for batch in loader.epoch(epoch)][:steps]
+
+
+def train(trainer, model: str, steps: int = STEPS) -> list[float]:
+    """Make the steps; returns the losses."""
+    return [trainer.step(*batch) for batch in batches(model, trainer.shard, steps)]
+
+
+@cache
+def one_process(model: str, optimizer: str, clip: int = 0, steps: int = STEPS):
+    """(trainer after the steps, losses) of nn.Serial."""
+    trainer = nn.Serial(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), seed=SEED)
+    return trainer, train(trainer, model, steps)
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest difference relative to the largest entry of b."""
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def assert_equals_one_process(make, models=tuple(MODELS), optimizers=tuple(OPTIMIZERS), clips=range(len(CLIPS))):
+    """`make(network, loss, optimizer)` -> a trainer; called on every rank of its communicator.
+
+    Compares what `trainer.state()` gives on rank 0 (a sharded strategy gathers there), and the losses everywhere.
+    """
+    for model in models:
+        for optimizer in optimizers:
+            for clip in clips:
+                one, losses = one_process(model, optimizer, clip)
+                many = make(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]))
+                case = f"{type(many).__name__}, {model}, {optimizer}, {CLIPS[clip]}"
+                np.testing.assert_allclose(train(many, model), losses, rtol=1e-12, atol=0, err_msg=case)
+                want, got = one.state(), many.state()
+                if many.shard[0] == 0:
+                    assert want.keys() == dict(got).keys(), case
+                    for name, array in want.items():
+                        if array.ndim and array.size:
+                            scale = np.abs(array).max() or 1.0
+                            worst = float(np.abs(np.asarray(got[name]) - array).max() / scale)
+                            assert worst < 1e-12, f"{case}: {name} differs by {worst}"
+                many.communicator.release()
