@@ -1,4 +1,4 @@
-"""Training on many ranks: strategies (strategies.py lists them), the launcher, and the command line behind scripts/train.py.
+"""Training on many ranks: strategies (strategies.py lists them), the launcher, the command line of scripts/train.py.
 
 Names are imported when they are first used, so that launching and --help stay instant.
 """
