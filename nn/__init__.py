@@ -20,7 +20,16 @@ from nn.gradcheck import gradcheck
 from nn.layer import Layer, Run, Sequential, ShapeError, Spec
 from nn.layout import Layout, Region
 from nn.lbfgs import LBFGS, Vectors
-from nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, MAELoss, MSELoss, NLLLoss, QuadraticLoss
+from nn.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    MAELoss,
+    MaskedCrossEntropyLoss,
+    MSELoss,
+    NLLLoss,
+    QuadraticLoss,
+)
 from nn.memory import Memory
 from nn.network import Network
 from nn.normalization import LayerNorm, LocalResponseNorm, RMSNorm
@@ -71,6 +80,7 @@ __all__ = [
     "LogSoftmax",
     "MAELoss",
     "MSELoss",
+    "MaskedCrossEntropyLoss",
     "MaxPool2d",
     "Memory",
     "Metrics",

@@ -35,6 +35,10 @@ class Loss:
         """
         raise TypeError(f"{type(self).__name__} does not define __call__")
 
+    def rows(self, out_shape: tuple[int, ...]) -> int:
+        """Rows of a sample that have a loss: 1, or the positions of a sequence."""
+        return math.prod(out_shape[:-1])
+
     def __repr__(self):
         return f"{type(self).__name__}()"
 
@@ -272,6 +276,25 @@ class CrossEntropyLoss(NLLLoss):
             prob[kept == 0] = 0
         flat[at] -= own / total
         return value
+
+
+class MaskedCrossEntropyLoss(CrossEntropyLoss):
+    """Cross-entropy of the positions whose ids were hidden (nn/data/masking.py); all other targets are -1.
+
+    Parameters
+    ----------
+    hidden : int
+        Positions hidden in each sample: what the mean is taken over.
+    label_smoothing : float
+        As for CrossEntropyLoss.
+    """
+
+    def __init__(self, hidden: int, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing, ignore_index=-1)
+        self.hidden = hidden
+
+    def rows(self, out_shape):
+        return self.hidden
 
 
 def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = None) -> None:

@@ -69,7 +69,7 @@ class Serial:
         self.region = layout.region()
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
-        self.terms = math.prod(network.out_shape[:-1])  # outputs a sample: 1, or the positions of a sequence
+        self.terms = loss.rows(network.out_shape)
         self.steps = 0
         self.seen, self.loss_so_far = 0, 0.0  # samples of this batch that `accumulate` was given, and their loss
 

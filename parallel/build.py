@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nn
 from nn import clipping, data, learning_rates, losses, models, optimizers
+from nn.data import masking
 from nn.models.googlenet import AuxiliaryLoss
 from parallel.options import Options
 
@@ -29,12 +30,18 @@ OPTIMIZERS = {
 
 
 def datasets(options: Options) -> data.Data:
+    """The data. An encoder sees whole samples, so it is asked for hidden ids; a causal model for the next one."""
+    if options.model.startswith("encoder"):
+        options.mask = options.mask or 0.15
+    elif options.mask:
+        raise ValueError(f"--mask: {options.model} predicts the next byte: leave it out, or use --model encoder")
     return data.load(
         options.data,
         options.data_dir,
         limit=options.limit,
         normalise=options.normalise,
         length=options.length,
+        mask=options.mask,
         dtype=options.dtype,
     )
 
@@ -59,6 +66,11 @@ def loss(options: Options, data: data.Data) -> losses.Loss:
     targets, readers = ("classes", FOR_CLASSES) if data.classes else ("values", FOR_VALUES)
     if options.loss not in readers:
         raise ValueError(f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}")
+    if options.mask:
+        if options.loss != "cross-entropy":
+            raise ValueError(f"--loss {options.loss}: hidden bytes are told by cross-entropy: leave --loss out")
+        places = masking.hidden(options.mask, data.in_shape[0])
+        return losses.MaskedCrossEntropyLoss(places, options.label_smoothing)
     plain = LOSSES[options.loss](options)
     return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain
 

@@ -61,6 +61,7 @@ class Options:
     normalise: bool = option(False, "subtract the mean of each channel, divide by its standard deviation")
     augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip")
     length: int = option(64, "bytes in a sample of text")
+    mask: float = option(0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)")
     patience: int | None = option(None, "stop after that many epochs without better accuracy, keep the best")
     checkpoint_steps: int | None = option(
         None, "also save every so many steps (always: after every epoch)", metavar="N"
@@ -196,10 +197,10 @@ def check(options: Options) -> None:
         value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:
             raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")
-    for name in ("lr", "momentum", "weight_decay", "label_smoothing", "watch"):
+    for name in ("lr", "momentum", "weight_decay", "label_smoothing", "mask", "watch"):
         if not getattr(options, name) >= 0:
             raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
-    for name in ("momentum", "label_smoothing"):
+    for name in ("momentum", "label_smoothing", "mask"):
         if getattr(options, name) >= 1:
             raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")
     for name, other, readers in READERS:

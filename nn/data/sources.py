@@ -26,6 +26,7 @@ import numpy as np
 from .cifar import CIFAR10_CLASSES, read_cifar
 from .dataset import Data, DataError, DataNotFound, Dataset, check_labels
 from .idx import read_idx
+from .masking import masked
 from .synthetic import random_images, spirals
 from .text import read_standard_library, read_text, text_datasets
 
@@ -52,6 +53,7 @@ def load(
     flat: bool = False,
     normalise: bool = False,
     length: int = 64,
+    mask: float = 0.0,
     dtype=np.float32,
 ) -> Data:
     """A data set by name (see the top of this file).
@@ -71,6 +73,8 @@ def load(
         pixels lie in 0 .. 1.
     length : int
         Bytes in a sample of text.
+    mask : float
+        Hide that share of the ids, which are then the targets (masking.py); 0 for the next id as the target.
     dtype : float32 or float64
         Of the batches.
 
@@ -94,6 +98,8 @@ def load(
         train, test = train.normalised(*moments), test.normalised(*moments)
     if flat:
         train, test = train.flat(), test.flat()
+    if mask:
+        train, test = masked(train, mask, seed=0), masked(test, mask, seed=1)
     return Data(train, test, str(name))
 
 
