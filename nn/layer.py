@@ -47,6 +47,10 @@ class Spec:
     state: bool = False
     tied: str = ""
 
+    def __post_init__(self):
+        if not all(isinstance(n, (int, np.integer)) for n in self.shape):
+            raise ShapeError(f"sizes must be whole numbers, given shape {self.shape}")
+
 
 class ShapeError(ValueError):
     """A layer cannot take what it is given; the message names the layer, expected and given."""
@@ -278,4 +282,5 @@ def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:
     except ShapeError as error:
         text = str(error)
         inner = text.startswith("layer ")
-        raise ShapeError(f"layer {name}.{text[6:]}" if inner else f"layer {name} ({layer!r}): {text}") from None
+        place = f"layer {name} ({layer!r})" if name else repr(layer)
+        raise ShapeError(f"layer {name}.{text[6:]}" if inner else f"{place}: {text}") from None

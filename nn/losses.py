@@ -293,6 +293,9 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
         super().__init__(label_smoothing, ignore_index=-1)
         self.hidden = hidden
 
+    def __repr__(self):
+        return super().__repr__().replace("ignore_index=-1", f"hidden={self.hidden}")
+
     def rows(self, out_shape):
         return self.hidden
 
