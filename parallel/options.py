@@ -47,7 +47,6 @@ class Options:
     schedule: str | None = option(
         None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
     )
-    strategy: str = option("ddp", "how ranks share the work", ("ddp",))
     loss: str = option(
         "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce")
     )
