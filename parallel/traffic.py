@@ -1,0 +1,100 @@
+"""Bytes on the wire: a communicator that counts what its collectives carry.
+
+    counted = Traffic(communicator)              # in its place everywhere
+    trainer = FullyShardedDataParallel(network, loss, optimizer, counted)
+    trainer.step(x, y)
+    counted.total                                # bytes that this rank had to send
+
+Counted is what was handed to each call, n bytes, times what the best algorithm makes a rank send of it among p (Chan et
+al. 2007): the ring's for all but small messages, so what network cards count, headers aside. An allreduce is a
+reduce-scatter and an allgather, 2 n (p-1)/p. Pickled objects (the lower-case methods) are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from collectives.messages import Message, is_in_place
+
+# operation -> (whether the second buffer is the whole vector, how often all but a rank's own part of it is sent)
+WHOLE = {
+    "bcast": (False, 1),
+    "reduce": (False, 1),
+    "allreduce": (True, 2),
+    "allgather": (True, 1),
+    "allgatherv": (True, 1),
+    "reduce_scatter": (False, 1),
+    "reduce_scatter_block": (False, 1),
+    "alltoall": (False, 1),
+    "alltoallv": (False, 1),
+}
+BLOCK = {"gather", "gatherv", "send", "ssend", "bsend", "rsend"}  # a rank sends the first buffer, as it is
+VECTOR = {"allgatherv", "gatherv", "alltoallv", "scatterv"}
+
+
+class Traffic:
+    """Stands in for a communicator; what is not counted is the communicator's own.
+
+    Parameters
+    ----------
+    communicator : collectives.Communicator
+
+    Attributes
+    ----------
+    bytes, calls : Counter
+        By operation ("allreduce", blocking or not): bytes that this rank had to send, and calls.
+    """
+
+    def __init__(self, communicator):
+        self.communicator = communicator
+        self.bytes: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(self.bytes.values())
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.bytes.clear()
+        self.calls.clear()
+
+    def __getattr__(self, name: str):
+        method = getattr(self.communicator, name)
+        operation = name.lower().removeprefix("i")
+        if name[0].islower() or not (operation in WHOLE or operation in BLOCK or operation.startswith("scatter")):
+            return method
+        counted = self._counting(method, operation)
+        setattr(self, name, counted)  # found directly from now on
+        return counted
+
+    def _counting(self, method: Callable, operation: str) -> Callable:
+        def call(*buffers, **options):
+            self.calls[operation] += 1
+            self.bytes[operation] += self._sent(operation, buffers, options)
+            return method(*buffers, **options)
+
+        return call
+
+    def _sent(self, operation: str, buffers: tuple, options: dict) -> int:
+        size, rank = self.communicator.size, self.communicator.rank
+        vector = operation in VECTOR
+        if operation in WHOLE:
+            second, times = WHOLE[operation]
+            whole = buffers[1] if second or is_in_place(buffers[0]) else buffers[0]
+            return times * nbytes(whole, size, vector) * (size - 1) // size
+        if operation in BLOCK:
+            root = options.get("root", buffers[2] if len(buffers) > 2 else 0) if operation.startswith("gather") else -1
+            return 0 if rank == root else nbytes(buffers[0], 1, False)
+        root = options.get("root", buffers[2] if len(buffers) > 2 else 0)  # scatter
+        return nbytes(buffers[0], size, vector) * (size - 1) // size if rank == root else 0
+
+
+def nbytes(buffer, parts: int, vector: bool) -> int:
+    """Bytes of data in a buffer as mpi4py takes it."""
+    if hasattr(buffer, "nbytes"):
+        return buffer.nbytes
+    message = Message(buffer, parts, vector)
+    return message.count * message.size * (1 if vector else parts)
