@@ -53,8 +53,16 @@ class Planner(MovingPlanner):
             half=message.half,
         )
 
+    def schedule(self, rounds, op, buffers):
+        """A schedule of the caller's own on named arrays."""
+        messages = {name: incoming(array) for name, array in buffers.items()}
+        first = next(iter(messages.values()))
+        for message in messages.values():
+            same_type(first, message)
+        return self.reducing(rounds, {name: m.bytes(0, m.count) for name, m in messages.items()}, first, op)
+
     def reducing(self, rounds, x, message, op, before=(), after=(), keep=()):
-        """A plan that reduces elements of the message's datatype in x."""
+        """A plan that reduces elements of the message's datatype in x, or in named buffers."""
         if message.half:
             combine = partial(combine_half, HALF[op.handle])
         else:
@@ -62,7 +70,7 @@ class Planner(MovingPlanner):
         return Plan(
             rounds,
             self.comm,
-            {"x": x},
+            x if isinstance(x, dict) else {"x": x},
             message.datatype,
             message.extent,
             combine,

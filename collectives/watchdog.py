@@ -38,7 +38,7 @@ QUESTION, REPLY = 1, 2  # tags
 COLLECTIVE = (
     "Barrier", "Bcast", "Scatter", "Scatterv", "Gather", "Gatherv", "Allgather", "Allgatherv", "Alltoall",
     "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",
-    "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
+    "Run", "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
 )
 # fmt: on
 # Calls that wait for a peer: name -> (its parameter, its place).

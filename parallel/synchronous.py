@@ -50,9 +50,17 @@ class Synchronous(Serial):
         return part(total, self.shard[1], self.shard[0])[0]
 
     def first_bad(self, x):
-        """Every rank looks at its own samples; all return the finding of the first rank that has one."""
-        found = self.communicator.allgather(super().first_bad(x))
-        return next((f"{place} on rank {rank}" for rank, place in enumerate(found) if place), "")
+        """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
+        common = self.run.common
+        # In training, ranks that share statistics would wait for one that has found something and looks no further.
+        common.training = not self.everyone
+        found = self.communicator.allgather(self.look(x))
+        places = sorted((not place.startswith("the input"), rank, place) for rank, place in enumerate(found) if place)
+        return f"{places[0][2]} on rank {places[0][1]}" if places else ""
+
+    def look(self, x: np.ndarray) -> str:
+        """What `first_bad` finds on this rank."""
+        return super().first_bad(x)
 
     def all_sum(self, array: np.ndarray) -> None:
         """Sum an array over all ranks, in place."""

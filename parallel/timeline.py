@@ -48,11 +48,31 @@ class Timeline:
         return timed
 
     def watch(self, trainer: Serial) -> None:
-        """Let every step of this trainer leave its events."""
+        """Let every step of this trainer leave its events.
+
+        A trainer may name its own: `phases`, (event, method, together). Where ranks do a phase together they meet
+        first, so that waiting for each other is an event of its own, "wait", and no part of the phase.
+        """
+        if phases := getattr(trainer, "phases", ()):
+            meet = self.timed("wait", trainer.communicator.Barrier)
+            for name, method, together in phases:
+                call = self.timed(name, getattr(trainer, method))
+                setattr(trainer, method, _after(meet, call) if together else call)
+            return
         trainer.compute_gradients = self.timed("compute", trainer.compute_gradients)
         if trainer.shard[1] > 1:
             trainer.combine = self.timed("communicate", trainer.combine)
         trainer.optimizer.update = self.timed("update", trainer.optimizer.update)
+
+
+def _after(first: Callable, call: Callable) -> Callable:
+    """`call`, each time after `first`."""
+
+    def both(*args, **kwargs):
+        first()
+        return call(*args, **kwargs)
+
+    return both
 
 
 def write(events: list[dict], directory: Path) -> None:
@@ -78,7 +98,8 @@ def write(events: list[dict], directory: Path) -> None:
 
 def excerpt(events: list[dict], steps: int = 6) -> list[dict]:
     """The events of a few steps in the middle."""
-    starts = sorted(e["start"] for e in events if e["name"] == "compute" and e["rank"] == 0)
+    first = next((e["name"] for e in events if e["rank"] == 0 and e["name"] not in ("read", "wait")), "")
+    starts = sorted(e["start"] for e in events if e["name"] == first and e["rank"] == 0)
     if not starts:
         return events
     middle = len(starts) // 2
