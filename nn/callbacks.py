@@ -98,9 +98,12 @@ class KeepCheckpoints(Callback):
             self._save(training, "best")
 
     def _save(self, training: Training, name: str | None = None) -> None:
-        state = training.trainer.state()  # every rank: sharded strategies gather here
+        entries = training.trainer.entries()
         if training.trainer.shard[0] == 0:
-            self.checkpoints.save(state, training.progress(), name)
+            self.checkpoints.save(entries, training.progress(), name)
+        else:  # take part: sharded strategies gather here
+            for _ in entries:
+                pass
 
 
 class EarlyStopping(Callback):
@@ -119,7 +122,7 @@ class EarlyStopping(Callback):
         if patience < 1:
             raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
         self.patience, self.metric, self.checkpoints = patience, metric, checkpoints
-        self.state: dict[str, np.ndarray] | None = None
+        self.best: dict[str, np.ndarray] | None = None
 
     def on_epoch(self, training, record):
         if self.metric not in record:
@@ -128,16 +131,16 @@ class EarlyStopping(Callback):
             )
         best = best_epoch(training.history, self.metric)
         if best == len(training.history) - 1:
-            self.state = {name: array.copy() for name, array in training.trainer.state().items()}
+            self.best = training.trainer.snapshot()
         training.stop = len(training.history) - 1 - best >= self.patience
 
     def on_end(self, training):
         if not training.history:
             return
-        if self.state is None and self.checkpoints:
-            self.state, *_ = self.checkpoints.load("best")
-        if self.state is not None:
-            training.trainer.load_state(self.state)
+        if self.best is not None:
+            training.trainer.restore(self.best)
+        elif self.checkpoints:
+            training.trainer.load_state(self.checkpoints.load("best")[0])
 
 
 def best_epoch(history: list[dict], metric: str) -> int:

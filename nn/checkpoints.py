@@ -8,11 +8,13 @@ manifest lists only complete files, and a file that has changed since is found b
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import warnings
 import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +34,21 @@ def write_atomically(path: Path, content: bytes) -> None:
     OSError
         With the file and the number of bytes in the message; the temporary file is removed.
     """
+    with _replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[_Hashed]:
+    """A file that takes the place of `path` at the end of the context, and not at all after an error in it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    file = None
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
+        with open(temporary, "wb") as raw:
+            file = _Hashed(raw)
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(raw.fileno())
         os.replace(temporary, path)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
@@ -47,10 +58,24 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         raise type(error)(
             error.errno,
-            f"cannot write {len(content):,} bytes to {path} ({error.strerror}); what was there before is kept",
+            f"cannot write {file.size if file else 0:,} bytes to {path} ({error.strerror}); "
+            "what was there before is kept",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class _Hashed:
+    """A file to be written from beginning to end; it keeps the SHA-256 and the number of bytes that it was given."""
+
+    def __init__(self, file):
+        self.file, self.sha256, self.size = file, hashlib.sha256(), 0
+        self.flush = file.flush
+
+    def write(self, data) -> int:
+        self.sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return self.file.write(data)
 
 
 class Checkpoints:
@@ -85,28 +110,31 @@ class Checkpoints:
             )
         return content["checkpoints"]
 
-    def save(self, state: dict[str, np.ndarray], progress: dict, name: str | None = None) -> Path:
+    def save(
+        self,
+        state: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
+        progress: dict,
+        name: str | None = None,
+    ) -> Path:
         """Write a checkpoint and forget all but the latest `keep`.
 
         Parameters
         ----------
-        state : dict of arrays
-            `trainer.state()`.
+        state : dict of arrays, or (name, array) pairs
+            `trainer.state()`, or `trainer.entries()`, of which the first is the number of steps: written one by one, so
+            that all are never in memory at once.
         progress : dict
             `Training.progress()`; anything JSON can hold.
         name : str or None
             A name of its own, such as "best", which the next save of that name replaces.
         """
-        if odd := [name for name, array in state.items() if array.dtype.hasobject]:
-            raise TypeError(f"checkpoint: {', '.join(odd)} holds Python objects, which only a pickle could store")
         self.directory.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez(buffer, progress=np.array(json.dumps(progress)), **state)
-        content = buffer.getvalue()
-        steps = int(state["steps"])
-        file = f"{name or f'step-{steps:08d}'}.npz"
-        write_atomically(self.directory / file, content)
-        entry = {"file": file, "sha256": hashlib.sha256(content).hexdigest(), "named": name is not None}
+        pairs = iter([("steps", state["steps"]), *state.items()] if isinstance(state, Mapping) else state)
+        _, steps = first = next(pairs)
+        file = f"{name or f'step-{int(steps):08d}'}.npz"
+        with _replacing(self.directory / file) as out:
+            _write(out, chain([("progress", np.array(json.dumps(progress))), first], pairs))
+        entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
         entries = [e for e in self.entries() if e["file"] != file] + [entry]
         latest = [e for e in entries if not e["named"]]
         dropped = latest[: -self.keep] if self.keep else latest
@@ -117,10 +145,11 @@ class Checkpoints:
             (self.directory / old["file"]).unlink(missing_ok=True)
         return self.directory / file
 
-    def load(self, name: str | None = None) -> tuple[dict[str, np.ndarray], dict, Path]:
+    def load(self, name: str | None = None) -> tuple[Stored, dict, Path]:
         """(state, progress, file) of the latest checkpoint that is whole, or of the one called `name`.
 
-        A damaged one is named in a warning, and the one before it is used.
+        The arrays are read from the file when they are asked for. A damaged one is named in a warning, and the one
+        before it is used.
 
         Raises
         ------
@@ -143,11 +172,50 @@ class Checkpoints:
         )
 
 
-def _read(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict]:
-    content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
+class Stored(Mapping):
+    """The arrays of a checkpoint by name, each read from the file when it is asked for: they need not all fit."""
+
+    def __init__(self, path: Path):
+        self._file = np.load(path, allow_pickle=False)
+        self._names = dict.fromkeys(self._file.files)
+        for name in self._names:
+            with self._file.zip.open(f"{name}.npy") as member:
+                read = getattr(np.lib.format, "read_array_header_{}_{}".format(*np.lib.format.read_magic(member)))
+                if read(member)[2].hasobject:
+                    raise ValueError(f"{name} holds Python objects, which is a pickle: allow_pickle is never set here")
+        self.progress = json.loads(str(self._file["progress"]))
+        del self._names["progress"]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _write(out: _Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
+    """An .npz file, as numpy.savez makes it, of arrays that come one by one."""
+    written = set()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in pairs:
+            if name in written:
+                continue
+            if array.dtype.hasobject:
+                raise TypeError(f"checkpoint: {name} holds Python objects, which only a pickle could store")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+            written.add(name)
+
+
+def _read(path: Path, sha256: str) -> tuple[Stored, dict]:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise ValueError(f"sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed")
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        state = {key: file[key] for key in file.files}
-    return state, json.loads(str(state.pop("progress")))
+    stored = Stored(path)
+    return stored, stored.progress

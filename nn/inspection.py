@@ -123,9 +123,9 @@ def activations(trainer: Serial, x: np.ndarray, bins: int = 40) -> list[Distribu
 
 def gradients(trainer: Serial, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
     """The gradient of every parameter for a batch, first layer first; the trainer's gradient buffer is overwritten."""
-    before = _copy(trainer)
+    before = trainer.snapshot()
     trainer.compute_gradients(x, y, len(x))
-    trainer.load_state(before)  # running statistics
+    trainer.restore(before)  # running statistics
     items = dict(trainer.network.layout.items(trainer.gradients))
     layers = reversed(dict.fromkeys(name.rpartition(".")[0] for name in items))  # the layout has the last one first
     return [
@@ -178,7 +178,7 @@ def profile(
     Rows "loss" and "optimizer" follow. The trainer's parameters and moments are put back. Each layer is timed alone, so
     the sum is what the step costs without what happens between layers.
     """
-    before = _copy(trainer)
+    before = trainer.snapshot()
     spent: dict[str, LayerTime] = {}
     inner = [0.0]  # for each call that runs: time spent in calls inside it
 
@@ -200,7 +200,7 @@ def profile(
             for _ in range(repeats):
                 trainer.step(x, y, total)
     finally:
-        trainer.load_state(before)
+        trainer.restore(before)
     for row in spent.values():
         row.forward, row.backward = row.forward / repeats, row.backward / repeats
     return list(spent.values())
@@ -284,7 +284,7 @@ def find_learning_rate(
     """
     if not 0 < low < high:
         raise ValueError(f"learning-rate finder: expected 0 < low < high, given {low} and {high}")
-    before, lr = _copy(trainer), trainer.optimizer.lr
+    before, lr = trainer.snapshot(), trainer.optimizer.lr
     rates, losses, mean = [], [], 0.0
     try:
         for i, (x, y, total) in zip(range(steps), batches, strict=False):
@@ -300,17 +300,13 @@ def find_learning_rate(
                 break
     finally:
         trainer.optimizer.lr = lr
-        trainer.load_state(before)
+        trainer.restore(before)
     if len(losses) < 3:
         raise ValueError(f"learning-rate finder: only {len(losses)} steps before the loss blew up or data ended")
     around = min(9, len(losses))  # steps over which a slope is taken: single batches differ
     slopes = np.convolve(np.gradient(np.array(losses), np.log(rates)), np.ones(around) / around, "same")
     settled = min(len(losses) // 2, round(1 / (1 - smoothing)))  # before, the mean is of too few steps
     return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(slopes[settled:]))]))
-
-
-def _copy(trainer: Serial) -> dict[str, np.ndarray]:
-    return {name: array.copy() for name, array in trainer.state().items()}
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -121,6 +121,7 @@ class Common:
         self.ready: Callable[[int], None] | None = None  # told how long the prefix of finished gradients is
         self.all_sum: Callable[[np.ndarray], None] | None = None  # sums an array over all ranks, in place
         self.watch: Callable[[str, Layer, np.ndarray], None] | None = None  # shown every layer's output
+        self.fetch: Callable[[Run], None] | None = None  # told which layer of a Sequential is run next, either way
 
 
 class Run:
@@ -247,8 +248,10 @@ class Sequential(Layer):
 
     def forward(self, p, x, run):
         saved = []
-        watch = run.common.watch
+        watch, fetch = run.common.watch, run.common.fetch
         for layer, pl, rl in zip(self.layers, p, run.children, strict=True):
+            if fetch:
+                fetch(rl)
             x, kept = layer.forward(pl, x, rl)
             saved.append(kept)
             if watch:
@@ -256,9 +259,11 @@ class Sequential(Layer):
         return x, saved
 
     def backward(self, p, g, gy, saved, run):
-        ready = run.common.ready
+        ready, fetch = run.common.ready, run.common.fetch
         for i in range(len(self.layers) - 1, -1, -1):
             child = run.children[i]
+            if fetch:
+                fetch(child)
             gy = self.layers[i].backward(p[i], g[i], gy, saved[i], child)
             saved[i] = None  # its memory can serve the layers below
             if ready:

@@ -95,16 +95,19 @@ class Layout:
         """The buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
         if buffer.ndim != 1 or len(buffer) < self.size:
             raise ValueError(f"this layout needs a flat buffer of {self.size} elements, given shape {buffer.shape}")
-        return self._views(self._tree, "", buffer)
+        return self.tree({name: buffer[place] for name, place in self.slices.items()})
 
-    def _views(self, tree: dict, prefix: str, buffer: np.ndarray):
+    def tree(self, flat: dict[str, np.ndarray]):
+        """The same, of arrays (full name -> the entry's elements) that may lie anywhere."""
+        return self._views(self._tree, "", flat)
+
+    def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
         if _is_container(tree):
-            return tuple(self._views(entry, f"{prefix}{name}.", buffer) for name, entry in tree.items())
+            return tuple(self._views(entry, f"{prefix}{name}.", flat) for name, entry in tree.items())
         views = SimpleNamespace()
         for name, spec in tree.items():
             if spec.state == self._state:
-                place = self.slices[spec.tied or prefix + name]
-                setattr(views, name, buffer[place].reshape(spec.shape))
+                setattr(views, name, flat[spec.tied or prefix + name].reshape(spec.shape))
         return views
 
     def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

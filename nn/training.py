@@ -11,9 +11,10 @@ Batch gradient descent is batch = all samples, stochastic gradient descent is ba
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,15 +59,11 @@ class Serial:
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
-        layout, dtype = network.layout, network.dtype
         self.allocate()
-        self.slots = {name: layout.zeros(dtype) for name in optimizer.slots}
-        self.statistics = network.state_layout.zeros(dtype)
-        layout.initialize(self.parameters, seed)
+        self.initialize()
+        self.statistics = network.state_layout.zeros(network.dtype)
         network.state_layout.initialize(self.statistics, seed)
-        self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
         self.run = network.run(self.statistics, seed, Memory(), gy_free=True)
-        self.region = layout.region()
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
@@ -77,6 +74,14 @@ class Serial:
         """Make the flat buffers `parameters` and `gradients`; a strategy may choose other memory."""
         self.parameters = self.network.layout.zeros(self.network.dtype)
         self.gradients = self.network.layout.zeros(self.network.dtype)
+
+    def initialize(self) -> None:
+        """First values, the optimizer's slots, and how layers and optimizer see the buffers."""
+        layout = self.network.layout
+        layout.initialize(self.parameters, self.seed)
+        self.slots = {name: layout.zeros(self.network.dtype) for name in self.optimizer.slots}
+        self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
+        self.region = layout.region()
 
     def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None) -> float:
         """One optimizer step on this shard (x, y) of a global batch of `total` samples; returns the batch's mean loss.
@@ -180,7 +185,17 @@ class Serial:
         state |= {f"state/{name}": a for name, a in self.network.state_layout.items(self.statistics)}
         return state | {"steps": np.array(self.steps)}
 
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        """`state`, an entry at a time, as a checkpoint is written: a strategy that shards it gathers no more at once.
+
+        First the steps. An array may change when the next one is asked for. Every rank goes through all; only rank
+        0's arrays count.
+        """
+        state = self.state()
+        yield "steps", state.pop("steps")
+        yield from state.items()
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
         mine = self.state()
         if missing := sorted(mine.keys() - state.keys()):
@@ -198,6 +213,22 @@ class Serial:
         for name, array in mine.items():
             array[...] = state[name]
         self.steps = int(state["steps"])
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """A copy of all that this process holds of the state, for `restore`."""
+        return {name: array.copy() for name, array in self.state().items()}
+
+    def restore(self, snapshot: dict[str, np.ndarray]) -> None:
+        """Go back to a snapshot of this trainer."""
+        self.load_state(snapshot)
+
+    def digest(self) -> str:
+        """SHA-256 of all parameters, in the order of the layout: the same for every strategy."""
+        return hashlib.sha256(self.parameters).hexdigest()
+
+    def alone(self) -> Serial | None:
+        """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
+        return self
 
 
 @dataclass
