@@ -8,6 +8,8 @@ import importlib
 _HOME = {
     "DistributedDataParallel": "parallel.data_parallel",
     "ReplicaError": "parallel.synchronous",
+    "ReproducibleDataParallel": "parallel.reproducible_data_parallel",
+    "ReproducibleSerial": "parallel.reproducible",
 }
 
 __all__ = sorted(_HOME)

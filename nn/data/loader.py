@@ -40,8 +40,10 @@ class Loader:
         Of the order and of the transforms.
     shuffle : bool
         A new order each epoch; else the order of the data set.
-    shard : (index, count)
-        Which part of each batch is this rank's.
+    shard : (index, count) or (index, count, virtual)
+        Which part of each batch is this rank's. With a third entry each batch is cut into so many virtual shards, and
+        these are dealt to the ranks: rank `index` has those of part `index` of `count`. Index None has no samples:
+        a rank that reads nothing, but is told how large every batch is.
     drop_last : bool
         Leave out a last batch that is not full.
     transform : callable (x, keys) -> x, or a sequence of them
@@ -67,16 +69,16 @@ class Loader:
         batch: int,
         seed: int = 0,
         shuffle: bool = True,
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int | None, ...] = (0, 1),
         drop_last: bool = False,
         transform: Callable | Sequence[Callable] | None = None,
         dtype=None,
         prefetch: int | None = None,
         timeline: Callable[[str, float, float], None] | None = None,
     ):
-        index, count = shard
-        if not 0 <= index < count:
-            raise ValueError(f"shard {shard}: expected (index, count) with 0 <= index < count")
+        index, count = shard[:2]
+        if not 0 <= (index or 0) < count <= shard[-1]:
+            raise ValueError(f"shard {shard}: expected (index, count) with 0 <= index < count, then virtual >= count")
         if batch < max(1, count):
             raise BatchTooSmall(
                 f"a global batch of {batch} samples cannot be cut among {count} ranks; "
@@ -131,7 +133,7 @@ class Loader:
         for step in range(start_step, len(self)):
             first = step * self.batch
             total = min(self.batch, n - first)
-            lo, hi = _part(total, *self.shard)
+            lo, hi = _cut(total, *self.shard)
             steps.append((first + lo, first + hi, total))
         sample = max(1, self.dataset.x[0].size * self.dtype.itemsize)
         per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.shard[1])))
@@ -186,6 +188,16 @@ def _ahead(read: Callable, plan: list, depth: int, timeline: Callable | None) ->
         stop.set()
         slots.release()
         thread.join()
+
+
+def _cut(total: int, index: int | None, count: int, virtual: int | None = None) -> tuple[int, int]:
+    """(lo, hi) of a shard in a batch of `total` samples; with `virtual` shards, of those that are dealt to it."""
+    if index is None:
+        return 0, 0
+    if virtual is None:
+        return _part(total, index, count)
+    first, last = _part(virtual, index, count)
+    return _part(total, first, virtual)[0], _part(total, last - 1, virtual)[1]
 
 
 def _part(count: int, i: int, n: int) -> tuple[int, int]:

@@ -215,3 +215,21 @@ def test_an_iteration_costs_microseconds():
             pass
         best = min(best, (time.perf_counter() - start) / len(loader))
     assert best < 40e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 60), batch=st.integers(8, 40), virtual=st.integers(1, 12), count=st.integers(1, 8))
+def test_virtual_shards_are_dealt_whole(n, batch, virtual, count):
+    """Whatever the number of ranks, no virtual shard is cut: each rank's part ends where one of them does."""
+    count = min(count, virtual)
+    data, cut = numbered(n), []
+    for step in range(len(Loader(data, batch))):
+        total = min(batch, n - step * batch)
+        cut.append(np.cumsum([0] + [total // virtual + (i < total % virtual) for i in range(virtual)]))
+    dealt = [list(Loader(data, batch, shard=(i, count, virtual)).epoch(0)) for i in range(count)]
+    for step, (_, y, _) in enumerate(Loader(data, batch).epoch(0)):
+        parts = [shard[step][1] for shard in dealt]
+        assert np.array_equal(np.concatenate(parts), y)
+        assert set(np.cumsum([len(part) for part in parts])) <= set(cut[step])
+    with pytest.raises(ValueError, match="virtual >= count"):
+        Loader(data, batch, shard=(0, 2, 1))

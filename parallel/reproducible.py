@@ -1,0 +1,138 @@
+"""--reproducible V: the same bits on any number of ranks.
+
+Every global batch is cut into the same V virtual shards, whatever the number of ranks; rank r of p computes the
+gradients of the shards part(V, p, r), one after another, each in a forward and backward pass of its own, and they are
+summed in one fixed binary tree (parallel/tree_sum.py). So no rounding depends on p: parameters after training are equal
+bit for bit on 1, 2, 3, ... ranks, and so are losses, running statistics and accuracies.
+
+What else could tell p apart is fixed too: BLAS works with one thread (its sums depend on the number of threads), every
+shard starts from the running statistics of the step's begin, and the mean of those of all shards is kept. Equal bits
+need equal instructions: hosts with the same kind of processor, NumPy and BLAS.
+
+Cost: batches of 1/V of the size for the layers, and what the tree costs; memory for at most 2 log2 V more gradients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from collectives.steps import part
+from nn.layout import ALIGN
+from nn.losses import Loss
+from nn.network import Network
+from nn.optimizers import Optimizer
+from nn.training import Serial
+from parallel.tree_sum import TreeSum
+
+FIXED_POINT = 2.0**24  # of the sums over test data
+
+
+class Reproducible:
+    """What makes a trainer reproducible; stands before `Serial` or a strategy among the base classes.
+
+    Its `combine` leaves the batch's gradient, on every rank, in `gradients`; a strategy that wants a slice of it only
+    defines `combine` with `tree.reduce_scatter`.
+
+    Attributes
+    ----------
+    shards : int
+        V, the virtual shards of a batch.
+    shard : (index, count, V)
+        A loader cuts batches where virtual shards begin.
+    tree : TreeSum
+        Of messages: gradients, loss, running statistics.
+    """
+
+    def start(self, shards: int, communicator=None) -> None:
+        """Called at the end of the constructor."""
+        refuse_synchronized(self.network)
+        self.shards = shards
+        state = self.network.state_layout.size
+        self.tree = TreeSum(shards, len(self.gradients) + ALIGN + state, self.network.dtype, communicator)
+        self.shard = (*self.shard[:2], shards)
+        self.leaf = self.tree.mine[0]
+        self.before = np.empty_like(self.statistics)
+        self.threads = threadpool_limits(1, user_api="blas")
+
+    def allocate(self) -> None:
+        """Gradients, behind them the loss, and behind that running statistics: a leaf of the tree."""
+        super().allocate()
+        size = self.network.layout.size
+        self.message = np.zeros(size + ALIGN + self.network.state_layout.size, self.network.dtype)
+        self.gradients = self.message[:size]
+        self.message_loss, self.message_statistics = self.message[size : size + 1], self.message[size + ALIGN :]
+
+    def first_sample(self, total):
+        return part(total, self.shards, self.leaf)[0]
+
+    def leaves(self, count: int):
+        """(virtual shard, its slice) of `count` samples, which are all those of this rank's shards."""
+        first, last = self.tree.mine
+        for leaf in range(first, last):
+            yield leaf, slice(*part(count, last - first, leaf - first))
+
+    def compute_gradients(self, x, y, total):
+        self.before[:] = self.statistics
+        for leaf, rows in self.leaves(len(x)):
+            self.leaf = leaf  # so `first_sample` knows
+            self.statistics[:] = self.before
+            self.message_loss[0] = super().compute_gradients(x[rows], y[rows], total)
+            self.message_statistics[:] = self.statistics
+            self.tree.add(self.message)
+        return 0.0  # the tree has it
+
+    def accumulate(self, x, y, total):
+        """Refused: how micro-batches round would depend on the number of ranks.
+
+        Raises
+        ------
+        ValueError
+        """
+        raise ValueError(
+            f"a reproducible step is cut into {self.shards} virtual shards, each a micro-batch: for smaller ones, use "
+            "more shards, and no micro-batches"
+        )
+
+    def combine(self, loss):
+        np.copyto(self.message, self.tree.allreduce())
+        np.divide(self.message_statistics, self.shards, out=self.statistics)
+        return float(self.message_loss[0])
+
+    def evaluate(self, x, y):
+        """As Serial, one virtual shard at a time. Losses are rounded to 2^-24: so far below 2^29 sums are exact."""
+        sums = np.zeros(3)
+        for _, rows in self.leaves(len(x)):
+            loss, correct, count = super().evaluate(x[rows], y[rows])
+            sums += np.rint(loss * FIXED_POINT) / FIXED_POINT, correct, count
+        return sums
+
+
+class ReproducibleSerial(Reproducible, Serial):
+    """One process that computes, bit for bit, what any number of ranks compute with as many virtual shards.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Serial.
+    shards : int
+        V: into how many virtual shards every batch is cut.
+
+    Raises
+    ------
+    ValueError
+        Where the network cannot be: synchronised statistics need all shards at once.
+    """
+
+    def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0, shards: int = 8):
+        super().__init__(network, loss, optimizer, seed)
+        self.start(shards)
+
+
+def refuse_synchronized(network: Network) -> None:
+    for path, layer, _, _ in network.layers():
+        if getattr(layer, "synchronized", False):
+            raise ValueError(
+                f"reproducible training computes one virtual shard after another, but layer {path} ({layer!r}) needs "
+                "the statistics of all at once: leave out synchronized"
+            )

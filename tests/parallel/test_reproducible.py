@@ -1,0 +1,205 @@
+"""The same bits on any number of ranks: the tree, its schedule, and sha256 of whole trainings."""
+
+import hashlib
+from functools import cache
+
+import numpy as np
+import pytest
+
+import nn
+from collectives.simulator import simulate
+from collectives.steps import part
+from nn.layer import Sequential
+from parallel.reproducible import ReproducibleSerial
+from parallel.tree_sum import TreeSum, allreduce, cover, halves, reduce_scatter
+
+SHARDS, RANKS = 8, [1, 2, 3, 4, 5, 8]
+
+
+class Sum:
+    """A value of the simulator that keeps how it was parenthesised."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __add__(self, other):
+        return Sum(f"({self.text}+{other.text})")
+
+
+def parenthesised(lo, hi):
+    if hi - lo == 1:
+        return str(lo)
+    (a, b), (c, d) = halves((lo, hi))
+    return f"({parenthesised(a, b)}+{parenthesised(c, d)})"
+
+
+def test_the_tree_is_the_textbooks():
+    assert parenthesised(0, 8) == "(((0+1)+(2+3))+((4+5)+(6+7)))"
+    assert parenthesised(0, 5) == "(((0+1)+(2+3))+4)"
+    assert cover(8, (3, 8)) == [(3, 4), (4, 8)] and cover(8, (0, 8)) == [(0, 8)] and cover(7, (1, 6)) == [
+        (1, 2), (2, 4), (4, 6),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", [reduce_scatter, allreduce])
+def test_schedule_adds_in_the_trees_order_with_every_number_of_ranks(schedule):
+    for leaves in (1, 2, 5, 7, 8, 12):
+        for size in range(1, leaves + 1):
+            for count in (1, 3, 2 * size + 1):
+                held = [cover(leaves, part(leaves, size, r)) for r in range(size)]
+                given = [
+                    {"x": [Sum(parenthesised(*node)) for node in held[r] for _ in range(count)]} for r in range(size)
+                ]
+                stats = simulate(lambda r, n=count, s=size, v=leaves: schedule(r, s, n, v), given)
+                for rank in range(size):
+                    lo, hi = part(count, size, rank) if schedule is reduce_scatter else (0, count)
+                    assert {v.text for v in given[rank]["x"][lo:hi]} <= {parenthesised(0, leaves)}
+                if schedule is reduce_scatter and count % size == 0 and all(len(nodes) == 1 for nodes in held):
+                    assert stats.moved == count * (size - 1) // size, "as many as a ring"
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 11])
+def test_one_rank_adds_as_the_tree_says_with_few_arrays(leaves):
+    rng = np.random.default_rng(leaves)
+    values = rng.standard_normal((leaves, 33)).astype(np.float32)
+
+    def recursive(lo, hi):
+        if hi - lo == 1:
+            return values[lo]
+        (a, b), (c, d) = halves((lo, hi))
+        return recursive(a, b) + recursive(c, d)
+
+    tree = TreeSum(leaves, 33, np.float32)
+    for _ in range(2):  # and again
+        for value in values:
+            tree.add(value)
+        assert np.array_equal(tree.allreduce(), recursive(0, leaves))
+    assert len(tree.sums) <= max(1, (leaves - 1).bit_length())
+    if leaves > 5:
+        assert not np.array_equal(values.sum(axis=0), recursive(0, leaves)), "control: another order, other bits"
+
+
+def mlp():
+    layers = nn.Flatten(), nn.Linear(64, 50), nn.Sigmoid(), nn.Linear(50, 10)
+    return nn.Network(Sequential(*layers), (8, 8, 1))
+
+
+def cnn():
+    layers = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten()
+    return nn.Network(Sequential(*layers, nn.Dropout(0.3), nn.Linear(384, 10)), (8, 8, 1))
+
+
+def transformer():
+    return nn.models.build("transformer:16,2,1", (8,), 32, "float32")
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+OPTIMIZERS = {
+    "sgd": lambda: nn.SGD(0.1, weight_decay=1e-3),
+    "momentum": lambda: nn.SGD(0.1, 0.9),
+    "adam": lambda: nn.Adam(0.01),
+    "clipped": lambda: nn.SGD(0.1, 0.9, clip=nn.ClipGlobalNorm(0.5)),
+    "lars": lambda: nn.LARS(0.5, weight_decay=1e-3),
+    "lamb": lambda: nn.LAMB(0.01, clip=nn.ClipNorm(0.1)),
+}
+
+
+def dataset(model):
+    rng = np.random.default_rng(3)
+    if model == "transformer":
+        ids = rng.integers(0, 32, (69, 9))
+        return nn.data.Dataset(ids[:, :-1], ids[:, 1:], classes=32)
+    return nn.data.Dataset(rng.random((69, 8, 8, 1)), rng.integers(0, 10, 69), classes=10)
+
+
+def fingerprint(trainer, model, epochs=1):
+    """sha256 of all that training left: parameters, moments, statistics, losses and accuracies."""
+    data = dataset(model)  # batches of 32, 32, and 5: three shards without a sample
+    losses, test = [], nn.Loader(data, 20, shuffle=False, shard=trainer.shard)
+    for epoch in range(epochs):
+        losses += [trainer.step(*batch) for batch in nn.Loader(data, 32, 1, shard=trainer.shard).epoch(epoch)]
+        losses += nn.evaluate(trainer, test).values()
+    content = b"".join(np.asarray(array).tobytes() for _, array in sorted(trainer.state().items()))
+    return hashlib.sha256(content + np.array(losses).tobytes()).hexdigest()
+
+
+@cache
+def one_process(model, optimizer):
+    return fingerprint(
+        ReproducibleSerial(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), 5, SHARDS), model
+    )
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_bits_do_not_depend_on_the_number_of_ranks(comm):
+    """Every rank of every number of ranks ends with what one process has."""
+    from collectives import Communicator
+    from parallel import ReproducibleDataParallel
+
+    communicator = Communicator(comm)
+    for model in MODELS:
+        for optimizer in OPTIMIZERS:
+            expected = comm.bcast(one_process(model, optimizer) if comm.rank == 0 else None)
+            many = ReproducibleDataParallel(
+                MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5, SHARDS
+            )
+            assert fingerprint(many, model) == expected, f"{model}, {optimizer}"
+            many.tree.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_control_without_it_bits_differ_but_little(comm):
+    from collectives import Communicator
+    from parallel import DistributedDataParallel
+
+    loss, expected = nn.CrossEntropyLoss(), one_process("mlp", "adam")
+    many = DistributedDataParallel(mlp(), loss, OPTIMIZERS["adam"](), Communicator(comm), 5)
+    assert fingerprint(many, "mlp") != expected
+    one = nn.Serial(mlp(), loss, OPTIMIZERS["adam"](), 5)
+    assert fingerprint(one, "mlp") != expected
+    shards = ReproducibleSerial(mlp(), loss, OPTIMIZERS["adam"](), 5, SHARDS)
+    fingerprint(shards, "mlp")
+    assert np.abs(shards.parameters - one.parameters).max() < 1e-5
+    assert np.abs(many.parameters - one.parameters).max() < 1e-5
+
+
+def test_float64_equals_serial():
+    """What is computed is the gradient of the batch: only its rounding is fixed."""
+
+    def network():
+        return nn.Network(Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8, 1), np.float64)
+
+    x, y = np.random.default_rng(0).random((21, 8, 8, 1)), np.arange(21) % 10
+    one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
+    for shards in (1, 3, 8, 30):  # 30: more shards than samples
+        many = ReproducibleSerial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), shards=shards)
+        one.load_state({k: v.copy() for k, v in many.state().items()})
+        for _ in range(3):
+            assert abs(one.step(x, y) - many.step(x, y)) < 1e-13
+        np.testing.assert_allclose(many.parameters, one.parameters, atol=1e-14)
+        assert np.allclose(many.evaluate(x, y), one.evaluate(x, y), rtol=1e-6)
+
+
+def test_what_cannot_be_is_refused_with_its_reason():
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, synchronized=True), nn.Flatten(), nn.Linear(144, 10)
+    network = nn.Network(Sequential(*layers), (8, 8, 1))
+    with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d.*needs the statistics of all at once"):
+        ReproducibleSerial(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+    one = ReproducibleSerial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    with pytest.raises(ValueError, match="8 virtual shards, each a micro-batch"):
+        one.accumulate(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), 4)
+
+    class Five:
+        rank, size = 0, 5
+
+    with pytest.raises(ValueError, match="4 virtual shards for 5 ranks: 1 would have nothing to do"):
+        TreeSum(4, 10, np.float32, Five)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_ranks_that_disagree_on_the_shards_are_told(comm):
+    from collectives import Communicator
+    from parallel import ReplicaError, ReproducibleDataParallel
+
+    with pytest.raises(ReplicaError, match="disagree on the virtual shards: rank 0: 8, rank 1: 4"):
+        ReproducibleDataParallel(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), 0, [8, 4][comm.rank])
