@@ -16,6 +16,7 @@ from pathlib import Path
 
 # Options that only some values of another one read.
 READERS = (
+    ("reproducible", "strategy", ("ddp",)),
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),
     ("label_smoothing", "loss", ("cross-entropy",)),
@@ -46,6 +47,9 @@ class Options:
     clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")
     schedule: str | None = option(
         None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
+    )
+    reproducible: int | None = option(
+        None, "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8"
     )
     loss: str = option(
         "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce")
@@ -192,7 +196,18 @@ def resumed(values: dict) -> dict:
 
 def check(options: Options) -> None:
     """Refuse numbers out of range, by name."""
-    for name in ("ranks", "epochs", "batch", "limit", "patience", "checkpoint_steps", "threads", "seed", "length"):
+    for name in (
+        "ranks",
+        "epochs",
+        "batch",
+        "limit",
+        "patience",
+        "checkpoint_steps",
+        "threads",
+        "seed",
+        "length",
+        "reproducible",
+    ):
         value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:
             raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")

@@ -80,6 +80,8 @@ class Reproducible:
             self.message_loss[0] = super().compute_gradients(x[rows], y[rows], total)
             self.message_statistics[:] = self.statistics
             self.tree.add(self.message)
+        self.leaf = self.tree.mine[0]
+        self.run.common.sample = self.first_sample(total)  # as for a shard that is computed at once
         return 0.0  # the tree has it
 
     def accumulate(self, x, y, total):

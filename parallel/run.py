@@ -132,6 +132,10 @@ def ranks(options: Options):
 
 def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, world) -> nn.Serial:
     loss, optimizer = build.loss(options, data), build.optimizer(options)
+    if world is None and options.reproducible:
+        from parallel.reproducible import ReproducibleSerial
+
+        return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.strategies import STRATEGIES

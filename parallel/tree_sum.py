@@ -164,30 +164,12 @@ class TreeSum:
         if self.communicator is None or self.communicator.size == 1:
             return
         if schedule not in self._plans:
-            self._plans[schedule] = self._plan(schedule)
-        self._plans[schedule]()
-
-    def _plan(self, schedule):
-        from mpi4py import MPI
-
-        from collectives.executor import Plan
-
-        if not self._plans:
-            self._comm = MPI.Intracomm(self.communicator).Dup()  # its messages never meet others
-        datatype = MPI.Datatype.fromcode(self.sums.dtype.char)
-
-        def adding(source, target, count):
-            a, b = target.view(self.sums.dtype), source.view(self.sums.dtype)
-            return lambda: np.add(a, b, out=a)
-
-        rounds = schedule(self.communicator.rank, self.communicator.size, self.cuts, self.leaves)
-        memory = self.sums.reshape(-1).view(np.uint8)
-        return Plan(rounds, self._comm, {"x": memory}, datatype, self.sums.itemsize, adding, commutes=True)
+            rounds = schedule(self.communicator.rank, self.communicator.size, self.cuts, self.leaves)
+            self._plans[schedule] = self.communicator.compile(rounds, x=self.sums.reshape(-1))
+        self.communicator.Run(self._plans[schedule], f"tree {schedule.__name__}")
 
     def release(self) -> None:
-        """Free the plans and the private communicator (collective)."""
+        """Free the plans."""
         for plan in self._plans.values():
             plan.free()
-        if self._plans:
-            self._comm.Free()
         self._plans = {}
