@@ -196,6 +196,34 @@ class Plateau(Callback):
         self.observe(record[self.metric])
 
 
+class MomentumCorrection(Callback):
+    """v *= lr / lr before, whenever a schedule changes the rate, for optimizers whose velocity has the rate inside.
+
+    Which buffers these are, an optimizer says in `rate_inside`; there are none but in LARS. With it a new rate acts at
+    once on all that has been gathered, as it does where the rate stays outside (Goyal et al. 2017). Place it after
+    a schedule that listens (`Plateau`), and before checkpoints are written.
+
+    Parameters
+    ----------
+    schedule : callable (step) -> rate
+    """
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+
+    def on_begin(self, training):
+        self.lr = self.schedule(training.trainer.steps)  # a checkpoint holds what is corrected already
+
+    def on_step(self, training, loss):
+        trainer, lr = training.trainer, self.schedule(training.trainer.steps)
+        for name in trainer.optimizer.rate_inside:
+            correct_momentum(trainer.slots[name], self.lr, lr)
+        self.lr = lr
+
+    def on_epoch(self, training, record):
+        self.on_step(training, 0.0)
+
+
 def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
     """The rate for a batch of another size: k times the batch, k times the rate (Goyal et al. 2017)."""
     if base_batch < 1:
@@ -207,8 +235,9 @@ def correct_momentum(velocity: np.ndarray, old_lr: float, new_lr: float) -> None
     """velocity *= new_lr / old_lr, in place: where the rate is *inside* the velocity, v = m v + lr g, and changes.
 
     LARS has this form. SGD keeps the rate outside, v = m v + g, and needs no correction; the two then agree exactly.
+    A rate of 0 has put nothing into the velocity.
     """
-    if old_lr != new_lr:
+    if old_lr and old_lr != new_lr:
         velocity *= new_lr / old_lr
 
 

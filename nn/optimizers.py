@@ -42,6 +42,7 @@ class Optimizer:
     """
 
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
+    rate_inside = ()  # slots that gather steps, not gradients: a new rate needs learning_rates.MomentumCorrection
 
     lr: float
     weight_decay: float = field(default=0.0, kw_only=True)
@@ -230,9 +231,10 @@ class AdamW(Adam):
 class LARS(Optimizer):
     """v = momentum v + lr r (g + weight_decay w); w -= v; r = trust |w| / (|g| + weight_decay |w|) for each tensor.
 
-    r is 1 for exempt tensors and where a norm is 0. The learning rate is inside v: see learning_rates.correct_momentum.
+    r is 1 for exempt tensors and where a norm is 0. The rate is inside v: see learning_rates.MomentumCorrection.
     """
 
+    rate_inside = ("velocity",)
     momentum: float = 0.9
     trust: float = 0.001
 

@@ -18,6 +18,7 @@ LOSSES = {
 }
 FOR_CLASSES = ("cross-entropy", "quadratic")
 FOR_VALUES = ("mse", "mae", "huber", "bce", "quadratic")
+WARMUP = 5  # epochs, with --linear-scaling (Goyal et al. 2017)
 OPTIMIZERS = {
     "sgd": lambda o, common: optimizers.SGD(**common, momentum=o.momentum, nesterov=o.nesterov),
     "adagrad": lambda o, common: optimizers.Adagrad(**common),
@@ -114,6 +115,18 @@ def loaders(options: Options, data_: data.Data, shard: tuple[int, int], timeline
 
 def schedule(options: Options, loader: nn.Loader) -> tuple[learning_rates.Schedule | None, list[nn.Callback]]:
     """(step -> rate or None for a constant one, callbacks that it needs)."""
-    if options.schedule is None:
+    text = options.schedule
+    if options.linear_scaling:
+        name, _, rest = (text or "constant").partition(":")
+        if "base_batch=" in rest:
+            raise ValueError(f"--linear-scaling and base_batch in --schedule {text} say the same: leave one out")
+        given = [f"base_batch={options.linear_scaling}", *filter(None, rest.split(","))]
+        if "warmup=" not in rest:
+            given.append(f"warmup={WARMUP}")
+        text = f"{name}:{','.join(given)}"
+    if text is None:
         return None, []
-    return learning_rates.parse(options.schedule, options.lr, options.epochs, len(loader), options.batch)
+    found, hooks = learning_rates.parse(text, options.lr, options.epochs, len(loader), options.batch)
+    if optimizers.BY_NAME[options.optimizer].rate_inside:
+        hooks.append(learning_rates.MomentumCorrection(found))
+    return found, hooks

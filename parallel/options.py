@@ -48,6 +48,11 @@ class Options:
     schedule: str | None = option(
         None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
     )
+    linear_scaling: int | None = option(
+        None,
+        "batch that --lr is meant for: a k times larger one gets k times the rate, reached over 5 epochs of warm-up",
+        metavar="BATCH",
+    )
     reproducible: int | None = option(
         None, "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8"
     )
@@ -207,6 +212,7 @@ def check(options: Options) -> None:
         "seed",
         "length",
         "reproducible",
+        "linear_scaling",
     ):
         value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:

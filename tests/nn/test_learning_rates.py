@@ -1,15 +1,18 @@
 """Learning-rate schedules against PyTorch's, and the linear scaling recipe of Goyal et al. 2017."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import nn
 from nn.learning_rates import (
     Constant,
     Cosine,
     Exponential,
+    MomentumCorrection,
     MultiStep,
     Plateau,
     Polynomial,
@@ -97,6 +100,47 @@ def test_momentum_correction_makes_a_rate_inside_the_velocity_equal_one_outside(
         outside -= lr * v_out
     np.testing.assert_allclose(inside, outside, rtol=1e-12)
     assert np.abs(plain - outside).max() > 1e-3, "without the correction they differ"
+
+
+class Inside(nn.SGD):
+    """SGD with the rate inside the velocity, as LARS has it."""
+
+    rate_inside = ("velocity",)
+
+    def _update(self, w, g, slots, step, region, sum_over_ranks):
+        v = slots["velocity"]
+        v *= self.momentum
+        v += float(self.lr) * g
+        w -= v
+
+
+def train(optimizer, schedule, corrected, epochs=3, continued=None):
+    """(trainer, progress) after training with a schedule on five batches an epoch."""
+    rng = np.random.default_rng(1)
+    data = nn.data.Dataset(rng.random((20, 6)), rng.integers(0, 3, 20), dtype=np.float64)
+    trainer = nn.Serial(nn.Network(nn.Linear(6, 3), (6,), np.float64), nn.CrossEntropyLoss(), optimizer)
+    before, progress = continued or (None, None)
+    if before:
+        trainer.load_state(before.state())
+    hooks = [schedule] if isinstance(schedule, Plateau) else []
+    hooks += [MomentumCorrection(schedule)] if corrected else []
+    loader = nn.Loader(data, 4)
+    return trainer, nn.fit(trainer, loader, epochs, hooks, schedule=schedule, progress=progress).progress()
+
+
+def test_momentum_is_corrected_while_training():
+    warm = Warmup(Step(0.4, 6, 0.5), 4, 0.05)
+    plateau = partial(Plateau, 0.4, 0.5, 0, "loss", 0.9)  # no epoch is good enough: lowered after each
+    for schedule in (lambda: warm, plateau):
+        outside, _ = train(nn.SGD(0.4, 0.9), schedule(), corrected=False)
+        inside, _ = train(Inside(0.4, 0.9), schedule(), corrected=True)
+        np.testing.assert_allclose(inside.parameters, outside.parameters, rtol=1e-12)
+        plain, _ = train(Inside(0.4, 0.9), schedule(), corrected=False)
+        assert np.abs(plain.parameters - outside.parameters).max() > 1e-3, "control: without it they differ"
+    half = train(Inside(0.4, 0.9), warm, True, epochs=1)
+    resumed, _ = train(Inside(0.4, 0.9), warm, True, continued=half)
+    assert np.array_equal(resumed.parameters, train(Inside(0.4, 0.9), warm, True)[0].parameters)
+    assert nn.LARS(0.1).rate_inside == ("velocity",) and not nn.SGD(0.1, 0.9).rate_inside
 
 
 def test_linear_scaling():
