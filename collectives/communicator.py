@@ -110,20 +110,21 @@ class Communicator(MPI.Intracomm):
         self._plans = Draining(self) if any_ else self._cache
         self._native_below = -1 if any_ or synchronous else selection.native_below("allreduce")
 
-    def Dup(self, info: MPI.Info = MPI.INFO_NULL) -> "Communicator":
-        """The same ranks, with the same settings (collective)."""
-        return self._like(super().Dup(info))
+    def Dup(self, info: MPI.Info = MPI.INFO_NULL, progress: bool | None = None) -> "Communicator":
+        """The same ranks, with the same settings but for `progress` where that is given (collective)."""
+        return self._like(super().Dup(info), progress)
 
     def Split(self, color: int = 0, key: int = 0) -> "Communicator":
         """The ranks of one color, in order of their keys, with the same settings (collective)."""
         return self._like(super().Split(color, key))
 
-    def _like(self, comm):
+    def _like(self, comm, progress=None):
         """A communicator made of this one, with the same settings."""
         if comm == MPI.COMM_NULL or self._planner is None:
             return comm
+        progress = self._queue.progress if progress is None else progress
         given = self._planner.selection.given
-        return Communicator(comm, progress=self._queue.progress, synchronous=self._planner.synchronous, **given)
+        return Communicator(comm, progress=progress, synchronous=self._planner.synchronous, **given)
 
     def release(self):
         """Free the plans and the private duplicate (collective).
@@ -170,6 +171,26 @@ class Communicator(MPI.Intracomm):
         name, why = selection.reason(asked, call)
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         return f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}: {name}, because {why}"
+
+    def compile(self, rounds, op: MPI.Op = MPI.SUM, **buffers: np.ndarray):
+        """A schedule of one's own as a plan for `Run`: compile(rounds, x=gradients).
+
+        Parameters
+        ----------
+        rounds : iterable of tuples of steps
+            This rank's part; check it with `collectives.simulate`.
+        op : MPI.Op
+            What RecvReduce and Reduce do.
+        buffers : contiguous arrays of one dtype
+            What the steps name; other names are scratch. They must live as long as the plan; plan.free() ends it.
+        """
+        self._prepared()
+        return self._planner.schedule(rounds, op, buffers)
+
+    def Run(self, plan, name: str = "") -> None:
+        """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
+        self._queue.finish()
+        plan()
 
     def _prepared(self):
         if self._planner is None:

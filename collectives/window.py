@@ -111,6 +111,21 @@ class SharedWindow(SharedCollectives):
         self._made += 1
         return own[:nbytes].view(dtype).reshape(shape)
 
+    def common(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
+        """One array of zeros that all ranks see (collective): what one writes others read when they have met.
+
+        Each rank has touched its part first, so that lies in the memory next to its core.
+
+        Raises
+        ------
+        OSError
+            As `empty`.
+        """
+        shape, dtype = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),), np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self._map(max(1, -(-nbytes // self.size)))
+        return memory.reshape(-1)[:nbytes].view(dtype).reshape(shape)
+
     def free(self) -> None:
         """Free the flags and forget the arrays (collective). Arrays that are still in use live on as private ones."""
         self.flags.free()

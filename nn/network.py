@@ -13,12 +13,34 @@ A Network holds no arrays either. Whoever trains it owns the buffers (see nn/tra
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from nn.layer import Common, Layer, Run, Shape, ShapeError, check_layers, child_specs
 from nn.layout import Layout
 from nn.memory import Memory
+
+
+class Bad(NamedTuple):
+    """Where the first value that is not finite appears.
+
+    Attributes
+    ----------
+    depth : int
+        0 for the input, i for the output of the i-th layer, -1 for a parameter.
+    place : str
+        In words.
+    samples : list of int
+        Whose values they are: indices in the global batch.
+    """
+
+    depth: int
+    place: str
+    samples: list[int]
+
+    def __str__(self):
+        return self.place + (f" (samples {_some(self.samples)} of the batch)" if self.samples else "")
 
 
 class Network:
@@ -114,16 +136,19 @@ class Network:
         """Gradients of the parameters into g; returns dLoss/dx where run.common.input_gradient is set."""
         return self.root.backward(p, g, gy, saved, run)
 
-    def first_bad(self, p, x: np.ndarray, run: Run) -> str:
-        """Where the first value that is not finite appears in a forward pass: in words, or '' if nowhere."""
-        if not np.isfinite(x).all():
-            rows = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-            return f"the input (samples {rows[:5].tolist()} of the batch)"
-        found: list[str] = []
+    def first_bad(self, p, x: np.ndarray, run: Run) -> Bad | None:
+        """Where the first value that is not finite appears in a forward pass; None if nowhere."""
+        if samples := _bad_samples(x, run):
+            return Bad(0, "the input", samples)
+        found: list[Bad] = []
+        outputs = 0
 
         def watch(path: str, layer: Layer, y: np.ndarray) -> None:
+            nonlocal outputs
+            outputs += 1
             if not found and not np.isfinite(y).all():
-                found.append(f"the output of layer {path} ({layer!r})")
+                samples = _bad_samples(y, run) if len(y) == len(x) else []
+                found.append(Bad(outputs, f"the output of layer {path} ({layer!r})", samples))
 
         outer, run.common.watch = run.common.watch, watch
         try:
@@ -131,7 +156,7 @@ class Network:
                 self.forward(p, x, run)
         finally:
             run.common.watch = outer
-        return found[0] if found else ""
+        return found[0] if found else None
 
     def layers(self):
         """(path, layer, in_shape, out_shape) of every layer that is no container, in forward order."""
@@ -156,6 +181,17 @@ class Network:
         ]
         rule = "-" * max(map(len, lines))
         return "\n".join([f"{self.name} ({self.dtype})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
+    """Indices in the global batch of the samples with a value that is not finite."""
+    rows = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    return [run.common.sample + int(i) for i in np.flatnonzero(~rows)]
+
+
+def _some(samples: list[int]) -> str:
+    """The first few of a list, and that there are more."""
+    return str(samples) if len(samples) <= 5 else f"[{', '.join(map(str, samples[:5]))}, ... {len(samples)} in all]"
 
 
 def _walk(layer: Layer, path: str, in_shape: Shape):

@@ -16,17 +16,28 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from nn.losses import Loss
 from nn.memory import Memory
-from nn.network import Network
+from nn.network import Bad, Network
 from nn.optimizers import Optimizer
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss is NaN or infinite; the message says at which step and in which layer it appears first."""
+    """The loss is NaN or infinite; the message says at which step and in which layer it appears first.
+
+    Attributes
+    ----------
+    samples : list of int
+        Of which samples that is, as indices in the global batch; empty where it cannot be told.
+    """
+
+    def __init__(self, message: str, samples: Sequence[int] = ()):
+        super().__init__(message)
+        self.samples = list(samples)
 
 
 class Serial:
@@ -68,7 +79,8 @@ class Serial:
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
         self.steps = 0
-        self.seen, self.loss_so_far = 0, 0.0  # samples of this batch that `accumulate` was given, and their loss
+        # Of this batch, what `accumulate` was given: how many samples, their loss, and they themselves.
+        self.seen, self.loss_so_far, self.parts = 0, 0.0, []
 
     def allocate(self) -> None:
         """Make the flat buffers `parameters` and `gradients`; a strategy may choose other memory."""
@@ -101,9 +113,11 @@ class Serial:
                 "a batch needs at least one"
             )
         loss = self.combine(self.loss_so_far + self.compute_gradients(x, y, total))
+        parts, self.parts = [*self.parts, x], []
         self.seen, self.loss_so_far, self.run.common.accumulate = 0, 0.0, False
         if not math.isfinite(loss):
-            raise NonFiniteLoss(self.explain(loss, x))
+            bad = self.first_bad(parts)
+            raise NonFiniteLoss(self.explain(loss, bad), bad.samples if bad else ())
         self.update()
         self.steps += 1
         return loss
@@ -114,6 +128,7 @@ class Serial:
         Saves memory: activations are those of a part. Nothing is sent to other ranks (PyTorch calls it no_sync).
         """
         self.loss_so_far += self.compute_gradients(x, y, total)
+        self.parts.append(x)
         self.seen += len(x)
         self.run.common.accumulate = True
 
@@ -142,20 +157,26 @@ class Serial:
         """Bring together what all shards computed: nothing to do in one process."""
         return loss
 
-    def explain(self, loss: float, x: np.ndarray) -> str:
+    def explain(self, loss: float, bad: Bad | None) -> str:
         """What to tell about a loss that is not finite."""
         return (
             f"step {self.steps}: the loss is {loss}; the first value that is not finite is in "
-            f"{self.first_bad(x) or 'the loss itself'}. The parameters were not updated. "
+            f"{bad or 'the loss itself'}. The parameters were not updated. "
             "A lower learning rate, clipping or float64 may help."
         )
 
-    def first_bad(self, x: np.ndarray) -> str:
-        """Where the first value that is not finite appears: a parameter, the input, a layer's output; or ''."""
+    def first_bad(self, parts: list[np.ndarray]) -> Bad | None:
+        """Where the first value that is not finite appears: a parameter, the input (in parts), a layer's output."""
         for name, array in reversed(list(self.network.layout.items(self.parameters))):
             if not np.isfinite(array).all():
-                return f"parameter {name} (it was updated in step {self.steps - 1})"
-        return self.network.first_bad(self.p, x, self.run) if len(x) else ""
+                return Bad(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
+        common = self.run.common
+        common.sample -= sum(map(len, parts[:-1]))  # of the first part again
+        for x in parts:
+            if len(x) and (bad := self.network.first_bad(self.p, x, self.run)):
+                return bad
+            common.sample += len(x)
+        return None
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's output for a batch, in evaluation mode."""
@@ -282,6 +303,7 @@ def fit(
     test: Iterable | None = None,
     schedule: Callable[[int], float] | None = None,
     progress: dict | None = None,
+    accumulate: int = 1,
 ) -> Training:
     """Train for `epochs` epochs: the only loop there is.
 
@@ -299,30 +321,55 @@ def fit(
         Step -> learning rate; without it the optimizer's own stays.
     progress : dict or None
         `Training.progress()` of the run to continue, after trainer.load_state.
+    accumulate : int
+        Cut every step's shard into so many parts, one after the other: less memory for activations, the same step.
 
     Returns
     -------
     Training
     """
-    if epochs < 0:
-        raise ValueError(f"epochs must not be negative, given {epochs}")
+    if epochs < 0 or accumulate < 1:
+        raise ValueError(f"epochs must not be negative, accumulate at least 1, given {epochs} and {accumulate}")
     training = Training(trainer, train, epochs, test, **(progress or {}))
     for callback in callbacks:
         callback.on_begin(training)
     while training.epoch < epochs and not training.stop:
-        _epoch(training, callbacks, schedule)
+        _epoch(training, callbacks, schedule, accumulate)
     for callback in callbacks:
         callback.on_end(training)
     return training
 
 
-def _epoch(training: Training, callbacks: Sequence[Callback], schedule) -> None:
+def step_in_parts(trainer: Serial, x: np.ndarray, y: np.ndarray, total: int, parts: int) -> float:
+    """`trainer.step`, with the shard cut into parts that are computed one after the other.
+
+    Every rank cuts its shard into as many, empty ones perhaps: layers that take statistics over all ranks meet in each.
+    """
+    cuts = [len(x) * i // parts for i in range(parts + 1)]
+    for lo, hi in pairwise(cuts[:-1]):
+        trainer.accumulate(x[lo:hi], y[lo:hi], total)
+    return trainer.step(x[cuts[-2] :], y[cuts[-2] :], total)
+
+
+def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
+    """The error, told with the places in the data set where the loader knows them."""
+    if not error.samples or not hasattr(training.train, "order"):
+        return error
+    first = training.batch * training.train.batch
+    found = [int(training.train.order(training.epoch)[first + i]) for i in error.samples[:5]]
+    return NonFiniteLoss(f"{error} In the data set: samples {found}.", error.samples)
+
+
+def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumulate: int) -> None:
     trainer = training.trainer
     clock = time.perf_counter()
     for x, y, total in training.train.epoch(training.epoch, training.batch):
         if schedule:
             trainer.optimizer.lr = schedule(trainer.steps)
-        loss = trainer.step(x, y, total)
+        try:
+            loss = step_in_parts(trainer, x, y, total, accumulate)
+        except NonFiniteLoss as error:
+            raise _in_data_set(training, error) from None
         training.batch += 1
         training.loss_sum += loss * total
         training.samples += total

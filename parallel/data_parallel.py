@@ -1,42 +1,129 @@
 """Data parallelism: every rank holds the whole network and takes its part of every batch.
 
-One allreduce sums the gradients; every rank makes the same update. So all ranks hold the same parameters, bit for bit,
-and these are what one process would compute with the whole batch, up to rounding. Source: Li et al. 2020 (PyTorch
-DistributedDataParallel). Cost of a step over one process's: one allreduce of the parameters' size.
+The gradients of all ranks are summed and every parameter is updated once with the sum, so a step computes what one
+process computes with the whole batch, up to rounding. Two ways of summing, which share one form:
+
+node_memory.py  in the memory that the ranks of a node share, on one or several nodes: the default where it is possible
+buckets.py      by messages that travel while backprop goes on: for one rank a node, or nodes that have unlike numbers
+
+Cost of a step over one process's: see there. Source: Li et al. 2020 (PyTorch DistributedDataParallel).
 """
 
 from __future__ import annotations
 
 import numpy as np
-from mpi4py.MPI import IN_PLACE
 
 from nn.layout import ALIGN
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
+from parallel.buckets import Buckets
+from parallel.node_memory import NodeMemory, nodes_of, why_not
 from parallel.synchronous import Synchronous
+
+NODE_MEMORY = ("auto", "on", "off")
 
 
 class DistributedDataParallel(Synchronous):
-    """`Serial` on many ranks; one line of a program differs. Parameters are those of Synchronous."""
+    """`Serial` on many ranks; one line of a program differs.
 
-    def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0):
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for Synchronous.
+    node_memory : {"auto", "on", "off"}
+        Sum gradients in the memory that the ranks of a node share; auto: where all nodes have equally many ranks, and
+        more than one.
+    overlap : {"auto", "thread", "poke", "none"}
+        What moves messages while backprop goes on; see buckets.py.
+    bucket, first_bucket : float
+        MiB of gradients that make a message, and the first one.
+    limit : float
+        Seconds after which a rank gives up that waits for others in shared memory.
+
+    Raises
+    ------
+    ValueError
+        node_memory="on" where it is not possible; the message says why.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        optimizer: Optimizer,
+        communicator,
+        seed: int = 0,
+        *,
+        node_memory: str = "auto",
+        overlap: str = "auto",
+        bucket: float = 25.0,
+        first_bucket: float = 1.0,
+        limit: float = 300.0,
+    ):
+        if node_memory not in NODE_MEMORY:
+            raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
+        self.nodes = nodes_of(communicator)
+        self.why_messages = "as asked" if node_memory == "off" else why_not(self.nodes)
+        if node_memory == "on" and self.why_messages:
+            raise ValueError(f"gradients cannot be summed in node-shared memory: {self.why_messages}; use messages")
+        self.limit = limit
+        self.messages = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
         super().__init__(network, loss, optimizer, communicator, seed)
-        communicator.Bcast(self.parameters, root=0)
-        communicator.Bcast(self.statistics, root=0)
+        self.slots = self.sums.slots(optimizer.slots)
+        share = self.sums.share
+        self.region = network.layout.region(share.start, share.stop)
+        self.mine = self.parameters[share]
+        self.my_slots = {name: slot[share] for name, slot in self.slots.items()}
+        self.sums.start(self.statistics)
 
     def allocate(self) -> None:
-        """Gradients, behind them the loss, and behind that running statistics: one message carries all."""
-        super().allocate()
-        size = self.network.layout.size
-        self.message = np.zeros(size + ALIGN + self.network.state_layout.size, self.network.dtype)
-        self.gradients = self.message[:size]
-        self.message_loss, self.message_statistics = self.message[size : size + 1], self.message[size + ALIGN :]
+        """Flat buffers where they are summed; behind the gradients is room for the loss and the running statistics."""
+        layout, dtype = self.network.layout, self.network.dtype
+        tail = ALIGN + self.network.state_layout.size
+        if self.why_messages:
+            self.sums = Buckets(self.communicator, layout, tail, dtype, **self.messages)
+            self.sums.say = lambda line: self.say(line)
+        else:
+            self.sums = NodeMemory(self.communicator, self.nodes, layout, tail, dtype, self.limit)
+        self.parameters, self.gradients = self.sums.parameters, self.sums.gradients
+
+    def step(self, x, y, total=None):
+        if not self.why_messages:
+            return super().step(x, y, total)
+        self.sums.begin()
+        self.run.common.ready = self.sums.ready
+        try:
+            return super().step(x, y, total)
+        finally:
+            self.run.common.ready = None
 
     def combine(self, loss: float) -> float:
         """Sum gradients and loss; take the mean of the ranks' running statistics, so that replicas stay alike."""
-        self.message_loss[0] = loss
-        np.divide(self.statistics, self.shard[1], out=self.message_statistics)
-        self.communicator.Allreduce(IN_PLACE, self.message)
-        self.statistics[:] = self.message_statistics
-        return float(self.message_loss[0])
+        tail, summed = self.sums.tail, self.sums.summed_tail
+        tail[0] = loss
+        if self.statistics.size:
+            np.divide(self.statistics, self.shard[1], out=tail[ALIGN:])
+        self.sums.sum()
+        if self.statistics.size:
+            self.statistics[:] = summed[ALIGN:]
+        return float(summed[0])
+
+    def update(self) -> None:
+        """Update this rank's share of the parameters: all of them, or a slice in node-shared memory."""
+        sums = self.sums
+        self.optimizer.update(self.mine, sums.summed, self.my_slots, self.steps, self.region, sums.sum_small)
+        sums.meet()
+
+    def replicated(self):
+        """In node-shared memory on one node there is one array of parameters: only statistics can differ."""
+        for name, array in super().replicated():
+            if self.why_messages or name.startswith("state/") or len(set(self.nodes)) > 1:
+                yield name, array
+
+    def describe(self) -> str:
+        """How gradients are summed and why, for the log."""
+        return self.sums.describe() + (f" ({self.why_messages})" if self.why_messages else "")
+
+    def close(self) -> None:
+        self.sums.close()

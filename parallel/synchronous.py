@@ -8,15 +8,18 @@ the gradient of the batch, uneven parts included. A strategy says how the sum is
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py.MPI import IN_PLACE
 
 from collectives.steps import part
+from nn.data import Data
 from nn.losses import Loss
-from nn.network import Network
+from nn.network import Bad, Network
 from nn.optimizers import Optimizer
-from nn.training import Serial
+from nn.training import Callback, Serial
+from parallel.join import Total
 
 
 class ReplicaError(RuntimeError):
@@ -47,20 +50,25 @@ class Synchronous(Serial):
         self.run.common.all_sum = self.all_sum
 
     def first_sample(self, total):
+        if isinstance(total, Total):  # ranks with data of their own
+            return total.first
         return part(total, self.shard[1], self.shard[0])[0]
 
-    def first_bad(self, x):
+    def first_bad(self, parts):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
         common = self.run.common
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         common.training = not self.everyone
-        found = self.communicator.allgather(self.look(x))
-        places = sorted((not place.startswith("the input"), rank, place) for rank, place in enumerate(found) if place)
-        return f"{places[0][2]} on rank {places[0][1]}" if places else ""
+        found = self.communicator.allgather(self.look(parts))
+        found = [(bad.depth, rank, bad) for rank, bad in enumerate(found) if bad]
+        if not found:
+            return None
+        _, rank, bad = min(found, key=lambda entry: entry[:2])
+        return bad._replace(place=f"{bad.place} on rank {rank}")
 
-    def look(self, x: np.ndarray) -> str:
+    def look(self, parts: list[np.ndarray]) -> Bad | None:
         """What `first_bad` finds on this rank."""
-        return super().first_bad(x)
+        return super().first_bad(parts)
 
     def all_sum(self, array: np.ndarray) -> None:
         """Sum an array over all ranks, in place."""
@@ -72,35 +80,93 @@ class Synchronous(Serial):
         return total
 
     def check_replicas(self) -> None:
-        """Compare the parameters of all ranks, bit for bit, by their hashes.
+        """Compare what all ranks should hold alike, bit for bit, by hashes.
 
         Raises
         ------
         ReplicaError
             On every rank: the first parameter that differs, and on which ranks.
         """
-        mine = {name: _digest(array) for name, array in self.network.layout.items(self.parameters)}
+        mine = {name: _digest(array) for name, array in self.replicated()}
         everyone = self.communicator.allgather(mine)
         for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
             differing = [r for r, digests in enumerate(everyone) if digests[name] != everyone[0][name]]
             if differing:
                 raise ReplicaError(f"step {self.steps}: parameter {name} on ranks {differing} differs from rank 0's")
 
+    def replicated(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of all that every rank has a copy of."""
+        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+        yield from self.network.layout.items(self.parameters)
+
+    def describe(self) -> str:
+        """How the work is shared, for the log; empty where there is nothing to say."""
+        return ""
+
+    def say(self, line: str) -> None:
+        """Told what is worth a line in the log; whoever runs the trainer may put a function here."""
+
+    def close(self) -> None:
+        """Free what this trainer holds beside its communicator (collective); it trains no more."""
+
     def _agree(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> None:
         """Refuse to start where ranks differ: the sizes of messages would not match."""
         shapes = {name: spec.shape for name, spec in network.layout.specs.items()}
-        mine = {
-            "network": f"{network.in_shape} -> {network.out_shape}, parameters {shapes}",
-            "dtype": str(network.dtype),
-            "loss": repr(loss),
-            "optimizer": repr(optimizer),
-            "seed": seed,
+        agree(
+            self.communicator,
+            {
+                "network": f"{network.in_shape} -> {network.out_shape}, parameters {shapes}",
+                "dtype": str(network.dtype),
+                "loss": repr(loss),
+                "optimizer": repr(optimizer),
+                "seed": seed,
+            },
+        )
+
+
+class CheckReplicas(Callback):
+    """Every `steps` steps, compare the parameters of all ranks: a faulty rank is found before the end of the run."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_step(self, training, loss):
+        if training.trainer.steps % self.steps == 0:
+            training.trainer.check_replicas()
+
+
+def agree(communicator, mine: dict[str, object]) -> None:
+    """Compare what every rank has been given, by name (collective).
+
+    Raises
+    ------
+    ReplicaError
+        On every rank: what the ranks disagree on, and what two of them have.
+    """
+    everyone = communicator.allgather(mine)
+    for key, value in everyone[0].items():
+        for rank, theirs in enumerate(everyone):
+            if theirs[key] != value:
+                raise ReplicaError(f"ranks disagree on the {key}: rank 0: {value}, rank {rank}: {theirs[key]}")
+
+
+def data_facts(data: Data) -> dict[str, str]:
+    """What ranks must have alike of their data sets, for `agree`: sizes, targets, samples here and there."""
+    facts = {}
+    for split in ("train", "test"):
+        dataset = getattr(data, split)
+        n = len(dataset)
+        some = np.linspace(0, n - 1, min(n, SAMPLES)).astype(int)
+        x, y = dataset.raw(some)
+        facts |= {
+            f"number of {split} samples": f"{n:,}, each {x.dtype}{x.shape[1:]}",
+            f"targets of the {split} data": f"SHA-256 {_digest(dataset.y if dataset.y.ndim == 1 else y).hex()[:16]}",
+            f"samples of the {split} data": f"SHA-256 {_digest(x).hex()[:16]} of {len(some)} of them",
         }
-        everyone = self.communicator.allgather(mine)
-        for key, value in everyone[0].items():
-            for rank, theirs in enumerate(everyone):
-                if theirs[key] != value:
-                    raise ReplicaError(f"ranks disagree on the {key}: rank 0: {value}, rank {rank}: {theirs[key]}")
+    return facts
+
+
+SAMPLES = 100  # of a data set that ranks compare
 
 
 def _digest(array: np.ndarray) -> bytes:

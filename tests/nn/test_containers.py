@@ -180,8 +180,9 @@ def test_bad_values_are_traced_through_containers():
     network = Network(Sequential(Residual(Sequential(Linear(4, 4), Tanh())), Linear(4, 2)), (4,), np.float64)
     buffer = network.layout.zeros(np.float64)
     dict(network.layout.items(buffer))["0.body.0.b"][2] = np.nan
-    text = network.first_bad(network.layout.views(buffer), sample(), network.run())
-    assert text.startswith("the output of layer 0.body.0 (Linear(4, 4))")
+    bad = network.first_bad(network.layout.views(buffer), sample(), network.run())
+    assert bad.place == "the output of layer 0.body.0 (Linear(4, 4))"
+    assert bad.samples == list(range(len(sample())))
 
 
 def test_shapes_macs_and_summary():

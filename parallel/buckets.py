@@ -1,0 +1,222 @@
+"""Gradients summed by messages: in buckets, which travel while backprop goes on.
+
+Gradients finish in the order of the layout, last layer first, so those that are finished are a growing prefix of the
+buffer, and a bucket is a slice of it: nothing is packed. A bucket ends with a layer, once it holds enough; the first is
+smaller, so that the first message leaves early. The last one carries the loss and the running statistics as well.
+
+    backward   | layer 5 | layer 4 | layer 3 | layer 2 | layer 1 |
+    messages             | bucket 0     | bucket 1     ..| bucket 2 |
+
+Buckets are summed one after another, in the same order on every rank. What moves them while layers compute:
+
+thread  a thread that looks every 0.2 ms (collectives/nonblocking.py)
+poke    the computing thread itself, between layers
+none    nothing: they leave when backprop is done
+auto    the fastest of the three, found in the first steps
+
+What of it hides is bounded by the network and the MPI library: see collectives/nonblocking.py. Source: Li et al. 2020.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from mpi4py import MPI
+
+from nn.layout import Layout
+
+MIB = 1 << 20
+OVERLAPS = ("auto", "thread", "poke", "none")
+ROUNDS = 6  # steps of each way that `auto` makes; the first of each is not counted
+
+
+def cut(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
+    """Buckets over range(total).
+
+    Parameters
+    ----------
+    ends : where layers end, in elements; a bucket ends there, but for a layer that is too long for one
+    total : elements in all
+    first, rest : elements that fill the first bucket, and each later one
+    """
+    buckets, start, enough = [], 0, first
+    for end in sorted({end for end in ends if end < total} | {total}):
+        if end - start < enough and end < total:
+            continue
+        pieces = max(1, (end - start) // max(1, enough))
+        at = [start + (end - start) * i // pieces for i in range(pieces + 1)]
+        buckets += [slice(lo, hi) for lo, hi in pairwise(at)]
+        start, enough = end, rest
+    return buckets
+
+
+class Buckets:
+    """The flat arrays of one trainer, and how gradients in them become one sum (collective).
+
+    Parameters
+    ----------
+    communicator : collectives.Communicator
+        Buckets travel on duplicates of it, with its algorithm.
+    layout : Layout
+        Of the parameters.
+    tail : int
+        Elements that are summed with the gradients.
+    dtype : NumPy dtype
+    bucket, first : float
+        MiB that fill a bucket, and the first one.
+    overlap : str
+        One of OVERLAPS.
+
+    Attributes
+    ----------
+    parameters, gradients, tail : flat arrays
+    share, summed, summed_tail
+        As in NodeMemory: here a rank sums and updates everything.
+    say : callable
+        Told what `auto` has found.
+    """
+
+    sum_small = None  # every rank holds all of the layout
+
+    def __init__(
+        self,
+        communicator,
+        layout: Layout,
+        tail: int,
+        dtype,
+        bucket: float = 25,
+        first: float = 1,
+        overlap: str = "auto",
+    ):
+        if overlap not in OVERLAPS:
+            raise ValueError(f"overlap {overlap!r}: expected one of {', '.join(OVERLAPS)}")
+        if not (bucket > 0 and first > 0):
+            raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first} for the first")
+        size, itemsize = layout.size, np.dtype(dtype).itemsize
+        self.parameters = np.zeros(size, dtype)
+        self.message = np.zeros(size + tail, dtype)
+        self.gradients, self.tail = self.message[:size], self.message[size:]
+        self.share, self.summed, self.summed_tail = slice(0, size), self.gradients, self.tail
+        first, rest = (max(1, int(mib * MIB) // itemsize) for mib in (first, bucket))
+        buckets = cut(layout.ends.values(), size, first, rest) if size else [slice(0, 0)]
+        buckets[-1] = slice(buckets[-1].start, size + tail)
+        self.buckets = [self.message[bucket] for bucket in buckets]
+        self.stops = [bucket.stop for bucket in buckets[:-1]]  # the last one leaves when the loss is in it
+        self.trial, self.overlap, self.blocking = None, overlap, overlap == "none"
+        if overlap == "auto":
+            ways = ["thread", "poke", "none"] if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else ["poke", "none"]
+            self.overlap = "none"
+            if self.stops and communicator.size > 1:  # else there is nothing to hide, or nothing to hide it behind
+                self.trial = Trial(ways)
+        threads = {"thread"} if overlap == "thread" or (self.trial and "thread" in self.trial.ways) else set()
+        # On communicators of their own, so that their messages meet no others; only one of them has a thread.
+        self.communicators = {way: communicator.Dup(progress=way == "thread") for way in ["poke", *threads]}
+        self.root = communicator
+        self.launched, self.pending = 0, []
+        self.say: Callable[[str], None] = lambda line: None
+
+    def slots(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """Moments of the optimizer: every rank has all."""
+        return {name: np.zeros_like(self.parameters) for name in names}
+
+    def start(self, statistics: np.ndarray) -> None:
+        """Parameters and statistics are those of rank 0."""
+        self.root.Bcast(self.parameters, root=0)
+        self.root.Bcast(statistics, root=0)
+
+    def begin(self) -> None:
+        """A step begins: gradients that are `ready` from now on are final."""
+        self.launched, self.pending = 0, []
+        if self.trial:
+            self.overlap, self.clock = self.trial.next(), time.perf_counter()
+
+    def ready(self, end: int) -> None:
+        """The gradients up to `end` are finished: what makes a bucket leaves."""
+        if self.overlap == "none":
+            return
+        while self.launched < len(self.stops) and self.stops[self.launched] <= end:
+            self._launch()
+        while self.pending and self.pending[0].Test():
+            self.pending.pop(0)
+
+    def sum(self) -> None:
+        """Return when all buckets are summed; those that have not left do so now."""
+        if self.blocking:
+            for bucket in self.buckets:
+                self.communicators["poke"].Allreduce(MPI.IN_PLACE, bucket)
+            return
+        while self.launched < len(self.buckets):
+            self._launch()
+        for request in self.pending:
+            request.Wait()
+        if self.trial and self.trial.add(time.perf_counter() - self.clock):
+            self._decide()
+
+    def _launch(self) -> None:
+        communicator = self.communicators.get(self.overlap, self.communicators["poke"])
+        self.pending.append(communicator.Iallreduce(MPI.IN_PLACE, self.buckets[self.launched]))
+        self.launched += 1
+
+    def _decide(self) -> None:
+        """Rank 0 says which way was fastest; the sums are the same bits either way."""
+        self.overlap = self.root.bcast(self.trial.best())
+        self.say(f"overlap {self.overlap}: {self.trial.describe()}")
+        self.trial = None
+        if self.overlap != "thread" and "thread" in self.communicators:
+            self.communicators.pop("thread").Free()
+
+    def meet(self) -> None:
+        """Nothing to wait for: every rank updates its own parameters."""
+
+    def describe(self) -> str:
+        """How gradients are summed, in words."""
+        sizes = [bucket.nbytes / MIB for bucket in self.buckets]
+        number = f"{len(sizes)} buckets of" if len(sizes) > 1 else "one bucket of"
+        each = f"{min(sizes):.3g} to {max(sizes):.3g}" if len(sizes) > 1 else f"{sizes[0]:.3g}"
+        how = "measured in the first steps" if self.trial else self.overlap
+        return f"gradients summed by messages, {number} {each} MiB, overlap {how}"
+
+    def close(self) -> None:
+        """Free the communicators (collective)."""
+        for communicator in self.communicators.values():
+            communicator.Free()
+        self.communicators = {}
+
+
+class Trial:
+    """Tries ways in turn, some steps each, and tells the fastest.
+
+    Parameters
+    ----------
+    ways : list of str
+    """
+
+    def __init__(self, ways: list[str]):
+        self.ways = ways
+        self.times: dict[str, list[float]] = {way: [] for way in ways}
+        self.steps = 0
+
+    def next(self) -> str:
+        """The way of this step."""
+        return self.ways[self.steps % len(self.ways)]
+
+    def add(self, seconds: float) -> bool:
+        """This step took so long; says whether there is enough to decide."""
+        self.times[self.next()].append(seconds)
+        self.steps += 1
+        return self.steps == ROUNDS * len(self.ways)
+
+    def medians(self) -> dict[str, float]:
+        """Seconds of each way, without its first step, which plans and connects."""
+        return {way: median(times[1:]) for way, times in self.times.items()}
+
+    def best(self) -> str:
+        medians = self.medians()
+        return min(medians, key=medians.get)
+
+    def describe(self) -> str:
+        return ", ".join(f"{way} {1e3 * seconds:.3g} ms" for way, seconds in self.medians().items())
