@@ -98,6 +98,20 @@ def test_passing_tests_their_names_order_and_fixtures(tmp_path):
     ]
 
 
+def test_tests_on_more_ranks_than_wanted_are_skipped_with_the_reason(tmp_path):
+    source = """
+        @pytest.mark.mpi(ranks=[1, 2, 3])
+        def test_it(comm, ranks):
+            pass
+
+        def test_without_ranks():
+            pass
+    """
+    printed = run(tmp_path, source, "--most-ranks", "1", "-rs")
+    assert counts(printed) == {"passed": 2, "skipped": 2}, printed
+    assert "test_it.py:5: needs 2 ranks" in printed and "test_it.py:5: needs 3 ranks" in printed, printed
+
+
 def test_tests_share_a_launch_until_one_fails_and_last_failed_runs_that_one(tmp_path):
     source = """
         @pytest.mark.mpi(ranks=2)

@@ -17,6 +17,7 @@ launch ends and the next test begins a new one, so no test sees what a failed on
 Fixtures: `comm`, `ranks`, and `shared_tmp_path`, a directory that is the same on every rank (tmp_path is each
 rank's own). Within a file the tests on fewer ranks run first. Ranks load no other plugins. With hypothesis,
 derandomize: the ranks must draw the same examples. `pytest -s` passes the ranks' output on as it comes.
+`pytest --most-ranks 2` leaves out the tests on more: for an MPI library that is slow with more ranks than cores.
 """
 
 import os
@@ -33,6 +34,7 @@ from ranks.report import failure
 
 
 def pytest_addoption(parser):
+    parser.addoption("--most-ranks", type=int, metavar="N", help="skip tests on more than N MPI ranks")
     parser.addini("mpi_timeout", "seconds that a test on MPI ranks may take", default="30")
 
 
@@ -65,9 +67,18 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("ranks", ranks)
 
 
+def left_out(item, config) -> bool:
+    """Whether a test runs on more ranks than the user wants."""
+    most = config.getoption("most_ranks")
+    return most is not None and ranks_of(item) > most
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Bring together the tests of a file that can share a launch; the order of files, and within a group, stays."""
+    for item in items:
+        if left_out(item, config):
+            item.add_marker(pytest.mark.skip(reason=f"needs {ranks_of(item)} ranks"))
     place = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (place[item.path], ranks_of(item)))
 
@@ -110,7 +121,7 @@ class Parent:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):
-        if not ranks_of(item):
+        if not ranks_of(item) or left_out(item, item.config):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self.reports(item) + self.tear_down(item, nextitem):
