@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nn import lowering, winograd
+from nn import lowering, winograd, winograd_rows
 from nn.initializers import he, zeros
 from nn.layer import Initializer, Layer, ShapeError, Spec
 
@@ -165,7 +165,10 @@ class Conv2d(Layer):
 
     def algorithm(self, geometry: Geometry):
         """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""
-        return winograd if winograd.pays(geometry, self.in_channels, self.out_channels) else lowering
+        for fast in (winograd, winograd_rows):
+            if fast.pays(geometry, self.in_channels, self.out_channels):
+                return fast
+        return lowering
 
 
 def pair(name: str, value: Pair, least: int) -> tuple[int, int]:

@@ -58,7 +58,7 @@ def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
     flipped as well.
     """
     flipped = run.scratch("flipped", (*weight.shape[:2], weight.shape[3] // adjoint.groups, x.shape[3]), weight.dtype)
-    _flip(weight, flipped, adjoint.groups)
+    flip(weight, flipped, adjoint.groups)
     columns_of, matrices = _lowered(flipped, adjoint, run)
     total = run.scratch("weight gradient", matrices.shape, gy.dtype)
     total[...] = 0
@@ -66,7 +66,7 @@ def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
         np.matmul(columns, matrices, out=_split(gx[images, rows], columns))
         _add_products(total, columns, x[images, rows], run)
     gradient = run.scratch("gradient", weight.shape, gy.dtype)
-    _flip(_raised(total, flipped.shape, adjoint), gradient, adjoint.groups)
+    flip(_raised(total, flipped.shape, adjoint), gradient, adjoint.groups)
     run.add(g_weight, gradient)
 
 
@@ -77,7 +77,7 @@ def _add_products(total, columns, piece, run) -> None:
     total += product if len(total) == len(product) else product.sum(axis=0)
 
 
-def _flip(weight, out, groups) -> None:
+def flip(weight, out, groups) -> None:
     """out = the kernel turned by 180 degrees, inputs and outputs exchanged within each group."""
     kh, kw, c, o = weight.shape
     turned = weight[::-1, ::-1].reshape(kh, kw, c, groups, o // groups).transpose(0, 1, 4, 3, 2)

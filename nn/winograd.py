@@ -43,7 +43,7 @@ def pays(geometry, channels: int, out_channels: int) -> bool:
         return False
     if not (3 <= kh < SIDE and 3 <= kw < SIDE):
         return False
-    outputs = _step(kh) * _step(kw)
+    outputs = step(kh) * step(kw)
     tiled = math.prod(_tiles(geometry)) * SLOTS
     tiled *= channels * out_channels + 2 * (SLOTS * channels + outputs * out_channels)
     return tiled < math.prod(geometry.out) * kh * kw * channels * out_channels
@@ -52,7 +52,7 @@ def pays(geometry, channels: int, out_channels: int) -> bool:
 def forward(x, weight, bias, y, geometry, run) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
     to_outputs, _, _ = _transforms(geometry.kernel, x.dtype)
-    mh, mw = map(_step, geometry.kernel)
+    mh, mw = map(step, geometry.kernel)
     transformed = _transform_weight(weight, run)
     for images, rows in _pieces(len(x), geometry, weight.shape[2]):
         tiles = _transform_input(x, images, rows, geometry, run)
@@ -98,11 +98,11 @@ def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
 @cache
 def _transforms(kernel: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The matrices A, B and G for both axes at once: (slots, outputs), (slots, slots), (slots, kernel)."""
-    vertical, horizontal = (_cook_toom(SIDE + 1 - k, k) for k in kernel)
+    vertical, horizontal = (cook_toom(SIDE + 1 - k, k) for k in kernel)
     return tuple(np.kron(v, h).astype(dtype) for v, h in zip(vertical, horizontal, strict=True))
 
 
-def _cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A (points, outputs), B (points, points) and G (points, taps) of one axis.
 
     G evaluates the kernel's polynomial at the points, divided by N_j = prod of (p_j - p_l) over the other points;
@@ -122,14 +122,14 @@ def _cook_toom(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return a, b, g
 
 
-def _step(taps: int) -> int:
+def step(taps: int) -> int:
     """Outputs a side of one tile, for a kernel of that many taps."""
     return SIDE + 1 - taps
 
 
 def _tiles(geometry) -> tuple[int, int]:
     """How many tiles cover the output, vertically and horizontally."""
-    return tuple(-(-n // _step(k)) for n, k in zip(geometry.out, geometry.kernel, strict=True))
+    return tuple(-(-n // step(k)) for n, k in zip(geometry.out, geometry.kernel, strict=True))
 
 
 def _pieces(n: int, geometry, channels: int):
@@ -175,7 +175,7 @@ def _transform_input(x, images, rows, geometry, run) -> np.ndarray:
     """B^T x B for every tile of a piece: (slots, tiles, channels)."""
     part = x[images]
     n, h, w, c = part.shape
-    mh, mw = map(_step, geometry.kernel)
+    mh, mw = map(step, geometry.kernel)
     th, tw = _piece_tiles(rows, geometry)
     (top, _), (left, _) = geometry.padding
 
@@ -201,7 +201,7 @@ def _transform_input(x, images, rows, geometry, run) -> np.ndarray:
 
 def _spread_outputs(gy, images, rows, geometry, run) -> np.ndarray:
     """A gy A^T for every tile of a piece: (slots, tiles, out channels)."""
-    mh, mw = map(_step, geometry.kernel)
+    mh, mw = map(step, geometry.kernel)
     th, tw = _piece_tiles(rows, geometry)
     piece = gy[images, rows.start * mh : rows.stop * mh]
     outputs = run.scratch("winograd outputs", (mh, mw, len(piece), th, tw, gy.shape[3]), gy.dtype)
@@ -218,7 +218,7 @@ def _spread_outputs(gy, images, rows, geometry, run) -> np.ndarray:
 def _fold(slots, gx, images, rows, geometry, run) -> None:
     """Add overlapping input tiles where they came from, cell by cell of m x m; gx when the images' last rows are in."""
     n, h, w, c = gx[images].shape
-    mh, mw = map(_step, geometry.kernel)
+    mh, mw = map(step, geometry.kernel)
     th, tw = _piece_tiles(rows, geometry)
     over_h, over_w = -(-SIDE // mh), -(-SIDE // mw)  # cells that a tile touches
     all_rows = _tiles(geometry)[0]
