@@ -122,8 +122,12 @@ class Layout:
         """Draw every entry in full from SeedSequence(seed, its name): the same on any number of ranks."""
         buffer[...] = 0
         for name, array in self.items(buffer):
-            rng = np.random.default_rng(np.random.SeedSequence([seed, *name.encode()]))
-            array[...] = self.specs[name].init(rng, array.shape)
+            array[...] = self.draw(name, seed)
+
+    def draw(self, name: str, seed: int) -> np.ndarray:
+        """The first value of one entry."""
+        rng = np.random.default_rng(np.random.SeedSequence([seed, *name.encode()]))
+        return self.specs[name].init(rng, self.specs[name].shape)
 
     def region(self, lo: int = 0, hi: int | None = None) -> Region:
         """What lies in buffer[lo:hi]."""

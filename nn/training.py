@@ -219,18 +219,8 @@ class Serial:
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
         mine = self.state()
-        if missing := sorted(mine.keys() - state.keys()):
-            raise ValueError(f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?")
-        if foreign := sorted(state.keys() - mine.keys()):
-            raise ValueError(
-                f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
-            )
-        for name, array in mine.items():
-            if (array.shape, array.dtype) != (state[name].shape, state[name].dtype):
-                raise ValueError(
-                    f"checkpoint entry {name}: expected {array.dtype}{array.shape}, "
-                    f"given {state[name].dtype}{state[name].shape}"
-                )
+        if problem := check_state({name: (array.shape, array.dtype) for name, array in mine.items()}, state):
+            raise ValueError(problem)
         for name, array in mine.items():
             array[...] = state[name]
         self.steps = int(state["steps"])
@@ -250,6 +240,19 @@ class Serial:
     def alone(self) -> Serial | None:
         """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
         return self
+
+
+def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
+    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing."""
+    if missing := sorted(expected.keys() - state.keys()):
+        return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
+    if foreign := sorted(state.keys() - expected.keys()):
+        return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
+    for name, (shape, dtype) in expected.items():
+        array = state[name]
+        if (array.shape, array.dtype) != (shape, dtype):
+            return f"checkpoint entry {name}: expected {dtype}{shape}, given {array.dtype}{array.shape}"
+    return ""
 
 
 @dataclass

@@ -6,10 +6,15 @@ Names are imported when they are first used, so that launching and --help stay i
 import importlib
 
 _HOME = {
+    "CheckReplicas": "parallel.synchronous",
     "DistributedDataParallel": "parallel.data_parallel",
+    "FullyShardedDataParallel": "parallel.sharded",
     "ReplicaError": "parallel.synchronous",
     "ReproducibleDataParallel": "parallel.reproducible_data_parallel",
     "ReproducibleSerial": "parallel.reproducible",
+    "join": "parallel.join",
+    "ZeRO1": "parallel.sharded",
+    "ZeRO2": "parallel.sharded",
 }
 
 __all__ = sorted(_HOME)

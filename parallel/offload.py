@@ -1,0 +1,61 @@
+"""Flat arrays in memory, or in memory-mapped files of a directory: one file a rank, which no end can leave behind.
+
+A file loses its name as soon as it is mapped, so it is gone with the process, whatever ends that. The room is taken
+from the file system at once (posix_fallocate): a disk that is full is told at the start, not by a crash in a step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+ALIGN = 4096  # bytes: arrays begin at pages
+
+
+def shards(names: list[str], size: int, dtype, directory: str | Path | None, communicator) -> dict[str, np.ndarray]:
+    """Arrays of zeros by name, each of `size` elements (collective).
+
+    Raises
+    ------
+    OSError
+        On all ranks: which one has no room in `directory`, for which file, the bytes needed and free.
+    """
+    if directory is None or not names:
+        return {name: np.zeros(size, dtype) for name in names}
+    stretch = -(-size * np.dtype(dtype).itemsize // ALIGN) * ALIGN
+    memory, problem = None, None
+    try:
+        memory = mapped(Path(directory), stretch * len(names), communicator.rank)
+    except OSError as error:
+        problem = error
+    for rank, error in enumerate(communicator.allgather(problem)):
+        if error:
+            raise OSError(error.errno, f"offload: rank {rank}: {error.strerror}")
+    memory = np.frombuffer(memory, np.uint8)
+    return {name: memory[i * stretch :].view(dtype)[:size] for i, name in enumerate(names)}
+
+
+def mapped(directory: Path, nbytes: int, rank: int) -> mmap.mmap:
+    """So many bytes of a new file, mapped; it has no name any more."""
+    file = directory / f"shard-{os.getpid()}-rank-{rank}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make {file}: {error.strerror}") from error
+    try:
+        os.posix_fallocate(handle, 0, nbytes)
+        return mmap.mmap(handle, nbytes)
+    except OSError as error:
+        found = os.statvfs(directory)
+        os.ftruncate(handle, 0)
+        raise OSError(
+            error.errno,
+            f"{file} needs {nbytes:,} bytes, {directory} has {found.f_bavail * found.f_frsize:,} free ({error.strerror})",
+        ) from error
+    finally:
+        os.unlink(file)
+        os.close(handle)

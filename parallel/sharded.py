@@ -1,0 +1,502 @@
+"""ZeRO: every rank keeps the optimizer's state, the gradients, the parameters of a shard only.
+
+| strategy | sharded | elements a rank keeps, Adam | elements on the wire a step |
+|---|---|---|---|
+| DistributedDataParallel | nothing | 4 Psi | 2 Psi |
+| ZeRO1 | moments | 2 Psi + 2 Psi/N | 2 Psi |
+| ZeRO2 | and gradients | Psi + 3 Psi/N | 2 Psi |
+| FullyShardedDataParallel (ZeRO-3) | and parameters | 4 Psi/N | 3 Psi |
+
+for Psi parameters on N ranks. A rank has a block of every unit of layers (units.py). Gradients are summed by a
+reduce-scatter of each unit, every rank updates its blocks, and an allgather brings the units back together: after the
+update, or, where parameters are sharded, whenever a unit is about to be used. What is whole only for a moment lies in
+**slots**, memory that units take turns in; so the layers' views of it are made once. Norms are those of whole tensors
+and of the whole gradient, however they are cut. Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from nn.losses import Loss
+from nn.network import Bad, Network
+from nn.optimizers import Optimizer
+from nn.training import check_state
+from parallel.offload import shards
+from parallel.synchronous import Synchronous
+from parallel.units import Cut, Joined, Unit
+
+UNIT_BYTES = 1 << 20
+
+
+class Sharded(Synchronous):
+    """What the three stages share: the cut, the update of a shard, and the state, gathered and scattered by units.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for Synchronous.
+    unit_bytes : int
+        Neighbouring layers travel together until they have so many bytes of parameters.
+    offload : path or None
+        A directory in which the shards lie, in memory-mapped files; None for memory.
+
+    Attributes
+    ----------
+    gradient_shard : flat array
+        The sum over all ranks of the gradients in this rank's blocks.
+    slots : dict of flat arrays
+        The optimizer's moments for this rank's blocks.
+
+    Raises
+    ------
+    OSError
+        On all ranks, if the directory has too little room on one.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        optimizer: Optimizer,
+        communicator,
+        seed: int = 0,
+        unit_bytes: int = UNIT_BYTES,
+        offload: str | Path | None = None,
+    ):
+        self.cut = Cut(network, communicator.size, unit_bytes)
+        self.offload = offload
+        node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+        self.together = node.Get_size() == communicator.size  # all on one node: they can read each other's memory
+        node.Free()
+        super().__init__(network, loss, optimizer, communicator, seed)
+
+    def allocate(self) -> None:
+        names = [*self.optimizer.slots, *self.sharded]
+        found = shards(names, self.cut.size, self.network.dtype, self.offload, self.communicator)
+        self.slots = {name: found[name] for name in self.optimizer.slots}
+        self.landing = np.zeros(max(unit.block for unit in self.cut.units), self.network.dtype)
+        self.place(found)
+
+    sharded: tuple[str, ...] = ()  # what is in shards besides the optimizer's state
+
+    def initialize(self) -> None:
+        """Draw every tensor whole, one at a time, and keep what is in this rank's blocks."""
+        layout, rank = self.network.layout, self.shard[0]
+        for unit in self.cut.units:
+            whole = np.zeros(unit.block * self.shard[1], self.network.dtype)
+            for name, array in self.cut.arrays(whole, unit):
+                array[...] = layout.draw(name, self.seed).reshape(-1)
+            self.own(unit)[...] = whole[rank * unit.block :][: unit.block]
+        self.spread()
+        self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
+        self.region = Joined(self.cut, rank)
+        self.message = np.zeros(1 + self.network.state_layout.size, self.network.dtype)
+
+    def zeros_for_all(self, size: int) -> np.ndarray:
+        """Memory that is reduced over all ranks: shared where that saves copies."""
+        dtype = self.network.dtype
+        return self.communicator.empty(size, dtype) if self.together else np.zeros(size, dtype)
+
+    def reduce(self, whole: np.ndarray, unit: Unit, out: np.ndarray, add: bool = False) -> None:
+        """out = this rank's block of the sum of all ranks' gradients of a unit, or is increased by it."""
+        for gap in unit.gaps:
+            whole[gap] = 0  # other units may have been here
+        target = self.landing[: unit.block] if add else out
+        # Between nodes a plan has a working copy of the unit. Plans for a memoryview are not kept.
+        self.communicator.Reduce_scatter_block(whole if self.together else memoryview(whole), target)
+        if add:
+            out += target
+
+    def combine(self, loss: float) -> float:
+        """Sum the loss; take the mean of the ranks' running statistics, so that replicas stay alike."""
+        self.message[0] = loss
+        np.divide(self.statistics, self.shard[1], out=self.message[1:])
+        self.all_sum(self.message)
+        self.statistics[:] = self.message[1:]
+        return float(self.message[0])
+
+    def update(self) -> None:
+        """Update this rank's blocks, unit after unit; a clip has seen the whole gradient before."""
+        optimizer, g = self.optimizer, self.gradient_shard
+        clip = optimizer.clip
+        if clip:
+            clip(g, self.region, self.all_sum)
+        optimizer.clip = None
+        try:
+            for unit, region in zip(self.cut.units, self.regions, strict=True):
+                slots = {name: slot[unit.blocks] for name, slot in self.slots.items()}
+                optimizer.update(self.own(unit), g[unit.blocks], slots, self.steps, region, self.all_sum)
+        finally:
+            optimizer.clip = clip
+        self.spread()
+
+    # ------------------------------------------------------------------------------- the state, gathered by units
+
+    def kept(self) -> Iterator[tuple[str, Unit, np.ndarray]]:
+        """(prefix of its names in the state, unit, this rank's block) of all that is sharded in a checkpoint."""
+        for unit in self.cut.units:
+            yield "param", unit, self.own(unit)
+        for name, slot in self.slots.items():
+            for unit in self.cut.units:
+                yield f"optimizer/{name}", unit, slot[unit.blocks]
+
+    def collect(self, unit: Unit, block: np.ndarray) -> np.ndarray | None:
+        """All ranks' blocks of a unit, on rank 0, in memory that the next call uses again."""
+        whole = self._room()[: unit.block * self.shard[1]] if self.shard[0] == 0 else None
+        self.communicator.Gather(block, whole)
+        return whole
+
+    def _room(self) -> np.ndarray:
+        return self.run.common.memory.scratch("unit", (len(self.landing) * self.shard[1],), self.network.dtype)
+
+    def entries(self):
+        yield "steps", np.array(self.steps)
+        specs = self.network.layout.specs
+        for prefix, unit, block in self.kept():
+            whole = self.collect(unit, block)
+            if whole is None:
+                yield from ((f"{prefix}/{name}", block) for name in unit.names)
+            else:
+                for name, array in self.cut.arrays(whole, unit):
+                    yield f"{prefix}/{name}", array.reshape(specs[name].shape)
+        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All of the state on rank 0, which must have room for it; nothing on the others."""
+        state = {}
+        for name, array in self.entries():
+            if self.shard[0] == 0:
+                state[name] = array.copy()
+        return state
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what rank 0 is given; what the others are given does not matter."""
+        expected = {"steps": ((), np.dtype(int))}
+        for layout, prefix in [
+            (self.network.state_layout, "state"),
+            (self.network.layout, "param"),
+            *((self.network.layout, f"optimizer/{slot}") for slot in self.slots),
+        ]:
+            expected |= {f"{prefix}/{name}": (spec.shape, self.network.dtype) for name, spec in layout.specs.items()}
+        first = self.shard[0] == 0
+        problem = self.communicator.bcast(check_state(expected, state) if first else None)
+        if problem:
+            raise ValueError(problem)
+        for prefix, unit, block in self.kept():
+            whole = None
+            if first:
+                whole = self._room()[: unit.block * self.shard[1]]
+                whole[:] = 0
+                for name, array in self.cut.arrays(whole, unit):
+                    array[:] = state[f"{prefix}/{name}"].reshape(-1)
+            self.communicator.Scatter(whole, block)
+        if first:
+            for name, array in self.network.state_layout.items(self.statistics):
+                array[...] = state[f"state/{name}"]
+        self.communicator.Bcast(self.statistics)
+        self.steps = self.communicator.bcast(int(state["steps"]) if first else None)
+        self.spread()
+
+    def snapshot(self):
+        """Copies of this rank's blocks."""
+        blocks = [block.copy() for _, _, block in self.kept()]
+        return {"blocks": blocks, "statistics": self.statistics.copy(), "steps": self.steps}
+
+    def restore(self, snapshot):
+        for (_, _, block), before in zip(self.kept(), snapshot["blocks"], strict=True):
+            block[:] = before
+        self.statistics[:], self.steps = snapshot["statistics"], snapshot["steps"]
+        self.spread()
+
+    def digest(self) -> str:
+        sha = hashlib.sha256()
+        for unit in self.cut.units:
+            whole = self.collect(unit, self.own(unit))
+            if whole is not None:
+                sha.update(whole[: unit.stop - unit.start])
+        return self.communicator.bcast(sha.hexdigest())
+
+    # ------------------------------------------------------------------------------------------------ looking at it
+
+    def first_bad(self, parts):
+        bad = [name for unit in self.regions_by_unit() for name in unit]
+        everyone = {name for names in self.communicator.allgather(bad) for name in names}
+        for name in reversed(self.network.layout.specs):
+            if name in everyone:
+                return Bad(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
+        return super().first_bad(parts)
+
+    def regions_by_unit(self) -> Iterator[list[str]]:
+        """The names of tensors of which this rank has values that are not finite, unit by unit."""
+        for unit, region in zip(self.cut.units, self.regions, strict=True):
+            block = self.own(unit)
+            yield [name for name, part, _ in region.tensors if not np.isfinite(block[part]).all()]
+
+    def look(self, parts):
+        bad, common = None, self.run.common
+        common.sample -= sum(map(len, parts[:-1]))
+        for x in parts:
+            bad = self.look_at(x) if bad is None else bad
+            common.sample += len(x)
+        return bad
+
+    def look_at(self, x: np.ndarray) -> Bad | None:
+        """The first value that is not finite in a forward pass of these samples."""
+        return self.network.first_bad(self.p, x, self.run) if len(x) else None
+
+
+class ZeRO1(Sharded):
+    """The optimizer's state is sharded; parameters and gradients are whole on every rank."""
+
+    def place(self, found: dict[str, np.ndarray]) -> None:
+        """Make parameters and gradients, and the layers' views of them; `found`: what was asked for in `sharded`."""
+        self.place_parameters(found)
+        self.gradients = self.zeros_for_all(self.cut.size * self.shard[1])
+        self.gradient_shard = self.gradients[: self.cut.size]  # the sums move together, over what is summed already
+        self.g = self.views(self.gradients)
+
+    def place_parameters(self, found: dict[str, np.ndarray]) -> None:
+        self.parameters = np.zeros(self.cut.size * self.shard[1], self.network.dtype)
+        self.p = self.views(self.parameters)
+
+    def views(self, buffer: np.ndarray):
+        """A buffer of all units as layers see it."""
+        units = self.cut.units
+        arrays = dict(pair for unit in units for pair in self.cut.arrays(self.cut.whole(buffer, unit), unit))
+        return self.network.layout.tree(arrays)
+
+    def own(self, unit: Unit) -> np.ndarray:
+        """This rank's block of the parameters of a unit."""
+        return self.cut.whole(self.parameters, unit)[self.shard[0] * unit.block :][: unit.block]
+
+    def spread(self) -> None:
+        """Bring every rank's blocks of the parameters to all."""
+        for unit in self.cut.units:
+            self.communicator.Allgather(MPI.IN_PLACE, self.cut.whole(self.parameters, unit))
+
+    def combine(self, loss):
+        for unit in self.cut.units:
+            block = self.landing[: unit.block]
+            self.reduce(self.cut.whole(self.gradients, unit), unit, block)
+            self.gradient_shard[unit.blocks] = block
+        return super().combine(loss)
+
+    def replicated(self):
+        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+        for unit in self.cut.units:
+            yield from self.cut.arrays(self.cut.whole(self.parameters, unit), unit)
+
+
+class ZeRO2(ZeRO1):
+    """Gradients are sharded too: a unit's are reduced as soon as they are finished, then its memory serves the next.
+
+    Between nodes that goes on behind the backward pass of the next unit.
+    """
+
+    sharded = ("gradients",)
+
+    def place(self, found):
+        self.place_parameters(found)
+        self.gradient_shard = found["gradients"]
+        self.gradient_slots = Slots(self.cut, 1, self.zeros_for_all)
+        self.g = self.gradient_slots.views()
+        self.adds = False  # whether gradient_shard holds the sums of earlier micro-batches
+        self.reduced = 0  # units of this pass
+
+    def compute_gradients(self, x, y, total):
+        common = self.run.common
+        self.adds, common.accumulate = common.accumulate, False  # slots never hold what was before
+        common.ready, self.reduced = self.ready, 0
+        self.begin_pass()
+        try:
+            if len(x) or self.everyone:
+                loss = super().compute_gradients(x, y, total)
+                self.ready(self.network.layout.size)
+            else:
+                loss = 0.0
+                self.pass_without_samples()
+        finally:
+            common.ready, common.accumulate = None, self.adds
+        return loss
+
+    def begin_pass(self) -> None:
+        """Before every forward pass."""
+
+    def pass_without_samples(self) -> None:
+        """Take part in what other ranks do in theirs."""
+        for unit in self.cut.units:
+            self.gradient_slots.of(unit)[:] = 0
+            self.ready(unit.stop)
+
+    def ready(self, end: int) -> None:
+        """So much of the layout's gradients is finished: reduce the units inside."""
+        units = self.cut.units
+        while self.reduced < len(units) and units[self.reduced].stop <= end:
+            unit = units[self.reduced]
+            self.reduce(self.gradient_slots.of(unit), unit, self.gradient_shard[unit.blocks], self.adds)
+            self.reduced += 1
+
+    def combine(self, loss):
+        return Sharded.combine(self, loss)
+
+
+class FullyShardedDataParallel(ZeRO2):
+    """Parameters are sharded too: a unit's are gathered before its forward and again before its backward.
+
+    Parameters
+    ----------
+    prefetch : int or None
+        How many units are gathered ahead, while others compute; None for 1 between nodes, and 0 on a node, where the
+        cores that would copy are busy computing. Memory for prefetch + 1 units is needed. A unit that is still there
+        when backward begins is not gathered again.
+    """
+
+    sharded = ("parameters", "gradients")
+
+    def __init__(
+        self, network, loss, optimizer, communicator, seed=0, unit_bytes=UNIT_BYTES, offload=None, prefetch=None
+    ):
+        self.prefetch = prefetch
+        super().__init__(network, loss, optimizer, communicator, seed, unit_bytes, offload)
+        self.run.common.fetch = self.fetch
+
+    def place_parameters(self, found):
+        if self.prefetch is None:
+            self.prefetch = 0 if self.together else 1
+        self.parameters = found["parameters"]
+        self.parameter_slots = Slots(self.cut, 1 + self.prefetch, lambda size: np.zeros(size, self.network.dtype))
+        self.p = self.parameter_slots.views()
+        self.requests = {}  # number of a unit -> of its gathering
+        needs = [self.cut.needs[path] for path in self.cut.stages]
+        order = [unit for stage in needs for unit in stage] + [unit for stage in reversed(needs) for unit in stage]
+        self.order = [u for i, u in enumerate(order) if i == 0 or order[i - 1] != u]  # in which a step uses units
+        self.at = -1  # the place in it
+
+    def own(self, unit):
+        return self.parameters[unit.blocks]
+
+    def spread(self):
+        """The parameters have changed: what is in the slots does not count any more."""
+        self.parameter_slots.forget()
+
+    def begin_pass(self):
+        self.at = -1
+
+    def fetch(self, run) -> None:
+        """Before a layer is run: gather the units that it needs, and start on the next ones."""
+        for number in self.cut.needs.get(run.path, ()):
+            self.use(number)
+
+    def use(self, number: int) -> None:
+        if self.at >= 0 and self.order[self.at] == number:
+            return
+        self.at = self.order.index(number, self.at + 1)
+        self.gather(number)
+        if number in self.requests:
+            self.requests.pop(number).Wait()
+        if self.prefetch:
+            for ahead in self.order[self.at + 1 : self.at + 1 + self.prefetch]:
+                self.gather(ahead)
+            self.communicator.poke()
+
+    def gather(self, number: int) -> None:
+        """Bring a unit into its slot, or start on it."""
+        unit = self.cut.units[number]
+        if not self.parameter_slots.take(unit):
+            return
+        whole = self.parameter_slots.of(unit)
+        if self.prefetch:
+            self.requests[number] = self.communicator.Iallgather(self.own(unit), whole)
+        else:
+            self.communicator.Allgather(self.own(unit), whole)
+
+    def pass_without_samples(self):
+        self.forward_without_samples()
+        for path in reversed(self.cut.stages):
+            for number in self.cut.needs[path]:
+                self.use(number)
+            end = self.network.layout.ends[path]
+            for unit in self.cut.units[self.reduced :]:
+                if unit.stop <= end:
+                    self.gradient_slots.of(unit)[:] = 0
+                    self.ready(unit.stop)
+
+    def forward_without_samples(self) -> None:
+        for path in self.cut.stages:
+            for number in self.cut.needs[path]:
+                self.use(number)
+
+    def predict(self, x):
+        """The network's output for a batch, in evaluation mode; called on every rank."""
+        self.begin_pass()
+        return super().predict(x)
+
+    def evaluate(self, x, y):
+        if not len(x):
+            self.begin_pass()
+            self.forward_without_samples()
+        return super().evaluate(x, y)
+
+    def look_at(self, x):
+        self.begin_pass()
+        bad = super().look_at(x)
+        if not len(x) or (bad and bad.depth == 0):  # there was no forward pass
+            self.forward_without_samples()
+        return bad
+
+    def replicated(self):
+        """Running statistics only: of every parameter there is one copy."""
+        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+
+
+class Slots:
+    """Memory for some whole units at a time: units take turns in it, and each has its views once and for all.
+
+    Parameters
+    ----------
+    cut : Cut
+    count : int
+        Units that are there at once; one that is used out of turn has memory of its own.
+    make : callable (size) -> flat array
+    """
+
+    def __init__(self, cut: Cut, count: int, make):
+        self.cut = cut
+        self.number = {unit.number: (unit.number if unit.alone else -1 - unit.number % count) for unit in cut.units}
+        sizes: dict[int, int] = {}
+        for unit in cut.units:
+            slot = self.number[unit.number]
+            sizes[slot] = max(sizes.get(slot, 0), unit.block * cut.ranks)
+        self.memory = {slot: make(size) for slot, size in sizes.items()}
+        self.holds: dict[int, int] = {}  # slot -> number of the unit in it
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.memory.values())
+
+    def of(self, unit: Unit) -> np.ndarray:
+        """The memory of a unit."""
+        return self.memory[self.number[unit.number]][: unit.block * self.cut.ranks]
+
+    def take(self, unit: Unit) -> bool:
+        """Give a unit its slot; False if it is there already."""
+        slot = self.number[unit.number]
+        if self.holds.get(slot) == unit.number:
+            return False
+        self.holds[slot] = unit.number
+        return True
+
+    def forget(self) -> None:
+        """Nothing in the slots counts any more."""
+        self.holds.clear()
+
+    def views(self):
+        """The parameters as layers see them."""
+        arrays = dict(pair for unit in self.cut.units for pair in self.cut.arrays(self.of(unit), unit))
+        return self.cut.layout.tree(arrays)
