@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nn
 from nn import clipping, data, learning_rates, losses, models, optimizers
+from nn.batch_normalization import BatchNorm
 from nn.data import masking
 from nn.models.googlenet import AuxiliaryLoss
 from parallel.options import Options
@@ -51,7 +52,7 @@ def network(options: Options, data: data.Data) -> nn.Network:
     """The network for that data. With the quadratic loss its outputs pass the activation too, as in the classics."""
     output = (options.activation or "sigmoid") if options.loss == "quadratic" and data.classes else None
     outputs = data.classes or int(data.train.y[0].size)  # values to regress on
-    return models.build(
+    network = models.build(
         options.model,
         data.in_shape,
         outputs,
@@ -60,6 +61,18 @@ def network(options: Options, data: data.Data) -> nn.Network:
         init=options.init,
         output_activation=output,
     )
+    if options.sync_batch_norm:
+        synchronise(network)
+    return network
+
+
+def synchronise(network: nn.Network) -> None:
+    """Let every batch normalisation take its statistics over all ranks."""
+    layers = [layer for _, layer, _, _ in network.layers() if isinstance(layer, BatchNorm)]
+    if not layers:
+        raise ValueError(f"--sync-batch-norm: {network.name} has no batch normalisation: leave it out")
+    for layer in layers:
+        layer.synchronized = True
 
 
 def loss(options: Options, data: data.Data) -> losses.Loss:

@@ -29,11 +29,10 @@ from nn.layout import ALIGN, Layout
 
 def nodes_of(communicator: MPI.Intracomm) -> list[int]:
     """For each rank the first rank on its node (collective)."""
-    native = MPI.Intracomm(communicator)
-    node = native.Split_type(MPI.COMM_TYPE_SHARED)
-    first = node.bcast(native.Get_rank())
+    node = MPI.Intracomm(communicator.Split_type(MPI.COMM_TYPE_SHARED))
+    first = node.bcast(communicator.rank)
     node.Free()
-    return native.allgather(first)
+    return communicator.allgather(first)
 
 
 def why_not(nodes: list[int]) -> str:
@@ -74,7 +73,8 @@ class NodeMemory:
 
     def __init__(self, communicator, nodes: list[int], layout: Layout, tail: int, dtype, limit: float = 300.0):
         rank, size = communicator.rank, layout.size
-        node = MPI.Intracomm(communicator).Split(nodes[rank], rank)
+        here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
+        node = MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here)))
         self.window = SharedWindow(node, limit)
         node.Free()
         self.count = self.window.size

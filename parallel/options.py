@@ -20,6 +20,10 @@ READERS = (
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),
     ("label_smoothing", "loss", ("cross-entropy",)),
+    ("node_memory", "strategy", ("ddp",)),
+    ("overlap", "strategy", ("ddp",)),
+    ("bucket", "strategy", ("ddp",)),
+    ("first_bucket", "strategy", ("ddp",)),
 )
 
 
@@ -36,7 +40,22 @@ class Options:
     data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
     strategy: str = option("ddp", "how ranks share the work", ("ddp",))
     ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
-    allreduce: str = option("ring", "algorithm that sums gradients: ring, doubling, ..., native, auto")
+    allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
+    node_memory: str = option(
+        "auto",
+        "ddp: sum gradients in the memory that the ranks of a node share (auto: unless an allreduce is asked for)",
+        ("auto", "on", "off"),
+    )
+    overlap: str = option(
+        "auto",
+        "ddp by messages: what moves them during backprop (auto: the fastest, measured)",
+        ("auto", "thread", "poke", "none"),
+    )
+    bucket: float = option(25.0, "ddp by messages: MiB of gradients in one", metavar="MIB")
+    first_bucket: float = option(1.0, "ddp by messages: MiB of gradients in the first one", metavar="MIB")
+    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
+    sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
+    check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
     watch: float = option(300.0, "seconds that ranks may wait for each other before the run ends and says who did")
     epochs: int = option(30, "passes over the training data")
     batch: int = option(32, "samples in a step, over all ranks")
@@ -86,7 +105,7 @@ class Options:
 # What a resumed run may change; all else is part of the result and comes from its config.json.
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
-    "profile", "find_lr", "inspect", "timeline",
+    "check_replicas", "profile", "find_lr", "inspect", "timeline",
 }  # fmt: skip
 
 
@@ -213,6 +232,8 @@ def check(options: Options) -> None:
         "length",
         "reproducible",
         "linear_scaling",
+        "accumulate",
+        "check_replicas",
     ):
         value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:
@@ -220,11 +241,15 @@ def check(options: Options) -> None:
     for name in ("lr", "momentum", "weight_decay", "label_smoothing", "mask", "watch"):
         if not getattr(options, name) >= 0:
             raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
+    for name in ("bucket", "first_bucket"):
+        if not getattr(options, name) > 0:
+            raise OptionError(f"--{name.replace('_', '-')} must be above 0, given {getattr(options, name)}")
     for name in ("momentum", "label_smoothing", "mask"):
         if getattr(options, name) >= 1:
             raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")
+    defaults = {f.name: f.default for f in dataclasses.fields(Options)}
     for name, other, readers in READERS:
-        if getattr(options, name) and getattr(options, other) not in readers:
+        if getattr(options, name) != defaults[name] and getattr(options, other) not in readers:
             raise OptionError(
                 f"--{name.replace('_', '-')} has no effect with --{other} {getattr(options, other)}: "
                 f"leave it out, or use {', '.join(readers)}"

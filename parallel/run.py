@@ -20,6 +20,7 @@ import nn
 from collectives.selection import check_name
 from nn import callbacks, checkpoints
 from parallel import build, launch, reports
+from parallel.breakdown import Breakdown, draw_breakdown
 from parallel.job import default_directory, program
 from parallel.options import Options
 from parallel.timeline import Timeline
@@ -41,10 +42,14 @@ def train(options: Options) -> dict:
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
 
     data = build.datasets(options)
+    if world:
+        agree_on_data(world, data)
     network = build.network(options, data)
     trainer = make_trainer(options, data, network, world)
-    timeline = Timeline(rank) if options.timeline else None
-    train_loader, test_loader = build.loaders(options, data, trainer.shard, timeline and timeline.add)
+    trainer.say = say
+    timeline = Timeline(world) if options.timeline else None
+    breakdown = Breakdown(trainer)
+    train_loader, test_loader = build.loaders(options, data, trainer.shard, told(breakdown.loader, timeline))
     schedule, schedule_hooks = build.schedule(options, train_loader)
 
     out = Path(options.out)
@@ -66,11 +71,13 @@ def train(options: Options) -> dict:
     say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
     metric = "accuracy" if data.classes else "test_loss"
-    hooks = [callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
+    hooks = [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
     hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
+    if options.check_replicas and world:
+        hooks.append(replica_checks(options.check_replicas))
     if options.patience:
         hooks.append(callbacks.EarlyStopping(options.patience, metric, kept))
-    training = nn.fit(trainer, train_loader, options.epochs, hooks, test_loader, schedule, progress)
+    training = nn.fit(trainer, train_loader, options.epochs, hooks, test_loader, schedule, progress, options.accumulate)
     if size > 1:
         trainer.check_replicas()
 
@@ -81,14 +88,16 @@ def train(options: Options) -> dict:
         "seconds": training.seconds,
         "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
+        "breakdown": breakdown.by_rank(),
         "parameters_sha256": hashlib.sha256(trainer.parameters).hexdigest(),
     }
-    events = world.gather(timeline.events) if world and timeline else [timeline.events] if timeline else None
+    events = timeline.merge() if timeline else []
     if rank == 0:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         draw_curves(training.history, out / "curves.png")
-        if events and any(events):
-            write_timeline([event for rank in events for event in rank], out)
+        draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
+        if events:
+            write_timeline(events, out)
         if options.inspect:
             say("\n" + reports.inspect(trainer, data, out / "inspection"))
     say()
@@ -96,6 +105,18 @@ def train(options: Options) -> dict:
     say(f"everything is in {out}/: result.json, metrics.jsonl, curves.png, checkpoints/ ({elapsed(started)} in all)")
     say(what_next(options))
     return result
+
+
+def told(loader, timeline: Timeline | None):
+    """Who is told what the loader did when."""
+    if timeline is None:
+        return loader
+
+    def both(name: str, start: float, end: float) -> None:
+        loader(name, start, end)
+        timeline.add(name, start, end)
+
+    return both
 
 
 def score(trainer: nn.Serial, loader: nn.Loader) -> dict:
@@ -141,6 +162,18 @@ def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, worl
     from parallel.strategies import STRATEGIES
 
     return STRATEGIES[options.strategy](options, network, loss, optimizer, world)
+
+
+def agree_on_data(world, data: nn.data.Data) -> None:
+    from parallel.synchronous import agree, data_facts
+
+    agree(world, data_facts(data))
+
+
+def replica_checks(steps: int) -> nn.Callback:
+    from parallel.synchronous import CheckReplicas
+
+    return CheckReplicas(steps)
 
 
 def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict | None:
@@ -192,7 +225,8 @@ def environment(world) -> dict:
 
 def describe_ranks(trainer: nn.Serial) -> str:
     count = trainer.shard[1]
-    return f"{count} ranks, {type(trainer).__name__}" if count > 1 else "one process"
+    how = trainer.describe() if hasattr(trainer, "describe") else ""
+    return f"{count} ranks, {type(trainer).__name__}{': ' * bool(how)}{how}" if count > 1 else "one process"
 
 
 def draw_curves(history: list[dict], file: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from parallel.data_parallel import DistributedDataParallel
+from parallel.node_memory import nodes_of
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
 from parallel.synchronous import Synchronous
 
@@ -10,7 +13,20 @@ from parallel.synchronous import Synchronous
 def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
     if options.reproducible:
         return ReproducibleDataParallel(network, loss, optimizer, communicator, options.seed, options.reproducible)
-    return DistributedDataParallel(network, loss, optimizer, communicator, options.seed)
+    # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
+    asked = options.allreduce not in ("auto", "shared") and len(set(nodes_of(communicator))) == 1
+    return DistributedDataParallel(
+        network,
+        loss,
+        optimizer,
+        communicator,
+        options.seed,
+        node_memory="off" if options.node_memory == "auto" and asked else options.node_memory,
+        overlap=options.overlap,
+        bucket=options.bucket,
+        first_bucket=options.first_bucket,
+        limit=options.watch or math.inf,
+    )
 
 
 STRATEGIES = {"ddp": ddp}
