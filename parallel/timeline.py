@@ -1,6 +1,8 @@
 """What every rank did when: read, wait, compute, communicate, update; a Chrome trace and a picture.
 
-Times are of time.perf_counter, which all processes of a host share.
+Times are of time.perf_counter, which all processes of a host share; those of other hosts are brought to rank 0's clock
+(clocks.py). What ranks do together begins when the last of them is there: until then the others wait, which is told
+apart when the events of all ranks are merged, so that watching costs no meeting.
 """
 
 from __future__ import annotations
@@ -8,11 +10,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from nn.checkpoints import write_atomically
 from nn.training import Serial
+from parallel.breakdown import phases_of, wrap
 
 MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit
 
@@ -22,57 +27,89 @@ class Timeline:
 
     Parameters
     ----------
-    rank : int
+    communicator : collectives.Communicator or None
+        Of all ranks; None for one process.
+    clock : callable
+        Seconds; one that all ranks of a host share.
     """
 
-    def __init__(self, rank: int):
-        self.rank = rank
+    def __init__(self, communicator=None, clock: Callable[[], float] = time.perf_counter):
+        self.rank, self.communicator, self.clock = communicator.rank if communicator else 0, communicator, clock
         self.events: list[dict] = []
+        self._begin = self._offset()
 
-    def add(self, name: str, start: float, end: float) -> None:
-        """Something called `name` happened from `start` to `end`, on this thread."""
+    def add(self, name: str, start: float, end: float, together: bool = False) -> None:
+        """Something called `name` happened from `start` to `end`, on this thread; all ranks together, perhaps."""
         if len(self.events) < MOST:
             thread = threading.current_thread()
             lane = "" if thread is threading.main_thread() else thread.name
-            self.events.append({"rank": self.rank, "lane": lane, "name": name, "start": start, "end": end})
+            event = {"rank": self.rank, "lane": lane, "name": name, "start": start, "end": end, "together": together}
+            self.events.append(event)
 
-    def timed(self, name: str, call: Callable) -> Callable:
+    def timed(self, name: str, together: bool, call: Callable) -> Callable:
         """`call`, with an event for each time."""
 
         def timed(*args, **kwargs):
-            start = time.perf_counter()
+            start = self.clock()
             result = call(*args, **kwargs)
-            self.add(name, start, time.perf_counter())
+            self.add(name, start, self.clock(), together)
             return result
 
         return timed
 
     def watch(self, trainer: Serial) -> None:
-        """Let every step of this trainer leave its events.
+        """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
+        for name, method, together in phases_of(trainer):
+            wrap(trainer, method, partial(self.timed, name, together))
 
-        A trainer may name its own: `phases`, (event, method, together). Where ranks do a phase together they meet
-        first, so that waiting for each other is an event of its own, "wait", and no part of the phase.
-        """
-        if phases := getattr(trainer, "phases", ()):
-            meet = self.timed("wait", trainer.communicator.Barrier)
-            for name, method, together in phases:
-                call = self.timed(name, getattr(trainer, method))
-                setattr(trainer, method, _after(meet, call) if together else call)
-            return
-        trainer.compute_gradients = self.timed("compute", trainer.compute_gradients)
-        if trainer.shard[1] > 1:
-            trainer.combine = self.timed("communicate", trainer.combine)
-        trainer.optimizer.update = self.timed("update", trainer.optimizer.update)
+    def merge(self) -> list[dict]:
+        """The events of all ranks by rank 0's clock, waiting told apart (collective); [] on the other ranks."""
+        if self.communicator is None:
+            return self.events
+        from parallel.clocks import to_rank_0
+
+        events, end = [], self._offset()
+        for event in self.events:
+            start, stop = (float(to_rank_0(t, self._begin, end)) for t in (event["start"], event["end"]))
+            events.append(event | {"start": start, "end": stop})
+        everyone = self.communicator.gather(events)
+        return told_apart(everyone) if everyone else []
+
+    def _offset(self):
+        if self.communicator is None:
+            return None
+        from parallel.clocks import measure
+        from parallel.node_memory import nodes_of
+
+        return measure(self.communicator, nodes_of(self.communicator), self.clock)
 
 
-def _after(first: Callable, call: Callable) -> Callable:
-    """`call`, each time after `first`."""
+def told_apart(ranks: list[list[dict]]) -> list[dict]:
+    """All events; those that ranks did together are "wait" until the last rank has come.
 
-    def both(*args, **kwargs):
-        first()
-        return call(*args, **kwargs)
-
-    return both
+    Parameters
+    ----------
+    ranks : list of lists of events
+        Of every rank, by one clock. The k-th event of a name on one rank belongs to the k-th on the others.
+    """
+    starts: dict[tuple[str, int], list[float]] = defaultdict(list)
+    numbered = []
+    for events in ranks:
+        count: dict[str, int] = defaultdict(int)
+        for event in events:
+            key = event["name"], count[event["name"]]
+            count[event["name"]] += 1
+            numbered.append((key, event))
+            if event["together"]:
+                starts[key].append(event["start"])
+    found = []
+    for key, event in numbered:
+        last = max(starts[key]) if event["together"] and len(starts[key]) == len(ranks) else event["start"]
+        met = min(last, event["end"])
+        if met > event["start"]:
+            found.append(event | {"name": "wait", "end": met})
+        found.append(event | {"start": met})
+    return found
 
 
 def write(events: list[dict], directory: Path) -> None:
