@@ -17,6 +17,7 @@ from nn.layout import ALIGN
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
+from parallel.breakdown import DEFAULT
 from parallel.buckets import Buckets
 from parallel.node_memory import NodeMemory, nodes_of, why_not
 from parallel.synchronous import Synchronous
@@ -46,6 +47,8 @@ class DistributedDataParallel(Synchronous):
     ValueError
         node_memory="on" where it is not possible; the message says why.
     """
+
+    phases = (*DEFAULT, ("communicate", "sums.meet", True))
 
     def __init__(
         self,

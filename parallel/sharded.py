@@ -27,6 +27,7 @@ from nn.losses import Loss
 from nn.network import Bad, Network
 from nn.optimizers import Optimizer
 from nn.training import check_state
+from parallel.breakdown import DEFAULT
 from parallel.offload import shards
 from parallel.synchronous import Synchronous
 from parallel.units import Cut, Joined, Unit
@@ -58,6 +59,8 @@ class Sharded(Synchronous):
     OSError
         On all ranks, if the directory has too little room on one.
     """
+
+    phases = (*DEFAULT, ("communicate", "reduce", True), ("communicate", "spread", True))
 
     def __init__(
         self,
@@ -358,6 +361,7 @@ class FullyShardedDataParallel(ZeRO2):
     """
 
     sharded = ("parameters", "gradients")
+    phases = (*ZeRO2.phases, ("communicate", "use", True))
 
     def __init__(
         self, network, loss, optimizer, communicator, seed=0, unit_bytes=UNIT_BYTES, offload=None, prefetch=None
