@@ -4,11 +4,11 @@ In every step the master scatters the batch and broadcasts the model; each rank 
 master gathers them, computes the loss, scatters its gradient; each rank backpropagates; the master sums the gradients
 and updates. This is how PyTorch's DataParallel works, and the first picture of most courses.
 
-It is kept because it shows why nobody trains like this on many ranks: the network's parameters leave the master and come
-back in every step, and while the master reads, computes the loss and updates, the workers wait. See it in the picture
-that `--timeline` draws. Cost of a step over one process's, for n bytes of parameters and a batch of b bytes:
-about 2 ceil(log2 p) (alpha + n beta) for model and gradients, (p-1)/p b beta for the batch, and the same for outputs and
-their gradients, all of it through one rank. Sources: the parameter-averaging master of Dekel et al. 2012; PyTorch.
+It is kept because it shows why nobody trains like this on many ranks: the parameters leave the master and gradients
+come back in every step, and while the master reads, computes the loss and updates, the workers wait. See it in the
+picture that `--timeline` draws. Cost of a step over one process's, for n bytes of parameters and a batch of b bytes:
+2 ceil(log2 p) (alpha + n beta) for model and gradients by binomial trees, (p-1)/p b beta for the batch, and the same
+for outputs and their gradients, all of it through one rank. Source: PyTorch (torch.nn.DataParallel).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DataParallel(Synchronous):
         super().__init__(network, loss, optimizer, communicator, seed)
         self.shard = (0 if self.master else None, 1)
         self.cuts = []  # (lo, hi) of every rank's samples in the batch that was scattered last
-        self.samples: np.ndarray | None = None  # this rank's
+        self.mine: list[tuple[int, np.ndarray]] = []  # of this step: place in the global batch, this rank's samples
 
     def allocate(self) -> None:
         """Gradients, and behind them running statistics: one message to the master carries both."""
@@ -66,6 +66,7 @@ class DataParallel(Synchronous):
         common = self.run.common
         common.training, common.step = True, self.steps
         samples = self.scatter_batch(x)
+        self.mine = [*(self.mine if common.accumulate else ()), (common.sample, samples)]
         self.broadcast_model()
         z, saved = self.forward(samples)
         outputs = self.gather_outputs(z)
@@ -81,9 +82,9 @@ class DataParallel(Synchronous):
         self.cuts = [part(int(sizes[0]), size, i) for i in range(size)]
         lo, hi = self.cuts[rank]
         self.run.common.sample = int(sizes[1]) + lo
-        self.samples = np.empty((hi - lo, *x.shape[1:]), x.dtype)
-        self._scatter(x, self.samples)
-        return self.samples
+        samples = np.empty((hi - lo, *x.shape[1:]), x.dtype)
+        self._scatter(x, samples)
+        return samples
 
     def broadcast_model(self) -> None:
         """The master's parameters and running statistics to all."""
@@ -92,8 +93,8 @@ class DataParallel(Synchronous):
             self.communicator.Bcast(self.statistics, root=MASTER)
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, object]:
-        """(outputs, what backward needs) of this rank's samples; a rank without any rests."""
-        if self._rests(x):
+        """(outputs, what backward needs) of this rank's samples; one without any rests, unless it shares statistics."""
+        if not len(x) and not (self.everyone and self.run.common.training):
             return np.empty((0, *self.network.out_shape), self.network.dtype), None
         return self.network.forward(self.p, x, self.run)
 
@@ -115,7 +116,7 @@ class DataParallel(Synchronous):
 
     def backward(self, gz: np.ndarray, saved: object) -> None:
         """Gradients of this rank's samples."""
-        if not self._rests(self.samples):
+        if saved is not None:
             self.network.backward(self.p, self.g, gz, saved, self.run)
         elif not self.run.common.accumulate:
             self.gradients[:] = 0
@@ -150,8 +151,13 @@ class DataParallel(Synchronous):
         self.predict(x)
         return np.zeros(3)
 
-    def look(self, x):
-        return super().look(self.samples)
+    def look(self, parts):
+        """At the samples that the master gave this rank, in place of what the loader did."""
+        for sample, samples in self.mine:
+            self.run.common.sample = sample
+            if bad := super().look([samples]):
+                return bad
+        return None
 
     def check_replicas(self):
         """As for all strategies, of what the master's broadcast brings."""
@@ -165,10 +171,6 @@ class DataParallel(Synchronous):
         one = Serial(self.network, self.loss, self.optimizer, self.seed)
         one.load_state(self.state())
         return one
-
-    def _rests(self, samples: np.ndarray) -> bool:
-        """Whether this rank has nothing to compute: no samples, and no statistics to share."""
-        return not len(samples) and not (self.everyone and self.run.common.training)
 
     def _blocks(self, rows: np.ndarray | None) -> list | None:
         """The master's array of all samples' rows as a message with a block for each rank."""
