@@ -7,8 +7,10 @@ import importlib
 
 _HOME = {
     "CheckReplicas": "parallel.synchronous",
+    "DataParallel": "parallel.master_worker",
     "DistributedDataParallel": "parallel.data_parallel",
     "FullyShardedDataParallel": "parallel.sharded",
+    "ParameterServer": "parallel.parameter_server",
     "ReplicaError": "parallel.synchronous",
     "ReproducibleDataParallel": "parallel.reproducible_data_parallel",
     "ReproducibleSerial": "parallel.reproducible",

@@ -24,6 +24,8 @@ READERS = (
     ("overlap", "strategy", ("ddp",)),
     ("bucket", "strategy", ("ddp",)),
     ("first_bucket", "strategy", ("ddp",)),
+    ("servers", "strategy", ("ps",)),
+    ("server_place", "strategy", ("ps",)),
 )
 
 
@@ -38,7 +40,9 @@ class Options:
     model: str = option("cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)")
     data: str = option("digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...")
     data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
-    strategy: str = option("ddp", "how ranks share the work", ("ddp",))
+    strategy: str = option("ddp", "dp", "pshow ranks share the work", ("ddp", "dp", "ps"))
+    servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
+    server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
     ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(
@@ -105,7 +109,7 @@ class Options:
 # What a resumed run may change; all else is part of the result and comes from its config.json.
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
-    "check_replicas", "profile", "find_lr", "inspect", "timeline",
+    "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline",
 }  # fmt: skip
 
 
@@ -234,6 +238,7 @@ def check(options: Options) -> None:
         "linear_scaling",
         "accumulate",
         "check_replicas",
+        "servers",
     ):
         value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
         if value is not None and value < least:

@@ -117,7 +117,7 @@ def cut(count: int, servers: int) -> list[tuple[int, int]]:
     pieces = -(-count // ALIGN)
     if servers > pieces:
         raise ValueError(
-            f"{servers} parameter servers for {count:,} values: slices are on bounds of {ALIGN}, so use at most {pieces}"
+            f"{servers} servers for {count:,} values: slices are multiples of {ALIGN}, so use at most {pieces}"
         )
     bounds = [part(pieces, servers, j) for j in range(servers)]
     return [(lo * ALIGN, min(hi * ALIGN, count)) for lo, hi in bounds]

@@ -92,6 +92,7 @@ def train(options: Options) -> dict:
         "parameters_sha256": hashlib.sha256(trainer.parameters).hexdigest(),
     }
     events = timeline.merge() if timeline else []
+    alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     if rank == 0:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         draw_curves(training.history, out / "curves.png")
@@ -99,7 +100,7 @@ def train(options: Options) -> dict:
         if events:
             write_timeline(events, out)
         if options.inspect:
-            say("\n" + reports.inspect(trainer, data, out / "inspection"))
+            say("\n" + reports.inspect(alone, data, out / "inspection"))
     say()
     say(f"test {describe(result)} after {training.epoch} epochs, {training.seconds:.1f} s of training")
     say(f"everything is in {out}/: result.json, metrics.jsonl, curves.png, checkpoints/ ({elapsed(started)} in all)")
@@ -157,6 +158,8 @@ def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, worl
         from parallel.reproducible import ReproducibleSerial
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
+    if world is None and options.strategy == "ps":
+        raise ValueError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.strategies import STRATEGIES
@@ -224,7 +227,8 @@ def environment(world) -> dict:
 
 
 def describe_ranks(trainer: nn.Serial) -> str:
-    count = trainer.shard[1]
+    communicator = getattr(trainer, "communicator", None)
+    count = communicator.size if communicator else 1
     how = trainer.describe() if hasattr(trainer, "describe") else ""
     return f"{count} ranks, {type(trainer).__name__}{': ' * bool(how)}{how}" if count > 1 else "one process"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from parallel.data_parallel import DistributedDataParallel
+from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
+from parallel.parameter_server import ParameterServer
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
 from parallel.synchronous import Synchronous
 
@@ -29,4 +31,17 @@ def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
     )
 
 
-STRATEGIES = {"ddp": ddp}
+def dp(options, network, loss, optimizer, communicator) -> DataParallel:
+    if options.batch < communicator.size:
+        raise ValueError(
+            f"--batch {options.batch} cannot be cut among {communicator.size} ranks: use a batch of at least "
+            f"{communicator.size}, or fewer ranks"
+        )
+    return DataParallel(network, loss, optimizer, communicator, options.seed)
+
+
+def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
+    return ParameterServer(network, loss, optimizer, communicator, options.seed, options.servers, options.server_place)
+
+
+STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps}
