@@ -1,0 +1,229 @@
+"""Every rank's view: the breakdown of a step, clocks of several hosts, and the merged timeline."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import nn
+import parallel.breakdown
+from parallel.breakdown import PARTS, Breakdown, draw_breakdown, phases_of
+from parallel.options import Options
+from parallel.timeline import told_apart
+
+SLOW = 0.1  # seconds that a slow rank computes longer
+
+
+def network():
+    return nn.Network(nn.Linear(6, 3), (6,), np.float64)
+
+
+def dataset(n=40):
+    rng = np.random.default_rng(0)
+    return nn.data.Dataset(rng.random((n, 6)), rng.integers(0, 3, n), dtype=np.float64)
+
+
+def slowed(call, seconds, sleep=time.sleep):
+    def slow(*arguments):
+        sleep(seconds)
+        return call(*arguments)
+
+    return slow
+
+
+@pytest.fixture
+def sleep(monkeypatch):
+    """A function that makes time pass, which does not pass otherwise."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    for module in (nn.data.loader, parallel.breakdown):
+        monkeypatch.setattr(module, "time", clock)
+    return sleep
+
+
+def test_one_process_is_measured_and_drawn(sleep):
+    trainer = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    trainer.compute_gradients = slowed(trainer.compute_gradients, 3, sleep)
+    trainer.update = slowed(trainer.update, 2, sleep)
+    trainer.evaluate = slowed(trainer.evaluate, 50, sleep)
+    breakdown = Breakdown(trainer)
+    wide = nn.data.Dataset(np.zeros((40, 6)), np.zeros(40, int), dtype=np.float64)
+    reading = slowed(lambda x, keys: x, 4, sleep)
+    loader = nn.Loader(wide, 10, transform=reading, prefetch=0, timeline=breakdown.loader)
+    training = nn.fit(trainer, loader, 2, [breakdown], test=nn.Loader(wide, 10))
+    for record in training.history:
+        assert tuple(record["breakdown"]) == PARTS
+        for part, seconds in zip(PARTS, (3, 0, 0, 2, 1), strict=True):  # all four batches are read at once
+            assert record["breakdown"][part] == {"min": seconds, "mean": seconds, "max": seconds}, part
+    assert breakdown.table.tolist() == [[3, 0, 0, 2, 1]] and breakdown.steps == 8
+    assert breakdown.by_rank() == {"compute": [3], "wait": [0], "communicate": [0], "update": [2], "input": [1]}
+
+
+def test_the_picture_has_a_bar_for_every_rank():
+    bars = draw_breakdown(np.array([[3e-3, 1e-3, 1e-3, 1e-3, 0], [1e-3, 3e-3, 1e-3, 1e-3, 0]])).axes[0].patches
+    np.testing.assert_allclose([bar.get_width() for bar in bars], [3, 1, 1, 1, 0, 1, 3, 1, 1, 0])
+    np.testing.assert_allclose([bar.get_x() for bar in bars[:5]], [0, 3, 4, 5, 6])
+
+
+def test_a_phase_inside_another_counts_once(sleep):
+    trainer = SimpleNamespace(shard=(0, 1), evaluate=None)
+    trainer.part = SimpleNamespace(inner=lambda: sleep(5))
+    trainer.outer = lambda: (sleep(2), trainer.part.inner(), trainer.meet(), trainer.part.inner())
+    trainer.meet = lambda: (sleep(1), trainer.part.inner())
+    trainer.phases = (("compute", "outer", False), ("update", "part.inner", False), ("sum", "meet", True))
+    breakdown = Breakdown(trainer)
+    trainer.outer()
+    trainer.outer()
+    assert breakdown.spent == [4, 0, 0, 30, 0] and breakdown.together == [1, 1]
+
+
+def test_what_is_read_ahead_is_no_input():
+    breakdown = Breakdown(SimpleNamespace(shard=(0, 1), evaluate=None, compute_gradients=None, update=None))
+    loader = nn.Loader(dataset(), 10, transform=slowed(lambda x, keys: x, SLOW), timeline=breakdown.loader)
+    batches = loader.epoch(0)
+    next(batches)  # the only block
+    assert SLOW <= breakdown.spent[4] < 2 * SLOW, "what the thread read, and this one waited for, counts once"
+    assert not list(batches) or breakdown.spent[4] < 2 * SLOW
+
+
+def test_measuring_costs_about_a_microsecond_a_step():
+    """Three phases of a step that does nothing; generous for a busy machine."""
+
+    def trainer():
+        made = SimpleNamespace(shard=(0, 2), evaluate=None)
+        made.compute_gradients = made.combine = made.update = lambda *_: None
+        return made
+
+    def cost(trainer):
+        best = np.inf
+        for _ in range(20):
+            start = time.perf_counter()
+            for _ in range(1000):
+                trainer.compute_gradients(1, 2, 3)
+                trainer.combine(1)
+                trainer.update()
+            best = min(best, (time.perf_counter() - start) / 1000)
+        return best
+
+    plain, measured = trainer(), trainer()
+    Breakdown(measured)
+    assert cost(measured) - cost(plain) < 3e-6
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_slow_rank_lets_the_others_wait(comm):
+    from collectives import Communicator
+    from parallel import DistributedDataParallel, ReproducibleDataParallel
+
+    communicator = Communicator(comm)
+    make = (
+        lambda: DistributedDataParallel(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator),
+        lambda: DistributedDataParallel(
+            network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator, node_memory="off", overlap="none"
+        ),
+        lambda: ReproducibleDataParallel(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator),
+    )
+    for trainer in (m() for m in make):
+        if comm.rank == 1:
+            trainer.compute_gradients = slowed(trainer.compute_gradients, SLOW)
+        breakdown = Breakdown(trainer)
+        loader = nn.Loader(dataset(), 10, shard=trainer.shard, timeline=breakdown.loader)
+        (record,) = nn.fit(trainer, loader, 1, [breakdown], test=loader).history
+        table = dict(zip(PARTS, breakdown.table.T, strict=True))
+        assert table["compute"][1] >= SLOW > 2 * max(table["compute"][0], table["compute"][2])
+        assert min(table["wait"][0], table["wait"][2]) > SLOW / 2 > table["wait"][1]
+        assert table["communicate"].max() < SLOW / 2
+        everyone = comm.allgather(record["breakdown"])
+        assert everyone[0] == everyone[1] == everyone[2], "all ranks have the same record"
+        assert everyone[0]["wait"]["min"] < everyone[0]["wait"]["mean"] < everyone[0]["wait"]["max"]
+
+
+@pytest.mark.mpi(ranks=4)
+def test_clocks_of_hosts_are_brought_together(comm):
+    """Ranks 0, 1 on one host, 2, 3 on another, whose clock is 1000 s ahead and gains 1% (in place of 0.001%)."""
+    from parallel.clocks import measure, to_rank_0
+
+    hosts, start = [0, 0, 2, 2], time.perf_counter()
+
+    def clock():
+        now = time.perf_counter()
+        return now if comm.rank < 2 else 1000 + now + 0.01 * (now - start)
+
+    begin = measure(comm, hosts, clock)
+    comm.Barrier()
+    time.sleep(0.1)
+    truth, mine = time.perf_counter(), clock()
+    time.sleep(0.1)
+    end = measure(comm, hosts, clock)
+    if comm.rank < 2:
+        assert (begin.seconds, begin.error) == (0, 0) and to_rank_0(mine, begin, end) == mine
+        return
+    assert abs(begin.seconds + 1000) < 0.1 and 0 < begin.error < 0.05
+    assert abs(end.seconds - begin.seconds + 0.002) < 0.002, "the clock has gained meanwhile"
+    assert abs(to_rank_0(mine, begin, end) - truth) < begin.error + end.error + 2e-3
+    assert abs(to_rank_0(mine, begin, begin) - truth) > 0.5e-3, "control: with one measurement it has run off"
+
+
+def event(rank, name, start, end, together=False):
+    return {"rank": rank, "lane": "", "name": name, "start": start, "end": end, "together": together}
+
+
+def test_waiting_lasts_until_the_last_rank_has_come():
+    ranks = [
+        [event(0, "compute", 0, 2), event(0, "sum", 2, 9, True), event(0, "sum", 10, 12, True)],
+        [event(1, "compute", 0, 7), event(1, "sum", 7, 9, True), event(1, "sum", 11, 12, True)],
+    ]
+    found = [(e["rank"], e["name"], e["start"], e["end"]) for e in told_apart(ranks)]
+    assert found == [
+        (0, "compute", 0, 2), (0, "wait", 2, 7), (0, "sum", 7, 9), (0, "wait", 10, 11), (0, "sum", 11, 12),
+        (1, "compute", 0, 7), (1, "sum", 7, 9), (1, "sum", 11, 12),
+    ]  # fmt: skip
+    ranks[1].pop()  # a rank whose events are cut off earlier
+    assert (0, "sum", 10, 12) in [(e["rank"], e["name"], e["start"], e["end"]) for e in told_apart(ranks)]
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path):
+    """Data in memory-mapped files: reading ahead lies beside computing, on the picture and in the trace."""
+    from parallel.run import train
+
+    out = comm.bcast(str(tmp_path / "run"))
+    if comm.rank == 0:
+        for part, count in (("train", 1200), ("test", 20)):
+            np.save(tmp_path / f"x_{part}.npy", np.zeros((count, 48, 48, 1), np.uint8))
+            np.save(tmp_path / f"y_{part}.npy", np.arange(count) % 10)
+    data = comm.bcast(str(tmp_path))
+    options = Options(model="mlp:2304,64,10", data=data, epochs=2, batch=100, timeline=True, out=out)
+    result = train(options)
+    comm.Barrier()
+    if comm.rank:
+        return
+    out = Path(out)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [tuple(line["breakdown"]) for line in lines] == [PARTS, PARTS]
+    assert {len(values) for values in result["breakdown"].values()} == {2}
+    trace = json.loads((out / "trace.json").read_text())["traceEvents"]
+    spans = {(e["pid"], e["name"]): [] for e in trace}
+    for e in trace:
+        spans[e["pid"], e["name"]].append((e["ts"], e["ts"] + e["dur"], e["tid"]))
+    for rank in (0, 1):
+        assert {"read", "compute", "communicate", "update"} <= {name for r, name in spans if r == rank}
+        assert {lane for _, _, lane in spans[rank, "read"]} == {"loader"}
+        hidden = [
+            (a, b) for a, b, _ in spans[rank, "read"] for c, d, _ in spans[rank, "compute"] if max(a, c) < min(b, d)
+        ]
+        assert hidden, "some of the reading happens while this rank computes"
+    for name in ("timeline.png", "breakdown.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_phases_are_the_trainers_own_or_the_usual():
+    one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    assert [name for name, _, _ in phases_of(one)] == ["compute", "update"]
