@@ -17,6 +17,7 @@ from pathlib import Path
 # Options that only some values of another one read.
 READERS = (
     ("reproducible", "strategy", ("ddp",)),
+    ("compress", "strategy", ("ddp",)),
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),
     ("label_smoothing", "loss", ("cross-entropy",)),
@@ -40,7 +41,7 @@ class Options:
     model: str = option("cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)")
     data: str = option("digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...")
     data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
-    strategy: str = option("ddp", "dp", "pshow ranks share the work", ("ddp", "dp", "ps"))
+    strategy: str = option("ddp", "how ranks share the work", ("ddp", "dp", "ps"))
     servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
     server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
     ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
@@ -57,6 +58,12 @@ class Options:
     )
     bucket: float = option(25.0, "ddp by messages: MiB of gradients in one", metavar="MIB")
     first_bucket: float = option(1.0, "ddp by messages: MiB of gradients in the first one", metavar="MIB")
+    compress: str | None = option(
+        None,
+        "ddp: fewer bytes: fp16, qsgd:LEVELS, terngrad, onebit, signsgd, topk:RATIO, threshold:LIMIT, dgc:RATIO, "
+        "powersgd:RANK",
+        metavar="METHOD",
+    )
     accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
     sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
