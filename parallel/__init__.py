@@ -7,6 +7,7 @@ import importlib
 
 _HOME = {
     "CheckReplicas": "parallel.synchronous",
+    "CompressedDataParallel": "parallel.compression.data_parallel",
     "DataParallel": "parallel.master_worker",
     "DistributedDataParallel": "parallel.data_parallel",
     "FullyShardedDataParallel": "parallel.sharded",

@@ -50,6 +50,8 @@ def train(options: Options) -> dict:
     timeline = Timeline(world) if options.timeline else None
     breakdown = Breakdown(trainer)
     train_loader, test_loader = build.loaders(options, data, trainer.shard, told(breakdown.loader, timeline))
+    if options.compress:
+        trainer.compressor.tell_epoch(len(train_loader))
     schedule, schedule_hooks = build.schedule(options, train_loader)
 
     out = Path(options.out)
@@ -91,6 +93,8 @@ def train(options: Options) -> dict:
         "breakdown": breakdown.by_rank(),
         "parameters_sha256": hashlib.sha256(trainer.parameters).hexdigest(),
     }
+    if options.compress:
+        result |= trainer.bytes_sent()
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     if rank == 0:
@@ -103,6 +107,9 @@ def train(options: Options) -> dict:
             say("\n" + reports.inspect(alone, data, out / "inspection"))
     say()
     say(f"test {describe(result)} after {training.epoch} epochs, {training.seconds:.1f} s of training")
+    if options.compress:
+        sent, dense = result["bytes_sent"], result["bytes_dense"]
+        say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
     say(f"everything is in {out}/: result.json, metrics.jsonl, curves.png, checkpoints/ ({elapsed(started)} in all)")
     say(what_next(options))
     return result
@@ -160,6 +167,8 @@ def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, worl
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
     if world is None and options.strategy == "ps":
         raise ValueError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
+    if world is None and options.compress:
+        raise ValueError("--compress: one process sends nothing; start several with --ranks, or leave it out")
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.strategies import STRATEGIES

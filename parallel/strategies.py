@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from parallel import compression
+from parallel.compression.data_parallel import CompressedDataParallel
 from parallel.data_parallel import DistributedDataParallel
 from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
@@ -13,6 +15,14 @@ from parallel.synchronous import Synchronous
 
 
 def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
+    if options.compress:
+        if options.reproducible:
+            raise ValueError(
+                "--reproducible: what is left out of a compressed gradient depends on the number of ranks; leave out "
+                "--compress or --reproducible"
+            )
+        method = compression.parse(options.compress)
+        return CompressedDataParallel(network, loss, optimizer, communicator, method, options.seed)
     if options.reproducible:
         return ReproducibleDataParallel(network, loss, optimizer, communicator, options.seed, options.reproducible)
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.

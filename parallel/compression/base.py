@@ -66,6 +66,9 @@ class Compressor:
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError where this method cannot work with that optimizer."""
 
+    def tell_epoch(self, steps: int) -> None:
+        """How many steps an epoch has, for a warm-up that is counted in epochs."""
+
     def encode(self, g: np.ndarray, step: int, maximum=None) -> np.ndarray:
         """This rank's message: (bytes,) uint8, a multiple of 8 long.
 

@@ -16,7 +16,7 @@ from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.compression.base import Compressor
 from parallel.compression.wire import Wire
-from parallel.synchronous import ReplicaError, Synchronous
+from parallel.synchronous import Synchronous, agree
 
 PREFIX = "compress/"
 
@@ -40,6 +40,8 @@ class CompressedDataParallel(Synchronous):
     ------
     ValueError
         A method that cannot work with this optimizer.
+    ReplicaError
+        Ranks that were given different methods.
     """
 
     def __init__(
@@ -52,10 +54,7 @@ class CompressedDataParallel(Synchronous):
         seed: int = 0,
     ):
         compressor.check(optimizer)
-        everyone = communicator.allgather(repr(compressor))
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                raise ReplicaError(f"ranks disagree on the compression: rank 0: {everyone[0]}, rank {rank}: {theirs}")
+        agree(communicator, {"compression": repr(compressor)})
         super().__init__(network, loss, optimizer, communicator, seed)
         communicator.Bcast(self.parameters, root=0)
         communicator.Bcast(self.statistics, root=0)
@@ -76,12 +75,16 @@ class CompressedDataParallel(Synchronous):
             self.reductions += 1
         return loss
 
-    def bytes_sent(self) -> tuple[float, float]:
-        """Bytes a rank had to send in a step: counted (mean over ranks and steps), and those of dense gradients."""
+    def describe(self) -> str:
+        return repr(self.compressor)
+
+    def bytes_sent(self) -> dict[str, float]:
+        """Bytes that a rank had to send in a step: "bytes_sent", counted, the mean over ranks and steps; "bytes_dense",
+        what gradients as they are would be."""
         size = self.shard[1]
         total = self.communicator.allreduce(self.wire.traffic.total)
         dense = 2 * (self.gradients.nbytes + self.together.nbytes) * (size - 1) / size
-        return total / size / max(1, self.reductions), dense
+        return {"bytes_sent": total / size / max(1, self.reductions), "bytes_dense": dense}
 
     def memories(self) -> Iterator[tuple[str, np.ndarray]]:
         """(key in a checkpoint, this rank's part) of all that the compressor keeps for this rank."""

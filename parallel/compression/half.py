@@ -51,7 +51,7 @@ class Half(Compressor):
         for i, part in enumerate(sums):
             values = part.view(np.float16)
             target = g[i * len(values) : (i + 1) * len(values)]
-            np.multiply(values[: len(target)], 1 / scale, out=target, casting="same_kind")
+            np.multiply(values[: len(target)], 1 / scale, out=target, dtype=self.dtype)
 
     def _halve(self, g: np.ndarray, maximum) -> float:
         """Put scale * g into `mine` as float16; returns the scale."""

@@ -104,7 +104,7 @@ class DGC(Sparse):
     clip : float
         The gradient of this rank is clipped to the norm clip / sqrt(ranks) before it is added; 0: not at all.
     epoch : int
-        Steps in an epoch of the warm-up; 0: no warm-up.
+        Steps in an epoch of the warm-up; 0: as `tell_epoch` says, and no warm-up where nobody calls it.
     masking : bool
         Whether u is zeroed where it was sent; without it, and with a ratio of 1, this is SGD with momentum.
     """
@@ -124,11 +124,14 @@ class DGC(Sparse):
             raise ValueError(f"dgc: clip and epoch must not be negative, given {self.clip} and {self.epoch}")
 
     def check(self, optimizer):
-        if {"velocity", "mean"} & set(optimizer.slots):
+        if getattr(optimizer, "momentum", 0) or "mean" in optimizer.slots:
             raise ValueError(
                 f"dgc has the momentum itself ({self.momentum}), so the optimizer must have none, given {optimizer!r}; "
                 "use SGD, RMSprop or LARS with momentum 0, or Adagrad: dgc:RATIO,momentum=M sets that of dgc"
             )
+
+    def tell_epoch(self, steps):
+        self.epoch = self.epoch or steps
 
     def ratio_at(self, step: int) -> float:
         """The share of gradients that is sent in a step."""
