@@ -172,11 +172,12 @@ class Serial:
                 return Bad(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
         common = self.run.common
         common.sample -= sum(map(len, parts[:-1]))  # of the first part again
+        found = []
         for x in parts:
             if len(x) and (bad := self.network.first_bad(self.p, x, self.run)):
-                return bad
+                found.append(bad)
             common.sample += len(x)
-        return None
+        return min(found, key=lambda bad: bad.depth, default=None)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's output for a batch, in evaluation mode."""
@@ -236,6 +237,12 @@ class Serial:
     def digest(self) -> str:
         """SHA-256 of all parameters, in the order of the layout: the same for every strategy."""
         return hashlib.sha256(self.parameters).hexdigest()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process has allocated, by what they are for."""
+        moments = sum(slot.nbytes for slot in self.slots.values())
+        kept = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
+        return kept | {"in transit": 0}
 
     def alone(self) -> Serial | None:
         """A trainer of one process with this state, to look into the network; None on all ranks but the first."""

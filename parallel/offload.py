@@ -54,7 +54,8 @@ def mapped(directory: Path, nbytes: int, rank: int) -> mmap.mmap:
         os.ftruncate(handle, 0)
         raise OSError(
             error.errno,
-            f"{file} needs {nbytes:,} bytes, {directory} has {found.f_bavail * found.f_frsize:,} free ({error.strerror})",
+            f"{file} needs {nbytes:,} bytes, {directory} has {found.f_bavail * found.f_frsize:,} free "
+            f"({error.strerror})",
         ) from error
     finally:
         os.unlink(file)

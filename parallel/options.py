@@ -26,6 +26,9 @@ READERS = (
     ("bucket", "strategy", ("ddp",)),
     ("first_bucket", "strategy", ("ddp",)),
     ("servers", "strategy", ("ps",)),
+    ("offload", "strategy", ("zero1", "zero2", "fsdp")),
+    ("unit", "strategy", ("zero1", "zero2", "fsdp")),
+    ("prefetch", "strategy", ("fsdp",)),
     ("server_place", "strategy", ("ps",)),
 )
 
@@ -41,7 +44,7 @@ class Options:
     model: str = option("cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)")
     data: str = option("digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...")
     data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
-    strategy: str = option("ddp", "how ranks share the work", ("ddp", "dp", "ps"))
+    strategy: str = option("ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp"))
     servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
     server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
     ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
@@ -64,6 +67,16 @@ class Options:
         "powersgd:RANK",
         metavar="METHOD",
     )
+    offload: str | None = option(
+        None, "zero1, zero2, fsdp: keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
+    )
+    unit: float = option(
+        1.0, "zero1, zero2, fsdp: MiB of neighbouring layers' parameters that travel together", metavar="MIB"
+    )
+    prefetch: int | None = option(
+        None, "fsdp: units gathered ahead while others compute (default: 1 between nodes, 0 on one)", metavar="N"
+    )
+    memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
     accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
     sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
@@ -117,6 +130,7 @@ class Options:
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline",
+    "strategy", "offload", "prefetch", "unit", "memory",
 }  # fmt: skip
 
 
@@ -246,14 +260,15 @@ def check(options: Options) -> None:
         "accumulate",
         "check_replicas",
         "servers",
+        "prefetch",
     ):
-        value, least = getattr(options, name), 0 if name in ("epochs", "seed") else 1
+        value, least = getattr(options, name), 0 if name in ("epochs", "seed", "prefetch") else 1
         if value is not None and value < least:
             raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")
     for name in ("lr", "momentum", "weight_decay", "label_smoothing", "mask", "watch"):
         if not getattr(options, name) >= 0:
             raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
-    for name in ("bucket", "first_bucket"):
+    for name in ("bucket", "first_bucket", "unit"):
         if not getattr(options, name) > 0:
             raise OptionError(f"--{name.replace('_', '-')} must be above 0, given {getattr(options, name)}")
     for name in ("momentum", "label_smoothing", "mask"):

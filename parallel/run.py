@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from nn import callbacks, checkpoints
 from parallel import build, launch, reports
 from parallel.breakdown import Breakdown, draw_breakdown
 from parallel.job import default_directory, program
+from parallel.memory import Ledger, resident
 from parallel.options import Options
 from parallel.timeline import Timeline
 from parallel.timeline import write as write_timeline
@@ -45,10 +45,13 @@ def train(options: Options) -> dict:
     if world:
         agree_on_data(world, data)
     network = build.network(options, data)
-    trainer = make_trainer(options, data, network, world)
+    before = resident()
+    traffic = counted(world) if options.memory and world else None
+    trainer = make_trainer(options, data, network, traffic or world)
     trainer.say = say
     timeline = Timeline(world) if options.timeline else None
     breakdown = Breakdown(trainer)
+    ledger = Ledger(trainer, traffic, before) if options.memory else None
     train_loader, test_loader = build.loaders(options, data, trainer.shard, told(breakdown.loader, timeline))
     if options.compress:
         trainer.compressor.tell_epoch(len(train_loader))
@@ -91,7 +94,7 @@ def train(options: Options) -> dict:
         "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
         "breakdown": breakdown.by_rank(),
-        "parameters_sha256": hashlib.sha256(trainer.parameters).hexdigest(),
+        "parameters_sha256": trainer.digest(),
     }
     if options.compress:
         result |= trainer.bytes_sent()
@@ -105,6 +108,8 @@ def train(options: Options) -> dict:
             write_timeline(events, out)
         if options.inspect:
             say("\n" + reports.inspect(alone, data, out / "inspection"))
+    if ledger:
+        say("\n" + ledger.report())
     say()
     say(f"test {describe(result)} after {training.epoch} epochs, {training.seconds:.1f} s of training")
     if options.compress:
@@ -125,6 +130,13 @@ def told(loader, timeline: Timeline | None):
         timeline.add(name, start, end)
 
     return both
+
+
+def counted(world):
+    """The communicator, counting bytes."""
+    from parallel.traffic import Traffic
+
+    return Traffic(world)
 
 
 def score(trainer: nn.Serial, loader: nn.Loader) -> dict:

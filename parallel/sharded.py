@@ -11,7 +11,7 @@ for Psi parameters on N ranks. A rank has a block of every unit of layers (units
 reduce-scatter of each unit, every rank updates its blocks, and an allgather brings the units back together: after the
 update, or, where parameters are sharded, whenever a unit is about to be used. What is whole only for a moment lies in
 **slots**, memory that units take turns in; so the layers' views of it are made once. Norms are those of whole tensors
-and of the whole gradient, however they are cut. Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
+and of the whole gradient, however they are cut. Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mpi4py import MPI
 from nn.losses import Loss
 from nn.network import Bad, Network
 from nn.optimizers import Optimizer
-from nn.training import check_state
+from nn.training import Serial, check_state
 from parallel.breakdown import DEFAULT
 from parallel.offload import shards
 from parallel.synchronous import Synchronous
@@ -106,15 +106,12 @@ class Sharded(Synchronous):
         dtype = self.network.dtype
         return self.communicator.empty(size, dtype) if self.together else np.zeros(size, dtype)
 
-    def reduce(self, whole: np.ndarray, unit: Unit, out: np.ndarray, add: bool = False) -> None:
-        """out = this rank's block of the sum of all ranks' gradients of a unit, or is increased by it."""
+    def reduce(self, whole: np.ndarray, unit: Unit, out: np.ndarray) -> None:
+        """out = this rank's block of the sum of all ranks' gradients of a unit."""
         for gap in unit.gaps:
             whole[gap] = 0  # other units may have been here
-        target = self.landing[: unit.block] if add else out
         # Between nodes a plan has a working copy of the unit. Plans for a memoryview are not kept.
-        self.communicator.Reduce_scatter_block(whole if self.together else memoryview(whole), target)
-        if add:
-            out += target
+        self.communicator.Reduce_scatter_block(whole if self.together else memoryview(whole), out)
 
     def combine(self, loss: float) -> float:
         """Sum the loss; take the mean of the ranks' running statistics, so that replicas stay alike."""
@@ -227,6 +224,22 @@ class Sharded(Synchronous):
 
     # ------------------------------------------------------------------------------------------------ looking at it
 
+    def alone(self):
+        state = self.state()
+        if self.shard[0]:
+            return None
+        one = Serial(self.network, self.loss, self.optimizer, self.seed)
+        one.load_state(state)
+        return one
+
+    def memory(self) -> dict[str, int]:
+        passing = self.landing.nbytes + sum(slots.nbytes for slots in self.in_transit())
+        return super().memory() | {"in transit": passing}
+
+    def in_transit(self) -> list[Slots]:
+        """Memory for what is whole for a moment."""
+        return []
+
     def first_bad(self, parts):
         bad = [name for unit in self.regions_by_unit() for name in unit]
         everyone = {name for names in self.communicator.allgather(bad) for name in names}
@@ -299,15 +312,16 @@ class ZeRO1(Sharded):
 class ZeRO2(ZeRO1):
     """Gradients are sharded too: a unit's are reduced as soon as they are finished, then its memory serves the next.
 
-    Between nodes that goes on behind the backward pass of the next unit.
+    Between nodes a unit's are on their way while the next one computes.
     """
 
     sharded = ("gradients",)
 
     def place(self, found):
         self.place_parameters(found)
-        self.gradient_shard = found["gradients"]
-        self.gradient_slots = Slots(self.cut, 1, self.zeros_for_all)
+        self.gradients = self.gradient_shard = found["gradients"]
+        self.gradient_slots = Slots(self.cut, 1 if self.together else 2, self.zeros_for_all)
+        self.moving = None  # (request, unit) that is on its way between nodes
         self.g = self.gradient_slots.views()
         self.adds = False  # whether gradient_shard holds the sums of earlier micro-batches
         self.reduced = 0  # units of this pass
@@ -328,6 +342,9 @@ class ZeRO2(ZeRO1):
             common.ready, common.accumulate = None, self.adds
         return loss
 
+    def in_transit(self):
+        return [self.gradient_slots]
+
     def begin_pass(self) -> None:
         """Before every forward pass."""
 
@@ -342,8 +359,29 @@ class ZeRO2(ZeRO1):
         units = self.cut.units
         while self.reduced < len(units) and units[self.reduced].stop <= end:
             unit = units[self.reduced]
-            self.reduce(self.gradient_slots.of(unit), unit, self.gradient_shard[unit.blocks], self.adds)
+            self.finish_moving()
+            target = (self.landing if self.adds else self.gradient_shard[unit.at :])[: unit.block]
+            self.moving = self.reduce(self.gradient_slots.of(unit), unit, target), unit
             self.reduced += 1
+        if self.together or self.reduced == len(units):
+            self.finish_moving()
+
+    def reduce(self, whole, unit, out):
+        if self.together:
+            return super().reduce(whole, unit, out)
+        for gap in unit.gaps:
+            whole[gap] = 0
+        return self.communicator.Ireduce_scatter_block(memoryview(whole), out)
+
+    def finish_moving(self) -> None:
+        """Have the unit that was reduced last in its shard."""
+        if self.moving:
+            request, unit = self.moving
+            self.moving = None
+            if request:
+                request.Wait()
+            if self.adds:
+                self.gradient_shard[unit.blocks] += self.landing[: unit.block]
 
     def combine(self, loss):
         return Sharded.combine(self, loss)
@@ -384,6 +422,9 @@ class FullyShardedDataParallel(ZeRO2):
 
     def own(self, unit):
         return self.parameters[unit.blocks]
+
+    def in_transit(self):
+        return [self.gradient_slots, self.parameter_slots]
 
     def spread(self):
         """The parameters have changed: what is in the slots does not count any more."""

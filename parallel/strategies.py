@@ -11,6 +11,7 @@ from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
+from parallel.sharded import FullyShardedDataParallel, Sharded, ZeRO1, ZeRO2
 from parallel.synchronous import Synchronous
 
 
@@ -54,4 +55,20 @@ def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
     return ParameterServer(network, loss, optimizer, communicator, options.seed, options.servers, options.server_place)
 
 
-STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps}
+def sharded(kind: type[Sharded]):
+    def make(options, network, loss, optimizer, communicator) -> Sharded:
+        more = {"prefetch": options.prefetch} if kind is FullyShardedDataParallel else {}
+        unit = int(options.unit * 2**20)
+        return kind(network, loss, optimizer, communicator, options.seed, unit, options.offload, **more)
+
+    return make
+
+
+STRATEGIES = {
+    "ddp": ddp,
+    "dp": dp,
+    "ps": ps,
+    "zero1": sharded(ZeRO1),
+    "zero2": sharded(ZeRO2),
+    "fsdp": sharded(FullyShardedDataParallel),
+}
