@@ -1,0 +1,88 @@
+"""What --memory tells: bytes that every rank has allocated and sends, measured, beside what the formulas say.
+
+A parameter takes s bytes, its gradient s, and its moments k s (Adam: k = 2). Of Psi parameters each of N ranks keeps,
+by what its strategy shards (Rajbhandari et al. 2020):
+
+    nothing (2 + k) s Psi; moments 2 s Psi + k s Psi/N; and gradients s Psi + (1 + k) s Psi/N; and parameters all /N
+
+What is whole for a moment only, the unit of layers in use, is told apart as "in transit". Activations are in the
+resident memory of the process, and in no formula.
+"""
+
+from __future__ import annotations
+
+from nn.training import Serial
+from parallel.breakdown import wrap
+
+KINDS = ("parameters", "gradients", "moments")
+WIRE = {"FullyShardedDataParallel": 3}  # Psi elements a step; 2 for the others
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory; those that ranks share count for each."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+
+def expected(trainer: Serial) -> dict[str, float]:
+    """Bytes that a rank keeps by the formula, by what they are for."""
+    psi, ranks = trainer.network.layout.count * trainer.network.dtype.itemsize, trainer.shard[1]
+    sharded = (*trainer.sharded, "moments") if hasattr(trainer, "sharded") else ()
+    whole = {"parameters": psi, "gradients": psi, "moments": psi * len(trainer.optimizer.slots)}
+    return {kind: size / ranks if kind in sharded else size for kind, size in whole.items()}
+
+
+class Ledger:
+    """Measures one trainer on every rank.
+
+    Parameters
+    ----------
+    trainer : Serial or a strategy of `parallel`
+    traffic : Traffic or None
+        What the trainer communicates through; None for one process.
+    before : int
+        `resident()` before the trainer was made.
+    """
+
+    def __init__(self, trainer: Serial, traffic, before: int):
+        self.trainer, self.traffic, self.before = trainer, traffic, before
+        self.sent = self.steps = 0
+        if traffic:
+            wrap(trainer, "step", self._counting)
+
+    def _counting(self, step):
+        def counted(*arguments):
+            start = self.traffic.total
+            loss = step(*arguments)
+            self.sent += self.traffic.total - start
+            self.steps += 1
+            return loss
+
+        return counted
+
+    def report(self) -> str:
+        """A table, on rank 0 (collective)."""
+        trainer, ranks = self.trainer, self.trainer.shard[1]
+        mine = trainer.memory() | {"resident": resident() - self.before, "sent": self.sent / max(1, self.steps)}
+        everyone = self.traffic.gather(mine) if self.traffic else [mine]
+        if not everyone:
+            return ""
+        formula, psi = expected(trainer), trainer.network.layout.count
+        total = sum(formula.values())
+        mib = lambda size: f"{size / 2**20:9.2f}"
+        lines = [
+            f"memory of each rank in MiB, {type(trainer).__name__}, Psi = {psi:,} parameters, N = {ranks}",
+            "rank       " + "".join(f"{name:>11}" for name in (*KINDS, "sum", "in transit", "resident")),
+        ]
+        for rank, found in enumerate(everyone):
+            sizes = [*(found[kind] for kind in KINDS), sum(found[kind] for kind in KINDS)]
+            sizes += [found["in transit"], found["resident"]]
+            lines.append(f"{rank:<11}" + "".join(f"  {mib(size)}" for size in sizes))
+        lines.append(f"{'formula':<11}" + "".join(f"  {mib(size)}" for size in (*formula.values(), total)))
+        lines.append("resident: growth of the process since before the trainer was made, activations included")
+        if self.traffic and self.steps:
+            unit = psi * trainer.network.dtype.itemsize * max(1, ranks - 1) / ranks
+            times = ", ".join(f"{found['sent'] / unit:.2f}" for found in everyone)
+            told = WIRE.get(type(trainer).__name__, 2)
+            lines.append(f"sent in a step by each rank: {times} Psi (N-1)/N elements; the formula says {told}")
+        return "\n".join(lines)
