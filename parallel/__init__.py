@@ -14,8 +14,11 @@ _HOME = {
     "ParameterServer": "parallel.parameter_server",
     "ReplicaError": "parallel.synchronous",
     "ReproducibleDataParallel": "parallel.reproducible_data_parallel",
+    "ReproducibleFullyShardedDataParallel": "parallel.reproducible_sharded",
     "ReproducibleSerial": "parallel.reproducible",
-    "join": "parallel.join",
+    "ReproducibleZeRO1": "parallel.reproducible_sharded",
+    "ReproducibleZeRO2": "parallel.reproducible_sharded",
+    "join": "parallel.uneven",
     "ZeRO1": "parallel.sharded",
     "ZeRO2": "parallel.sharded",
 }

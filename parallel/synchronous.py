@@ -19,7 +19,7 @@ from nn.losses import Loss
 from nn.network import Bad, Network
 from nn.optimizers import Optimizer
 from nn.training import Callback, Serial
-from parallel.join import Total
+from parallel.uneven import Total
 
 
 class ReplicaError(RuntimeError):

@@ -1,136 +1,430 @@
 """Data parallelism computes what one process computes: to 1e-12 after 5 steps, bit-equal on all ranks."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from equality import (
+    MODELS,
+    OPTIMIZERS,
+    SEED,
+    assert_equals_one_process,
+    batches,
+    cnn,
+    dataset,
+    difference,
+    mlp,
+    one_process,
+    train,
+)
 
 import nn
-from nn.layer import Sequential
 
-SAMPLES = 37  # of which batches of 16 leave 5: uneven parts, and none at all for some ranks
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import netlab  # noqa: E402
 
-
-def mlp():
-    return nn.Network(
-        Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Sigmoid(), nn.Linear(20, 10)), (8, 8, 1), np.float64
-    )
+TINY = {"bucket": 0.002, "first_bucket": 0.001}  # MiB: many buckets
+MESSAGES = {"node_memory": "off", **TINY}
 
 
-def cnn():
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10)
-    return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
-
-
-def normalised(synchronized: bool = True):
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, synchronized=synchronized), nn.ReLU(), nn.Flatten()
-    return nn.Network(Sequential(*layers, nn.Dropout(0.3), nn.Linear(256, 10)), (8, 8, 1), np.float64)
-
-
-def dataset():
-    rng = np.random.default_rng(3)
-    return nn.data.Dataset(rng.random((SAMPLES, 8, 8, 1)), rng.integers(0, 10, SAMPLES), classes=10, dtype=np.float64)
-
-
-def train(trainer, steps: int = 5) -> list[float]:
-    loader = nn.Loader(dataset(), 16, seed=1, shard=trainer.shard, dtype=np.float64)
-    batches = [batch for epoch in range(2) for batch in loader.epoch(epoch)]
-    return [trainer.step(*batch) for batch in batches[:steps]]
-
-
-def serial(network, momentum):
-    trainer = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, momentum, weight_decay=1e-3), seed=5)
-    return trainer, train(trainer)
-
-
-def distributed(comm, network, momentum, **options):
+def distributed(comm, network, optimizer=None, allreduce="auto", **options):
     from collectives import Communicator
     from parallel import DistributedDataParallel
 
-    communicator = Communicator(comm, **options)
-    optimizer = nn.SGD(0.1, momentum, weight_decay=1e-3)
-    return DistributedDataParallel(network(), nn.CrossEntropyLoss(), optimizer, communicator, seed=5)
+    communicator = Communicator(comm, allreduce=allreduce)
+    optimizer = optimizer or OPTIMIZERS["momentum"]()
+    return DistributedDataParallel(network, nn.CrossEntropyLoss(), optimizer, communicator, SEED, **options)
 
 
-def difference(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max() / np.abs(b).max())
+def maker(comm, allreduce="auto", **options):
+    """What assert_equals_one_process makes its trainers with; when it makes the next, ranks must agree on the last."""
+    before = []
+
+    def make(network, loss, optimizer):
+        trainer = distributed(comm, network, optimizer, allreduce, **options)
+        if before:
+            alike(comm, before.pop())
+        before.append(trainer)
+        return trainer
+
+    return make
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5])
-def test_equals_one_process(comm):
-    for network in (mlp, cnn, normalised):
-        for momentum in (0.0, 0.9):
-            for allreduce in ("ring", "doubling", "native"):
-                one, losses = serial(network, momentum)
-                many = distributed(comm, network, momentum, allreduce=allreduce)
-                assert np.allclose(train(many), losses, rtol=1e-12, atol=0)
-                assert difference(many.parameters, one.parameters) < 1e-12
-                np.testing.assert_allclose(many.statistics, one.statistics, rtol=1e-12, atol=1e-14)
-                many.check_replicas()
-                everyone = comm.allgather(many.parameters.tobytes() + many.statistics.tobytes())
-                assert all(theirs == everyone[0] for theirs in everyone)
-                many.communicator.release()
+def alike(comm, trainer):
+    """All ranks hold the same bits."""
+    mine = trainer.parameters.tobytes() + trainer.statistics.tobytes()
+    assert len(set(comm.allgather(mine))) == 1
+    trainer.close()
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Let ranks believe that they are on such nodes."""
+    from parallel import data_parallel
+
+    return lambda places: monkeypatch.setattr(data_parallel, "nodes_of", lambda communicator: places)
+
+
+# ------------------------------------------------------------------------------------ equal to one process
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=120)
+def test_equals_one_process_in_node_memory(comm):
+    everything = {} if comm.size == 3 else {"clips": (0,)}
+    assert_equals_one_process(maker(comm), **everything)
+
+
+@pytest.mark.mpi(ranks=[2, 3, 5], timeout=120)
+def test_equals_one_process_by_messages(comm):
+    """Every way of overlapping with every kind of algorithm; what is updated with the sum does not depend on it."""
+    ways = {"thread": "ring", "poke": "doubling", "none": "native"}
+    for overlap, allreduce in ways.items():
+        make = maker(comm, allreduce, overlap=overlap, **MESSAGES)
+        assert_equals_one_process(make, optimizers=("momentum",), clips=(0,))
+    assert_equals_one_process(maker(comm, overlap="poke", **MESSAGES), models=("mlp",), clips=(1,))
+
+
+@pytest.mark.mpi(ranks=[3, 4])
+def test_several_nodes(comm, nodes):
+    """Two levels where nodes have equally many ranks, whatever the order of ranks; else messages."""
+    for places in {4: ([0, 0, 2, 2], [0, 1, 0, 1]), 3: ([0, 0, 2],)}[comm.size]:
+        nodes(places)
+        for allreduce in ("auto", "ring", "two_level", "shared", "native"):
+            make = maker(comm, allreduce, overlap="poke")
+            optimizers = ("momentum", "lamb") if allreduce == "auto" else ("sgd",)
+            assert_equals_one_process(make, models=("cnn",), optimizers=optimizers, clips=(1,))
+        many = distributed(comm, mlp())
+        how = many.describe()
+        assert "between 2 nodes" in how if comm.size == 4 else "nodes with different numbers of ranks (2, 1)" in how
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_overlap_auto_tries_all_ways_tells_and_changes_no_bit(comm):
+    said = []
+    many = distributed(comm, mlp(), overlap="auto", **MESSAGES)
+    plain = distributed(comm, mlp(), overlap="poke", **MESSAGES)
+    many.say = said.append
+    assert "overlap measured in the first steps" in many.describe() and len(many.sums.buckets) > 3
+    for _ in range(4):
+        for batch in batches("mlp", many.shard):
+            assert many.step(*batch) == plain.step(*batch)
+    assert len(said) == 1 and all(way in said[0] for way in ("overlap ", "thread ", "poke ", "none ", " ms"))
+    assert len(set(comm.allgather(many.sums.overlap))) == 1, "rank 0 decides for all"
+    assert (many.parameters == plain.parameters).all()
+
+
+@pytest.mark.parametrize("model", [*MODELS, "resnet20"])
+def test_gradients_that_are_ready_are_final(model):
+    """What is sent during backprop is not written any more."""
+    network = MODELS[model]() if model in MODELS else nn.models.build(model, (8, 8, 1), 10, "float64")
+    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    sent = []
+    trainer.run.common.ready = lambda end: sent.append((end, trainer.gradients[:end].copy()))
+    x, y, total = batches(model if model in MODELS else "cnn", (0, 1))[0]
+    trainer.compute_gradients(x, y, total)
+    assert len(sent) > 2 and max(end for end, _ in sent) == network.layout.size
+    for end, gradients in sent:
+        np.testing.assert_array_equal(gradients, trainer.gradients[:end])
+
+
+def test_buckets_end_with_layers_and_cover_all():
+    from parallel.buckets import cut
+
+    assert cut([4, 6, 30, 36, 40], 40, first=5, rest=10) == [
+        slice(0, 6),
+        *(slice(*s) for s in ((6, 18), (18, 30), (30, 40))),
+    ]
+    assert cut([40], 40, 100, 100) == [slice(0, 40)]
+    for first, rest in ((1, 1), (3, 7), (16, 5)):
+        buckets = cut([5, 16, 16, 30], 33, first, rest)
+        assert [b.start for b in buckets[1:]] == [b.stop for b in buckets[:-1]]
+        assert buckets[0].start == 0 and buckets[-1].stop == 33
+
+
+# ------------------------------------------------------------------------------------ controls that must fail
 
 
 @pytest.mark.mpi(ranks=3)
-def test_control_without_communication_differs(comm):
-    """The comparison above can fail: ranks that keep their gradients to themselves do not pass it."""
-    one, _ = serial(mlp, 0.9)
-    many = distributed(comm, mlp, 0.9)
-    many.combine = lambda loss: loss
-    train(many)
+@pytest.mark.parametrize("options", [{}, MESSAGES], ids=["memory", "messages"])
+def test_control_without_communication_differs(comm, options):
+    one, _ = one_process("mlp", "momentum")
+    many = distributed(comm, mlp(), **options)
+
+    def keep_to_myself():
+        many.sums.summed[:] = many.gradients[many.sums.share]
+        many.sums.summed_tail[:] = many.sums.tail
+
+    many.sums.sum = keep_to_myself
+    train(many, "mlp")
     assert difference(many.parameters, one.parameters) > 1e-6
 
 
 @pytest.mark.mpi(ranks=3)
 def test_control_statistics_of_each_rank_alone_differ(comm):
-    one, _ = serial(lambda: normalised(False), 0.9)
-    many = distributed(comm, lambda: normalised(False), 0.9)
-    train(many, 2)  # a rank alone cannot normalise one sample
-    assert difference(many.parameters, one.parameters) > 1e-6
-    assert len(set(comm.allgather(many.statistics.tobytes()))) == 1, "replicas keep the same running statistics"
+    one, _ = one_process("cnn", "momentum", steps=2)
+    for options in {}, MESSAGES:
+        many = distributed(comm, cnn(synchronized=False), **options)
+        train(many, "cnn", 2)  # a rank alone cannot normalise one sample
+        assert difference(many.parameters, one.parameters) > 1e-6
+        assert len(set(comm.allgather(many.statistics.tobytes()))) == 1, "replicas keep the same running statistics"
+
+
+@pytest.mark.mpi(ranks=2)
+def test_aliased_buffers_are_caught(comm, monkeypatch):
+    """Ranks that write gradients into the same memory are refused; a bucket that overlaps another gives wrong sums."""
+    from collectives import Communicator
+    from collectives.window import SharedWindow
+
+    many = distributed(comm, mlp(), overlap="poke", **MESSAGES)
+    bucket, second = many.sums.buckets[:2]
+    many.sums.buckets[1] = many.sums.message[len(bucket) - 8 : len(bucket) + len(second)]
+    train(many, "mlp")
+    assert difference(many.parameters, one_process("mlp", "momentum")[0].parameters) > 1e-6
+
+    first = lambda window, x: type("Peers", (), {"parts": [window.aliased] * window.size})
+
+    def aliased(window, shape, dtype=float):
+        window.aliased = window.common(shape, dtype)
+        return window.aliased
+
+    monkeypatch.setattr(SharedWindow, "empty", aliased)
+    monkeypatch.setattr(SharedWindow, "peers", first)
+    with pytest.raises(RuntimeError, match=r"the gradients of rank \d are not in memory of their own"):
+        distributed(comm, mlp())
+    monkeypatch.undo()
+    monkeypatch.setattr(SharedWindow, "common", lambda window, shape, dtype=float: np.zeros(shape, dtype))
+    with pytest.raises(RuntimeError, match=r"does not see the parameters that rank \d writes"):
+        distributed(comm, mlp())
+    Communicator(comm).Barrier()
 
 
 @pytest.mark.mpi(ranks=3)
-def test_initial_parameters_are_rank_0s_and_a_changed_replica_is_found(comm):
-    from parallel import ReplicaError
+def test_a_changed_replica_is_found_and_named(comm):
+    from parallel import CheckReplicas, ReplicaError
 
-    many = distributed(comm, mlp, 0.9)
-    many.check_replicas()
-    name, array = next((n, a) for n, a in many.network.layout.items(many.parameters) if n == "3.W")
+    many = distributed(comm, cnn(), **MESSAGES)
+    loader = nn.Loader(dataset("cnn"), 16, shard=many.shard, dtype=np.float64)
+    nn.fit(many, loader, 1, [CheckReplicas(2)])
+    name, array = next((n, a) for n, a in many.network.layout.items(many.parameters) if n == "5.W")
     if comm.rank == 2:
         array[0, 0] = np.nextafter(array[0, 0], 1)  # a single bit
     with pytest.raises(ReplicaError, match=rf"{name} on ranks \[2\]"):
         many.check_replicas()
+    with pytest.raises(ReplicaError, match=r"step 4: parameter"):
+        nn.fit(many, loader, 1, [CheckReplicas(2)])
+
+
+@pytest.mark.mpi(ranks=2)
+def test_in_node_memory_there_is_one_array_of_parameters_and_moments(comm):
+    from parallel import ReplicaError
+
+    many = distributed(comm, cnn(), OPTIMIZERS["adam"]())
+    size = many.network.layout.size
+    assert all(len(slot) <= -(-size // 32) * 16 for slot in many.my_slots.values())
+    assert sum(comm.allgather(len(many.my_slots["mean"]))) == size
+    for array in many.parameters, many.slots["mean"]:
+        if comm.rank == 1:
+            array[3] = 7
+        comm.Barrier()
+        assert array[3] == 7
+        comm.Barrier()
+    many.check_replicas()
+    many.statistics[0] = comm.rank
+    with pytest.raises(ReplicaError, match=r"state/1.mean on ranks \[1\]"):
+        many.check_replicas()
+
+
+# ------------------------------------------------------------------------------------ micro-batches, join, resume
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_accumulated_parts_equal_one_large_batch(comm):
+    for options in {}, {"overlap": "thread", **MESSAGES}:
+        one, _ = one_process("mlp", "adam", steps=3)
+        many = distributed(comm, mlp(), OPTIMIZERS["adam"](), **options)
+        loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
+        nn.fit(many, loader, 1, accumulate=4)  # of the last batch a rank has 1 or 2 samples: empty parts
+        assert many.steps == 3 and difference(many.parameters, one.parameters) < 1e-12
+
+
+@pytest.mark.mpi(ranks=3)
+def test_join_ranks_with_0_1_and_5_batches(comm):
+    """Every sample counts once: the same as one process with each round's samples together, dropout included."""
+    from parallel import join
+
+    rng = np.random.default_rng(4)
+    counts = ([], [3], [4, 1, 0, 2, 5])  # of samples in the batches of each rank
+    data = [[(rng.random((n, 8, 8, 1)), rng.integers(0, 10, n)) for n in each] for each in counts]
+    one = nn.Serial(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
+    losses = []
+    for batch in range(5):
+        here = [each[batch] for each in data if len(each) > batch and len(each[batch][0])]
+        if here:
+            losses.append(one.step(*(np.concatenate(arrays) for arrays in zip(*here, strict=True))))
+    for options in {}, {"overlap": "poke", **MESSAGES}:
+        many = distributed(comm, cnn(), **options)
+        seen = [(many.step(x, y, total), total) for x, y, total in join(data[comm.rank], comm)]
+        np.testing.assert_allclose([loss for loss, _ in seen], losses, rtol=1e-12)
+        assert [total for _, total in seen] == [7, 1, 2, 5]
+        assert difference(many.parameters, one.parameters) < 1e-12
+    assert list(join([], comm)) == []
+
+
+@pytest.mark.mpi(ranks=2)
+def test_join_refuses_unlike_batches_on_all_ranks(comm):
+    from parallel import join
+
+    x, y = np.zeros((2, 3)), np.zeros(2, int)
+    unlike = [(x, y), (x.astype("f4"), y)]
+    with pytest.raises(ValueError, match=r"join: rank 1 has samples and targets of .*<f4.*expected .*<f8"):
+        list(join([unlike[comm.rank]], comm))
+    later = [[(x, y), (x, y)], [(x, y), (x[:1], y)]]
+    with pytest.raises(ValueError, match="join: rank 1 has 1 samples and 2 targets in a batch"):
+        list(join(later[comm.rank], comm))
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_resume_is_bit_exact_and_portable(comm):
+    """A checkpoint goes on as if nothing had been, in either way of summing, and on one process."""
+    for options in {}, {"overlap": "poke", **MESSAGES}:
+        first, again = (distributed(comm, cnn(), OPTIMIZERS["lamb"](), **options) for _ in range(2))
+        train(first, "cnn", 3)
+        state = {name: array.copy() for name, array in first.state().items()}
+        one = nn.Serial(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["lamb"](), SEED)
+        one.load_state(state)
+        for trainer in first, again, one:
+            if trainer is again:
+                again.load_state(state)
+            for batch in batches("cnn", trainer.shard)[3:]:
+                trainer.step(*batch)
+        assert first.parameters.tobytes() == again.parameters.tobytes()
+        assert first.statistics.tobytes() == again.statistics.tobytes()
+        assert difference(first.parameters, one.parameters) < 1e-12
+        for name, array in one.state().items():
+            np.testing.assert_allclose(again.state()[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+# ------------------------------------------------------------------------------------ bad input
 
 
 @pytest.mark.mpi(ranks=2)
 def test_ranks_that_disagree_are_told_what_on(comm):
     from collectives import Communicator
     from parallel import DistributedDataParallel, ReplicaError
+    from parallel.synchronous import agree, data_facts
 
     communicator = Communicator(comm)
     with pytest.raises(ReplicaError, match=r"disagree on the optimizer: rank 0: SGD\(lr=0.1"):
         DistributedDataParallel(mlp(), nn.CrossEntropyLoss(), nn.SGD([0.1, 0.2][comm.rank]), communicator)
     with pytest.raises(ReplicaError, match="disagree on the network"):
         DistributedDataParallel([mlp, cnn][comm.rank](), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+    data = nn.data.Data(dataset("mlp"), dataset("mlp"), "noise")
+    agree(communicator, data_facts(data))
+    for name, change in (("targets of the test data", "y"), ("samples of the test data", "x")):
+        data = nn.data.Data(dataset("mlp"), dataset("mlp"), "noise")
+        values = getattr(data.test, change)
+        values[0] = values[0] + comm.rank
+        with pytest.raises(ReplicaError, match=f"disagree on the {name}: rank 0: SHA-256"):
+            agree(communicator, data_facts(data))
+
+
+@pytest.mark.mpi(ranks=2)
+def test_what_cannot_be_is_refused(comm, nodes):
+    with pytest.raises(ValueError, match="node_memory 'yes': expected one of auto, on, off"):
+        distributed(comm, mlp(), node_memory="yes")
+    with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
+        distributed(comm, mlp(), node_memory="off", overlap="late")
+    with pytest.raises(ValueError, match="buckets must hold more than 0 MiB, given 0 and 1"):
+        distributed(comm, mlp(), node_memory="off", bucket=0)
+    nodes([0, 1])
+    with pytest.raises(ValueError, match="cannot be summed in node-shared memory: one rank a node"):
+        distributed(comm, mlp(), node_memory="on")
+    with pytest.raises(nn.data.BatchTooSmall, match="1 samples cannot be cut among 2 ranks"):
+        nn.Loader(dataset("mlp"), 1, shard=(comm.rank, 2))
 
 
 @pytest.mark.mpi(ranks=3)
-def test_nan_on_one_rank_is_told_by_all_before_the_update(comm):
-    many = distributed(comm, mlp, 0.9)
-    before = many.parameters.copy()
-    x, y = np.zeros((4, 8, 8, 1)), np.zeros(4, int)
-    if comm.rank == 1:
-        x[2] = np.nan
-    with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input on rank 1 \(samples \[6\] of the batch\)"):
-        many.step(x, y, 12)
-    assert (many.parameters == before).all()
+def test_a_nan_is_told_by_all_before_the_update(comm):
+    """Which rank, which layer, which samples of the batch and of the data set."""
+    for options in {}, {"overlap": "thread", **MESSAGES}:
+        for parts in 1, 3:
+            many = distributed(comm, cnn(), **options)
+            before = many.parameters.copy()
+            data = dataset("cnn")
+            loader = nn.Loader(data, 16, seed=1, shard=many.shard, dtype=np.float64)
+            bad = int(loader.order(0)[16 + 8])  # the ninth sample of the second batch: rank 1's
+            data.x[bad] = np.nan
+            text = rf"step 1: .*the input on rank 1 \(samples \[8\] of the batch\).*In the data set: samples \[{bad}\]"
+            with pytest.raises(nn.NonFiniteLoss, match=text) as error:
+                nn.fit(many, loader, 1, accumulate=parts)
+            assert error.value.samples == [8] and many.steps == 1
+            after = many.parameters.copy()
+            many.parameters[:] = 1e308  # overflows in the first layer
+            with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d \(.*\) on rank \d"):
+                many.step(*batches("cnn", many.shard)[0])
+            assert (many.parameters == 1e308).all() and (after != before).any()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_norm_that_is_not_finite_stops_all_ranks(comm):
+    """Also the rank whose slice is fine."""
+    many = distributed(comm, mlp(), nn.SGD(0.1, clip=nn.clipping.ClipNorm(0.1)))
+    combine = many.combine
+
+    def overflow(loss):
+        loss = combine(loss)
+        if comm.rank == 0:
+            many.sums.summed[0] = np.inf
+        return loss
+
+    many.combine = overflow
+    with pytest.raises(FloatingPointError, match="not finite"):
+        many.step(*batches("mlp", many.shard)[0])
 
 
 @pytest.mark.mpi(ranks=3)
 def test_evaluation_is_exact_for_uneven_shards(comm):
-    one, _ = serial(mlp, 0.0)
-    many = distributed(comm, mlp, 0.0)
-    train(many)
-    loader = [nn.Loader(dataset(), 16, shuffle=False, shard=t.shard, dtype=np.float64) for t in (one, many)]
+    one, _ = one_process("mlp", "sgd")
+    many = distributed(comm, mlp(), OPTIMIZERS["sgd"]())
+    train(many, "mlp")
+    loader = [nn.Loader(dataset("mlp"), 16, shuffle=False, shard=t.shard, dtype=np.float64) for t in (one, many)]
     a, b = nn.evaluate(one, loader[0]), nn.evaluate(many, loader[1])
     assert a["accuracy"] == b["accuracy"] and abs(a["test_loss"] - b["test_loss"]) < 1e-12
+
+
+# ------------------------------------------------------------------------------------ across hosts
+
+
+@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.parametrize("hosts, slots, says", [(2, 2, "between 2 nodes"), (2, 1, "one rank a node")])
+def test_across_hosts(hosts, slots, says):
+    """In the lab of several hosts: two levels, and messages."""
+    script = f"""
+import sys; sys.path[:0] = [{str(ROOT / "tests" / "parallel")!r}, {str(ROOT)!r}]
+from mpi4py import MPI
+from test_data_parallel import TINY, alike, distributed
+from equality import difference, cnn, one_process, train, OPTIMIZERS
+many = distributed(MPI.COMM_WORLD, cnn(), OPTIMIZERS["lamb"](), **TINY)
+assert {says!r} in many.describe(), many.describe()
+train(many, "cnn")
+assert difference(many.parameters, one_process("cnn", "lamb")[0].parameters) < 1e-12
+alike(MPI.COMM_WORLD, many)
+print("as one process", flush=True)
+"""
+    mpiexec = [
+        Path(sys.executable).with_name("mpiexec"),
+        "-n",
+        hosts * slots,
+        sys.executable,
+        "-m",
+        "mpi4py",
+        "-c",
+        script,
+    ]
+    lab = [sys.executable, ROOT / "scripts" / "netlab.py", "run", "--hosts", hosts, "--slots", slots, "--", *mpiexec]
+    done = subprocess.run(list(map(str, lab)), capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.count("as one process") == hosts * slots, done.stderr[-2000:]
