@@ -14,6 +14,8 @@ Cost: batches of 1/V of the size for the layers, and what the tree costs; memory
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -31,8 +33,7 @@ FIXED_POINT = 2.0**24  # of the sums over test data
 class Reproducible:
     """What makes a trainer reproducible; stands before `Serial` or a strategy among the base classes.
 
-    Its `combine` leaves the batch's gradient, on every rank, in `gradients`; a strategy that wants a slice of it only
-    defines `combine` with `tree.reduce_scatter`.
+    A subclass defines `add_leaf`, which takes what a virtual shard has computed into its sums, and `combine`.
 
     Attributes
     ----------
@@ -40,49 +41,48 @@ class Reproducible:
         V, the virtual shards of a batch.
     shard : (index, count, V)
         A loader cuts batches where virtual shards begin.
-    tree : TreeSum
-        Of messages: gradients, loss, running statistics.
+    mine : (first, last)
+        This rank's virtual shards, half open.
     """
 
-    def start(self, shards: int, communicator=None) -> None:
+    def start(self, shards: int) -> None:
         """Called at the end of the constructor."""
         refuse_synchronized(self.network)
-        self.shards = shards
-        state = self.network.state_layout.size
-        self.tree = TreeSum(shards, len(self.gradients) + ALIGN + state, self.network.dtype, communicator)
-        self.shard = (*self.shard[:2], shards)
-        self.leaf = self.tree.mine[0]
+        rank, size = self.shard
+        self.shards, self.shard, self.mine = shards, (rank, size, shards), part(shards, size, rank)
+        self.leaf = self.mine[0]
         self.before = np.empty_like(self.statistics)
         self.threads = threadpool_limits(1, user_api="blas")
 
-    def allocate(self) -> None:
-        """Gradients, behind them the loss, and behind that running statistics: a leaf of the tree."""
-        super().allocate()
-        size = self.network.layout.size
-        self.message = np.zeros(size + ALIGN + self.network.state_layout.size, self.network.dtype)
-        self.gradients = self.message[:size]
-        self.message_loss, self.message_statistics = self.message[size : size + 1], self.message[size + ALIGN :]
+    def add_leaf(self, loss: float) -> None:
+        """Gradients, loss and running statistics of one virtual shard are there."""
+        raise TypeError(f"{type(self).__name__} does not define add_leaf")
 
     def first_sample(self, total):
         return part(total, self.shards, self.leaf)[0]
 
-    def leaves(self, count: int):
-        """(virtual shard, its slice) of `count` samples, which are all those of this rank's shards."""
-        first, last = self.tree.mine
-        for leaf in range(first, last):
-            yield leaf, slice(*part(count, last - first, leaf - first))
+    def rows(self, count: int) -> Iterator[slice]:
+        """Which of `count` samples, all those of this rank, are in each of its virtual shards.
+
+        Every rank is given as many slices: where there are more ranks with one shard more, the last slice is empty.
+        """
+        first, last = self.mine
+        for i in range(last - first):
+            yield slice(*part(count, last - first, i))
+        if last - first < -(-self.shards // self.shard[1]):
+            yield slice(0, 0)
 
     def compute_gradients(self, x, y, total):
         self.before[:] = self.statistics
-        for leaf, rows in self.leaves(len(x)):
-            self.leaf = leaf  # so `first_sample` knows
+        for leaf, rows in enumerate(self.rows(len(x)), self.mine[0]):
+            self.leaf = leaf  # `first_sample` asks for it
             self.statistics[:] = self.before
-            self.message_loss[0] = super().compute_gradients(x[rows], y[rows], total)
-            self.message_statistics[:] = self.statistics
-            self.tree.add(self.message)
-        self.leaf = self.tree.mine[0]
+            loss = super().compute_gradients(x[rows], y[rows], total)
+            if leaf < self.mine[1]:
+                self.add_leaf(loss)
+        self.leaf = self.mine[0]
         self.run.common.sample = self.first_sample(total)  # as for a shard that is computed at once
-        return 0.0  # the tree has it
+        return 0.0  # it is in the sums
 
     def accumulate(self, x, y, total):
         """Refused: how micro-batches round would depend on the number of ranks.
@@ -96,21 +96,41 @@ class Reproducible:
             "more shards, and no micro-batches"
         )
 
-    def combine(self, loss):
-        np.copyto(self.message, self.tree.allreduce())
-        np.divide(self.message_statistics, self.shards, out=self.statistics)
-        return float(self.message_loss[0])
-
     def evaluate(self, x, y):
         """As Serial, one virtual shard at a time. Losses are rounded to 2^-24: so far below 2^29 sums are exact."""
         sums = np.zeros(3)
-        for _, rows in self.leaves(len(x)):
+        for rows in self.rows(len(x)):
             loss, correct, count = super().evaluate(x[rows], y[rows])
             sums += np.rint(loss * FIXED_POINT) / FIXED_POINT, correct, count
         return sums
 
 
-class ReproducibleSerial(Reproducible, Serial):
+class Replicated(Reproducible):
+    """Every rank has the whole gradient: it is summed, with the loss and running statistics behind it, in one tree."""
+
+    def start(self, shards: int, communicator=None) -> None:
+        super().start(shards)
+        self.tree = TreeSum(shards, len(self.message), self.network.dtype, communicator)
+
+    def allocate(self) -> None:
+        """Gradients, behind them the loss, and behind that running statistics: a leaf of the tree."""
+        super().allocate()
+        size = self.network.layout.size
+        self.message = np.zeros(size + ALIGN + self.network.state_layout.size, self.network.dtype)
+        self.gradients = self.message[:size]
+        self.message_loss, self.message_statistics = self.message[size : size + 1], self.message[size + ALIGN :]
+
+    def add_leaf(self, loss):
+        self.message_loss[0], self.message_statistics[:] = loss, self.statistics
+        self.tree.add(self.message)
+
+    def combine(self, loss):
+        np.copyto(self.message, self.tree.allreduce())
+        np.divide(self.message_statistics, self.shards, out=self.statistics)
+        return float(self.message_loss[0])
+
+
+class ReproducibleSerial(Replicated, Serial):
     """One process that computes, bit for bit, what any number of ranks compute with as many virtual shards.
 
     Parameters

@@ -5,11 +5,11 @@ from __future__ import annotations
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
-from parallel.reproducible import Reproducible
-from parallel.synchronous import ReplicaError, Synchronous
+from parallel.reproducible import Replicated
+from parallel.synchronous import Synchronous, agree
 
 
-class ReproducibleDataParallel(Reproducible, Synchronous):
+class ReproducibleDataParallel(Replicated, Synchronous):
     """Every rank holds the whole network; gradients are summed in the fixed tree, and every rank makes the same update.
 
     Parameters
@@ -31,11 +31,7 @@ class ReproducibleDataParallel(Reproducible, Synchronous):
         self, network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, shards: int = 8
     ):
         super().__init__(network, loss, optimizer, communicator, seed)
-        for rank, theirs in enumerate(everyone := communicator.allgather(shards)):
-            if theirs != everyone[0]:
-                raise ReplicaError(
-                    f"ranks disagree on the virtual shards: rank 0: {everyone[0]}, rank {rank}: {theirs}"
-                )
+        agree(communicator, {"number of virtual shards": shards})
         self.start(shards, communicator)
         communicator.Bcast(self.parameters, root=0)
         communicator.Bcast(self.statistics, root=0)

@@ -1,0 +1,111 @@
+"""ZeRO and FSDP with the same bits on any number of ranks: parallel/reproducible.py says how.
+
+A block of a unit is summed where it is kept: each unit has a tree of its own (tree_sum.py), of which a rank asks for
+its block. Updates go element by element, so how parameters are cut makes no difference to the bits; but the norms of
+tensors that lie on several ranks are summed over ranks, so LARS, LAMB and clipping by norms are refused.
+
+What is sharded stays so; but until a step's last virtual shard is done, a rank keeps its sums whole, for every unit.
+With FSDP parameters are gathered for each virtual shard: use no more of them than ranks where messages are dear.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.clipping import ClipValue
+from nn.losses import Loss
+from nn.network import Network
+from nn.optimizers import LAMB, LARS, Optimizer
+from parallel.reproducible import Reproducible
+from parallel.sharded import UNIT_BYTES, FullyShardedDataParallel, ZeRO1, ZeRO2
+from parallel.synchronous import agree
+from parallel.tree_sum import TreeSum
+
+
+class ReproducibleSharded(Reproducible):
+    """What the stages share; stands before one of them among the base classes.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed, unit_bytes, offload
+        As for the stage without it.
+    shards : int
+        V: into how many virtual shards every batch is cut; at least as many as ranks.
+
+    Raises
+    ------
+    ValueError
+        More ranks than shards; synchronised statistics; LARS, LAMB or clipping by norms.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        optimizer: Optimizer,
+        communicator,
+        seed: int = 0,
+        unit_bytes: int = UNIT_BYTES,
+        offload: str | None = None,
+        shards: int = 8,
+    ):
+        refuse_norms(optimizer)
+        super().__init__(network, loss, optimizer, communicator, seed, unit_bytes, offload)
+        agree(communicator, {"number of virtual shards": shards})
+        self.start(shards)
+        ranks, dtype = range(communicator.size), network.dtype
+        self.trees = [
+            TreeSum(
+                shards,
+                unit.block * len(ranks),
+                dtype,
+                communicator,
+                [(unit.block * r, unit.block * (r + 1)) for r in ranks],
+            )
+            for unit in self.cut.units
+        ]
+        self.tail_tree = TreeSum(shards, len(self.message), dtype, communicator)
+
+    def reduce(self, whole, unit, out, add=False):
+        """A virtual shard's gradients of a unit are there; the sum over all ranks is made in `combine`."""
+        if self.leaf < self.mine[1]:
+            for gap in unit.gaps:
+                whole[gap] = 0
+            self.trees[unit.number].add(whole)
+
+    def add_leaf(self, loss):
+        self.message[0], self.message[1:] = loss, self.statistics
+        self.tail_tree.add(self.message)
+
+    def combine(self, loss):
+        for unit, tree in zip(self.cut.units, self.trees, strict=True):
+            self.gradient_shard[unit.blocks] = tree.reduce_scatter()
+        total = self.tail_tree.allreduce()
+        np.divide(total[1:], self.shards, out=self.statistics)
+        return float(total[0])
+
+
+class ReproducibleZeRO1(ReproducibleSharded, ZeRO1):
+    """`ZeRO1`, the same bits on any number of ranks."""
+
+    def add_leaf(self, loss):
+        for unit in self.cut.units:
+            self.reduce(self.cut.whole(self.gradients, unit), unit, self.gradient_shard[unit.blocks])
+        super().add_leaf(loss)
+
+
+class ReproducibleZeRO2(ReproducibleSharded, ZeRO2):
+    """`ZeRO2`, the same bits on any number of ranks."""
+
+
+class ReproducibleFullyShardedDataParallel(ReproducibleSharded, FullyShardedDataParallel):
+    """`FullyShardedDataParallel`, the same bits on any number of ranks."""
+
+
+def refuse_norms(optimizer: Optimizer) -> None:
+    found = optimizer if isinstance(optimizer, LARS | LAMB) else optimizer.clip
+    if found is not None and not isinstance(found, ClipValue):
+        raise ValueError(
+            f"{found!r} needs norms of whole tensors, and where these are cut over ranks, the bits of a norm depend on "
+            "how many there are: use ddp, or another optimizer and no clipping by norms"
+        )
