@@ -230,7 +230,8 @@ def draw_timeline(events: Iterable[Mapping], ax=None, *, title: str = "timeline"
     rows = sorted({(event["rank"], event.get("lane", "")) for event in events})
     names = list(dict.fromkeys(event["name"] for event in events))
     # The golden section steps around the circle of colours so that any few neighbours in the list are far apart.
-    colours = {name: _colour((0.75 + 0.618034 * i) % 1) for i, name in enumerate(names)}
+    colours = {name: _colour((0.75 + 0.618034 * i) % 1) for i, name in enumerate(n for n in names if n != "wait")}
+    colours["wait"] = LINE
     if ax is None:
         ax = _new_axes(8.5, 0.46 * len(rows))
     _plain(ax)

@@ -1,0 +1,149 @@
+"""Master and workers compute what one process computes; the master alone reads, judges and updates."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from equality import (
+    OPTIMIZERS,
+    SEED,
+    assert_equals_one_process,
+    batches,
+    cnn,
+    dataset,
+    difference,
+    mlp,
+    one_process,
+    train,
+)
+
+import nn
+from nn.training import step_in_parts
+
+
+def make(comm, network, optimizer="momentum"):
+    from collectives import Communicator
+    from parallel import DataParallel
+
+    return DataParallel(network(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), Communicator(comm), SEED)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=120)
+def test_equals_one_process(comm, ranks):
+    from collectives import Communicator
+    from parallel import DataParallel
+
+    def strategy(network, loss, optimizer):
+        return DataParallel(network, loss, optimizer, Communicator(comm), SEED)
+
+    assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,))
+
+
+@pytest.mark.mpi(ranks=3)
+def test_controls_differ(comm):
+    """The comparison above can fail: without the sum, without the broadcast, without synchronised statistics."""
+    one, _ = one_process("mlp", "momentum")
+    for method in ("combine", "broadcast_model"):
+        many = make(comm, mlp)
+        setattr(many, method, lambda loss=None: comm.bcast(loss))
+        train(many, "mlp")
+        assert comm.bcast(difference(many.parameters, one.parameters)) > 1e-6, method
+    one, _ = one_process("cnn", "momentum")
+    many = make(comm, lambda: cnn(synchronized=False))
+    train(many, "cnn", steps=2)
+    many.check_replicas()
+    assert np.abs(many.statistics - one.statistics).max() > 1e-6
+    assert len(set(comm.allgather(many.statistics.tobytes()))) == 1
+
+
+@pytest.mark.mpi(ranks=3)
+def test_replicas_evaluation_micro_batches_and_resuming(comm):
+    from collectives import Communicator
+    from parallel import DistributedDataParallel
+
+    one, losses = one_process("cnn", "adam")
+    many = make(comm, cnn, "adam")
+    cut = [step_in_parts(many, *batch, parts=2) for batch in batches("cnn", many.shard, 1)]
+    assert abs(cut[0] - losses[0]) > 1e-9, "batch statistics are of a micro-batch"
+    many = make(comm, mlp, "adam")
+    assert [step_in_parts(many, *batch, parts=3) for batch in batches("mlp", many.shard)] == pytest.approx(
+        one_process("mlp", "adam")[1], rel=1e-12
+    )
+
+    many = make(comm, cnn, "adam")
+    history = batches("cnn", many.shard)
+    for batch in history[:3]:
+        many.step(*batch)
+    kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
+    ends = []
+    for trainer in (many, make(comm, cnn, "adam")):
+        trainer.load_state(kept)
+        assert [trainer.step(*batch) for batch in history[3:]] == pytest.approx(losses[3:], rel=1e-12)
+        trainer.check_replicas()
+        ends.append(trainer.parameters.tobytes())
+    assert ends[0] == ends[1]
+    assert len(set(comm.allgather(ends[0]))) == 1
+    other = DistributedDataParallel(
+        cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), Communicator(comm), SEED, node_memory="off"
+    )
+    other.load_state(kept)
+    assert [other.step(*b) for b in batches("cnn", other.shard)[3:]] == pytest.approx(losses[3:], rel=1e-12)
+    other.close()
+
+    loaders = [nn.Loader(dataset("cnn"), 16, shuffle=False, shard=t.shard, dtype=np.float64) for t in (one, many)]
+    a, b = nn.evaluate(one, loaders[0]), nn.evaluate(many, loaders[1])
+    assert a["accuracy"] == b["accuracy"] and abs(a["test_loss"] - b["test_loss"]) < 1e-12
+    alone = many.alone()
+    assert (alone is None) == (comm.rank != 0)
+    if alone:
+        assert (alone.parameters == many.parameters).all() and alone.steps == many.steps
+
+
+@pytest.mark.mpi(ranks=3)
+def test_nan_is_told_by_all_before_the_update(comm):
+    for network in (mlp, cnn):
+        many = make(comm, network)
+        x, y = np.zeros((12 if many.master else 0, 8, 8, 1)), np.zeros(12 if many.master else 0, int)
+        x[5:6] = np.nan  # of rank 1
+        before = many.parameters.copy()
+        with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1") as caught:
+            many.step(x, y, 12)
+        assert list(caught.value.samples) == [5]
+        assert (many.parameters == before).all()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_batch_that_is_too_small_is_refused(comm):
+    from collectives import Communicator
+    from parallel.strategies import STRATEGIES
+
+    options = SimpleNamespace(batch=2, seed=SEED)
+    with pytest.raises(ValueError, match="--batch 2 cannot be cut among 3 ranks: use a batch of at least 3"):
+        STRATEGIES["dp"](options, mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
+
+
+@pytest.mark.mpi(ranks=3)
+def test_the_timeline_shows_every_phase_and_the_workers_waiting(comm):
+    import time
+
+    from parallel.timeline import Timeline
+
+    many = make(comm, mlp)
+    timeline = Timeline(many.communicator)
+    loss = many.compute_loss
+
+    def slow(*arguments):
+        if many.master:
+            time.sleep(0.05)
+        return loss(*arguments)
+
+    many.compute_loss = slow
+    timeline.watch(many)
+    train(many, "mlp", steps=2)
+    events = timeline.merge()
+    if comm.rank == 0:
+        names = {name for name, _, _ in many.phases}
+        for rank in range(3):
+            assert names <= {e["name"] for e in events if e["rank"] == rank}
+        waited = [sum(e["end"] - e["start"] for e in events if (e["rank"], e["name"]) == (r, "wait")) for r in range(3)]
+        assert min(waited[1:]) > 0.09, "workers wait while the master computes the loss"
