@@ -1,4 +1,4 @@
-"""The peer's side of bench_engine.py: the same models in PyTorch, and one training step of each."""
+"""The peer's side of bench_engine.py and bench_training.py: the same models in PyTorch, and a training step of each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from torch.nn import functional as F
 
 
 def build(case: str) -> tuple[nn.Module, Callable]:
-    """(model, loss) of a case of bench_engine.CASES. Images are (N, C, H, W), as PyTorch has them."""
+    """(model, loss) of a case of either's CASES. Images are (N, C, H, W), as PyTorch has them."""
     if case.startswith("mlp 784-30-10"):
         model = nn.Sequential(nn.Linear(784, 30), nn.Sigmoid(), nn.Linear(30, 10), nn.Sigmoid())
         return model, lambda z, y: 0.5 * ((z - F.one_hot(y, 10).to(z.dtype)) ** 2).sum() / len(y)
     if case.startswith("mlp 784-128-10"):
         return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), F.cross_entropy
+    if case.startswith("mlp 784-512-512-10"):
+        layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
+        return nn.Sequential(*layers), F.cross_entropy
     if case.startswith("lenet5"):
         first = [nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2)]
         second = [nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]

@@ -1,0 +1,363 @@
+"""Training on two ranks with a BLAS thread each, against one process, two independent processes, and PyTorch DDP.
+
+Every side has the same work a rank. In one job of two ranks all sides take turns, a block of steps each, in an order
+that changes; medians over the rounds count. **The control** is two processes that train without knowing of each other:
+what sharing the machine costs by itself. Then the time that LeNet-5 takes to 99% on MNIST, and in the lab of several
+hosts (netlab.py) what part of the communication hides behind backprop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+import netlab
+from bench_engine import Case, make_batches
+from benchmarking import Row
+
+from parallel import launch
+
+RANKS = 2
+CASES = {
+    "mlp 784-512-512-10, batch 64 a rank": Case("mlp:784,512,512,10", (784,), 10, 64),
+    "lenet5, batch 64 a rank": Case("lenet5", (28, 28, 1), 10, 64),
+}
+TARGET, EVERY, MOST = 0.99, 100, 3000  # accuracy; steps between two evaluations; steps after which it is given up
+ACCURACY = "lenet5, MNIST to 99%"
+LAB_MODEL, LAB_SHAPE, LAB_BATCH, LAB_RATE = "vgg-small", (32, 32, 3), 16, 100  # Mbit/s
+OVERLAP = f"overlap, {LAB_MODEL}, 2 hosts, {LAB_RATE} Mbit/s"
+# Messages move outside MPI calls only below the eager limit, and as far as socket buffers go.
+LAB_SETTINGS = {
+    "btl_tcp_eager_limit": 2 << 20,
+    "btl_tcp_rndv_eager_limit": 2 << 20,
+    "btl_tcp_sndbuf": 4 << 20,
+    "btl_tcp_rcvbuf": 4 << 20,
+}
+
+
+def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
+    """Each case's step against all peers; time to accuracy (not where quick); overlap in the lab."""
+    for case in CASES:
+        if only in case:
+            yield from speed_rows(case, run({"case": case, "quick": quick}))
+    if only in ACCURACY and not quick:
+        yield accuracy_row()
+    if only in OVERLAP:
+        yield from overlap_rows(quick)
+
+
+def run(task: dict, timeout: float = 300) -> dict:
+    """Carry out a task on two ranks; returns what rank 0 tells."""
+    told: list[str] = []
+    env = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with tempfile.TemporaryDirectory() as directory:
+        task |= {"meeting": f"{directory}/gloo"}
+        with launch.Job([__file__, json.dumps(task)], RANKS, env=os.environ | env, stdout=told.append) as job:
+            status = job.wait(timeout)
+    if status is None or status:
+        raise RuntimeError(f"training: {launch.ending(status) if status else f'no result after {timeout:g} s'}")
+    return json.loads("".join(told).splitlines()[-1])
+
+
+def speed_rows(case: str, result: dict) -> Iterator[Row]:
+    """A step of ours against every other side's."""
+    times = {side: [1e3 * seconds for seconds in blocks] for side, blocks in result["seconds"].items()}
+    step = {side: median(blocks) for side, blocks in times.items()}
+
+    def share(of: str, to: str) -> float:
+        """Images/s of one side as a share of another's: the median over the rounds, each a pair of neighbours."""
+        return median(b / a for a, b in zip(times[of], times[to], strict=True))
+
+    batch = CASES[case].batch
+    images = f"ours {1e3 * RANKS * batch / step['ddp']:,.0f} images/s"
+    note = f"{images}, {share('ddp', 'one'):.1%} of twice one process's"
+    yield Row(f"{case}: ddp, one process", step["ddp"], step["one"], "one process", "ms", RANKS, 1, note)
+    note = f"{images}, {share('ddp', 'control'):.1%} of two independent processes'"
+    yield Row(f"{case}: ddp, control", step["ddp"], step["control"], "two alone", "ms", RANKS, 1, note)
+    if "torch" not in step:
+        yield Row(f"{case}: ddp, PyTorch", step["ddp"], note="PyTorch is not installed", ranks=RANKS)
+        return
+    note = f"{images}, PyTorch DDP over gloo {1e3 * RANKS * batch / step['torch']:,.0f}"
+    note += f", which is {share('torch', 'control'):.0%} of our control; {result['note']}"
+    yield Row(f"{case}: ddp, PyTorch", step["ddp"], step["torch"], result["torch"], "ms", RANKS, 1, note)
+
+
+def accuracy_row() -> Row:
+    """Seconds of training until the test data is classified with TARGET accuracy."""
+    try:
+        load_mnist()
+    except FileNotFoundError as error:
+        return Row(ACCURACY, None, note=f"no data: {str(error).splitlines()[0]}")
+    found = run({"case": ACCURACY})
+    reached = {side: f"{found[side]['accuracy']:.2%} after {found[side]['steps']} steps" for side in found}
+    note = "; ".join(f"{side} {text}" for side, text in reached.items()) + f", looked at every {EVERY}; batch 64 a rank"
+    peer = found.get("torch", {"seconds": None})["seconds"]
+    return Row(ACCURACY, found["ddp"]["seconds"], peer, "PyTorch DDP", "s", RANKS, 1, note)
+
+
+def overlap_rows(quick: bool) -> Iterator[Row]:
+    """Each way of overlapping against none."""
+    if reason := netlab.why_not():
+        yield Row(OVERLAP, None, note=reason)
+        return
+    here = Path(__file__).resolve()
+    mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", 2]
+    for name, value in LAB_SETTINGS.items():
+        mpiexec += ["--mca", name, value]
+    lab = [sys.executable, here.with_name("netlab.py"), "run", "--hosts", 2, "--rate", f"{LAB_RATE}mbit", "--"]
+    command = [*lab, *mpiexec, sys.executable, "-m", "mpi4py", here, json.dumps({"case": OVERLAP, "quick": quick})]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        yield Row(OVERLAP, None, note=f"failed: {done.stderr.strip()[-200:]}")
+        return
+    found = json.loads(done.stdout.splitlines()[-1])
+    after, talk, plain = (found[key] for key in ("after", "communication", "none"))
+    for way in ("thread", "poke"):
+        hidden, hidable = plain - found[way], min(after, talk)
+        note = (
+            f"hides {hidden:.0f} of {hidable:.0f} ms that could be: {hidden / hidable:.0%}; backprop after the first "
+        )
+        note += f"bucket takes {after:.0f} ms, communication {talk:.0f} ms"
+        yield Row(f"{OVERLAP}: {way}", found[way], plain, "no overlap", "ms", 2, 1, note)
+
+
+def load_mnist():
+    """MNIST as the engine reads it."""
+    import nn
+
+    return nn.data.load("mnist", None)
+
+
+# ------------------------------------------------------------------------------------- what runs on the ranks
+
+
+def work(task: dict) -> None:
+    """Carry out a task; rank 0 prints what was found."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    world = Communicator(MPI.COMM_WORLD)
+    if task["case"] == OVERLAP:
+        found = overlap(world, 3 if task["quick"] else 9)
+    elif task["case"] == ACCURACY:
+        found = to_accuracy(world, task["meeting"])
+    else:
+        found = speeds(world, task["case"], task["quick"], task["meeting"])
+    if world.rank == 0:
+        print(json.dumps(found), flush=True)
+
+
+def network_of(case: Case):
+    import numpy as np
+
+    import nn
+
+    return nn.models.build(case.model, case.in_shape, case.classes, np.float32)
+
+
+def speeds(world, name: str, quick: bool, meeting: str) -> dict:
+    """Seconds a step of every side, a number for each round."""
+    import numpy as np
+
+    import nn
+    from parallel import DistributedDataParallel
+
+    case, loss = CASES[name], nn.CrossEntropyLoss()
+    batches = make_batches(case)
+    alone = nn.Serial(network_of(case), loss, nn.SGD(case.lr))
+    many = DistributedDataParallel(network_of(case), loss, nn.SGD(case.lr), world)
+    sides: dict[str, tuple[Callable, list]] = {
+        "one": (lambda x, y: alone.step(x, y), batches),
+        "control": (lambda x, y: alone.step(x, y), batches),
+        "ddp": (lambda x, y: many.step(x, y, world.size * case.batch), batches),
+    }
+    found = {"note": "", "seconds": {side: [] for side in sides}}
+    peer = Torch.start(world, meeting)
+    if peer:
+        step, found["note"] = peer.fastest(name, case, batches)
+        sides["torch"], found["torch"] = step, peer.name
+        found["seconds"]["torch"] = []
+    once = world.allreduce(median(block(*sides["control"], 1) for _ in range(10)), max_of())
+    steps = max(2, round((0.02 if quick else 0.4) / once))
+    order = np.random.default_rng(0)  # the same on all ranks
+    for number in range(3 if quick else 22):
+        for side in order.permutation(list(sides)).tolist():
+            quiet_barrier(world)
+            seconds = 0.0
+            if side != "one" or world.rank == number % 2:  # each core in turn
+                seconds = block(*sides[side], steps)
+            told = [each for each in world.allgather(seconds) if each] if quiet_barrier(world) else []
+            if number:  # the first round warms up
+                found["seconds"][side].append(sum(told) / len(told) / steps)
+    if peer:
+        peer.end()
+    many.close()
+    return found
+
+
+def block(step: Callable, batches: list, steps: int) -> float:
+    """Seconds of so many steps."""
+    start = time.perf_counter()
+    for i in range(steps):
+        step(*batches[i % len(batches)])
+    return time.perf_counter() - start
+
+
+def max_of():
+    from mpi4py import MPI
+
+    return MPI.MAX
+
+
+def quiet_barrier(world) -> bool:
+    """A barrier in which a rank that waits leaves its core to the others."""
+    request = world.Ibarrier()
+    while not request.Test():
+        time.sleep(2e-4)
+    return True
+
+
+class Torch:
+    """PyTorch DistributedDataParallel over gloo on these ranks."""
+
+    @classmethod
+    def start(cls, world, meeting: str) -> Torch | None:
+        """None where PyTorch is not installed."""
+        return cls(world, meeting) if find_spec("torch") else None
+
+    def __init__(self, world, meeting: str):
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self.world, self.dist = world, dist
+        self.name = f"PyTorch {torch.__version__.partition('+')[0]}"
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=world.rank, world_size=world.size)
+
+    def trainer(self, name: str, lr: float, channels_last: bool, momentum: float = 0.0):
+        """One of torch_models, its gradients averaged over the ranks."""
+        import torch
+        import torch_models
+        from torch.nn.parallel import DistributedDataParallel
+
+        trainer = torch_models.Trainer(name, lr, channels_last)
+        trainer.model = DistributedDataParallel(trainer.model)
+        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=lr, momentum=momentum)
+        return trainer
+
+    def fastest(self, name: str, case: Case, batches: list) -> tuple[tuple[Callable, list], str]:
+        """((step, batches), which memory format): the faster of the two where there are images."""
+        found = []
+        for channels_last in (False, True)[: 1 + (len(case.in_shape) == 3)]:
+            trainer = self.trainer(name, case.lr, channels_last)
+            ours = trainer.step, [trainer.batch(*batch) for batch in batches]
+            block(*ours, 3)
+            found.append((self.world.allreduce(block(*ours, 10)), channels_last, ours))
+        _, channels_last, ours = min(found, key=lambda entry: entry[0])
+        return ours, f"peer with channels {'last' if channels_last else 'first'}"
+
+    def end(self) -> None:
+        self.dist.barrier()
+        self.dist.destroy_process_group()
+
+
+def to_accuracy(world, meeting: str) -> dict:
+    """{side: seconds of training, steps, accuracy} until the test data is classified well enough."""
+    import numpy as np
+
+    import nn
+    from parallel import DistributedDataParallel
+
+    data, case = load_mnist(), CASES["lenet5, batch 64 a rank"]
+    shard, lr, momentum = (world.rank, world.size), 0.05, 0.9
+    train = nn.Loader(data.train, case.batch * world.size, shard=shard)
+    test = list(nn.Loader(data.test, 1000, shuffle=False, shard=shard).epoch(0))
+    many = DistributedDataParallel(network_of(case), nn.CrossEntropyLoss(), nn.SGD(lr, momentum), world)
+    sides = {"ddp": (many.step, lambda x: many.predict(x).argmax(axis=1))}
+    peer = Torch.start(world, meeting)
+    if peer:
+        import torch
+
+        trainer = peer.trainer("lenet5", lr, False, momentum)
+
+        def predict(x):
+            with torch.no_grad():
+                return trainer.model.module(trainer.batch(x, np.zeros(1, int))[0]).argmax(dim=1).numpy()
+
+        sides["torch"] = (lambda x, y, total: trainer.step(*trainer.batch(x, y))), predict
+    found = {}
+    for side, (step, classes) in sides.items():
+        spent, steps, accuracy, epoch = 0.0, 0, 0.0, 0
+        while accuracy < TARGET and steps < MOST:
+            start = time.perf_counter()
+            for x, y, total in train.epoch(epoch):
+                step(x, y, total)
+                steps += 1
+                if steps % EVERY:
+                    continue
+                spent += time.perf_counter() - start
+                right = sum(int((classes(x) == y).sum()) for x, y, _ in test)
+                accuracy = world.allreduce(right) / len(data.test)
+                if accuracy >= TARGET or steps >= MOST:
+                    break
+                start = time.perf_counter()
+            else:
+                spent += time.perf_counter() - start
+            epoch += 1
+        found[side] = {"seconds": spent, "steps": steps, "accuracy": accuracy}
+    if peer:
+        peer.end()
+    return found
+
+
+def overlap(world, steps: int) -> dict:
+    """Milliseconds, medians: a step with each way of overlapping, and what there is to hide where."""
+    import nn
+    from parallel import DistributedDataParallel
+
+    case = Case(LAB_MODEL, LAB_SHAPE, 10, LAB_BATCH)
+    x, y = make_batches(case)[0]
+    sizes = {"bucket": 1.0, "first_bucket": 0.5}
+    ways = {
+        way: DistributedDataParallel(
+            network_of(case), nn.CrossEntropyLoss(), nn.SGD(case.lr), world, overlap=way, node_memory="off", **sizes
+        )
+        for way in ("none", "thread", "poke")
+    }
+    plain = ways["none"]
+    times: dict[str, list[float]] = {way: [] for way in (*ways, "after", "communication")}
+    first: list[float] = []
+
+    def ready(end: int) -> None:
+        if end >= plain.sums.stops[0] and not first:
+            first.append(time.perf_counter())
+
+    for _ in range(steps + 1):
+        for way, trainer in ways.items():
+            quiet_barrier(world)
+            times[way].append(-time.perf_counter())
+            trainer.step(x, y, world.size * case.batch)
+            times[way][-1] += time.perf_counter()
+        first.clear()
+        plain.run.common.ready = ready
+        plain.compute_gradients(x, y, world.size * case.batch)
+        times["after"].append(time.perf_counter() - first[0])
+        plain.run.common.ready = None
+        quiet_barrier(world)
+        start = time.perf_counter()
+        plain.sums.sum()
+        times["communication"].append(time.perf_counter() - start)
+    return {name: 1e3 * max(world.allgather(median(each[1:]))) for name, each in times.items()}
+
+
+if __name__ == "__main__":
+    work(json.loads(sys.argv[1]))
