@@ -165,7 +165,8 @@ def price(
     if closed_form:
         elements = count if isinstance(count, int) else max(hi for _, hi in count)
         link = network.inside if network.ranks_per_node >= size else network.between
-        seconds = closed_form(size, elements * itemsize).seconds(link.alpha, link.beta, network.gamma)
+        cost = closed_form(size, elements)
+        seconds = cost.seconds(link.alpha, link.beta * itemsize, network.gamma * itemsize)
         return Price(seconds, np.full(size, seconds), 0, 0, 0, 0, 0, "closed form")
     raise ValueError(
         f"{size} ranks of {name} take more than {WALK_AT_MOST:,} steps, the nodes differ from each other, and it has no"

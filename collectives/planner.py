@@ -19,7 +19,7 @@ from collectives.steps import part
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
 SYMMETRIC = (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)
-HALF = {MPI.SUM.handle: np.add, MPI.PROD.handle: np.multiply, MPI.MAX.handle: np.maximum, MPI.MIN.handle: np.minimum}
+HALF = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN)}  # what float16 has
 
 
 class Planner(MovingPlanner):
@@ -63,8 +63,9 @@ class Planner(MovingPlanner):
 
     def reducing(self, rounds, x, message, op, before=(), after=(), keep=()):
         """A plan that reduces elements of the message's datatype in x, or in named buffers."""
+        combine = combine_all = None
         if message.half:
-            combine = partial(combine_half, HALF[op.handle])
+            combine_all = partial(combine_half, op)
         else:
             combine = partial(combine_native, op.Reduce_local, message.datatype)
         return Plan(
@@ -74,6 +75,7 @@ class Planner(MovingPlanner):
             message.datatype,
             message.extent,
             combine,
+            combine_all,
             commutes=op in SYMMETRIC,
             synchronous=self.synchronous,
             tag=self.tag,
@@ -208,10 +210,12 @@ def combine_native(reduce_local, datatype, source, target, count):
     return partial(reduce_local, (source, count, datatype), (target, count, datatype))
 
 
-def combine_half(ufunc, source, target, count):
-    """The same for float16, which MPI cannot reduce: each sum is made in float32 and rounded once."""
-    a, b = source.view(np.float16), target.view(np.float16)
-    return partial(ufunc, a, b, b)
+def combine_half(op, operands, target):
+    """Calls for the sum of float16 operands, which MPI cannot make: from left to right in float32, rounded once."""
+    from collectives.shared import operation
+
+    _, combine = operation(op, np.dtype(np.float16))
+    return combine([a.view(np.float16) for a in operands], [target.view(np.float16)])
 
 
 def same_type(send, recv):

@@ -54,6 +54,15 @@ TABLE["nodes"] = TABLE["network"] | {"allreduce": [(4 << 10, "doubling"), (ANY, 
 
 # Where a rank knows its own block only (the vector forms): one for all sizes.
 VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}
+# What sums float16 between nodes: all operands of an element at once, in float32, so that it is rounded only once.
+# Any other algorithm that is asked for rounds after every round in which it adds.
+HALF = {
+    "allreduce": "direct",
+    "exscan": "flat",
+    "reduce": "direct_gather",
+    "reduce_scatter": "direct",
+    "scan": "flat",
+}
 # What runs in place of an algorithm that does not keep rank order, for an operation that does not commute.
 ORDERED = {"allreduce": "doubling", "reduce_scatter": "doubling", "reduce": "binomial"}
 
@@ -64,7 +73,7 @@ class Call(NamedTuple):
     nbytes : of the whole vector; not used where `vector`, as ranks may know different numbers
     ordered : operands must meet in rank order
     shareable : elements and operation are such that `shared` can do it
-    half : float16, which the library cannot reduce
+    half : float16, which the library cannot reduce, and which must not be rounded at every addition
     """
 
     operation: str
@@ -131,8 +140,9 @@ class Selection:
                 limit, name = next(row for row in self.table[operation] if call.nbytes <= row[0])
                 source = self.file or "the default table"
                 why = f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " from here on")
-        if name == "native" and asked == "auto" and call.half:
-            name, why = "shared", "the MPI library cannot reduce float16"
+        if asked == "auto" and call.half and operation in HALF:
+            shared = self.place == "node" and operation in SHARED and call.shareable
+            name, why = "shared" if shared else HALF[operation], "float16 is summed in float32 and rounded once"
         if name == "shared" and (reason := self.cannot_share(call)):
             network = next(n for limit, n in TABLE["network"][operation] if call.nbytes <= limit)
             name, why = network, f"shared is {why}, but {reason}"

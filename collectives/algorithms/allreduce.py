@@ -5,7 +5,7 @@ segmented_ring and rabenseifner reach the second; double_tree comes near both fo
 bytes between nodes. Source, where no other is named: Thakur, Rabenseifner and Gropp 2005.
 """
 
-from collectives.algorithms import broadcast, reduce
+from collectives.algorithms import allgather, broadcast, reduce
 from collectives.algorithms.folding import fold, halves
 from collectives.algorithms.registry import NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
 from collectives.algorithms.trees import two_trees
@@ -31,16 +31,28 @@ def ring(rank, size, count):
         yield Send(right, "x", *piece(rank + 1 - k)), Recv(left, "x", *piece(rank - k))
 
 
+@algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p))
+def direct(rank, size, count):
+    """Every rank sums one part of x, all operands at once; then a ring allgather: the cost of the ring.
+
+    2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, and keeps rank order. For elements that must be rounded only once:
+    the sum of a round is (executor.py), where the ring rounds p-1 times.
+    """
+    yield *reduce.shares(rank, size, count), *reduce.from_all(rank, size, *part(count, size, rank))
+    yield from allgather.ring(rank, size, count)
+
+
 def segmented_cost(p, n):
     k = max(2, how_many(-(-n // p), SEGMENT))
-    return Cost((p - 1) * (k + 1), 2 * n * (p - 1) / p, n * (p - 1) / p)
+    return Cost((p - 1) * (k + 1), 2 * n * (p - 1) / p, n / (p * k) if p > 1 else 0)
 
 
 @algorithm("allreduce", cost=segmented_cost, ordered=False)
 def segmented_ring(rank, size, count, segment=SEGMENT):
-    """The ring with every part cut into k >= 2 segments: (p-1)(k+1) alpha, the rest as the ring.
+    """The ring with parts cut into k >= 2 segments: (p-1)(k+1) alpha + 2(p-1)/p n beta + n/(p k) gamma.
 
-    In the first lap a segment is added while the next one is on its way: it lands in one of two slots of "tmp".
+    In the first lap a segment is added while the next one is on its way: it lands in one of two slots of "tmp". So only
+    the last one's addition takes time.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     longest = part(count, size, 0)[1]
@@ -135,14 +147,19 @@ def among_power_of_two(rank, size, count, exchange):
 
 
 def double_tree_cost(p, n):
-    k = how_many(-(-n // 2), SEGMENT)
-    rounds = k + 2 * p.bit_length() if p > 1 else 0
-    return Cost(4 * rounds, 2 * n * rounds / k, n * rounds / k)
+    if p == 1:
+        return Cost(0, 0)
+    k, levels = how_many(-(-n // 2), SEGMENT), p.bit_length() - 1
+    messages = 4 * levels - 2 * (p == 1 << levels) + (4 if p > 2 else 2) * (k - 1)
+    return Cost(messages, messages * n / (2 * k), messages * n / (4 * k))
 
 
 @algorithm("allreduce", cost=double_tree_cost, ordered=False)
 def double_tree(rank, size, count, segment=SEGMENT):
-    """Two binary trees, each for half of x, pipelined: about 4 (2 lg p + k) alpha + 2 n beta + n gamma.
+    """Two binary trees, each for half of x in k segments: 4 (lg p + k) messages of n/2k, half of them added.
+
+    For many segments that is 4 k alpha + 2 n beta + n gamma. Within a quarter of that,
+    as the waves of the two trees delay each other at their ports.
 
     Segments climb a tree and are added, and go down again from its root while others still climb; who is inside one
     tree is a leaf of the other, so that both directions of every link are busy. The rounds count common time t: segment

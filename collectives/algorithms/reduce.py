@@ -2,21 +2,43 @@
 
 from collectives.algorithms.folding import fold, halves
 from collectives.algorithms.registry import Cost, algorithm, log2
-from collectives.steps import Recv, RecvReduce, Send
+from collectives.steps import Recv, RecvReduce, Send, part
 
 
-@algorithm("reduce", cost=lambda p, n: Cost(p - 1, (p - 1) * n, (p - 1) * n))
+def from_all(rank, size, lo, hi):
+    """What every other rank sends, added to x[lo:hi] in rank order: those below from the left, nearest first."""
+    below = [RecvReduce(peer, "x", lo, hi, left=True) for peer in reversed(range(rank))]
+    above = [RecvReduce(peer, "x", lo, hi, left=False) for peer in range(rank + 1, size)]
+    return below + above
+
+
+@algorithm("reduce", cost=lambda p, n: Cost(p - 1, (p - 1) * n, n if p > 1 else 0))
 def flat(rank, size, count, root=0):
-    """Every rank sends its x to the root, which adds them up: (p-1)(alpha + n beta + n gamma).
-
-    Ranks below the root are added from the left, nearest first; ranks above from the right.
-    """
+    """Every rank sends its x to the root, which adds them up as they come: (p-1)(alpha + n beta) + n gamma."""
     if rank != root:
         yield (Send(root, "x", 0, count),)
     else:
-        below = [RecvReduce(peer, "x", 0, count, left=True) for peer in reversed(range(root))]
-        above = [RecvReduce(peer, "x", 0, count, left=False) for peer in range(root + 1, size)]
-        yield *below, *above
+        yield tuple(from_all(root, size, 0, count))
+
+
+@algorithm("reduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p))
+def direct_gather(rank, size, count, root=0):
+    """Every rank sums one part of x, all operands at once; the root gathers the parts: the cost of a ring allreduce.
+
+    2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, in rank order. For elements that must be rounded only once: the
+    sum of a round is (executor.py).
+    """
+    yield *shares(rank, size, count), *from_all(rank, size, *part(count, size, rank))
+    if rank != root:
+        yield (Send(root, "x", *part(count, size, rank)),)
+    else:
+        yield tuple(Recv(peer, "x", *part(count, size, peer)) for peer in range(size) if peer != root)
+
+
+def shares(rank, size, count):
+    """To every other rank its part of x, the neighbour's first."""
+    others = ((rank + k) % size for k in range(1, size))
+    return [Send(peer, "x", *part(count, size, peer)) for peer in others]
 
 
 @algorithm("reduce", cost=lambda p, n: Cost(log2(p), log2(p) * n, log2(p) * n))

@@ -1,6 +1,6 @@
 """Reduce-scatter: block i of the sum of every rank's x goes to rank i, in place; the rest of x is used up."""
 
-from collectives.algorithms import allreduce
+from collectives.algorithms import allreduce, reduce
 from collectives.algorithms.folding import fold
 from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm
 from collectives.steps import Recv, RecvReduce, Send, blocks
@@ -19,12 +19,23 @@ def ring(rank, size, count):
 def pairwise(rank, size, count):
     """Each pair of ranks exchanges shares directly: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma.
 
-    As the ring, but a rank's sum is made where it ends up, in one place: for operations that are costly or rounded.
+    As the ring, but a rank's sum is made where it ends up, in one place.
     """
     block = blocks(count, size)
     for k in range(1, size):
         to, source = (rank + k) % size, (rank - k) % size
         yield Send(to, "x", *block(to)), RecvReduce(source, "x", *block(rank))
+
+
+@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p))
+def direct(rank, size, count):
+    """As pairwise, but in one round, and so in rank order: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma.
+
+    For elements that must be rounded only once: the sum of a round is (executor.py). Needs p-1 blocks of memory.
+    """
+    block = blocks(count, size)
+    others = [(rank + k) % size for k in range(1, size)]
+    yield *(Send(peer, "x", *block(peer)) for peer in others), *reduce.from_all(rank, size, *block(rank))
 
 
 def halving_cost(p, n):

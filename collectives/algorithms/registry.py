@@ -34,7 +34,8 @@ NODES = "nodes"  # needs the node of each rank
 class Cost(NamedTuple):
     """Counts along the critical path: the time is messages * alpha + moved * beta + reduced * gamma.
 
-    messages are counted one after another; moved and reduced are in elements (beta and gamma seconds an element).
+    messages are counted one after another; moved and reduced are in elements (beta and gamma seconds an element). What
+    can be added while the next message is on its way is not counted: gamma <= beta. For root 0.
     """
 
     messages: float
@@ -52,9 +53,11 @@ class Algorithm(NamedTuple):
     ----------
     name : str
     rounds : generator function (rank, size, count, ...) -> rounds of steps of that rank
-    cost : function (size, count) -> Cost; closed form, count in elements over all blocks
+    cost : function (size, count) -> Cost; closed form, count in elements over all blocks. It is what the clock finds on
+        a network of one level (tests/collectives/test_closed_forms.py has the few that are bounds off powers of two)
     ordered : whether operands meet in rank order, as an operation that does not commute needs
     requires : what the algorithm needs beyond any size, root and count, in words; empty for nothing
+    pipelined : whether x is cut into segments: the function takes `segment`, their greatest length in elements
     """
 
     name: str
@@ -62,11 +65,7 @@ class Algorithm(NamedTuple):
     cost: Callable[[int, int], Cost]
     ordered: bool
     requires: str = ""
-
-    @property
-    def pipelined(self) -> bool:
-        """Whether x is cut into segments: the function takes `segment`, their greatest length in elements."""
-        return "segment" in signature(self.rounds).parameters
+    pipelined: bool = False
 
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
@@ -79,7 +78,7 @@ def algorithm(operation: str, cost: Callable[[int, int], Cost], *, name="", orde
         name = name or rounds.__name__
         entries = ALGORITHMS.setdefault(operation, {})
         assert name not in entries, f"{operation} already has an algorithm {name}"
-        entries[name] = Algorithm(name, rounds, cost, ordered, requires)
+        entries[name] = Algorithm(name, rounds, cost, ordered, requires, "segment" in signature(rounds).parameters)
         return rounds
 
     return enter

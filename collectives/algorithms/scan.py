@@ -1,7 +1,26 @@
 """Scan and exscan: x becomes the sum over ranks 0 ... rank, or 0 ... rank - 1; both keep rank order."""
 
+from collectives.algorithms.reduce import from_all
 from collectives.algorithms.registry import Cost, algorithm, log2
 from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
+
+
+@algorithm("scan", cost=lambda p, n: Cost(p - 1, (p - 1) * n, n if p > 1 else 0))
+def flat(rank, size, count):
+    """Every rank sends its x to all above it: (p-1)(alpha + n beta) + n gamma.
+
+    A sum is made in one round, so that elements that are rounded are rounded only once (executor.py).
+    """
+    yield *(Send(peer, "x", 0, count) for peer in range(rank + 1, size)), *from_all(rank, rank + 1, 0, count)
+
+
+@algorithm("exscan", name="flat", cost=lambda p, n: Cost(p - 1, (p - 1) * n, max(0, p - 2) * n))
+def exclusive_flat(rank, size, count):
+    """As the flat scan, without a rank's own x: (p-1)(alpha + n beta) + (p-2) n gamma."""
+    sends = [Send(peer, "x", 0, count) for peer in range(rank + 1, size)]
+    yield *sends, *(Recv(peer, "tmp", peer * count, (peer + 1) * count) for peer in reversed(range(rank)))
+    yield tuple(Reduce("tmp", 0, count, "tmp", peer * count, left=False) for peer in range(1, rank))
+    yield (Copy("x", 0, count, "tmp", 0),) if rank else ()
 
 
 @algorithm("scan", cost=lambda p, n: Cost(p - 1, (p - 1) * n, (p - 1) * n))
@@ -13,7 +32,7 @@ def chain(rank, size, count):
         yield (Send(rank + 1, "x", 0, count),)
 
 
-@algorithm("scan", cost=lambda p, n: Cost(log2(p), log2(p) * n, 2 * log2(p) * n))
+@algorithm("scan", cost=lambda p, n: Cost(log2(p), log2(p) * n, max(0, 2 * log2(p) - 1) * n))
 def doubling(rank, size, count):
     """Partners 2**k apart exchange the sums of their groups: ceil(lg p)(alpha + n beta + at most 2 n gamma).
 
@@ -26,7 +45,7 @@ def doubling(rank, size, count):
         yield *to_x, *to_group(rank, peer, mine, count)
 
 
-@algorithm("exscan", name="doubling", cost=lambda p, n: Cost(log2(p), log2(p) * n, 2 * log2(p) * n))
+@algorithm("exscan", name="doubling", cost=lambda p, n: Cost(log2(p), log2(p) * n, max(0, 2 * log2(p) - 2) * n))
 def exclusive(rank, size, count):
     """As the scan by doubling, but x begins with the first sum that comes from the left. Rank 0 keeps its x."""
     yield begin(rank, size, count)

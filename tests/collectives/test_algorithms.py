@@ -5,18 +5,15 @@ import itertools
 
 import pytest
 
-from collectives import ALGORITHMS, price
+from collectives import ALGORITHMS
 from collectives.algorithms.registry import CONSECUTIVE
 from collectives.algorithms.trees import two_trees
 from collectives.checking import OPERATIONS, prove
-from collectives.networks import Network
 from collectives.simulator import ScheduleError
 from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
 
 ENTRIES = [(op, entry) for op, entries in ALGORITHMS.items() for entry in entries.values()]
 everyone = pytest.mark.parametrize("operation, entry", ENTRIES, ids=[f"{op}-{e.name}" for op, e in ENTRIES])
-
-UNIT_NETWORKS = [Network.hockney(1, 0), Network.hockney(0, 1), Network.hockney(0, 0, 1)]
 
 
 def cases(operation, size):
@@ -101,27 +98,6 @@ def test_blocks_may_be_uneven_empty_apart_and_out_of_order(operation):
             blocks = consecutive if entry.requires == CONSECUTIVE else apart
             for root in range(size) if OPERATIONS[operation].rooted else [0]:
                 prove(operation, entry.rounds, size, blocks, root, ordered=entry.ordered)
-
-
-# What overlaps or is skipped depends on the network: here the closed form is a bound.
-BOUNDS = {("allreduce", "double_tree"), ("allreduce", "segmented_ring"), ("scan", "doubling"), ("exscan", "doubling")}
-
-
-@everyone
-def test_closed_forms_are_those_of_the_clock(operation, entry):
-    """One kind of cost at a time: messages, moved or reduced elements. Exact for powers of two.
-
-    For other sizes at most a fifth more: folded ranks come late, and others wait for them.
-    """
-    for size in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16):
-        bound = (operation, entry.name) in BOUNDS
-        count = None if operation == "barrier" else 240 * size
-        cost = entry.cost(size, count or 1)
-        for network, expected in zip(UNIT_NETWORKS, cost, strict=True):
-            seconds = price(entry, size, count, 1, network).seconds
-            if size & (size - 1) == 0 and not bound:
-                assert seconds == pytest.approx(expected), (size, network)
-            assert seconds <= 1.2 * expected, (size, network)
 
 
 def mutants(rounds):

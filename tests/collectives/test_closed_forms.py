@@ -1,0 +1,103 @@
+"""The closed form of every algorithm is what the clock finds, for 1 to 33 ranks on a network of one level."""
+
+import pytest
+
+from collectives import ALGORITHMS
+from collectives.algorithms.registry import Cost
+from collectives.clock import price
+from collectives.networks import Network
+
+ALPHA, BETA, GAMMA = 3e-6, 1e-9, 2e-10
+ITEM = 8
+
+# Exact for a power of two and no gamma. Otherwise bounds: lowest and highest time over closed form.
+# Folding: a rank that folds no one sends while its partner still receives, and the two messages share a port.
+FOLDED = {
+    ("allgather", "doubling"): (1, 1.1),
+    ("allreduce", "rabenseifner"): (1, 1.2),
+    ("reduce", "halving_gather"): (1, 1.2),
+    ("reduce_scatter", "halving"): (0.97, 1.1),
+}
+# Additions: the closed form counts them one after another, but some ranks make theirs while others send.
+OVERLAPPING = {
+    ("reduce", "binomial"): (0.9, 1),
+    ("reduce", "direct_gather"): (0.98, 1),
+    ("allreduce", "reduce_broadcast"): (0.94, 1),
+    ("allreduce", "doubling"): (0.89, 1),
+    ("reduce_scatter", "doubling"): (0.89, 1),
+    ("scan", "doubling"): (0.89, 1),
+    ("exscan", "doubling"): (0.88, 1),
+}
+# Pipelining: segments of the two trees delay each other.
+PIPELINED = {("allreduce", "double_tree"): (0.8, 1.25)}
+
+FORMS = [(operation, name) for operation, entries in ALGORITHMS.items() for name in entries]
+
+
+def bounds(operation, name, p, gamma):
+    """Lowest and highest time over closed form; None where they are equal."""
+    key, power = (operation, name), p & (p - 1) == 0
+    if key in PIPELINED and p > 1:
+        return PIPELINED[key]
+    if key in FOLDED and not power:
+        return FOLDED[key]
+    if key in OVERLAPPING and gamma and (not power or name == "direct_gather"):
+        return OVERLAPPING[key]
+    return None
+
+
+def both(operation, name, p, gamma, count, **options):
+    """Seconds by the clock, and by the closed form."""
+    entry, network = ALGORITHMS[operation][name], Network.hockney(ALPHA, BETA, gamma)
+    if operation == "barrier":  # no vector; a message is one element
+        count, cost = None, Cost(*entry.cost(p, 0))
+    else:
+        cost = entry.cost(p, count)
+    in_bytes = ITEM * BETA, ITEM * gamma
+    return price(entry, p, count, ITEM, network, **options).seconds, cost.seconds(ALPHA, *in_bytes)
+
+
+@pytest.mark.parametrize(("operation", "name"), FORMS)
+def test_closed_form(operation, name):
+    met = set()
+    for p in range(1, 34):
+        for gamma in (0.0, GAMMA):
+            clock, closed = both(operation, name, p, gamma, 64 * p)
+            if limits := bounds(operation, name, p, gamma):
+                assert limits[0] * closed * (1 - 1e-9) <= clock <= limits[1] * closed * (1 + 1e-9), (p, gamma)
+                met.add(clock == pytest.approx(closed, rel=1e-9))
+            else:
+                assert clock == pytest.approx(closed, rel=1e-12, abs=1e-18), (p, gamma)
+    assert met != {True}, "a bound that is always met exactly is no bound: say that it is exact"
+
+
+@pytest.mark.parametrize("name", ["chain", "segmented_ring", "double_tree"])
+def test_many_segments(name, monkeypatch):
+    """As many bytes as make from 2 to 32 segments; smaller segments would show the same and take the clock longer."""
+    from collectives.algorithms import allreduce, broadcast
+
+    segment = 96
+    for module in (allreduce, broadcast):
+        monkeypatch.setattr(module, "SEGMENT", segment)
+    operation = "broadcast" if name == "chain" else "allreduce"
+    for p in (2, 3, 4, 8, 31):
+        for k in (2, 5, 32):
+            whole = segment * k * {"chain": 1, "segmented_ring": p, "double_tree": 2}[name]
+            clock, closed = both(operation, name, p, GAMMA, whole, segment=segment)
+            if name == "double_tree":
+                assert 0.8 * closed <= clock <= 1.25 * closed, (p, k, clock / closed)
+            else:
+                assert clock == pytest.approx(closed, rel=1e-12), (p, k)
+
+
+def test_large_vectors_are_priced_by_the_closed_form_in_elements(monkeypatch):
+    """Segments are of so many elements, whatever their length in bytes."""
+    from collectives import clock
+
+    network = Network.hockney(ALPHA, BETA, GAMMA)
+    entry, p, count = ALGORITHMS["broadcast"]["chain"], 7, 1 << 20
+    walked = price(entry, p, count, ITEM, network)
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 20)
+    closed = price(entry, p, count, ITEM, network)
+    assert (walked.method, closed.method) == ("walk", "closed form")
+    assert closed.seconds == pytest.approx(walked.seconds)
