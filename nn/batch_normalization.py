@@ -3,7 +3,7 @@
     xhat = (x - mean) / sqrt(var + eps)        y = gamma xhat + beta
     gx = gamma / sqrt(var + eps) * (gy - mean(gy) - xhat mean(gy xhat))
 
-Costs about six passes over the activations forward, eight backward, so what counts is bytes: work goes by blocks that
+Costs about five passes over the activations forward, six backward, so what counts is bytes: work goes by blocks that
 stay in the cache, sums over positions are products with a vector of ones, and per-channel vectors are repeated so that
 inner loops are long.
 
@@ -19,8 +19,8 @@ import numpy as np
 from nn.initializers import ones, zeros
 from nn.layer import Initializer, Layer, ShapeError, Spec
 
-BLOCK = 1 << 18  # elements worked on at a time
-WIDTH = 1024  # elements of an inner loop, about
+BLOCK = 1 << 17  # elements worked on at a time
+WIDTH = 512  # elements of an inner loop, about
 
 
 class BatchNorm(Layer):
@@ -95,13 +95,11 @@ class BatchNorm(Layer):
     def backward(self, p, g, gy, saved, run):
         x, count, mean, scale = saved
         rows, upstream = _wide(x, self.features), _wide(gy, self.features)
-        sums = np.zeros((2, self.features))  # of gy, and of gy xhat
-        center = _repeat("center", mean, rows, run)
-        for block in _blocks(rows):
-            centered = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, x.dtype))
-            sums[0] += _column_sums(upstream[block], self.features, run)
-            sums[1] += _product_sums(upstream[block], centered, self.features)
-        sums[1] *= scale
+        partial = _partial_sums(rows, run)
+        for i, block in enumerate(_blocks(rows)):
+            _add_up(upstream[block], rows[block], partial[:, i], run)
+        sums = _collect(partial, self.features)  # of gy, and of gy x
+        sums[1] = scale * (sums[1] - mean * sums[0])  # of gy xhat
         run.add(g.beta, sums[0])
         run.add(g.gamma, sums[1])
         if count is not None and self.synchronized and run.common.all_sum:
@@ -131,15 +129,13 @@ class BatchNorm(Layer):
 
         Values are centred by the mean of the first few rows, so that little is lost where the mean is large.
         """
-        sums, squares = np.zeros(self.features), np.zeros(self.features)
-        for block in _blocks(rows):
-            if block.start == 0:
-                few = rows[:16]
-                guess = _column_sums(few, self.features, run) * (self.features / few.size)
-                center = _repeat("center", guess, rows, run)
+        few = rows[:16].reshape(-1, self.features)
+        center = _repeat("center", few.sum(axis=0) / max(len(few), 1), rows, run)
+        partial = _partial_sums(rows, run)
+        for i, block in enumerate(_blocks(rows)):
             part = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, rows.dtype))
-            sums += _column_sums(part, self.features, run)
-            squares += _product_sums(part, part, self.features)
+            _add_up(part, part, partial[:, i], run)
+        sums, squares = _collect(partial, self.features)
         if n:
             squares = np.maximum(squares - sums * sums / n, 0)  # now about the mean
             sums += n * center[: self.features].astype(np.float64)
@@ -200,9 +196,13 @@ def _positions(count: int, features: int) -> int:
 
 def _blocks(rows):
     """Slices of about BLOCK elements."""
-    step = max(1, BLOCK // rows.shape[1])
+    step = _step(rows)
     for start in range(0, len(rows), step):
         yield slice(start, start + step)
+
+
+def _step(rows) -> int:
+    return max(1, BLOCK // rows.shape[1])
 
 
 def _repeat(name: str, vector, rows, run) -> np.ndarray:
@@ -212,12 +212,18 @@ def _repeat(name: str, vector, rows, run) -> np.ndarray:
     return repeated.reshape(-1)
 
 
-def _column_sums(rows, features: int, run) -> np.ndarray:
-    """Sum over all positions of each channel, the last steps in float64."""
-    sums = np.matmul(run.common.memory.ones(len(rows), rows.dtype), rows)
-    return sums.reshape(-1, features).sum(axis=0, dtype=np.float64)
+def _partial_sums(rows, run) -> np.ndarray:
+    """Room for two sums over every block: (2, blocks, width)."""
+    blocks = -(-len(rows) // _step(rows))
+    return run.scratch("partial sums", (2, blocks, rows.shape[1]), rows.dtype)
 
 
-def _product_sums(a, b, features: int) -> np.ndarray:
-    """Sum over all positions of a * b for each channel, the last steps in float64."""
-    return np.einsum("ij,ij->j", a, b).reshape(-1, features).sum(axis=0, dtype=np.float64)
+def _add_up(a, b, sums, run) -> None:
+    """Sums over rows of a, and of a * b."""
+    np.matmul(run.common.memory.ones(len(a), a.dtype), a, out=sums[0])
+    np.einsum("ij,ij->j", a, b, out=sums[1])
+
+
+def _collect(partial, features: int) -> np.ndarray:
+    """Two sums for each channel, in float64, from those over blocks."""
+    return partial.sum(axis=1, dtype=np.float64).reshape(2, -1, features).sum(axis=1)
