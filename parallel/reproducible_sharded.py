@@ -27,7 +27,7 @@ class ReproducibleSharded(Reproducible):
 
     Parameters
     ----------
-    network, loss, optimizer, communicator, seed, unit_bytes, offload
+    network, loss, optimizer, communicator, seed, unit_bytes, offload, more
         As for the stage without it.
     shards : int
         V: into how many virtual shards every batch is cut; at least as many as ranks.
@@ -48,9 +48,10 @@ class ReproducibleSharded(Reproducible):
         unit_bytes: int = UNIT_BYTES,
         offload: str | None = None,
         shards: int = 8,
+        **more,
     ):
         refuse_norms(optimizer)
-        super().__init__(network, loss, optimizer, communicator, seed, unit_bytes, offload)
+        super().__init__(network, loss, optimizer, communicator, seed, unit_bytes, offload, **more)
         agree(communicator, {"number of virtual shards": shards})
         self.start(shards)
         ranks, dtype = range(communicator.size), network.dtype

@@ -11,6 +11,7 @@ from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
+from parallel.reproducible_sharded import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
 from parallel.sharded import FullyShardedDataParallel, Sharded, ZeRO1, ZeRO2
 from parallel.synchronous import Synchronous
 
@@ -59,11 +60,19 @@ def sharded(kind: type[Sharded]):
     def make(options, network, loss, optimizer, communicator) -> Sharded:
         more = {"prefetch": options.prefetch} if kind is FullyShardedDataParallel else {}
         unit = int(options.unit * 2**20)
-        return kind(network, loss, optimizer, communicator, options.seed, unit, options.offload, **more)
+        if options.reproducible:
+            more["shards"] = options.reproducible
+        made = REPRODUCIBLE[kind] if options.reproducible else kind
+        return made(network, loss, optimizer, communicator, options.seed, unit, options.offload, **more)
 
     return make
 
 
+REPRODUCIBLE = {
+    ZeRO1: ReproducibleZeRO1,
+    ZeRO2: ReproducibleZeRO2,
+    FullyShardedDataParallel: ReproducibleFullyShardedDataParallel,
+}
 STRATEGIES = {
     "ddp": ddp,
     "dp": dp,
