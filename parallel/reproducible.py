@@ -42,14 +42,15 @@ class Reproducible:
     shard : (index, count, V)
         A loader cuts batches where virtual shards begin.
     mine : (first, last)
-        This rank's virtual shards, half open.
+        This rank's virtual shards, half open; none where the index is None.
     """
 
     def start(self, shards: int) -> None:
         """Called at the end of the constructor."""
         refuse_synchronized(self.network)
         rank, size = self.shard
-        self.shards, self.shard, self.mine = shards, (rank, size, shards), part(shards, size, rank)
+        self.shards, self.shard = shards, (rank, size, shards)
+        self.mine = (0, 0) if rank is None else part(shards, size, rank)
         self.leaf = self.mine[0]
         self.before = np.empty_like(self.statistics)
         self.threads = threadpool_limits(1, user_api="blas")

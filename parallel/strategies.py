@@ -11,6 +11,7 @@ from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
+from parallel.reproducible_parameter_server import ReproducibleParameterServer
 from parallel.reproducible_sharded import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
 from parallel.sharded import FullyShardedDataParallel, Sharded, ZeRO1, ZeRO2
 from parallel.synchronous import Synchronous
@@ -53,7 +54,10 @@ def dp(options, network, loss, optimizer, communicator) -> DataParallel:
 
 
 def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
-    return ParameterServer(network, loss, optimizer, communicator, options.seed, options.servers, options.server_place)
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    if options.reproducible:
+        return ReproducibleParameterServer(*arguments, options.reproducible)
+    return ParameterServer(*arguments)
 
 
 def sharded(kind: type[Sharded]):

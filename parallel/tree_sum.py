@@ -52,14 +52,20 @@ def cover(leaves: int, held: Node) -> list[Node]:
     return found
 
 
-def reduce_scatter(rank: int, size: int, count: Blocks, leaves: int) -> Iterator[Round]:
+def dealt(leaves: int, holders: int, rank: int) -> Node:
+    """The leaves of a rank, which are dealt to the first `holders` ranks."""
+    return part(leaves, holders, rank) if rank < holders else (leaves, leaves)
+
+
+def reduce_scatter(rank: int, size: int, count: Blocks, leaves: int, holders: int | None = None) -> Iterator[Round]:
     """Block `rank` of the tree's sum into x; (p-1) alpha + s (p-1)/p n beta for ranks that hold s subtrees each.
 
     x holds this rank's subtree sums one after the other, n elements each; the result lies where it lies in the first.
+    Leaves are held by the first `holders` ranks, by default all.
     """
     block = blocks(count, size)
     n = block(size - 1)[1]
-    held = [cover(leaves, part(leaves, size, r)) for r in range(size)]
+    held = [cover(leaves, dealt(leaves, holders or size, r)) for r in range(size)]
     lo, hi = block(rank)
     place = {node: ("x", i * n + lo) for i, node in enumerate(held[rank])}  # where this rank's slice of a sum lies
     foreign = [node for r in range(size) if r != rank for node in held[r]]
@@ -85,9 +91,9 @@ def reduce_scatter(rank: int, size: int, count: Blocks, leaves: int) -> Iterator
         yield (Copy("x", lo, hi, *place[0, leaves]),)
 
 
-def allreduce(rank: int, size: int, count: Blocks, leaves: int) -> Iterator[Round]:
+def allreduce(rank: int, size: int, count: Blocks, leaves: int, holders: int | None = None) -> Iterator[Round]:
     """The tree's whole sum into the first n elements of every rank's x: `reduce_scatter`, then a ring allgather."""
-    yield from reduce_scatter(rank, size, count, leaves)
+    yield from reduce_scatter(rank, size, count, leaves, holders)
     yield from ring_allgather(rank, size, count)
 
 
@@ -102,14 +108,16 @@ class TreeSum:
     Parameters
     ----------
     leaves : int
-        V; at least as many as ranks. Rank r of p holds part(V, p, r).
+        V; at least as many as ranks that hold some. Rank r of p holds part(V, p, r).
     count : int
         Elements of a leaf.
     dtype : float32 or float64
     communicator : collectives.Communicator or None
         None for one process.
     cuts : sequence of (lo, hi) or None
-        The slice of every rank; None cuts evenly. The bits do not depend on it.
+        The slice of every rank, in order; None cuts evenly. The bits do not depend on it.
+    holders : int or None
+        How many ranks hold leaves: the first ones; None for all.
 
     Attributes
     ----------
@@ -117,20 +125,21 @@ class TreeSum:
         This rank's leaves, half open.
     """
 
-    def __init__(self, leaves: int, count: int, dtype, communicator=None, cuts=None):
+    def __init__(self, leaves: int, count: int, dtype, communicator=None, cuts=None, holders: int | None = None):
         rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
-        if leaves < size:
+        holders = holders or size
+        if leaves < holders:
             raise ValueError(
-                f"{leaves} virtual shards for {size} ranks: {size - leaves} would have nothing to do; "
-                f"use at least {size} shards or at most {leaves} ranks"
+                f"{leaves} virtual shards for {holders} ranks: {holders - leaves} would have nothing to do; "
+                f"use at least {holders} shards or at most {leaves} ranks"
             )
-        self.leaves, self.count, self.communicator = leaves, count, communicator
-        self.mine = part(leaves, size, rank)
+        self.leaves, self.count, self.communicator, self.holders = leaves, count, communicator, holders
+        self.mine = dealt(leaves, holders, rank)
         self.cuts = [part(count, size, r) for r in range(size)] if cuts is None else list(cuts)
         self.slice = slice(*self.cuts[rank])
         self._left_of = siblings(leaves)
         self._stack: list[Node] = []
-        deepest = max(sum(1 for _ in cover(leaves, (self.mine[0], leaf + 1))) for leaf in range(*self.mine))
+        deepest = max((len(cover(leaves, (self.mine[0], leaf + 1))) for leaf in range(*self.mine)), default=1)
         self.sums = np.zeros((deepest, count), dtype)
         self._plans: dict = {}
 
@@ -159,12 +168,12 @@ class TreeSum:
         return self.sums[0, self.slice]
 
     def _communicate(self, schedule) -> None:
-        if not self._stack or self._stack[-1][1] != self.mine[1]:
+        if (self._stack[-1][1] if self._stack else self.mine[0]) != self.mine[1]:
             raise RuntimeError(f"this rank holds the leaves {self.mine}, and was given those of {self._stack} so far")
         if self.communicator is None or self.communicator.size == 1:
             return
         if schedule not in self._plans:
-            rounds = schedule(self.communicator.rank, self.communicator.size, self.cuts, self.leaves)
+            rounds = schedule(self.communicator.rank, self.communicator.size, self.cuts, self.leaves, self.holders)
             self._plans[schedule] = self.communicator.compile(rounds, x=self.sums.reshape(-1))
         self.communicator.Run(self._plans[schedule], f"tree {schedule.__name__}")
 

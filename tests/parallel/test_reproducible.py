@@ -176,6 +176,27 @@ def test_nor_on_what_is_sharded(comm):
             ReproducibleZeRO1(mlp(), nn.CrossEntropyLoss(), refused, communicator)
 
 
+@pytest.mark.mpi(ranks=[1, 3, 5])
+def test_nor_on_workers_and_servers(comm):
+    from collectives import Communicator
+    from parallel import ReproducibleParameterServer
+
+    communicator, p = Communicator(comm), comm.size
+    places = [(s, "workers") for s in {1, p - 1, p} if s] + [(s, "own") for s in {1, p - 1} if 0 < s < p]
+    for model, optimizer in (("mlp", "momentum"), ("cnn", "adam"), ("transformer", "clipped")):
+        want = expected(comm, model, optimizer)
+        for servers, place in places:
+            arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
+            if optimizer == "clipped" and servers > 1:
+                with pytest.raises(ValueError, match=r"ClipGlobalNorm.*needs norms of whole tensors"):
+                    ReproducibleParameterServer(*arguments, servers, place, SHARDS)
+                continue
+            many = ReproducibleParameterServer(*arguments, servers, place, SHARDS)
+            losses, sha = fingerprint(many, model)
+            assert losses == want[0], f"{model}, {optimizer}, {servers} servers on {place}"
+            assert comm.rank or sha == want[1], f"{model}, {optimizer}, {servers} servers on {place}"
+
+
 @pytest.mark.mpi(ranks=2)
 def test_control_without_it_bits_differ_but_little(comm):
     from collectives import Communicator

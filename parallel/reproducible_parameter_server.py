@@ -1,0 +1,74 @@
+"""Parameter servers with the same bits on any number of workers and servers: parallel/reproducible.py says how.
+
+Workers send the sums of their virtual shards' subtrees, each server adds those of its slice as the tree says
+(tree_sum.py), updates, and workers pull.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.losses import Loss
+from nn.network import Network
+from nn.optimizers import Optimizer
+from parallel.parameter_server import ParameterServer
+from parallel.reproducible import Reproducible
+from parallel.reproducible_sharded import refuse_norms
+from parallel.synchronous import agree
+from parallel.tree_sum import TreeSum
+
+
+class ReproducibleParameterServer(Reproducible, ParameterServer):
+    """`ParameterServer`, the same bits on any number of ranks.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed, servers, place
+        As for ParameterServer.
+    shards : int
+        V: into how many virtual shards every batch is cut; at least as many as workers.
+
+    Raises
+    ------
+    ValueError
+        More workers than shards; synchronised statistics; on several servers LARS, LAMB or clipping by norms.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        optimizer: Optimizer,
+        communicator,
+        seed: int = 0,
+        servers: int = 1,
+        place: str = "own",
+        shards: int = 8,
+    ):
+        if servers > 1:
+            refuse_norms(optimizer)
+        super().__init__(network, loss, optimizer, communicator, seed, servers, place)
+        agree(communicator, {"number of virtual shards": shards})
+        self.start(shards)
+        count, dtype, workers = self.slices[-1][1], network.dtype, len(self.workers)
+        cuts, end = [], 0
+        for rank in range(communicator.size):
+            lo, hi = self.slices[self.hosts.index(rank)] if rank in self.hosts else (end, end)
+            cuts.append((lo, hi))
+            end = hi
+        self.tree = TreeSum(shards, count, dtype, communicator, cuts, workers)
+        self.loss_tree = TreeSum(shards, 1, dtype, communicator, holders=workers)  # every server needs all of it
+
+    def add_leaf(self, loss):
+        if self.works:
+            self.message[self.network.layout.size : -1] = self.statistics
+            self.message[-1] = loss
+            self.tree.add(self.message[:-1])
+            self.loss_tree.add(self.message[-1:])
+
+    def push(self):
+        mine, loss = self.tree.reduce_scatter(), self.loss_tree.allreduce()
+        if self.serves:
+            self.sums[:-1], self.sums[-1] = mine, loss[0]
+            statistics = self.sums[self.own.stop - self.own.start : -1]
+            np.divide(statistics, self.shards, out=statistics)
