@@ -6,9 +6,8 @@
     python scripts/mpi4py_conformance.py --ranks 4 allreduce=rabenseifner allgather=doubling
 
 The test files test_cco_buf.py and test_cco_vec.py come, unmodified, from the source distribution of the mpi4py that is
-installed, fetched by pip into a temporary directory. What follows the options is passed to Communicator; an operation
-that is not named runs the algorithm that short messages take on a network. All of it takes some minutes on two cores,
-with --brief a third of that.
+installed, fetched by pip. What follows the options is passed to Communicator; an operation that is not named runs the
+algorithm that short messages take on a network. All of it takes some minutes on two cores, with --brief half of that.
 """
 
 import argparse
@@ -24,6 +23,7 @@ from parallel import launch
 
 FILES = ("test_cco_buf", "test_cco_vec")
 REPEATED = ("Self", "SelfDup", "WorldDup")  # classes that run the same tests on COMM_SELF, and on duplicates
+BUILD = Path(__file__).resolve().parents[1] / "build"  # git does not see it
 TIMEOUT = 1200.0  # seconds for a number of ranks
 
 
@@ -37,41 +37,38 @@ def main() -> int:
     options = parser.parse_args()
     if options.this_rank:
         return run_tests(options.tests, options.brief, dict(a.split("=") for a in options.algorithms))
-    with tempfile.TemporaryDirectory() as directory:
-        tests = options.tests or fetch(Path(directory))
-        worst = 0
-        for ranks in map(int, options.ranks.split(",")):
-            said: list[str] = []
-            command = [
-                Path(__file__),
-                "--this-rank",
-                *["--brief"] * options.brief,
-                "--tests",
-                tests,
-                *options.algorithms,
-            ]
-            status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append)
-            summary = re.findall(r"^conformance: (.*)$", "".join(said), re.MULTILINE)
-            print(f"{ranks} ranks: {summary[0] if summary and not status else f'failed, status {status}'}", flush=True)
-            if status or len(summary) != 1:
-                print("".join(said))
-            worst = worst or status or int(len(summary) != 1)
-        return worst
+    tests = options.tests or fetch()
+    worst = 0
+    for ranks in map(int, options.ranks.split(",")):
+        said: list[str] = []
+        flags = ["--this-rank", *(["--brief"] if options.brief else []), "--tests", tests]
+        command = [Path(__file__), *flags, *options.algorithms]
+        status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append)
+        summary = re.findall(r"^conformance: (.*)$", "".join(said), re.MULTILINE)
+        print(f"{ranks} ranks: {summary[0] if summary and not status else f'failed, status {status}'}", flush=True)
+        if status or len(summary) != 1:
+            print("".join(said))
+        worst = worst or status or int(len(summary) != 1)
+    return worst
 
 
-def fetch(directory: Path) -> Path:
-    """mpi4py's test directory, from the source distribution of the installed version."""
-    release = f"mpi4py=={version('mpi4py')}"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    if subprocess.run([*pip, "--no-binary", "mpi4py", "--dest", directory, release]).returncode:
-        raise SystemExit(
-            f"conformance: pip cannot fetch the source distribution of {release} (no network?), so nothing was tested. "
-            "Unpack it yourself and name its test directory with --tests."
-        )
-    (archive,) = directory.glob("mpi4py-*.tar.gz")
-    with tarfile.open(archive) as file:
-        file.extractall(directory, filter="data")
-    return archive.with_name(archive.name.removesuffix(".tar.gz")) / "test"
+def fetch() -> Path:
+    """mpi4py's test directory, from the source distribution of the installed version; kept in build/ for next time."""
+    name = f"mpi4py-{version('mpi4py')}"
+    if not (BUILD / name).exists():
+        BUILD.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILD) as directory:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            command = [*pip, "--no-binary", "mpi4py", "--dest", directory, name.replace("-", "==")]
+            if subprocess.run(command).returncode:
+                raise SystemExit(
+                    f"conformance: pip cannot fetch the source distribution of {name} (no network?), so nothing was "
+                    "tested. Unpack it yourself and name its test directory with --tests."
+                )
+            with tarfile.open(Path(directory) / f"{name}.tar.gz") as file:
+                file.extractall(directory, filter="data")
+            (Path(directory) / name).rename(BUILD / name)
+    return BUILD / name / "test"
 
 
 def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
@@ -98,13 +95,13 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
     MPI.COMM_WORLD = Communicator(world, **algorithms)
     MPI.COMM_SELF = Communicator(MPI.COMM_SELF, **algorithms)
     sys.path.insert(0, str(tests))
-    loader = unittest.TestLoader()
-    load = loader.loadTestsFromTestCase
-    repeated = REPEATED if brief and world.Get_size() > 1 else ()
-    loader.loadTestsFromTestCase = lambda case: (
-        load(case) if not case.__name__.endswith(repeated) else loader.suiteClass()
-    )
-    suite = loader.loadTestsFromNames(FILES)
+    left_out = REPEATED if brief and world.Get_size() > 1 else ()
+
+    class Loader(unittest.TestLoader):
+        def loadTestsFromTestCase(self, case):
+            return self.suiteClass() if case.__name__.endswith(left_out) else super().loadTestsFromTestCase(case)
+
+    suite = Loader().loadTestsFromNames(FILES)
     result = unittest.TextTestRunner(stream=sys.stderr, verbosity=0, failfast=True).run(suite)
     if not result.wasSuccessful() or ours < result.testsRun:
         print(f"rank {world.Get_rank()}: {ours} plans run; {result}", flush=True)
