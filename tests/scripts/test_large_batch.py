@@ -1,0 +1,77 @@
+"""The experiment of large batches, on the embedded digits; and --linear-scaling, which it uses."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from nn import optimizers
+from nn.learning_rates import MomentumCorrection
+from parallel import build
+from parallel.options import Options
+
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "experiments"
+
+
+@pytest.fixture
+def large_batch(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import large_batch
+
+    return large_batch
+
+
+def schedule(**given):
+    """(rate of a step, callbacks) of options, with ten batches an epoch."""
+    return build.schedule(Options(lr=0.1, epochs=20, **given), range(10))
+
+
+def test_one_flag_scales_the_rate_and_warms_up():
+    rates, hooks = schedule(batch=256, linear_scaling=64)
+    assert rates(0) == 0.1 and rates(50) == rates(199) == 0.4, "from eta to k eta over 5 epochs"
+    assert all(math.isclose(rates(i + 1) - rates(i), 0.3 / 50) for i in range(50)), "in equal increments a step"
+    assert not hooks
+    rates, _ = schedule(batch=256, linear_scaling=64, schedule="cosine:warmup=2")
+    assert rates(0) == 0.1 and rates(20) == 0.4 and rates(110) < 0.3 and rates(200) == 0
+    rates, _ = schedule(batch=256, linear_scaling=64, schedule="multistep:at=10,warmup=0")
+    assert rates(0) == 0.4 and math.isclose(rates(100), 0.04)
+    assert schedule(batch=256) == (None, [])
+    with pytest.raises(ValueError, match="--linear-scaling and base_batch in --schedule constant:base_batch=8 say"):
+        schedule(linear_scaling=64, schedule="constant:base_batch=8")
+    _, hooks = schedule(batch=256, linear_scaling=64, optimizer="lars")
+    assert isinstance(hooks[0], MomentumCorrection) and optimizers.LARS.rate_inside
+
+
+def test_the_experiment_can_be_done_in_pieces(large_batch, monkeypatch, tmp_path, capsys):
+    short = dataclasses.replace(large_batch.QUICK, epochs=7, limit=300, schedule="multistep:at=6")
+    monkeypatch.setattr(large_batch, "QUICK", short)
+    out = tmp_path / "out"
+    arguments = ["--quick", "--out", str(out)]
+    large_batch.main([*arguments, "--seeds", "1", "--only", "small"])
+    large_batch.main([*arguments, "--seeds", "1"])
+    large_batch.main([*arguments, "--seeds", "2", "--only", "gradual"])
+    runs = json.loads((out / "large_batch.json").read_text())["runs"]
+    names = list(large_batch.cases(short))
+    assert [(r["case"], r["seed"]) for r in runs] == [(name, 0) for name in names] + [("gradual warm-up", 1)]
+    assert all(len(r["errors"]) == 7 and 0 <= min(r["errors"]) <= max(r["errors"]) <= 100 for r in runs)
+    assert (out / "large_batch.png").read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().out
+    assert said.count("small batch, seed 0: ") == 1, "what is done is not done again"
+    assert f"{names[1]:18}     256" in said
+
+
+def test_tables_and_warm_ups_are_what_they_say(large_batch):
+    runs = [
+        {"case": case, "seed": seed, "batch": 64, "errors": [50.0, *([last] * 3)], "seconds": 1.0}
+        for case, lasts in (("small batch", (10.0, 11.0)), ("no warm-up", (12.0, 12.5)))
+        for seed, last in enumerate(lasts)
+    ]
+    lines = large_batch.table(runs).splitlines()
+    assert "10.50 +- 0.71" in lines[1] and "+0.00" in lines[1]
+    assert "12.25 +- 0.35" in lines[2] and "+1.75" in lines[2]
+    rates = large_batch.constant_at_first(lambda step: 3.2, 0.1, 5)
+    assert [rates(step) for step in (0, 4, 5)] == [0.1, 0.1, 3.2]
+    small, *large = large_batch.cases(large_batch.FULL).values()
+    assert (small.batch, small.linear_scaling) == (64, None) and {o.batch for o in large} == {768}
