@@ -64,17 +64,15 @@ def push(
     """
     workers, hosts = roles(size, servers, place)
     for here in _messages(count, hosts, tail, hosts, segment):
-        steps = []
-        for host, lo, hi, at in here:
-            if host != rank:
-                steps += [Send(host, "x", lo, hi)] if rank in workers else []
-                continue
+        sends = [Send(host, "x", lo, hi) for host, lo, hi, _ in _from(rank, here) if host != rank and rank in workers]
+        sums = []
+        for _, lo, hi, at in (message for message in here if message[0] == rank):
             for worker in workers:
                 if worker == rank:
-                    steps.append(Reduce("y", at, at + hi - lo, "x", lo, left=False))
+                    sums.append(Reduce("y", at, at + hi - lo, "x", lo, left=False))
                 else:
-                    steps.append(RecvReduce(worker, "y", at, at + hi - lo, left=False))
-        yield tuple(steps)
+                    sums.append(RecvReduce(worker, "y", at, at + hi - lo, left=False))
+        yield *sends, *sums
 
 
 def pull(
@@ -89,10 +87,16 @@ def pull(
         steps = []
         for host, lo, hi, at in here:
             if host == rank:
-                steps += [Send(worker, "y", at, at + hi - lo) for worker in workers if worker != rank]
+                steps += [Send(worker, "y", at, at + hi - lo) for worker in _from(rank, workers) if worker != rank]
             if rank in workers:
                 steps.append(Copy("x", lo, hi, "y", at) if host == rank else Recv(host, "x", lo, hi))
         yield tuple(steps)
+
+
+def _from(rank: int, items: Sequence) -> list:
+    """The items in a circle, each rank from another one on: so that not all send to the same one first."""
+    start = rank % max(1, len(items))
+    return [*items[start:], *items[:start]]
 
 
 def _messages(count: Blocks, hosts: Sequence[int], tail: int, tailed: Sequence[int], segment: int):

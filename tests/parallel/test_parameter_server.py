@@ -1,0 +1,284 @@
+"""Parameter servers: push and pull are right for any number of ranks, and training computes what one process does."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from equality import (
+    CLIPS,
+    OPTIMIZERS,
+    SEED,
+    assert_equals_one_process,
+    batches,
+    cnn,
+    dataset,
+    difference,
+    mlp,
+    one_process,
+    train,
+)
+
+import nn
+from collectives import Deadlock, price, simulate
+from collectives.networks import Network
+from parallel import launch
+from parallel.push_pull import cut, pull, push, roles
+
+LAYOUTS = [(size, servers, "own") for size in (*range(2, 10), 16, 33) for servers in range(1, size)]
+LAYOUTS += [(size, servers, "workers") for size in (*range(1, 10), 16, 33) for servers in range(1, size + 1)]
+
+
+def prove(size, servers, place, segment=2, program=push, back=pull, synchronous=True):
+    """Simulate a push and a pull; every server's sum has each worker once, in order, and every worker gets all."""
+    workers, hosts = roles(size, servers, place)
+    count = servers + servers // 2 + 1
+    slices = [list(range(lo, hi)) for lo, hi in (slice_of(count, servers, j) for j in range(servers))]
+    held = {host: [*own, count] for host, own in zip(hosts, slices, strict=True)}
+    options = {"servers": servers, "place": place, "tail": 1, "segment": segment}
+
+    buffers = [{"x": [((r, i),) for i in range(count + 1)]} if r in workers else {} for r in range(size)]
+    for host, own in held.items():
+        buffers[host]["y"] = [()] * len(own)
+    simulate(lambda r: program(r, size, count, **options), buffers, synchronous)
+    for host, own in held.items():
+        assert buffers[host]["y"] == [tuple((w, i) for w in workers) for i in own]
+
+    buffers = [{"x": [((-1, i),) for i in range(count + 1)]} if r in workers else {} for r in range(size)]
+    for host, own in held.items():
+        buffers[host]["y"] = [((host, i),) for i in own]
+    simulate(lambda r: back(r, size, count, **options), buffers, synchronous)
+    want = [((host, i),) for host, own in held.items() for i in own[:-1]] + [((hosts[0], count),)]
+    assert all(buffers[worker]["x"] == want for worker in workers)
+
+
+def slice_of(count, servers, j):
+    from collectives import part
+
+    return part(count, servers, j)
+
+
+def test_push_and_pull_for_any_number_of_ranks_and_servers():
+    for size, servers, place in LAYOUTS:
+        prove(size, servers, place)
+    for size, servers, place in LAYOUTS[:20]:
+        prove(size, servers, place, segment=100, synchronous=False)
+
+
+def test_controls_of_the_proof():
+    """A server that leaves out a worker, and servers that send before they receive, are found."""
+
+    def forgetful(rank, size, count, **options):
+        return ([s for s in steps if getattr(s, "peer", 0) != 1] for steps in push(rank, size, count, **options))
+
+    def in_turn(rank, size, count, **options):
+        for steps in push(rank, size, count, **options):
+            sends = tuple(s for s in steps if type(s).__name__ == "Send")
+            yield from (sends, tuple(s for s in steps if s not in sends))
+
+    with pytest.raises(AssertionError):
+        prove(3, 1, "own", program=forgetful)
+    with pytest.raises(Deadlock):
+        prove(3, 3, "workers", program=in_turn)
+
+
+def test_prices_say_why_one_server_does_not_scale():
+    beta, n = 1e-9, 1 << 20
+    network = Network.hockney(0, beta)
+    one = [price(push, w + 1, n, 1, network, servers=1).seconds for w in (1, 2, 4, 8)]
+    assert one == pytest.approx([w * n * beta for w in (1, 2, 4, 8)], rel=1e-6), "the server takes in w vectors"
+    for w in (2, 4, 8):
+        many = price(push, 2 * w, n, 1, network, servers=w).seconds
+        here = price(push, w, n, 1, network, servers=w, place="workers")
+        assert many == pytest.approx(n * beta, rel=0.1)
+        assert here.seconds == pytest.approx((w - 1) / w * n * beta, rel=0.2)
+        assert here.busiest == pytest.approx((w - 1) / w * n, rel=1e-3), "what a ring reduce-scatter sends"
+    assert price(pull, 9, n, 1, network, servers=1).busiest == 8 * n
+
+
+def test_bad_layouts_are_refused_by_name():
+    with pytest.raises(ValueError, match="3 parameter servers on 3 ranks: there is room for 2 beside one worker"):
+        roles(3, 3, "own")
+    with pytest.raises(ValueError, match="4 parameter servers on 3 ranks: there is room for 3 among the workers"):
+        roles(3, 4, "workers")
+    with pytest.raises(ValueError, match="place 'nowhere' of parameter servers: expected one of own, workers"):
+        roles(3, 1, "nowhere")
+    with pytest.raises(ValueError, match="5 servers for 60 values: slices are multiples of 16, so use at most 4"):
+        cut(60, 5)
+    assert cut(60, 4) == [(0, 16), (16, 32), (32, 48), (48, 60)]
+    with pytest.raises(nn.data.BatchTooSmall, match="2 samples cannot be cut among 3"):
+        nn.Loader(dataset("mlp"), 2, shard=(None, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--strategy ddp --servers 2", "--servers has no effect with --strategy ddp"),
+        ("--strategy dp --server-place workers", "--server-place has no effect with --strategy dp"),
+        ("--strategy ps --servers 0", "--servers must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, words, capsys):
+    from parallel.options import parse
+
+    with pytest.raises(SystemExit):
+        parse(options.split())
+    assert words in capsys.readouterr().err
+
+
+def make(comm, network, optimizer="momentum", servers=1, place="own", clip=0, **options):
+    from collectives import Communicator
+    from parallel import ParameterServer
+
+    rule = OPTIMIZERS[optimizer](CLIPS[clip])
+    communicator = Communicator(comm, **options)
+    return ParameterServer(network(), nn.CrossEntropyLoss(), rule, communicator, SEED, servers, place)
+
+
+def layouts(size):
+    """(servers, place) for so many ranks."""
+    own = sorted({1, size // 2, size - 1} - {0})
+    return [(s, "own") for s in own] + [(s, "workers") for s in sorted({1, (size + 1) // 2, size})]
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=120)
+def test_equals_one_process(comm, ranks):
+    """Three ranks take every clip with every layout in turn; the others one clip."""
+    from collectives import Communicator
+    from parallel import ParameterServer
+
+    turn = itertools.cycle(layouts(ranks) if ranks > 1 else [(1, "workers")])
+
+    def strategy(network, loss, optimizer):
+        servers, place = next(turn)
+        return ParameterServer(network, loss, optimizer, Communicator(comm), SEED, servers, place)
+
+    assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,))
+
+
+@pytest.mark.mpi(ranks=5)
+def test_the_same_bits_for_any_number_of_servers_anywhere(comm):
+    """Four workers: servers add in worker order, wherever they are."""
+    ends = {}
+    four = comm.Split(comm.rank < 4)
+    for place, servers, ranks in [("own", 1, comm), *(("workers", s, four) for s in (1, 2, 3, 4))]:
+        if place == "workers" and comm.rank == 4:
+            continue
+        many = make(ranks, mlp, "adam", servers, place)
+        train(many, "mlp")
+        many.check_replicas()
+        ends[place, servers] = many.parameters.tobytes()
+    if comm.rank < 4:
+        assert len(set(ends.values())) == 1 and len(ends) == 5
+        assert len(set(four.allgather(ends["own", 1]))) == 1
+
+
+@pytest.mark.mpi(ranks=3)
+def test_controls_differ(comm):
+    """The comparison above can fail: a server that adds nothing up, and moments that lie in the wrong place."""
+    one, _ = one_process("mlp", "momentum")
+    many = make(comm, mlp, servers=2, place="workers")
+    many.push = lambda: many.sums.__setitem__(slice(-1), many.message[slice(*many.slices[0])]) if many.serves else None
+    train(many, "mlp")
+    assert difference(comm.bcast(many.parameters), one.parameters) > 1e-6
+    many = make(comm, lambda: cnn(synchronized=False))
+    train(many, "cnn", steps=2)
+    assert difference(comm.bcast(many.parameters), one_process("cnn", "momentum", steps=2)[0].parameters) > 1e-6
+    kept = comm.allgather(many.statistics.tobytes() if many.works else None)
+    assert kept[0] == kept[1], "workers keep the same running statistics"
+    if comm.rank == 1:
+        many.parameters[3] = np.nextafter(many.parameters[3], 1)
+    if many.works:
+        from parallel import ReplicaError
+
+        with pytest.raises(ReplicaError, match=r"on ranks \[1\] differs"):
+            many.check_replicas()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_memory_evaluation_and_resuming(comm):
+    from collectives import Communicator
+    from parallel import DataParallel
+
+    one, losses = one_process("cnn", "adam")
+    many = make(comm, cnn, "adam", 1)
+    history = batches("cnn", many.shard)
+    for batch in history[:3]:
+        many.step(*batch)
+    size = many.network.layout.size
+    assert sum(slot.size for slot in many.slots.values()) == (2 * size if comm.rank == 2 else 0), "moments are servers'"
+    assert hasattr(many, "gradients") == many.works, "a rank that only serves has room for no gradients"
+    kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
+    assert kept.keys() == one.state().keys()
+    ends = []
+    for servers, place in [(1, "own"), (1, "own"), (2, "own"), (3, "workers")]:
+        trainer = many if not ends else make(comm, cnn, "adam", servers, place)
+        trainer.load_state(kept)
+        found = [trainer.step(*batch) for batch in batches("cnn", trainer.shard)[3:]]
+        assert found == pytest.approx(losses[3:], rel=1e-12)
+        ends.append(comm.bcast(trainer.parameters.tobytes()))
+    assert ends[0] == ends[1], "the same layout continues with the same bits"
+    other = DataParallel(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), Communicator(comm), SEED)
+    other.load_state(kept)
+    assert [other.step(*b) for b in batches("cnn", other.shard)[3:]] == pytest.approx(losses[3:], rel=1e-12)
+    with pytest.raises(ValueError, match="the checkpoint lacks optimizer/velocity/"):
+        make(comm, cnn, "momentum").load_state(kept)
+
+    before = many.snapshot()
+    many.step(*history[3])
+    many.restore(before)
+    loaders = [nn.Loader(dataset("cnn"), 16, shuffle=False, shard=t.shard, dtype=np.float64) for t in (one, many)]
+    a, b = nn.evaluate(one, loaders[0]), nn.evaluate(many, loaders[1])
+    assert a["accuracy"] == b["accuracy"] and abs(a["test_loss"] - b["test_loss"]) < 1e-12
+
+
+@pytest.mark.mpi(ranks=4)
+def test_nan_on_one_worker_is_told_by_all_before_any_update(comm):
+    for network, servers, place in [(mlp, 2, "own"), (cnn, 1, "own"), (mlp, 3, "workers")]:
+        many = make(comm, network, servers=servers, place=place)
+        before = many.snapshot()
+        n = 4 if many.works else 0
+        x, y = np.zeros((n, 8, 8, 1)), np.zeros(n, int)
+        if comm.rank == 1:
+            x[2] = np.nan
+        with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1"):
+            many.step(x, y, 4 * many.shard[1])
+        held = ["held"] if many.serves else []
+        for name in ["replica"] * many.works + held:
+            parameters = slice(None, -1) if network is mlp else slice(0, many.slices[0][0])
+            assert (getattr(many, name)[parameters] == before[name][parameters]).all()
+        assert all((many.slots[slot] == before[slot]).all() for slot in many.slots)
+
+
+def test_a_lost_worker_is_told_and_ends_the_run(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import time
+import numpy as np
+import nn
+from mpi4py import MPI
+from nn.layer import Sequential
+from collectives import Communicator
+from parallel import ParameterServer
+
+c = Communicator(MPI.COMM_WORLD, watch=0.6)
+network = nn.Network(Sequential(nn.Linear(4, 3)), (4,))
+trainer = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), c)
+x, y = np.ones((2 * trainer.works, 4), "f4"), np.zeros(2 * trainer.works, int)
+
+def lost():
+    time.sleep(30)
+
+for step in range(3):
+    if (step, c.rank) == (2, 1):
+        lost()
+    trainer.step(x, y, 4)
+"""
+    )
+    said: list[str] = []
+    status = launch.run([program], ranks=3, timeout=20, stdout=said.append)
+    text = "".join(said)
+    assert status == 86, text
+    assert "Run(Plan, 'push')" in text and "in lost" in text, text
+    assert re.search("missing from Run: ranks? 1", text), text
