@@ -15,7 +15,7 @@ from nn.training import Serial
 from parallel.breakdown import wrap
 
 KINDS = ("parameters", "gradients", "moments")
-WIRE = {"FullyShardedDataParallel": 3}  # Psi elements a step; 2 for the others
+WIRE = {"FullyShardedDataParallel": "3, less what need not be gathered again for backward"}  # the others 2
 
 
 def resident() -> int:
@@ -83,6 +83,6 @@ class Ledger:
         if self.traffic and self.steps:
             unit = psi * trainer.network.dtype.itemsize * max(1, ranks - 1) / ranks
             times = ", ".join(f"{found['sent'] / unit:.2f}" for found in everyone)
-            told = WIRE.get(type(trainer).__name__, 2)
+            told = WIRE.get(type(trainer).__name__, "2")
             lines.append(f"sent in a step by each rank: {times} Psi (N-1)/N elements; the formula says {told}")
         return "\n".join(lines)

@@ -28,6 +28,7 @@ from nn.network import Bad, Network
 from nn.optimizers import Optimizer
 from nn.training import Serial, check_state
 from parallel.breakdown import DEFAULT
+from parallel.node_memory import nodes_of
 from parallel.offload import shards
 from parallel.synchronous import Synchronous
 from parallel.units import Cut, Joined, Unit
@@ -74,9 +75,7 @@ class Sharded(Synchronous):
     ):
         self.cut = Cut(network, communicator.size, unit_bytes)
         self.offload = offload
-        node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
-        self.together = node.Get_size() == communicator.size  # all on one node: they can read each other's memory
-        node.Free()
+        self.together = len(set(nodes_of(communicator))) == 1  # ranks can read each other's memory
         super().__init__(network, loss, optimizer, communicator, seed)
 
     def allocate(self) -> None:
