@@ -1,6 +1,8 @@
 """Every rank's view: the breakdown of a step, clocks of several hosts, and the merged timeline."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,12 @@ from parallel.breakdown import PARTS, Breakdown, draw_breakdown, phases_of
 from parallel.options import Options
 from parallel.timeline import told_apart
 
+ROOT = Path(__file__).parents[2]
+NETLAB = ROOT / "scripts" / "netlab.py"
+sys.path.insert(0, str(NETLAB.parent))
+import netlab  # noqa: E402
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SLOW = 0.1  # seconds that a slow rank computes longer
 
 
@@ -227,3 +235,32 @@ def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path
 def test_phases_are_the_trainers_own_or_the_usual():
     one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     assert [name for name, _, _ in phases_of(one)] == ["compute", "update"]
+
+
+IN_THE_LAB = """
+import socket, time
+from mpi4py import MPI
+from collectives import Communicator
+from parallel.clocks import measure
+from parallel.node_memory import nodes_of
+
+ahead = {"h1": 7.0, "h2": 19.0}[socket.gethostname()]
+world = Communicator(MPI.COMM_WORLD)
+for shift in (0.0, ahead):  # hosts of the lab have one clock
+    offset = measure(world, nodes_of(world), lambda: time.perf_counter() + shift)
+    true = 0.0 if not shift else 7.0 - ahead
+    assert abs(offset.seconds - true) <= offset.error <= 0.02, (shift, offset)
+    assert (offset.error > 0) == (socket.gethostname() == "h2")
+print(f"{socket.gethostname()} {offset.seconds:.3f}", flush=True)
+"""
+
+
+@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python")
+def test_clocks_across_hosts(tmp_path):
+    (tmp_path / "clocks_in_the_lab.py").write_text(IN_THE_LAB)
+    lab = [sys.executable, NETLAB, "run", "--hosts", "2", "--slots", "2", "--rate", "400mbit", "--"]
+    ranks = [MPIEXEC, "-n", "4", sys.executable, "-m", "mpi4py", tmp_path / "clocks_in_the_lab.py"]
+    done = subprocess.run([*map(str, lab + ranks)], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert sorted(done.stdout.split("\n"))[1:] == ["h1 0.000", "h1 0.000", "h2 -12.000", "h2 -12.000"]
