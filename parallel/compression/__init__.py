@@ -4,6 +4,7 @@
 
 | method | file | a gradient in a message | keeps |
 |---|---|---|---|
+| none | dense.py | itself | |
 | fp16 | half.py | 16 bits | |
 | qsgd:levels | quantization.py | log2(2 levels + 1) bits | |
 | terngrad | quantization.py | 1.6 bits | |
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from parallel.compression.base import Compressor
+from parallel.compression.dense import Dense
 from parallel.compression.half import Half
 from parallel.compression.low_rank import PowerSGD
 from parallel.compression.quantization import QSGD, TernGrad
@@ -27,6 +29,7 @@ from parallel.compression.sparsification import DGC, Threshold, TopK
 __all__ = ["BY_NAME", "Compressor", "parse"]
 
 BY_NAME: dict[str, type[Compressor]] = {
+    "none": Dense,
     "fp16": Half,
     "qsgd": QSGD,
     "terngrad": TernGrad,

@@ -98,7 +98,7 @@ def test_nothing_is_lost(text, dtype):
     assert np.abs(remembered_less - all_gradients).max() > 1e-3 * scale, "a control: without it the sum is another"
 
 
-@pytest.mark.parametrize("text", ["topk:1", "threshold:0", "dgc:1,momentum=0", "dgc:1"])
+@pytest.mark.parametrize("text", ["none", "topk:1", "threshold:0", "dgc:1,momentum=0", "dgc:1"])
 def test_all_that_there_is_is_the_dense_gradient(text):
     compressor = attached(text)
     for step in range(3):
@@ -306,7 +306,7 @@ def test_powersgd_has_no_messages_of_one_rank():
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        ("zip", "no method 'zip'; there are fp16, qsgd"),
+        ("zip", "no method 'zip'; there are none, fp16, qsgd"),
         ("topk:0", "the ratio must be above 0 and at most 1, given 0.0"),
         ("topk:1.5", "given 1.5"),
         ("topk:many", "ratio must be a number, given 'many'"),

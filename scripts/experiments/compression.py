@@ -1,0 +1,177 @@
+"""Every method of --compress on one task: accuracy against bytes on the wire, on ranks of this machine.
+
+    python scripts/experiments/compression.py                          digits, a small CNN, 2 ranks: about two minutes
+    python scripts/experiments/compression.py --model mlp:64,64,10 --ranks 4 --seeds 1
+
+All methods train with the same rate, batches and momentum 0.9 (that of dgc is its own). Bytes are counted, per rank
+and step; milliseconds are those of a step, and of them those spent on compressing and sending. Writes compression.json
+and compression.png. The last line is a control: top-k whose error memory is emptied after every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from parallel import launch  # noqa: E402 - found beside this file, installed or not
+
+METHODS = (
+    "none", "fp16", "qsgd:7", "qsgd:1", "terngrad", "onebit", "signsgd", "topk:0.1", "topk:0.01", "topk:0.001",
+    "threshold:0.002", "dgc:0.01", "dgc:0.001", "powersgd:4", "powersgd:1",
+)  # fmt: skip
+CONTROL = "topk:0.01"
+FORGETS = " without memory"
+
+
+def options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cnn", help="as of scripts/train.py (default: cnn)")
+    parser.add_argument("--data", default="digits", help="as of scripts/train.py (default: digits, embedded)")
+    parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--epochs", type=int, default=10, help="(default: 10)")
+    parser.add_argument("--batch", type=int, default=32, help="samples of a step, over all ranks (default: 32)")
+    parser.add_argument("--lr", type=float, default=0.02, help="(default: 0.02)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each method, whose median is shown (default: 3)")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="as of --compress (default: all)")
+    parser.add_argument("--out", default="runs/compression", help="directory (default: runs/compression)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    chosen = options(argv)
+    if launch.inside():
+        measure(chosen)
+        return 0
+    rows: list[dict] = []
+
+    def take(line: str) -> None:
+        if not line.startswith("{"):
+            sys.stderr.write(line)
+            return
+        rows.append(json.loads(line))
+        print(text(rows[-1], rows[0]), flush=True)
+
+    print(
+        f"{'method':26} {'bytes':>9} {'of dense':>9} {'accuracy':>9} {'step ms':>8} {'of it sending':>14}", flush=True
+    )
+    status = launch.run([__file__, *(sys.argv[1:] if argv is None else argv)], chosen.ranks, timeout=900, stdout=take)
+    if status:
+        print(launch.ending(status), file=sys.stderr)
+        return status
+    out = Path(chosen.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "compression.json").write_text(json.dumps({"options": vars(chosen), "rows": rows}, indent=1) + "\n")
+    draw(rows, chosen).savefig(out / "compression.png", dpi=120)
+    print(f"{out}/compression.json and {out}/compression.png")
+    return 0
+
+
+def text(row: dict, first: dict) -> str:
+    return (
+        f"{row['method']:26} {row['bytes']:>9,.0f} {row['bytes'] / first['bytes']:>9.2%} {row['accuracy']:>9.2%} "
+        f"{row['step_ms']:>8.2f} {row['sending_ms']:>14.2f}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------- on the ranks
+
+
+def measure(chosen: argparse.Namespace) -> None:
+    """Train with every method; rank 0 prints a line of JSON for each (collective)."""
+    from mpi4py import MPI
+
+    import nn
+    from collectives import Communicator
+
+    communicator = Communicator(MPI.COMM_WORLD)
+    data = nn.data.load(chosen.data)
+    for method in [*chosen.methods, CONTROL + FORGETS]:
+        runs = [train(chosen, method, seed, communicator, data) for seed in range(chosen.seeds)]
+        if communicator.rank == 0:
+            row = sorted(runs, key=lambda run: run["accuracy"])[(len(runs) - 1) // 2]
+            spread = [min(run["accuracy"] for run in runs), max(run["accuracy"] for run in runs)]
+            fastest = {key: min(run[key] for run in runs) for key in ("step_ms", "sending_ms")}
+            print(json.dumps({"method": method, **row, **fastest, "spread": spread}), flush=True)
+
+
+def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data) -> dict:
+    """One run: bytes of a rank and step, accuracy, milliseconds, losses of the epochs."""
+    import nn
+    from parallel import CompressedDataParallel
+    from parallel.compression import parse
+
+    name = method.removesuffix(FORGETS)
+    network = nn.models.build(chosen.model, data.in_shape, data.classes)
+    optimizer = nn.SGD(chosen.lr, momentum=0.0 if name.startswith("dgc") else 0.9)
+    trainer = CompressedDataParallel(network, nn.CrossEntropyLoss(), optimizer, communicator, parse(name), seed)
+    loader = nn.Loader(data.train, chosen.batch, seed, shard=trainer.shard)
+    test = nn.Loader(data.test, 500, shuffle=False, shard=trainer.shard)
+    trainer.compressor.tell_epoch(len(loader))
+    if method.endswith(FORGETS):
+        forget(trainer)
+    seconds, combine = [0.0], trainer.combine
+
+    def timed(loss: float) -> float:
+        start = time.perf_counter()
+        loss = combine(loss)
+        seconds[0] += time.perf_counter() - start
+        return loss
+
+    trainer.combine = timed
+    training = nn.fit(trainer, loader, chosen.epochs, test=test)
+    trainer.check_replicas()
+    last = training.history[-1]
+    return {
+        "bytes": trainer.bytes_sent()["bytes_sent"],
+        "accuracy": last["accuracy"],
+        "step_ms": 1e3 * training.seconds / trainer.steps,
+        "sending_ms": 1e3 * seconds[0] / trainer.steps,
+        "losses": [record["loss"] for record in training.history],
+    }
+
+
+def forget(trainer) -> None:
+    """Empty the memories after every step."""
+    reduce = trainer.compressor.reduce
+
+    def forgetful(*given) -> None:
+        reduce(*given)
+        for memory in trainer.compressor.memory.values():
+            memory[:] = 0
+
+    trainer.compressor.reduce = forgetful
+
+
+def draw(rows: list[dict], chosen: argparse.Namespace):
+    """Accuracy against bytes of a step, and the loss against the bytes sent so far."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, row in enumerate(rows):
+        color, marker = f"C{i % 10}", "os^Dv"[i // 10 % 5]
+        spread = [[100 * (row["accuracy"] - row["spread"][0])], [100 * (row["spread"][1] - row["accuracy"])]]
+        left.errorbar(row["bytes"], 100 * row["accuracy"], spread, fmt=marker, color=color, capsize=2)
+        left.annotate(
+            row["method"], (row["bytes"], 100 * row["accuracy"]), xytext=(4, 4), textcoords="offset points", fontsize=7
+        )
+        epochs = [(i + 1) / len(row["losses"]) for i in range(len(row["losses"]))]
+        sent = [epoch * row["bytes"] for epoch in epochs]
+        right.plot(sent, row["losses"], marker=marker, markersize=3, color=color, label=row["method"])
+    left.set(xscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
+    right.set(xscale="log", yscale="log", xlabel="bytes sent, in those of all steps / steps", ylabel="training loss")
+    right.legend(frameon=False, fontsize=6, ncol=2)
+    figure.suptitle(f"{chosen.model} on {chosen.data}, {chosen.ranks} ranks, {chosen.epochs} epochs", fontsize=10)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
