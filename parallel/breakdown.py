@@ -178,7 +178,7 @@ def draw_breakdown(table: np.ndarray, ax=None):
     if ax is None:
         ax = Figure(figsize=(7, 1.1 + 0.32 * len(table)), layout="constrained").subplots()
     unit, name = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms")) if table.sum(axis=1).max() >= u), (1e-6, "us"))
-    colours = ("#4878a8", "#d8d8d8", "#d97b4f", "#6aa56a", "#b39bc8")
+    colours = ("#3f97ec", "#d6dae2", "#6aa742", "#ba6fcd", "#e8a13a")  # as in the timeline
     for row, values in enumerate(table / unit):
         starts = accumulate(values[:-1], initial=0.0)
         for part, start, value, colour in zip(PARTS, starts, values, colours, strict=True):
