@@ -61,6 +61,12 @@ class Traffic:
         self.bytes.clear()
         self.calls.clear()
 
+    def Dup(self, *arguments, **options) -> Traffic:
+        """A duplicate that counts here too."""
+        other = Traffic(self.communicator.Dup(*arguments, **options))
+        other.bytes, other.calls = self.bytes, self.calls
+        return other
+
     def __getattr__(self, name: str):
         method = getattr(self.communicator, name)
         operation = name.lower().removeprefix("i")
