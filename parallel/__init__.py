@@ -15,6 +15,7 @@ _HOME = {
     "ReplicaError": "parallel.synchronous",
     "ReproducibleDataParallel": "parallel.reproducible_data_parallel",
     "ReproducibleFullyShardedDataParallel": "parallel.reproducible_sharded",
+    "ReproducibleMasterWorker": "parallel.reproducible_master_worker",
     "ReproducibleParameterServer": "parallel.reproducible_parameter_server",
     "ReproducibleSerial": "parallel.reproducible",
     "ReproducibleZeRO1": "parallel.reproducible_sharded",

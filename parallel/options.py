@@ -16,7 +16,7 @@ from pathlib import Path
 
 # Options that only some values of another one read.
 READERS = (
-    ("reproducible", "strategy", ("ddp", "ps", "zero1", "zero2", "fsdp")),
+    ("reproducible", "strategy", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
     ("compress", "strategy", ("ddp",)),
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),

@@ -92,17 +92,14 @@ class Reproducible:
         ------
         ValueError
         """
-        raise ValueError(
-            f"a reproducible step is cut into {self.shards} virtual shards, each a micro-batch: for smaller ones, use "
-            "more shards, and no micro-batches"
-        )
+        refuse_micro_batches(self.shards)
 
     def evaluate(self, x, y):
-        """As Serial, one virtual shard at a time. Losses are rounded to 2^-24: so far below 2^29 sums are exact."""
+        """As Serial, one virtual shard at a time."""
         sums = np.zeros(3)
         for rows in self.rows(len(x)):
             loss, correct, count = super().evaluate(x[rows], y[rows])
-            sums += np.rint(loss * FIXED_POINT) / FIXED_POINT, correct, count
+            sums += fixed_point(loss), correct, count
         return sums
 
 
@@ -150,6 +147,18 @@ class ReproducibleSerial(Replicated, Serial):
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0, shards: int = 8):
         super().__init__(network, loss, optimizer, seed)
         self.start(shards)
+
+
+def fixed_point(x: float) -> float:
+    """Rounded to 2^-24: as long as sums of such numbers stay below 2^29 they are exact, in any order."""
+    return float(np.rint(x * FIXED_POINT) / FIXED_POINT)
+
+
+def refuse_micro_batches(shards: int) -> None:
+    raise ValueError(
+        f"a reproducible step is cut into {shards} virtual shards, each a micro-batch: for smaller ones, use more "
+        "shards, and no micro-batches"
+    )
 
 
 def refuse_synchronized(network: Network) -> None:

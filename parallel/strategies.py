@@ -11,6 +11,7 @@ from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
+from parallel.reproducible_master_worker import ReproducibleMasterWorker
 from parallel.reproducible_parameter_server import ReproducibleParameterServer
 from parallel.reproducible_sharded import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
 from parallel.sharded import FullyShardedDataParallel, Sharded, ZeRO1, ZeRO2
@@ -50,6 +51,8 @@ def dp(options, network, loss, optimizer, communicator) -> DataParallel:
             f"--batch {options.batch} cannot be cut among {communicator.size} ranks: use a batch of at least "
             f"{communicator.size}, or fewer ranks"
         )
+    if options.reproducible:
+        return ReproducibleMasterWorker(network, loss, optimizer, communicator, options.seed, options.reproducible)
     return DataParallel(network, loss, optimizer, communicator, options.seed)
 
 

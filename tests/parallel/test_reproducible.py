@@ -197,6 +197,18 @@ def test_nor_on_workers_and_servers(comm):
             assert comm.rank or sha == want[1], f"{model}, {optimizer}, {servers} servers on {place}"
 
 
+@pytest.mark.mpi(ranks=[1, 3, 5])
+def test_nor_on_the_masters_workers(comm):
+    from collectives import Communicator
+    from parallel import ReproducibleMasterWorker
+
+    communicator = Communicator(comm)
+    for model, optimizer in SOME:
+        arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
+        losses, sha = fingerprint(ReproducibleMasterWorker(*arguments, SHARDS), model)
+        assert (losses, sha if comm.rank == 0 else "") == expected(comm, model, optimizer), f"{model}, {optimizer}"
+
+
 @pytest.mark.mpi(ranks=2)
 def test_control_without_it_bits_differ_but_little(comm):
     from collectives import Communicator
