@@ -4,26 +4,29 @@ The column matrix of a whole batch is Kh Kw times as large as the batch. It is n
 the cache is filled and multiplied at once, which is also faster than one product over a ready-made matrix. Backward
 keeps x, not its columns, and fills the pieces again.
 
-Images with few channels are lowered along their rows only, a Kw times smaller copy: the patch of output column j is
-then contiguous from column j s on, so there is a product for each output column, on overlapping views.
+Matrices of few columns multiply slowly, and short runs copy slowly. So where channels are few, neighbouring output
+columns are computed together, from the patch that covers them all, with a weight that has the kernel once for each of
+them, shifted, and zeros elsewhere: a banded matrix.
 
-Sources: Chellapilla, Puri, Simard 2006 (im2col); Cho and Brand 2017 (MEC, lowering along one axis).
+Source: Chellapilla, Puri, Simard 2006 (im2col).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 PIECE = 1 << 21  # bytes of columns at a time, about
-FEW = 16  # channels up to which one axis is lowered
+RUN = 8  # values that a copy should find side by side, at least
+OUTPUTS = 32  # columns that a product should have, at least
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
-    columns_of, matrices = _lowered(weight, geometry, run)
-    for images, rows, columns in columns_of(x, weight.shape, geometry, run):
+    whole, matrices = _lowered(weight, geometry, run)
+    for images, rows, columns in _columns(x, whole, run):
         piece = y[images, rows]
         np.matmul(columns, matrices, out=_split(piece, columns))
         if bias is not None:
@@ -43,10 +46,10 @@ def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
 
 def _weight_gradient(x, gy, weight, g_weight, geometry, run) -> None:
     """Add to g_weight: columns of x times gy."""
-    columns_of, matrices = _lowered(weight, geometry, run)
+    whole, matrices = _lowered(weight, geometry, run)
     total = run.scratch("weight gradient", matrices.shape, gy.dtype)
     total[...] = 0
-    for images, rows, columns in columns_of(x, weight.shape, geometry, run):
+    for images, rows, columns in _columns(x, whole, run):
         _add_products(total, columns, gy[images, rows], run)
     run.add(g_weight, _raised(total, weight.shape, geometry))
 
@@ -59,10 +62,10 @@ def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
     """
     flipped = run.scratch("flipped", (*weight.shape[:2], weight.shape[3] // adjoint.groups, x.shape[3]), weight.dtype)
     flip(weight, flipped, adjoint.groups)
-    columns_of, matrices = _lowered(flipped, adjoint, run)
+    whole, matrices = _lowered(flipped, adjoint, run)
     total = run.scratch("weight gradient", matrices.shape, gy.dtype)
     total[...] = 0
-    for images, rows, columns in columns_of(gy, flipped.shape, adjoint, run):
+    for images, rows, columns in _columns(gy, whole, run):
         np.matmul(columns, matrices, out=_split(gx[images, rows], columns))
         _add_products(total, columns, x[images, rows], run)
     gradient = run.scratch("gradient", weight.shape, gy.dtype)
@@ -71,10 +74,9 @@ def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
 
 
 def _add_products(total, columns, piece, run) -> None:
-    """total += columns^T piece, for each group, or summed over output columns."""
-    product = run.scratch("product", (len(columns), *total.shape[1:]), total.dtype)
-    np.matmul(columns.transpose(0, 2, 1), _split(piece, columns), out=product)
-    total += product if len(total) == len(product) else product.sum(axis=0)
+    """total += columns^T piece, for each group."""
+    product = run.scratch("product", total.shape, total.dtype)
+    total += np.matmul(columns.transpose(0, 2, 1), _split(piece, columns), out=product)
 
 
 def flip(weight, out, groups) -> None:
@@ -84,27 +86,36 @@ def flip(weight, out, groups) -> None:
     out.reshape(turned.shape)[...] = turned
 
 
-def _few_channels(weight_shape, geometry) -> bool:
-    _, kw, c, _ = weight_shape
-    return c <= FEW and kw > 1 and geometry.groups == 1 and geometry.dilation[1] == 1
+def _together(weight_shape, geometry) -> int:
+    """How many output columns are computed at once: 1, 2 or 4."""
+    _, kw, c, o = weight_shape
+    count = 1
+    if geometry.groups == 1 and geometry.stride[1] == geometry.dilation[1] == 1 < kw:
+        while count < 4 and ((kw + count - 1) * c < RUN or count * o < OUTPUTS) and geometry.out[1] % (2 * count) == 0:
+            count *= 2
+    return count
 
 
 def _lowered(weight, geometry, run):
-    """The generator of columns, and the weight as the matrices that multiply them."""
-    if not _few_channels(weight.shape, geometry):
-        return _columns, _by_group(weight, geometry.groups)
-    kh, kw, c, o = weight.shape
-    turned = run.scratch("turned", (kw, kh, c, o), weight.dtype)
-    turned[...] = weight.transpose(1, 0, 2, 3)
-    return _half_columns, turned.reshape(1, kw * kh * c, o)
+    """(geometry, matrices): where the patches of columns computed together are, and what multiplies them."""
+    count, (kh, kw, c, o) = _together(weight.shape, geometry), weight.shape
+    if count == 1:
+        return geometry, _by_group(weight, geometry.groups)
+    banded = run.scratch("banded", (kh, kw + count - 1, c, count, o), weight.dtype)
+    banded[...] = 0
+    for i in range(count):
+        banded[:, i : i + kw, :, i] = weight
+    geometry = replace(geometry, kernel=(kh, kw + count - 1), stride=(geometry.stride[0], count))
+    return geometry, banded.reshape(1, -1, count * o)
 
 
 def _raised(matrices, shape, geometry):
-    """What _lowered has made of an array of that shape, turned back."""
-    if not _few_channels(shape, geometry):
+    """The gradient of a weight of that shape from that of the matrices that _lowered has made of it."""
+    count, (kh, kw, c, o) = _together(shape, geometry), shape
+    if count == 1:
         return matrices.transpose(1, 0, 2).reshape(shape)
-    kh, kw, c, o = shape
-    return matrices.reshape(kw, kh, c, o).transpose(1, 0, 2, 3)
+    banded = matrices.reshape(kh, kw + count - 1, c, count, o)
+    return sum(banded[:, i : i + kw, :, i] for i in range(count))
 
 
 def _by_group(weight, groups):
@@ -114,18 +125,17 @@ def _by_group(weight, groups):
 
 
 def _split(piece, columns):
-    """Outputs (n, rows, ow, o) as the matrices that belong to `columns`: by group, or by output column."""
+    """Outputs (n, rows, ow, o) as the matrices that belong to `columns`, one for each group."""
     return piece.reshape(columns.shape[1], len(columns), -1).transpose(1, 0, 2)
 
 
-def _columns(x, weight_shape, geometry, run):
+def _columns(x, geometry, run):
     """Yield (images, rows, columns): slices of the batch and of the output rows, and their patches.
 
     Columns are (groups, positions, kh kw c).
     """
-    kh, kw, c, _ = weight_shape
-    (sh, sw), (dh, dw), groups = geometry.stride, geometry.dilation, geometry.groups
-    oh, ow = geometry.out
+    (kh, kw), (sh, sw), (dh, dw), groups = geometry.kernel, geometry.stride, geometry.dilation, geometry.groups
+    (oh, ow), c = geometry.out, x.shape[3] // groups
     if (kh, kw, sh, sw) == (1, 1, 1, 1) and (oh, ow) == geometry.size:
         yield slice(None), slice(None), x.reshape(len(x) * oh * ow, groups, c).transpose(1, 0, 2)
         return
@@ -140,35 +150,6 @@ def _columns(x, weight_shape, geometry, run):
             columns = run.scratch("columns", source.shape, x.dtype)
             np.copyto(columns, source)
             yield slice(a, a + images), slice(r, r + rows), columns.reshape(groups, -1, kh * kw * c)
-
-
-def _half_columns(x, weight_shape, geometry, run):
-    """As _columns, lowered along rows only: columns are (output columns, images and rows, kw kh c), a view."""
-    kh, kw, c, _ = weight_shape
-    (sh, sw), dh = geometry.stride, geometry.dilation[0]
-    (top, _), (left, _) = geometry.padding
-    (oh, ow), (h, w), width = geometry.out, geometry.size, geometry.padded[1]
-    images, rows = _piece(len(x), oh, width * kh * c * x.itemsize)
-    for a in range(0, len(x), images):
-        part = x[a : a + images]
-        for r in range(0, oh, rows):
-            count = min(rows, oh - r)
-            lowered = run.scratch("columns", (len(part), count, width, kh, c), x.dtype)
-            lowered[:, :, :left] = 0
-            lowered[:, :, left + w :] = 0
-            for u in range(kh):
-                shift = u * dh - top  # output row i sees the image's row i sh + shift, where there is one
-                first = min(max(-(shift // sh) - r, 0), count)
-                last = min(max(-((shift - h) // sh) - r, first), count)
-                lowered[:, :first, :, u] = 0
-                lowered[:, last:, :, u] = 0
-                source = slice((r + first) * sh + shift, (r + last - 1) * sh + shift + 1, sh)
-                if first < last:
-                    lowered[:, first:last, left : left + w, u] = part[:, source]
-            _, row, column, _, item = lowered.strides
-            shape = ow, len(part) * count, kw * kh * c
-            columns = strided(lowered, shape, (sw * column, row, item))
-            yield slice(a, a + images), slice(r, r + rows), columns
 
 
 def _scatter(gy, weight, gx, geometry, run) -> None:

@@ -78,14 +78,27 @@ def lowered_cases(draw):
 
 
 @settings(max_examples=120, deadline=None)
-@given(lowered_cases(), st.sampled_from([60, 700, 1 << 20]), st.sampled_from([0, 16]), st.integers(0, 99))
-def test_lowering_is_the_definition(case, piece, few, seed):
-    """Whatever the geometry, the size of the pieces, and which of the two lowerings."""
+@given(lowered_cases(), st.sampled_from([60, 700, 1 << 20]), st.sampled_from([0, 4, 99]), st.integers(0, 99))
+def test_lowering_is_the_definition(case, piece, wide, seed):
+    """Whatever the geometry, the size of the pieces, and how many output columns are computed together."""
     layer, shape = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "PIECE", piece)
-        patch.setattr(lowering, "FEW", few)
+        patch.setattr(lowering, "OUTPUTS", wide)
         compare_with_definition(layer, sample(shape, seed), seed)
+
+
+def test_output_columns_together():
+    """As many as fill a product, if they divide the output; 1 x 1 kernels and strided ones always one."""
+    together = lambda size, *arguments: lowering._together(
+        (layer := Conv2d(*arguments)).specs((*size, arguments[0]))[0]["W"].shape, layer.geometry(size)
+    )
+    assert together((32, 32), 3, 16, 3, 1, 1) == 2
+    assert together((28, 28), 1, 20, 5) == 4
+    assert together((30, 30), 1, 20, 5) == 2
+    assert together((32, 31), 3, 16, 3, 1, 1) == 1
+    assert together((32, 32), 3, 64, 3, 1, 1) == 1
+    assert together((32, 32), 3, 16, 3, 2, 1) == together((32, 32), 3, 16, 1) == 1
 
 
 @settings(max_examples=80, deadline=None)
