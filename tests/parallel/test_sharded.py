@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import tracemalloc
 from itertools import pairwise, product
 from pathlib import Path
@@ -19,6 +20,9 @@ import nn
 from nn.layer import Sequential
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import netlab  # noqa: E402
+
 STAGES = ["ZeRO1", "ZeRO2", "FullyShardedDataParallel"]
 FSDP = STAGES[2]
 
@@ -393,3 +397,58 @@ def test_from_the_command_line_to_another_strategy_and_rank_count(tmp_path):
     more = run("--resume", out, "--ranks", 2, "--strategy", "zero1", "--epochs", 3)
     assert more.returncode == 0, more.stderr
     assert "continuing" in more.stdout and json.loads((out / "result.json").read_text())["epochs"] == 3
+
+
+ACROSS_HOSTS = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    from mpi4py import MPI
+    import nn, parallel
+    from collectives import Communicator
+    from parallel.traffic import Traffic
+    sys.path.insert(0, sys.argv[1])
+    from equality import SEED, assert_equals_one_process
+
+    comm = MPI.COMM_WORLD
+    for kind in (parallel.ZeRO2, parallel.FullyShardedDataParallel):
+        make = lambda network, loss, optimizer: kind(network, loss, optimizer, Communicator(comm), SEED, 1)
+        assert_equals_one_process(make, ("mlp", "transformer"), ("lamb",), (1,))
+
+    def sent():  # bytes that left this host
+        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+        return sum(int(line.split(":")[1].split()[8]) for line in lines if not line.split(":")[0].strip() == "lo")
+
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(6)]
+    network = nn.Network(nn.layer.Sequential(*layers), (512,))
+    traffic = Traffic(Communicator(comm))
+    many = parallel.FullyShardedDataParallel(network, nn.CrossEntropyLoss(), nn.Adam(1e-3), traffic, SEED)
+    batch = np.ones((2, 512), np.float32), np.zeros(2, int), 6
+    many.step(*batch)
+    comm.Barrier()
+    traffic.reset()
+    before = sent()
+    for _ in range(3):
+        many.step(*batch)
+    comm.Barrier()
+    told = comm.gather((sent() - before) / traffic.total)
+    units = comm.gather(traffic.total * 3 / 2 / 3 / (4 * network.layout.count))
+    if comm.rank == 0:
+        print("ratios", *told, "psi", *units)
+"""
+
+
+@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+def test_across_hosts_what_is_counted_is_what_network_cards_count(tmp_path):
+    """Three hosts: equal to one process; counted 3 Psi less two units of six, as sent but for 2 to 8% of headers."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(ACROSS_HOSTS))
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    ranks = [mpiexec, "-n", 3, "--map-by", "node", sys.executable, "-m", "mpi4py", program, Path(__file__).parent]
+    command = [sys.executable, netlab.__file__, "run", "--hosts", 3, "--slots", 1, "--", *ranks]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    ratios, psi = [float(word) for word in words[1:4]], [float(word) for word in words[5:8]]
+    assert all(1 < ratio < 1.1 for ratio in ratios), ratios
+    assert psi == pytest.approx([3 - 2 / 6] * 3, rel=1e-3)
