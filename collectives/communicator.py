@@ -61,6 +61,7 @@ class Communicator(MPI.Intracomm):
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
     _watchdog = _calls = None
+    _observed = 0, True, False  # watch, abort, debug
     _native_below = -1  # bytes up to which an allreduce of NumPy arrays is the library's
 
     def __new__(cls, comm=None, **_):
@@ -88,6 +89,7 @@ class Communicator(MPI.Intracomm):
         """Note every call, for the watchdog and the check that ranks agree (watchdog.py)."""
         from collectives.watchdog import Agreement, Calls, Watchdog, watched
 
+        self._observed = limit, abort, debug
         native = MPI.Intracomm(self)
         self._calls = Calls(Agreement(native.Dup()) if debug else None)
         if limit:
@@ -123,8 +125,9 @@ class Communicator(MPI.Intracomm):
         if comm == MPI.COMM_NULL or self._planner is None:
             return comm
         progress = self._queue.progress if progress is None else progress
+        observed = dict(zip(("watch", "abort", "debug"), self._observed, strict=True))
         given = self._planner.selection.given
-        return Communicator(comm, progress=progress, synchronous=self._planner.synchronous, **given)
+        return Communicator(comm, progress=progress, synchronous=self._planner.synchronous, **observed, **given)
 
     def release(self):
         """Free the plans and the private duplicate (collective).
@@ -139,7 +142,7 @@ class Communicator(MPI.Intracomm):
                     self._watchdog.stop()
                     self._watchdog.comm.Free()
                 if self._calls.agreement is not None:
-                    self._calls.agreement.comm.Free()
+                    self._calls.agreement.free()
                 self._calls = self._watchdog = None
             self._cache.free()
             self._later_plans.free()
@@ -214,6 +217,8 @@ class Communicator(MPI.Intracomm):
             if key is not None:
                 self._later_plans.put(key, plan)
         if plan is NATIVE:
+            if self._queue.agreed is not None:
+                self._queue.agreed(True)
             return None
         return self._queue.start(plan, buffers, plan.free if key is None else NATIVE.free)
 

@@ -18,33 +18,52 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 INTERVAL = 0.2e-3  # seconds between two looks of the progress thread
 
 
 class Request:
-    """A collective in flight. It keeps the caller's buffers alive until it is done."""
+    """A collective in flight. It keeps the caller's buffers alive until it is done.
 
-    def __init__(self, queue, plan, buffers, release):
+    agreed : function (whether to wait) -> whether all ranks have said that they call it alike; None if none is to
+    waiting : a context in which the watchdog sees who waits for it; None without one
+    """
+
+    def __init__(self, queue, plan, buffers, release, agreed):
         self.queue, self.plan, self.buffers, self.release = queue, plan, buffers, release
         self.at = 0  # the next of the plan's calls
         self.done = False
+        self.agreed, self.error, self.waiting = agreed, None, None
 
     def Test(self) -> bool:
         """Advance what is in flight; say whether this collective is done."""
         if not self.done:
             self.queue.poke()
+        if self.error:
+            raise self.error
         return self.done
 
     def Wait(self) -> bool:
         """Return when this collective is done, and those that were started before it."""
-        self.queue.finish(self)
+        with self.waiting or nullcontext():
+            self.queue.finish(self)
+        if self.error:
+            raise self.error
         return True
 
     test, wait = Test, Wait
 
     def advance(self, blocking: bool) -> bool:
         """Make the calls that need not wait, or all; true at the end."""
+        if self.agreed is not None:
+            try:
+                if not self.agreed(blocking):
+                    return False
+            except ValueError as error:  # for Test and Wait: this may be another thread, or the Wait of another request
+                self.error = error
+                return True
+            self.agreed = None
         calls, waits = self.plan.calls, self.plan.waits
         while self.at < len(calls):
             request = waits.get(self.at)
@@ -83,10 +102,12 @@ class Queue:
         self.filled = threading.Event()
         self.closed = False
         self.thread = None
+        self.agreed = None  # of the next collective, in debug mode (watchdog.py)
 
     def start(self, plan, buffers, release=lambda: None) -> Request:
         """Begin a collective, behind those that are in flight. `release` is called when it is done."""
-        request = Request(self, plan, buffers, release)
+        request = Request(self, plan, buffers, release, self.agreed)
+        self.agreed = None
         with self.lock:
             plan.busy += 1
             self.waiting.append(request)

@@ -14,7 +14,8 @@ ranks, over a communicator of its own. While nothing is wrong a call costs a fra
 MPI.THREAD_MULTIPLE, which mpi4py asks for by default.
 
 With debug=True, or RINGPROP_DEBUG=1, all ranks tell each other what they are about to call before each collective, and
-refuse it together where that does not fit. It costs an allgather of short texts a call.
+refuse it together where that does not fit: a nonblocking one when it is tested or waited for, as ranks may start it at
+different times. It costs an allgather of short texts a call.
 """
 
 import atexit
@@ -23,21 +24,26 @@ import sys
 import threading
 import time
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.messages import is_in_place, name_of, outgoing
+from collectives.nonblocking import Request
 from collectives.simulator import find_cycle
 
 LOOK = 0.1  # seconds between two looks at the main thread
 ANSWER = 2.0  # seconds that others get to answer
 STATUS = 86  # with which a hanging program is aborted
 QUESTION, REPLY = 1, 2  # tags
+TEXT = 1024  # bytes in which a rank says what it calls
 
 # fmt: off
 COLLECTIVE = (
     "Barrier", "Bcast", "Scatter", "Scatterv", "Gather", "Gatherv", "Allgather", "Allgatherv", "Alltoall",
     "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",
+    "Ibcast", "Iallreduce", "Iallgather", "Ireduce_scatter", "Ireduce_scatter_block",
     "Run", "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
 )
 # fmt: on
@@ -81,7 +87,7 @@ def where(frame) -> str:
 class Calls:
     """What the main thread is in: written by it, read by the watchdog's thread.
 
-    now : (name, arguments, when it began) of the outermost call to MPI, or None
+    now : (name, arguments, when it began, collectives begun by then) of the outermost call to MPI, or None
     collectives : how many have begun
     """
 
@@ -99,12 +105,15 @@ def watched(base: type) -> type:
             calls = self._calls
             if calls.now is not None:  # a call within a call
                 return method(self, *args, **kwargs)
-            calls.now = name, (args, kwargs), time.monotonic()
             calls.collectives += collective
+            calls.now = name, (args, kwargs), time.monotonic(), calls.collectives
             try:
                 if collective and calls.agreement:
                     calls.agreement.check(name, method, self, args, kwargs, sys._getframe(1))
-                return method(self, *args, **kwargs)
+                result = method(self, *args, **kwargs)
+                if type(result) is Request:
+                    result.waiting = Waiting(calls)
+                return result
             finally:
                 calls.now = None
 
@@ -112,6 +121,22 @@ def watched(base: type) -> type:
         return call
 
     return type(base.__name__, (base,), {name: through(name) for name in (*COLLECTIVE, *PEER)})
+
+
+class Waiting:
+    """The context of a Wait for the nonblocking collective that `calls` is in."""
+
+    def __init__(self, calls):
+        self.calls, (self.name, self.arguments, _, self.number) = calls, calls.now
+
+    def __enter__(self):
+        self.outermost = self.calls.now is None
+        if self.outermost:
+            self.calls.now = self.name, self.arguments, time.monotonic(), self.number
+
+    def __exit__(self, *_):
+        if self.outermost:
+            self.calls.now = None
 
 
 class Watchdog(threading.Thread):
@@ -199,8 +224,8 @@ class Watchdog(threading.Thread):
         state = {"collectives": self.calls.collectives, "call": "", "at": where(frame) if frame else "its end"}
         if now is None:
             return state
-        name, (args, kwargs), began = now
-        while frame is not None and frame.f_code is not watched.code:
+        name, (args, kwargs), began, state["collectives"] = now
+        while frame is not None and frame.f_code not in (watched.code, Request.Wait.__code__):
             frame = frame.f_back
         said = [describe(a) for a in args] + [f"{key}={describe(a)}" for key, a in kwargs.items()]
         state |= {"name": name, "call": f"{name}({', '.join(said)})", "seconds": time.monotonic() - began}
@@ -256,9 +281,10 @@ class Agreement:
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm = comm
+        self.told = []  # exchanges in flight: what MPI reads and writes must live
 
     def check(self, name, method, communicator, args, kwargs, frame):
-        """Compare what all ranks are about to call.
+        """Compare what all ranks are about to call: now, or where it is nonblocking, before it begins.
 
         Raises
         ------
@@ -269,32 +295,61 @@ class Agreement:
             must_agree = facts(name, method, communicator, args, kwargs)
         except (ValueError, TypeError, BufferError) as error:
             must_agree = f"{name} with a mistake: {error}"
-        told = self.comm.allgather((must_agree, where(frame)))
-        for rank, (other, at) in enumerate(told):
-            if other != told[0][0]:
-                first, first_at = told[0]
-                raise ValueError(
-                    f"the ranks do not agree: rank 0 calls {first} at {first_at}; rank {rank} calls {other} at {at}"
-                )
+        if name.startswith("I"):
+            communicator._queue.agreed = self.exchange(must_agree, where(frame))
+        else:
+            communicator._queue.finish()  # others may wait for what is in flight before they come here
+            self.exchange(must_agree, where(frame))(True)
+
+    def exchange(self, must_agree: str, at: str):
+        """Tell all ranks; a function (whether to wait) -> whether all have told, ValueError where they differ."""
+        if len(must_agree) > TEXT // 2:
+            must_agree = f"{must_agree[: TEXT // 3]} ... {crc32(must_agree.encode()):08x}"
+        lines = [text.replace("\n", " ").encode("ascii", "replace")[: TEXT // 2 - 1] for text in (must_agree, at)]
+        own = np.frombuffer(b"\n".join(lines).ljust(TEXT), np.uint8)
+        told = np.empty((self.comm.Get_size(), TEXT), np.uint8)
+        request = self.comm.Iallgather(own, told)
+        self.told = [(r, *buffers) for r, *buffers in self.told if not r.Test()] + [(request, own, told)]
+
+        def agreed(wait: bool) -> bool:
+            if not (request.Wait() if wait else request.Test()):
+                return False
+            calls = [row.tobytes().decode().rstrip().split("\n") for row in told]
+            first, first_at = calls[0]
+            for rank, (other, there) in enumerate(calls):
+                if other != first:
+                    raise ValueError(
+                        f"the ranks do not agree: rank 0 calls {first} at {first_at}; "
+                        f"rank {rank} calls {other} at {there}"
+                    )
+            return True
+
+        return agreed
+
+    def free(self):
+        """Free the communicator (collective)."""
+        MPI.Request.Waitall([request for request, *_ in self.told])
+        self.comm.Free()
 
 
 def facts(name, method, communicator, args, kwargs) -> str:
     """What all ranks must say alike of a call: operation, elements, datatype, op and root."""
     if name[0].islower() or name == "Alltoallw":
         return name
+    blocking = name.removeprefix("I").capitalize()
     given = inspect.signature(method).bind(communicator, *args, **kwargs)
     given.apply_defaults()
     values = given.arguments
     said = []
     size, rank = communicator.Get_size(), communicator.Get_rank()
-    if not name.endswith("v"):
+    if not blocking.endswith("v"):
         send, recv = values.get("sendbuf", values.get("buf")), values.get("recvbuf")
-        own, parts = send, size if name in ("Alltoall", "Reduce_scatter_block") else 1
-        if name == "Scatter":
+        own, parts = send, size if blocking in ("Alltoall", "Reduce_scatter_block") else 1
+        if blocking == "Scatter":
             own = recv if not is_in_place(recv) else send
             parts = size if own is send and rank == values["root"] else 1
         elif is_in_place(send):
-            own, parts = recv, size if name in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
+            own, parts = recv, size if blocking in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
         if own is not None:
             message = outgoing(own, parts)
             alike = message.plain

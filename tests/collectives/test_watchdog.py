@@ -32,6 +32,13 @@ def mixed():
     c.Bcast(x, root=1)
     c.Barrier()
 
+def nonblocking():
+    first, second = c.Iallreduce(None, y), None
+    if c.rank != 1:
+        second = c.Iallreduce(x, y)
+        second.Wait()
+    compute()
+
 WHAT()
 """
 
@@ -42,6 +49,12 @@ CASES = {
         "rank 1: not in a call, after collective 1",
         "in compute",
         "missing from Allreduce: rank 1",
+    ],
+    "nonblocking": [
+        "rank 0: Iallreduce((1000,) float32, (1000,) float32), collective 3",
+        "in nonblocking",
+        "rank 1: not in a call, after collective 2",
+        "missing from Iallreduce: rank 1",
     ],
     "mixed": ["rank 2: Recv((1000,) float32, source=0, tag=5)", "cycle: 0 -> 2 -> 0"],
 }
@@ -66,16 +79,18 @@ def test_going_on_after_a_report(comm, ranks, capfd):
 
     from collectives import Communicator
 
-    communicator = Communicator(comm, watch=0.3, abort=False)
+    first = Communicator(comm, watch=0.3, abort=False)
+    communicator = first.Split()  # with the same settings
     if communicator.rank:
         time.sleep(1.2)
     x = np.ones(3)
     communicator.Allreduce(None, x)
     assert (x == 2).all()
-    communicator.release()
     said = capfd.readouterr().err
     assert ("missing from Allreduce: rank 1" in said) == (comm.rank == 0)
-    communicator.Allreduce(None, x)
+    communicator.Free()
+    first.release()
+    first.Allreduce(None, x)
 
 
 @pytest.mark.mpi(ranks=[3])
@@ -111,3 +126,47 @@ def test_ranks_that_do_not_agree_are_refused_with_both_sides(comm, ranks):
     communicator.Gatherv(np.ones(communicator.rank), [np.empty(3), [0, 1, 2]] if root else None)
     assert communicator.allreduce(1) == 3
     communicator.release()
+
+
+@pytest.mark.mpi(ranks=[3])
+@pytest.mark.parametrize("progress", [False, True], ids=["poked", "thread"])
+def test_nonblocking_ones_that_do_not_agree_are_refused_before_data_moves(comm, ranks, progress):
+    """And right programs run as ever, also where a rank starts a collective only after another has waited for it."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator = Communicator(comm, progress=progress, debug=True).Dup()
+    odd = communicator.rank == 1
+    x, y, whole = np.ones(6, "f4"), np.zeros(6, "f4"), np.zeros(18, "f4")
+    for start, said in (
+        (
+            lambda: communicator.Iallreduce(x, y, MPI.MAX if odd else MPI.SUM),
+            "6 of MPI_FLOAT, SUM.*6 of MPI_FLOAT, MAX",
+        ),
+        (lambda: communicator.Iallreduce(x[:5], y[:5]) if odd else communicator.Iallreduce(x, y), r"Iallreduce\(5 of"),
+        (lambda: communicator.Ibcast(y, root=odd), "Ibcast.*root 0.*rank 1 calls Ibcast.*root 1"),
+        (lambda: communicator.Iallgather(x, whole) if odd else communicator.Ibcast(y), "Iallgather"),
+        (lambda: communicator.Ireduce_scatter(x, y, [3, 1 + odd, 2 - odd]), r"counts \[3, 1, 2\].*counts \[3, 2, 1\]"),
+    ):
+        request, after = start(), communicator.Iallreduce(x, whole[:6])
+        after.Wait()  # what comes behind is done
+        assert (whole[:6] == 3).all()
+        with pytest.raises(ValueError, match=f"(?s)the ranks do not agree: rank 0 calls.*{said}"):
+            request.Wait()
+        assert not y.any()
+    before = communicator.Iallreduce(x, y)
+    with pytest.raises(ValueError, match=r"Iallreduce.*rank 1 calls Allreduce"):
+        communicator.Allreduce(None, x) if odd else communicator.Iallreduce(None, x).Wait()
+    before.Wait()
+    assert (y == 3).all()
+    if odd:
+        communicator.recv(source=0)
+    request = communicator.Iallreduce(None, x)
+    if communicator.rank == 0:
+        communicator.send("I have begun", 1)
+    communicator.Ibcast(y, root=2).Wait()
+    assert request.Test() and (x == 3).all()
+    with pytest.raises(ValueError, match=r"SUM.*MAX"):
+        communicator.Iallreduce(x, y, MPI.MAX if odd else MPI.SUM, algorithm="native")
+    communicator.Free()
