@@ -26,6 +26,7 @@ from nn.network import Network
 from nn.optimizers import Optimizer
 from nn.training import Serial
 from parallel.tree_sum import TreeSum
+from parallel.uneven import Total
 
 FIXED_POINT = 2.0**24  # of the sums over test data
 
@@ -74,6 +75,8 @@ class Reproducible:
             yield slice(0, 0)
 
     def compute_gradients(self, x, y, total):
+        if isinstance(total, Total):
+            raise ValueError("reproducible training cuts one data set by a Loader; `join` gives every rank its own")
         self.before[:] = self.statistics
         for leaf, rows in enumerate(self.rows(len(x)), self.mine[0]):
             self.leaf = leaf  # `first_sample` asks for it
