@@ -21,6 +21,7 @@ from nn.layer import Initializer, Layer, ShapeError, Spec
 
 BLOCK = 1 << 17  # elements worked on at a time
 WIDTH = 512  # elements of an inner loop, about
+MOSTLY = 0.9  # part of the squares that may be the mean's: then a digit of the variance is lost
 
 
 class BatchNorm(Layer):
@@ -127,18 +128,17 @@ class BatchNorm(Layer):
     def _moments(self, rows, n, run):
         """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
 
-        Values are centred by the mean of the first few rows, so that little is lost where the mean is large.
+        Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
         """
-        few = rows[:16].reshape(-1, self.features)
-        center = _repeat("center", few.sum(axis=0) / max(len(few), 1), rows, run)
-        partial = _partial_sums(rows, run)
-        for i, block in enumerate(_blocks(rows)):
-            part = np.subtract(rows[block], center, out=run.scratch("block", rows[block].shape, rows.dtype))
-            _add_up(part, part, partial[:, i], run)
-        sums, squares = _collect(partial, self.features)
-        if n:
-            squares = np.maximum(squares - sums * sums / n, 0)  # now about the mean
-            sums += n * center[: self.features].astype(np.float64)
+        sums, squares = self._sums(rows, None, run)
+        if (sums * sums > MOSTLY * n * squares).any():
+            center = (sums / n).astype(rows.dtype)
+            sums, squares = self._sums(rows, _repeat("center", center, rows, run), run)
+            squares -= sums * sums / n
+            sums += n * center.astype(np.float64)
+        elif n:
+            squares -= sums * sums / n
+        np.maximum(squares, 0, out=squares)  # now about the mean
         count = float(n)
         if self.synchronized and run.common.all_sum:
             own = sums / max(n, 1)
@@ -153,6 +153,16 @@ class BatchNorm(Layer):
                 "at least two: use a larger batch, or evaluation mode"
             )
         return count, sums / count, squares / count
+
+    def _sums(self, rows, center, run):
+        """Of every channel, the sums of x and of its squares, or of x - center."""
+        partial = _partial_sums(rows, run)
+        for i, block in enumerate(_blocks(rows)):
+            part = rows[block]
+            if center is not None:
+                part = np.subtract(part, center, out=run.scratch("block", part.shape, rows.dtype))
+            _add_up(part, part, partial[:, i], run)
+        return _collect(partial, self.features)
 
     def _remember(self, count, mean, var, state):
         keep = 1 - self.momentum

@@ -160,12 +160,24 @@ def test_blocks_change_nothing(monkeypatch):
     np.testing.assert_allclose(blocks.gx, whole.gx, rtol=1e-11, atol=1e-12)
 
 
-def test_large_mean_in_float32():
-    """Variance by E[x^2] - E[x]^2 would lose everything here."""
+def test_large_mean_in_float32(monkeypatch):
+    """Variance by E[x^2] - E[x]^2 would lose everything here, and does so where that is accepted."""
     x = sample((64, 8, 8, 4), scale=1.0, shift=3000.0)
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
     np.testing.assert_allclose(single.y, double.y, atol=2e-3)
     np.testing.assert_allclose(single.run.state.var, double.run.state.var, rtol=1e-5)
+    monkeypatch.setattr(batch_normalization, "MOSTLY", np.inf)
+    careless = one_pass(BatchNorm2d(4), x.astype(np.float32))
+    assert np.abs(careless.run.state.var / double.run.state.var - 1).max() > 1e-4
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.9, 3.1, 30.0])
+def test_variance_in_float32(shift):
+    """As good on both sides of where sums are taken about the mean: a mean of three standard deviations."""
+    x = sample((64, 8, 8, 4), scale=1.0, shift=shift)
+    single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
+    np.testing.assert_allclose(single.run.state.var, double.run.state.var, rtol=2e-6)
+    np.testing.assert_allclose(single.gx, double.gx, atol=1e-5 * (1 + shift))
 
 
 class Ranks:
