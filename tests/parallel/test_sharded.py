@@ -47,8 +47,8 @@ def sharded(comm, stage, model="mlp", optimizer="adam", clip=0, **options):
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=60)
 def test_equals_one_process(comm):
-    """Every optimizer on every model, with each clip on one of the stages; with 4 and 5 ranks those that need norms."""
-    optimizers = ["adam", "lamb"] if comm.size > 3 else list(OPTIMIZERS)
+    """Every optimizer on every model, with each clip on one of the stages; with 4 and 5 ranks one of each kind."""
+    optimizers = ["momentum", "adam", "lars", "lamb"] if comm.size > 3 else list(OPTIMIZERS)
     for shift, stage in enumerate(STAGES):
         for i, (model, optimizer) in enumerate(product(MODELS, optimizers)):
             assert_equals_one_process(maker(comm, stage), (model,), (optimizer,), ((i + shift) % 3,))
