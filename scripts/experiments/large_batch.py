@@ -49,7 +49,7 @@ def cases(base: Options) -> dict[str, Options]:
         "constant warm-up": dataclasses.replace(base, schedule=f"{schedule},warmup=0"),
         "no warm-up": dataclasses.replace(base, schedule=f"{schedule},warmup=0"),
         "rate not scaled": dataclasses.replace(base, linear_scaling=None),
-        "LARS": dataclasses.replace(base, **adaptive, optimizer="lars", lr=20.0),
+        "LARS": dataclasses.replace(base, **adaptive, optimizer="lars", lr=7.0),
         "LAMB": dataclasses.replace(base, **adaptive, optimizer="lamb", lr=0.01, momentum=0.0, weight_decay=0.01),
     }
 
