@@ -18,6 +18,7 @@ from collectives.messages import incoming
 from collectives.nonblocking import Draining, Queue
 from collectives.planner import NATIVE, Planner, can_share
 from collectives.selection import Call
+from collectives.shortcuts import shortcuts
 
 IN_PLACE = MPI.IN_PLACE
 address = MPI.Get_address
@@ -60,9 +61,9 @@ class Communicator(MPI.Intracomm):
 
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
+    _shortcuts = {}
     _watchdog = _calls = None
     _observed = 0, True, False  # watch, abort, debug
-    _native_below = -1  # bytes up to which an allreduce of NumPy arrays is the library's
 
     def __new__(cls, comm=None, **_):
         return super().__new__(cls, comm)
@@ -91,6 +92,7 @@ class Communicator(MPI.Intracomm):
 
         self._observed = limit, abort, debug
         native = MPI.Intracomm(self)
+        self._without_shortcuts()
         self._calls = Calls(Agreement(native.Dup()) if debug else None)
         if limit:
             self._watchdog = Watchdog(self._calls, native.Dup(), limit, abort)
@@ -105,12 +107,14 @@ class Communicator(MPI.Intracomm):
         self._queue = Queue(self._in_flight, progress)
         self._cache = PlanCache()
         self._in_flight(False)
+        if type(self) is Communicator and not synchronous:  # a subclass may have other methods
+            below, waiting, known = self._planner.selection.native_below, self._queue.waiting, self._cache.known
+            self._shortcuts = shortcuts(self, below, waiting, known)
+            self.__dict__.update(self._shortcuts)
 
     def _in_flight(self, any_):
         """Called when the first nonblocking collective starts, and when the last one is done."""
-        selection, synchronous = self._planner.selection, self._planner.synchronous
         self._plans = Draining(self) if any_ else self._cache
-        self._native_below = -1 if any_ or synchronous else selection.native_below("allreduce")
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL, progress: bool | None = None) -> "Communicator":
         """The same ranks, with the same settings but for `progress` where that is given (collective)."""
@@ -147,7 +151,8 @@ class Communicator(MPI.Intracomm):
             self._cache.free()
             self._later_plans.free()
             self._planner.free()
-            self._planner, self._plans, self._native_below = None, {}, -1
+            self._without_shortcuts()
+            self._planner, self._plans = None, {}
 
     def Free(self):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
@@ -194,6 +199,11 @@ class Communicator(MPI.Intracomm):
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
         self._queue.finish()
         plan()
+
+    def _without_shortcuts(self):
+        for name in self._shortcuts:
+            del self.__dict__[name]
+        self._shortcuts = {}
 
     def _prepared(self):
         if self._planner is None:
@@ -290,15 +300,13 @@ class Communicator(MPI.Intracomm):
 
     def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
         """recvbuf of every rank = sendbuf of rank 0 (+) ... (+) that of the last."""
-        if algorithm is None and type(recvbuf) is ndarray and recvbuf.nbytes <= self._native_below:
-            dtype = recvbuf.dtype  # so short that looking up a plan would take longer than the call
-            fits = sendbuf is IN_PLACE or (
-                type(sendbuf) is ndarray and sendbuf.dtype is dtype and sendbuf.size == recvbuf.size
-            )
-            if fits and sendbuf is not recvbuf and dtype.num != HALF:
-                return super().Allreduce(sendbuf, recvbuf, op)
         key = fingerprint("allreduce", algorithm, (id(op), op.handle), sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
+            usual = algorithm is None and sendbuf is IN_PLACE and op is MPI.SUM and type(recvbuf) is ndarray
+            if usual and plan is not NATIVE:
+                self._cache.known.note(recvbuf, plan)
         return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)
 
     def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: str | None = None):

@@ -207,6 +207,7 @@ def can_share(op, dtype) -> bool:
 
 def combine_native(reduce_local, datatype, source, target, count):
     """The call target = source (+) target through MPI, for any operation and datatype."""
+    source, target = MPI.buffer.frombuffer(source), MPI.buffer.frombuffer(target)  # sooner taken apart than arrays
     return partial(reduce_local, (source, count, datatype), (target, count, datatype))
 
 

@@ -81,7 +81,7 @@ class SharedPlan:
         now = self.turns[0][start]
         for target, source in now.put:
             target[...] = source
-        if not flags.agree(self.signature, start, what):
+        if not flags.agree(self.signature, what):
             return self.settle()
         for k in range(1, len(self.turns) + 1):
             for step in now.work:
@@ -114,6 +114,26 @@ class SharedPlan:
 
     def free(self):
         """Nothing to free: the arrays belong to the caller, the slots to the window."""
+
+
+class DirectPlan(SharedPlan):
+    """Put into own memory, meet, work on the memory of all, meet."""
+
+    def __init__(self, window, what, put, work, place, otherwise):
+        super().__init__(window, what, [], True, place, otherwise)
+        self.put, self.work = [copying(target, source) for target, source in put], work
+
+    def __call__(self):
+        self.used = True
+        flags, what = self.window.flags, self.what
+        for step in self.put:
+            step()
+        if not flags.agree(self.signature, what):
+            return self.settle()
+        for step in self.work:
+            step()
+        flags.together(what)
+        return None
 
 
 class SharedCollectives:
@@ -264,9 +284,7 @@ class SharedCollectives:
         return SharedPlan(self, what, turns, twice, place, otherwise)
 
     def _direct(self, what, peers, otherwise, work, put=()):
-        """Put into own memory, meet, work on the memory of all, meet."""
-        turn = Turn(list(put), work, [])
-        return SharedPlan(self, what, [(turn, turn)], True, peers.place, otherwise)
+        return DirectPlan(self, what, put, work, peers.place, otherwise)
 
     def _small(self, slots, s, x, combine):
         """Every rank puts its vector, and whoever wants the result (x is not None) sums them all."""
@@ -394,7 +412,14 @@ def reducing(ufunc, operands, targets) -> Callable[[], None]:
         for copy in copies:
             copy[...] = total
 
+    if later or kind != first.dtype:
+        return reduce
+    if not copies:
+        return partial(ufunc, first, second, total)
+    (copy,) = copies
+
     def reduce_two():  # without a keyword and loops: half a microsecond less
         ufunc(first, second, total)
+        copy[...] = total
 
-    return reduce if later or copies or kind != first.dtype else reduce_two
+    return reduce_two

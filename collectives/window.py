@@ -189,7 +189,7 @@ def refuse_more_than_there_is(nbytes):
 class Flags:
     """A counter for each rank, on a cache line of its own; and beside it what the rank is about to do.
 
-    Words of a line: 0 how often the rank has arrived; 1 and 2 the signature of its call, by the parity of the turn.
+    Words of a line: 0 how often the rank has arrived; 1 and 2 the signature of its call, by the parity of the former.
     """
 
     def __init__(self, comm, limit):
@@ -217,11 +217,18 @@ class Flags:
                 self._wait(line, count, what)
         self.fence()
 
-    def agree(self, signature: int, parity: int, what: str) -> bool:
+    def agree(self, signature: int, what: str) -> bool:
         """The same, and say whether all ranks are at the same call: all get the same answer."""
-        self.mine[1 + parity] = signature
-        self.together(what)
-        word = 1 + parity
+        mine = self.mine
+        count = self.count + 1
+        word = 2 - (count & 1)
+        mine[word] = signature
+        self.fence()
+        self.count = mine[0] = count
+        for line in self.others:  # not by `together`: a call less
+            if line[0] < count:
+                self._wait(line, count, what)
+        self.fence()
         return all([line[word] == signature for line in self.others])  # a list: half the time of a generator
 
     def _wait(self, line, count, what):
