@@ -22,10 +22,10 @@ sys.path.insert(0, str(ROOT))
 from parallel import launch  # noqa: E402 - found beside this file, installed or not
 
 METHODS = (
-    "none", "fp16", "qsgd:7", "qsgd:1", "terngrad", "onebit", "signsgd", "topk:0.1", "topk:0.01", "topk:0.001",
-    "threshold:0.002", "dgc:0.01", "dgc:0.001", "powersgd:4", "powersgd:1",
+    "none", "fp16", "qsgd:7", "qsgd:3", "terngrad", "onebit", "signsgd", "topk:0.1", "topk:0.01", "topk:0.001",
+    "threshold:0.005", "dgc:0.01", "dgc:0.001", "powersgd:4", "powersgd:1",
 )  # fmt: skip
-CONTROL = "topk:0.01"
+CONTROL = "topk:0.001"
 FORGETS = " without memory"
 
 

@@ -1,7 +1,6 @@
 """Compressed data parallelism on ranks: equal to one process where nothing is left out, alike on all ranks always."""
 
 import math
-import time
 
 import equality
 import numpy as np
@@ -274,7 +273,7 @@ def test_what_cannot_be_is_told_by_all_ranks(comm):
     assert all((array == many.state()[name]).all() for name, array in before.items()), "memories stay as they were"
 
 
-@pytest.mark.mpi(ranks=2)
+@pytest.mark.mpi(ranks=3)
 def test_training_converges(comm):
     """Digits, a small network: within a few points of dense; without its error memory top-k does worse."""
     data = nn.data.load("digits")
@@ -282,10 +281,9 @@ def test_training_converges(comm):
 
     def accuracy(text: str, forget: bool = False) -> float:
         network = lambda: nn.models.build("mlp:64,32,10", data.in_shape, data.classes)
-        many = compressed(comm, text, network, nn.SGD(0.2))
-        loader = nn.Loader(train, 32, seed=1, shard=many.shard)
-        started = time.perf_counter()
-        for epoch in range(8):
+        many = compressed(comm, text, network, nn.SGD(0.3))
+        loader = nn.Loader(train, 48, seed=1, shard=many.shard)
+        for epoch in range(6):
             for batch in loader.epoch(epoch):
                 many.step(*batch)
                 if forget:
@@ -293,12 +291,12 @@ def test_training_converges(comm):
         many.check_replicas()
         score = nn.evaluate(many, nn.Loader(test, 360, shuffle=False, shard=many.shard))["accuracy"]
         many.communicator.release()
-        print(f"{text} {score:.4f} {time.perf_counter() - started:.2f} s")
         return score
 
     dense = accuracy("topk:1")
     assert dense > 0.93
     methods = "fp16", "qsgd:4", "terngrad", "onebit", "signsgd", "topk:0.02", "threshold:0.002"
-    for text in (*methods, "dgc:0.02,momentum=0.5,epoch=45", "powersgd:2"):
-        assert accuracy(text) > dense - 0.04, text
-    assert accuracy("topk:0.001", forget=True) < accuracy("topk:0.001") - 0.02
+    scores = {text: accuracy(text) for text in (*methods, "dgc:0.02,momentum=0.5,epoch=30", "powersgd:2")}
+    assert min(scores.values()) > dense - 0.04, (dense, scores)
+    with_memory, without = accuracy("topk:0.002"), accuracy("topk:0.002", forget=True)
+    assert without < with_memory - 0.02, (dense, with_memory, without)
