@@ -275,6 +275,10 @@ def check(options: Options) -> None:
         if getattr(options, name) >= 1:
             raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")
     defaults = {f.name: f.default for f in dataclasses.fields(Options)}
+    if options.compress:
+        for name in ("reproducible", "node_memory", "overlap", "bucket", "first_bucket"):
+            if getattr(options, name) != defaults[name]:
+                raise OptionError(f"--{name.replace('_', '-')} does not go with --compress: leave one of them out")
     for name, other, readers in READERS:
         if getattr(options, name) != defaults[name] and getattr(options, other) not in readers:
             raise OptionError(

@@ -20,11 +20,6 @@ from parallel.synchronous import Synchronous
 
 def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
     if options.compress:
-        if options.reproducible:
-            raise ValueError(
-                "--reproducible: what is left out of a compressed gradient depends on the number of ranks; leave out "
-                "--compress or --reproducible"
-            )
         method = compression.parse(options.compress)
         return CompressedDataParallel(network, loss, optimizer, communicator, method, options.seed)
     if options.reproducible:
