@@ -42,6 +42,7 @@ class Optimizer:
     """
 
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
+    norms = False  # the update of an entry depends on the norm of its tensor
     rate_inside = ()  # slots that gather steps, not gradients: a new rate needs learning_rates.MomentumCorrection
 
     lr: float
@@ -235,6 +236,8 @@ class LARS(Optimizer):
     """
 
     rate_inside = ("velocity",)
+    norms = True
+
     momentum: float = 0.9
     trust: float = 0.001
 
@@ -267,6 +270,8 @@ class LAMB(Adam):
 
     r is 1 for exempt tensors and where a norm is 0. The gradients are overwritten by u.
     """
+
+    norms = True
 
     eps: float = 1e-6
     weight_decay: float = field(default=0.01, kw_only=True)

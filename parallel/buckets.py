@@ -28,6 +28,7 @@ import numpy as np
 from mpi4py import MPI
 
 from nn.layout import Layout
+from nn.optimizers import Optimizer
 
 MIB = 1 << 20
 OVERLAPS = ("auto", "thread", "poke", "none")
@@ -74,13 +75,11 @@ class Buckets:
     Attributes
     ----------
     parameters, gradients, tail : flat arrays
-    share, summed, summed_tail
-        As in NodeMemory: here a rank sums and updates everything.
+    summed_tail : array
+        The sums of the tail, after `sum`; those of the gradients are where the gradients were.
     say : callable
         Told what `auto` has found.
     """
-
-    sum_small = None  # every rank holds all of the layout
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Buckets:
         self.parameters = np.zeros(size, dtype)
         self.message = np.zeros(size + tail, dtype)
         self.gradients, self.tail = self.message[:size], self.message[size:]
-        self.share, self.summed, self.summed_tail = slice(0, size), self.gradients, self.tail
+        self.summed_tail, self.region = self.tail, layout.region()
         first, rest = (max(1, int(mib * MIB) // itemsize) for mib in (first, bucket))
         buckets = cut(layout.ends.values(), size, first, rest) if size else [slice(0, 0)]
         buckets[-1] = slice(buckets[-1].start, size + tail)
@@ -169,8 +168,9 @@ class Buckets:
         if self.overlap != "thread" and "thread" in self.communicators:
             self.communicators.pop("thread").Free()
 
-    def meet(self) -> None:
-        """Nothing to wait for: every rank updates its own parameters."""
+    def update(self, optimizer: Optimizer, slots: dict[str, np.ndarray], step: int) -> None:
+        """Every rank makes the same update of its own parameters."""
+        optimizer.update(self.parameters, self.gradients, slots, step, self.region)
 
     def describe(self) -> str:
         """How gradients are summed, in words."""

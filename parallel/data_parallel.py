@@ -74,10 +74,6 @@ class DistributedDataParallel(Synchronous):
         self.messages = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
         super().__init__(network, loss, optimizer, communicator, seed)
         self.slots = self.sums.slots(optimizer.slots)
-        share = self.sums.share
-        self.region = network.layout.region(share.start, share.stop)
-        self.mine = self.parameters[share]
-        self.my_slots = {name: slot[share] for name, slot in self.slots.items()}
         self.sums.start(self.statistics)
 
     def allocate(self) -> None:
@@ -88,7 +84,7 @@ class DistributedDataParallel(Synchronous):
             self.sums = Buckets(self.communicator, layout, tail, dtype, **self.messages)
             self.sums.say = lambda line: self.say(line)
         else:
-            self.sums = NodeMemory(self.communicator, self.nodes, layout, tail, dtype, self.limit)
+            self.sums = NodeMemory(self.communicator, self.nodes, layout, self.optimizer, tail, dtype, self.limit)
         self.parameters, self.gradients = self.sums.parameters, self.sums.gradients
 
     def step(self, x, y, total=None):
@@ -113,10 +109,8 @@ class DistributedDataParallel(Synchronous):
         return float(summed[0])
 
     def update(self) -> None:
-        """Update this rank's share of the parameters: all of them, or a slice in node-shared memory."""
-        sums = self.sums
-        self.optimizer.update(self.mine, sums.summed, self.my_slots, self.steps, self.region, sums.sum_small)
-        sums.meet()
+        """Update all parameters, or this rank's share of those in node-shared memory."""
+        self.sums.update(self.optimizer, self.slots, self.steps)
 
     def replicated(self):
         """In node-shared memory on one node there is one array of parameters: only statistics can differ."""

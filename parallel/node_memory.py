@@ -21,10 +21,11 @@ from collections import Counter
 import numpy as np
 from mpi4py import MPI
 
-from collectives.shared import operation
+from collectives.shared import BLOCK, operation
 from collectives.steps import part
 from collectives.window import SharedWindow
 from nn.layout import ALIGN, Layout
+from nn.optimizers import Optimizer
 
 
 def nodes_of(communicator: MPI.Intracomm) -> list[int]:
@@ -55,6 +56,7 @@ class NodeMemory:
         The node of each rank, as `nodes_of` gives it; `why_not` must be empty.
     layout : Layout
         Of the parameters.
+    optimizer : Optimizer
     tail : int
         Elements that are summed with the gradients and wanted by every rank.
     dtype : NumPy dtype
@@ -68,10 +70,20 @@ class NodeMemory:
     share : slice
         What of the layout this rank sums and updates.
     summed, summed_tail : arrays
-        Of the share, and of the tail: sums over all ranks, after `sum`.
+        Of the share, and of the tail: sums over all ranks, after `sum`. Where the update of a block needs nothing of
+        the others, a block is summed right before, while it is in the cache, and `summed` has room for one.
     """
 
-    def __init__(self, communicator, nodes: list[int], layout: Layout, tail: int, dtype, limit: float = 300.0):
+    def __init__(
+        self,
+        communicator,
+        nodes: list[int],
+        layout: Layout,
+        optimizer: Optimizer,
+        tail: int,
+        dtype,
+        limit: float = 300.0,
+    ):
         rank, size = communicator.rank, layout.size
         here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
         node = MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here)))
@@ -89,11 +101,22 @@ class NodeMemory:
 
         lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
         self.share = slice(lo, hi)
-        self.wire = np.zeros(hi - lo + tail, dtype)  # the sums side by side: one message between nodes
-        self.summed, self.summed_tail = self.wire[: hi - lo], self.wire[hi - lo :]
+        whole = bool(self.between or optimizer.clip or optimizer.norms)  # else block by block
+        step = max(1, hi - lo) if whole else BLOCK // np.dtype(dtype).itemsize
+        room = min(step, hi - lo)
+        self.wire = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes
+        self.summed, self.summed_tail = self.wire[:room], self.wire[room:]
         _, adding = operation(MPI.SUM, np.dtype(dtype))
-        self._sums = adding([each[lo:hi] for each in parts], [self.summed])
-        self._sums += adding([each[size:] for each in parts], [self.summed_tail])
+        self._sums = adding([each[size:] for each in parts], [self.summed_tail])
+        self._blocks = []  # (calls that sum, place in the layout, sums, parameters, Region)
+        for a in range(lo, hi, step):
+            b = min(a + step, hi)
+            sums, calls = self.summed[: b - a], adding([each[a:b] for each in parts], [self.summed[: b - a]])
+            if whole:
+                self._sums, calls = self._sums + calls, []
+            self._blocks.append((calls, slice(a, b), sums, self.parameters[a:b], layout.region(a, b)))
+        if whole and not self._blocks:  # a rank without a share takes part in norms
+            self._blocks = [([], self.share, self.summed, self.parameters[lo:hi], layout.region(lo, hi))]
         self._small: dict[int, tuple] = {}  # elements -> (array, plan of its sum)
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
@@ -132,7 +155,7 @@ class NodeMemory:
             self.meet("the first parameters of all nodes")
 
     def sum(self) -> None:
-        """Sum what all ranks have written into `gradients` and `tail`."""
+        """Sum what all ranks have written into `tail`, and into `gradients` where that is not left to `update`."""
         self.window.flags.together("the sum of gradients")
         for add in self._sums:
             add()
@@ -160,7 +183,16 @@ class NodeMemory:
             )
         array[...] = mine.reshape(array.shape)
 
-    def meet(self, what: str = "the update") -> None:
+    def update(self, optimizer: Optimizer, slots: dict[str, np.ndarray], step: int) -> None:
+        """Update this rank's share of the parameters with the sums; then all have theirs."""
+        for calls, place, sums, parameters, region in self._blocks:
+            for add in calls:
+                add()
+            moments = {name: slot[place] for name, slot in slots.items()}
+            optimizer.update(parameters, sums, moments, step, region, self.sum_small)
+        self.meet("the update")
+
+    def meet(self, what: str) -> None:
         """Return when all ranks of the node have come: then they can read what each of them wrote."""
         self.window.flags.together(what)
 

@@ -1,0 +1,65 @@
+"""The benchmark of training: rows are well-formed, also where a peer, the data or the lab is absent."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+MLP, LENET = "mlp 784-512-512-10, batch 64 a rank", "lenet5, batch 64 a rank"
+
+
+@pytest.fixture(autouse=True)
+def scripts_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def test_all_sides_take_turns_on_two_ranks():
+    from bench_training import run, speed_rows
+
+    result = run({"case": MLP, "quick": True})
+    sides = {"one", "control", "ddp"} | ({"torch"} if "torch" in result else set())
+    assert set(result["seconds"]) == sides
+    assert all(len(blocks) == 2 and min(map(min, blocks)) > 0 for blocks in result["seconds"].values())
+    for row in speed_rows(MLP, result):
+        assert row.case.startswith(f"{MLP}: ddp") and row.ours > 0 and (row.ranks, row.threads) == (2, 1)
+
+
+def test_shares_are_of_images_per_second():
+    """Twice the time is half the images."""
+    from bench_training import speed_rows
+
+    seconds = {"one": [(2e-3, 4e-3)], "control": [(2e-3, 3e-3)], "ddp": [(4e-3, 4e-3)], "torch": [(8e-3, 8e-3)]}
+    one, control, torch = speed_rows(
+        MLP, {"seconds": seconds, "lockstep": [3e-3], "torch": "PyTorch 2", "note": "fast"}
+    )
+    assert (one.ours, one.peer, one.unit) == (4, 2, "ms")
+    assert "32,000 images/s, 50.0% (by means 100.0%) of twice one process's" in one.note
+    assert "50.0% (by means 75.0%) of two independent processes'; 75.0% of theirs if" in control.note
+    assert torch.ratio == 0.5 and "25.0% (by means 37.5%) of our control; fast" in torch.note
+    del seconds["torch"]
+    assert list(speed_rows(MLP, {"seconds": seconds, "lockstep": [1]}))[-1].note == "PyTorch is not installed"
+
+
+def test_what_is_absent_is_told(monkeypatch, tmp_path):
+    import bench_training
+
+    monkeypatch.setenv("RINGPROP_DATA", str(tmp_path))
+    row = bench_training.accuracy_row()
+    assert row.ours is None and row.note.startswith("no data: ")
+    monkeypatch.setattr(bench_training.netlab, "why_not", lambda: "needs root")
+    (row,) = bench_training.rows(quick=True, only="overlap")
+    assert (row.ours, row.note) == (None, "needs root")
+
+
+def test_peers_have_the_same_models():
+    pytest.importorskip("torch")
+    import torch_models
+    from bench_training import CASES
+
+    from nn import models
+
+    for name, case in CASES.items():
+        theirs = torch_models.build(name)[0]
+        ours = models.build(case.model, case.in_shape, case.classes).layout
+        assert sum(map(math.prod, (p.shape for p in theirs.parameters()))) == ours.count
