@@ -48,8 +48,6 @@ class DistributedDataParallel(Synchronous):
         node_memory="on" where it is not possible; the message says why.
     """
 
-    phases = (*DEFAULT, ("communicate", "sums.meet", True))
-
     def __init__(
         self,
         network: Network,
@@ -86,6 +84,11 @@ class DistributedDataParallel(Synchronous):
         else:
             self.sums = NodeMemory(self.communicator, self.nodes, layout, self.optimizer, tail, dtype, self.limit)
         self.parameters, self.gradients = self.sums.parameters, self.sums.gradients
+
+    @property
+    def phases(self) -> tuple[tuple[str, str, bool], ...]:
+        """What of a step is what, for the breakdown: ranks that share memory meet after the update as well."""
+        return DEFAULT if self.why_messages else (*DEFAULT, ("communicate", "sums.meet", True))
 
     def step(self, x, y, total=None):
         if not self.why_messages:

@@ -117,7 +117,9 @@ def write(events: list[dict], directory: Path) -> None:
     from collectives.drawing import draw_timeline
 
     zero = min(event["start"] for event in events)
-    trace = [
+    ranks = sorted({event["rank"] for event in events})
+    trace = [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
+    trace += [
         {
             "name": event["name"],
             "ph": "X",

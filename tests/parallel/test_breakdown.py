@@ -218,6 +218,8 @@ def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path
     assert [tuple(line["breakdown"]) for line in lines] == [PARTS, PARTS]
     assert {len(values) for values in result["breakdown"].values()} == {2}
     trace = json.loads((out / "trace.json").read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in trace if e["ph"] == "M"] == ["rank 0", "rank 1"]
+    trace = [e for e in trace if e["ph"] == "X"]
     spans = {(e["pid"], e["name"]): [] for e in trace}
     for e in trace:
         spans[e["pid"], e["name"]].append((e["ts"], e["ts"] + e["dur"], e["tid"]))
