@@ -10,7 +10,8 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from collectives import ALGORITHMS, price
-from collectives.drawing import INK, WHOLE, _colour, animate, draw, draw_buffers, draw_timeline
+from collectives.drawing import animate, draw, draw_buffers, draw_timeline
+from collectives.drawing_marks import INK, WHOLE, colour_at
 from collectives.networks import ROUNDS
 from collectives.replay import NOWHERE, Replay
 from collectives.steps import Copy, Recv, RecvReduce, Send, part
@@ -148,7 +149,7 @@ def test_every_message_is_an_arrow_of_its_colour():
         assert head - tail == 1 and end - start == 1
         round_, rank = round(start), round(tail) % 5
         piece = (rank - round_) % 5 if round_ < 4 else (rank + 1 - (round_ - 4)) % 5
-        assert colour == pytest.approx(_colour((piece + 0.5) / 5), abs=1e-6)
+        assert colour == pytest.approx(colour_at((piece + 0.5) / 5), abs=1e-6)
     signs = [line for line in figure.axes[0].lines if line.get_marker() == "+"]
     assert len(signs) == 5 * 4 and max(line.get_ydata()[0] for line in signs) == 4
 
@@ -201,7 +202,7 @@ def test_buffers_are_pictured_as_they_are():
     filled = lambda image: np.ptp(image, axis=2) > 0.05
     assert filled(start).tolist() == [[True] * 3, [False] * 3, [False] * 3]
     assert filled(end).all()
-    np.testing.assert_allclose(end[0], [_colour((i + 0.5) / 3) for i in range(3)])
+    np.testing.assert_allclose(end[0], [colour_at((i + 0.5) / 3) for i in range(3)])
     assert (start[0] > end[0]).any()  # paler until it is final
 
 
@@ -251,7 +252,7 @@ def test_no_window_and_no_import_before_the_first_drawing():
 
 def test_colours_are_apart():
     """Sixteen places differ by eye: neighbours by at least 8% of the cube's side, and from ink and background."""
-    colours = np.array([_colour((i + 0.5) / 16) for i in range(16)])
+    colours = np.array([colour_at((i + 0.5) / 16) for i in range(16)])
     gaps = np.linalg.norm(np.diff(colours, axis=0), axis=1)
     assert gaps.min() > 0.08
     assert np.linalg.norm(colours - to_rgb(INK), axis=1).min() > 0.5
