@@ -153,6 +153,28 @@ def test_a_slow_rank_lets_the_others_wait(comm):
         assert everyone[0]["wait"]["min"] < everyone[0]["wait"]["mean"] < everyone[0]["wait"]["max"]
 
 
+@pytest.mark.mpi(ranks=2)
+def test_every_strategy_has_its_breakdown(comm):
+    """The parts of a step are found, and make up most of its time."""
+    from collectives import Communicator
+    from parallel.strategies import STRATEGIES
+
+    communicator, data = Communicator(comm), dataset()
+    for name, make in STRATEGIES.items():
+        for reproducible in (None, 4):
+            options = Options(strategy=name, reproducible=reproducible, batch=10)
+            trainer = make(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+            busy = next(method for part, method, _ in phases_of(trainer) if part in ("compute", "forward"))
+            setattr(trainer, busy, slowed(getattr(trainer, busy), 0.01))
+            breakdown = Breakdown(trainer)
+            loader = nn.Loader(data, 10, shard=trainer.shard, timeline=breakdown.loader)
+            training = nn.fit(trainer, loader, 1, [breakdown])
+            total = training.seconds / trainer.steps
+            parts = breakdown.table[comm.rank]
+            assert 0.5 * total < parts.sum() <= total, f"{name}, {reproducible}: {parts} of {total}"
+            assert breakdown.table.shape == (2, 5) and (breakdown.table >= 0).all()
+
+
 @pytest.mark.mpi(ranks=4)
 def test_clocks_of_hosts_are_brought_together(comm):
     """Ranks 0, 1 on one host, 2, 3 on another, whose clock is 1000 s ahead and gains 1% (in place of 0.001%)."""
