@@ -12,7 +12,7 @@ from collectives.simulator import simulate
 from collectives.steps import part
 from nn.layer import Sequential
 from parallel.reproducible import ReproducibleSerial
-from parallel.tree_sum import TreeSum, allreduce, cover, halves, reduce_scatter
+from parallel.tree_sum import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 from parallel.uneven import Total
 
 SHARDS, RANKS = 8, [1, 2, 3, 4, 5, 8]
@@ -58,6 +58,20 @@ def test_schedule_adds_in_the_trees_order_with_every_number_of_ranks(schedule):
                     assert {v.text for v in given[rank]["x"][lo:hi]} <= {parenthesised(0, leaves)}
                 if schedule is reduce_scatter and count % size == 0 and all(len(nodes) == 1 for nodes in held):
                     assert stats.moved == count * (size - 1) // size, "as many as a ring"
+
+
+def test_ranks_without_leaves_can_have_the_sum():
+    """As parameter servers have it: all leaves on the first ranks, slices of the sum on others, some of them empty."""
+    leaves, count = 8, 10
+    for size, holders in ((2, 1), (5, 3), (6, 5)):
+        for cuts in ([(0, 0)] * (size - 2) + [(0, 4), (4, 10)], [(0, 10)] + [(10, 10)] * (size - 1)):
+            given = []
+            for rank in range(size):
+                nodes = cover(leaves, dealt(leaves, holders, rank))
+                given.append({"x": [Sum(parenthesised(*node)) for node in nodes or [(0, 1)] for _ in range(count)]})
+            simulate(lambda r, s=size, h=holders, c=cuts: reduce_scatter(r, s, c, leaves, h), given)
+            for rank, (lo, hi) in enumerate(cuts):
+                assert {v.text for v in given[rank]["x"][lo:hi]} == ({parenthesised(0, leaves)} if lo < hi else set())
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 11])
