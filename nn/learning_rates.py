@@ -199,9 +199,9 @@ class Plateau(Callback):
 class MomentumCorrection(Callback):
     """v *= lr / lr before, whenever a schedule changes the rate, for optimizers whose velocity has the rate inside.
 
-    Which buffers these are, an optimizer says in `rate_inside`; there are none but in LARS. With it a new rate acts at
-    once on all that has been gathered, as it does where the rate stays outside (Goyal et al. 2017). Place it after
-    a schedule that listens (`Plateau`), and before checkpoints are written.
+    Which buffers these are, an optimizer says in `rate_inside`; LARS has one: v = m v + lr g. With the correction a new
+    rate acts at once on all that has been gathered, exactly as where the rate stays outside, as in SGD (Goyal et al.
+    2017). Place it after a schedule that listens (`Plateau`), and before checkpoints are written.
 
     Parameters
     ----------
@@ -216,8 +216,9 @@ class MomentumCorrection(Callback):
 
     def on_step(self, training, loss):
         trainer, lr = training.trainer, self.schedule(training.trainer.steps)
-        for name in trainer.optimizer.rate_inside:
-            correct_momentum(trainer.slots[name], self.lr, lr)
+        if self.lr and self.lr != lr:  # a rate of 0 has put nothing into the velocity
+            for name in trainer.optimizer.rate_inside:
+                trainer.rescale(name, lr / self.lr)
         self.lr = lr
 
     def on_epoch(self, training, record):
@@ -229,16 +230,6 @@ def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
     if base_batch < 1:
         raise ValueError(f"linear scaling: the base batch must be at least 1, given {base_batch}")
     return lr * batch / base_batch
-
-
-def correct_momentum(velocity: np.ndarray, old_lr: float, new_lr: float) -> None:
-    """velocity *= new_lr / old_lr, in place: where the rate is *inside* the velocity, v = m v + lr g, and changes.
-
-    LARS has this form. SGD keeps the rate outside, v = m v + g, and needs no correction; the two then agree exactly.
-    A rate of 0 has put nothing into the velocity.
-    """
-    if old_lr and old_lr != new_lr:
-        velocity *= new_lr / old_lr
 
 
 def parse(

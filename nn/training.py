@@ -153,6 +153,11 @@ class Serial:
         """One step of the optimizer, with the gradients of the whole batch."""
         self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)
 
+    def rescale(self, slot: str, factor: float) -> None:
+        """Multiply a slot of the optimizer, where this process holds it."""
+        if slot in self.slots:
+            self.slots[slot] *= factor
+
     def combine(self, loss: float) -> float:
         """Bring together what all shards computed: nothing to do in one process."""
         return loss

@@ -115,6 +115,13 @@ class DistributedDataParallel(Synchronous):
         """Update all parameters, or this rank's share of those in node-shared memory."""
         self.sums.update(self.optimizer, self.slots, self.steps)
 
+    def rescale(self, slot, factor):
+        """In node-shared memory each rank has its share to do, and none reads on before all are done."""
+        if self.why_messages:
+            return super().rescale(slot, factor)
+        self.slots[slot][self.sums.share] *= factor
+        return self.sums.meet("the correction of momentum")
+
     def replicated(self):
         """In node-shared memory on one node there is one array of parameters: only statistics can differ."""
         for name, array in super().replicated():

@@ -18,7 +18,6 @@ from nn.learning_rates import (
     Polynomial,
     Step,
     Warmup,
-    correct_momentum,
     linear_scaling,
     parse,
 )
@@ -80,26 +79,6 @@ def test_warm_up_ends_where_the_schedule_is():
 def test_schedules_end_where_they_should():
     assert Cosine(0.1, 10, 0.01)(10) == Cosine(0.1, 10, 0.01)(1000) == 0.01
     assert Polynomial(0.1, 10, 3, 0.01)(10) == Polynomial(0.1, 10, 3, 0.01)(11) == 0.01
-
-
-def test_momentum_correction_makes_a_rate_inside_the_velocity_equal_one_outside():
-    rng = np.random.default_rng(0)
-    schedule, momentum = Warmup(Step(0.1, 5), 4, 0.02), 0.9
-    inside = rng.standard_normal((2, 3))
-    outside, plain = inside.copy(), inside.copy()
-    v_in, v_out, v_plain = np.zeros((3, 2, 3))
-    for step in range(15):
-        g, lr = rng.standard_normal((2, 3)), schedule(step)
-        correct_momentum(v_in, schedule(max(0, step - 1)), lr)
-        v_in *= momentum
-        v_in += lr * g
-        inside -= v_in
-        v_plain = momentum * v_plain + lr * g
-        plain -= v_plain
-        v_out = momentum * v_out + g
-        outside -= lr * v_out
-    np.testing.assert_allclose(inside, outside, rtol=1e-12)
-    assert np.abs(plain - outside).max() > 1e-3, "without the correction they differ"
 
 
 class Inside(nn.SGD):
