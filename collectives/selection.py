@@ -25,10 +25,10 @@ SHARED = {"allgather", "allreduce", "barrier", "broadcast", "reduce", "reduce_sc
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {
         "allgather": [(ANY, "native")],
-        "allreduce": [(4 << 10, "native"), (ANY, "shared")],
+        "allreduce": [(8 << 10, "native"), (ANY, "shared")],
         "alltoall": [(ANY, "pairwise")],
         "barrier": [(ANY, "native")],
-        "broadcast": [(64 << 10, "native"), (4 << 20, "shared"), (ANY, "binomial")],
+        "broadcast": [(64 << 10, "native"), (4 << 20, "shared"), (ANY, "native")],
         "exscan": [(ANY, "doubling")],
         "gather": [(ANY, "flat")],
         "reduce": [(ANY, "native")],

@@ -4,7 +4,7 @@ Three ways, by what is at hand. A *meeting* is one flag raised and p - 1 looked 
 
 | way | for | allreduce |
 |---|---|---|
-| small | up to SMALL bytes | each rank puts x into its slot; meet; each sums all slots itself |
+| small | up to SMALL (_PRIVATE) bytes | each rank puts x into its slot; meet; each sums all slots itself |
 | shared | the same part of a shared array on every rank | meet; each sums its slice over all arrays into all; meet |
 | slots | everything else, in segments of a slot | put what others sum; meet; sum a slice; meet; get their sums |
 
@@ -30,6 +30,7 @@ from collectives.steps import part
 
 SLOT = 1 << 20  # bytes of each of a rank's two slots: a segment
 SMALL = 1 << 13  # bytes of a vector that every rank sums itself
+SMALL_PRIVATE = 1 << 14  # the same for an allreduce of private arrays
 BLOCK = 1 << 17  # bytes that are reduced at a time: the operands' blocks stay in the second-level cache
 ALIGN = 64  # bytes: ranks work on different cache lines
 
@@ -122,18 +123,18 @@ class DirectPlan(SharedPlan):
     def __init__(self, window, what, put, work, place, otherwise):
         super().__init__(window, what, [], True, place, otherwise)
         self.put, self.work = [copying(target, source) for target, source in put], work
+        self.agree, self.together = window.flags.agree, window.flags.together
 
     def __call__(self):
         self.used = True
-        flags, what = self.window.flags, self.what
         for step in self.put:
             step()
-        if not flags.agree(self.signature, what):
+        if not self.agree(self.signature, self.what):
+            self.window.turn += 1  # others may have put something into slots
             return self.settle()
         for step in self.work:
             step()
-        flags.together(what)
-        return None
+        return self.together(self.what)
 
 
 class SharedCollectives:
@@ -151,13 +152,13 @@ class SharedCollectives:
         alike(s, x, x.size)
         name, combine = operation(op, x.dtype)
         what = f"allreduce({name}, {x.size} {x.dtype})"
-        if x.nbytes <= SMALL:
-            return self._plan(what, 1, lambda slots, _: self._small(slots, s, x, combine))
 
         def through_slots():
+            if x.nbytes <= SMALL_PRIVATE:
+                return self._plan(what, 1, lambda slots, _: self._small(slots, s, x, combine))
             return self._plan(what, self._segments(x), lambda slots, k: self._slices(slots, k, s, x, combine), True)
 
-        if (peers := self.peers(x)) is None:
+        if x.nbytes <= SMALL or (peers := self.peers(x)) is None:
             return through_slots()
         lo, hi = self._slice(x.size, x.itemsize)
         mine = [peer[lo:hi] for peer in peers.parts]

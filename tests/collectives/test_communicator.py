@@ -584,7 +584,7 @@ def test_explain(communicator, ranks):
 
     explain = communicator.explain
     assert explain("allreduce", 1000) == (
-        "allreduce of 1,000 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"
+        "allreduce of 1,000 float32, 2 ranks on one node: native, because the default table says so up to 8,192 bytes"
     )
     assert "shared, because the default table says so from here on" in explain("allreduce", 10000)
     assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")

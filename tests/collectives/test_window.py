@@ -13,7 +13,7 @@ import pytest
 
 OPERATIONS = {"SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum}
 # 0, 1, fewer than ranks, the small way and just above it, uneven slices, several segments, one block and a bit
-COUNTS = [0, 1, 2, 7, 2048, 2049, 40_003, 300_001]
+COUNTS = [0, 1, 2, 7, 2048, 2049, 4097, 40_003, 300_001]
 TYPES = ["f4", "f8", "i8"]
 GUARD = 8  # elements
 
@@ -207,22 +207,23 @@ def test_some_ranks_with_shared_arrays_and_others_without(window, comm):
     from mpi4py import MPI
 
     whole = window.empty(60_000, "f4")
-    part = whole[10_000:50_000]
-    for place in (part, np.empty(40_000, "f4"), whole[20_000:]):  # shared; private; another part of the same array
-        x = place if comm.rank == 0 else part
-        for plan, result in (
-            (window.allreduce(None, x), expected("SUM", comm.size, 40_000, "f4")),
-            (window.broadcast(x, 1), values(1, 40_000, "f4")),
-        ):
-            for _ in range(2):
-                x[:] = values(comm.rank, 40_000, "f4")
-                plan()
-                np.testing.assert_array_equal(x, result)
-        y = np.empty(40_000, "f4")
-        x[:] = values(comm.rank, 40_000, "f4")
-        window.reduce(x, y if comm.rank == 0 else None, MPI.MIN)()
-        if comm.rank == 0:
-            np.testing.assert_array_equal(y, expected("MIN", comm.size, 40_000, "f4"))
+    for count in (3000, 40_000):  # private arrays the small way, and in slices
+        part, other = whole[10_000:][:count], whole[20_000:][:count]
+        for place in (part, np.empty(count, "f4"), other):  # shared; private; another part of the same array
+            x = place if comm.rank == 0 else part
+            for plan, result in (
+                (window.allreduce(None, x), expected("SUM", comm.size, count, "f4")),
+                (window.broadcast(x, 1), values(1, count, "f4")),
+            ):
+                for _ in range(2):
+                    x[:] = values(comm.rank, count, "f4")
+                    plan()
+                    np.testing.assert_array_equal(x, result)
+            y = np.empty(count, "f4")
+            x[:] = values(comm.rank, count, "f4")
+            window.reduce(x, y if comm.rank == 0 else None, MPI.MIN)()
+            if comm.rank == 0:
+                np.testing.assert_array_equal(y, expected("MIN", comm.size, count, "f4"))
 
 
 @pytest.mark.mpi(ranks=3)

@@ -1,0 +1,141 @@
+"""Shortcuts give what the methods give, and give way where they must not decide."""
+
+import gc
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def communicator(comm):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    yield communicator
+    communicator.release()
+
+
+def summed(call, x, comm):
+    """x after an allreduce in place of distinct numbers, and what it should be."""
+    ramp = np.arange(x.size) % 50
+    x[...] = (ramp + comm.rank).astype(x.dtype)
+    call()
+    size = comm.Get_size()
+    np.testing.assert_array_equal(x, (size * ramp + size * (size - 1) // 2).astype(x.dtype))
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_an_array_finds_its_plan_until_it_changes(communicator, comm):
+    from mpi4py import MPI
+
+    known = communicator._cache.known.entries
+    x = np.zeros(10_000, "f4")
+    allreduce = lambda: communicator.Allreduce(MPI.IN_PLACE, x)
+    summed(allreduce, x, comm)
+    assert list(known) == [id(x)]
+    plan = next(iter(communicator._cache.values()))
+    plan.used = False
+    communicator._plans.clear()  # from here on only the shortcut finds it
+    summed(allreduce, x, comm)
+    assert plan.used and not communicator._plans
+
+    with pytest.raises(ValueError, match="resize"):
+        x.resize(20_000, refcheck=False)  # would move the memory that the plan names
+    plan.used = False
+    x.dtype = "i4"
+    summed(allreduce, x, comm)
+    assert not plan.used, "summed integers as floats"
+    x.dtype = "f4"
+    x.flags.writeable = False
+    with pytest.raises(BufferError, match="read-only"):
+        allreduce()
+    x = None
+    gc.collect()
+    assert not known
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_a_plan_that_goes_is_not_found(communicator, comm):
+    from mpi4py import MPI
+
+    communicator._cache.limit = 2
+    arrays = [np.zeros(10_000 + i, "f8") for i in range(5)]
+    for _ in range(3):
+        for x in arrays:
+            summed(lambda x=x: communicator.Allreduce(MPI.IN_PLACE, x), x, comm)
+            assert len(communicator._cache) <= 2 and len(communicator._cache.known.entries) <= 2
+    communicator._cache.free()
+    assert not communicator._cache.known.entries
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_shortcut_that_is_kept_lets_others_finish_first(communicator, comm):
+    from mpi4py import MPI
+
+    kept = communicator.Allreduce
+    later, x, y = np.ones(50_000), np.zeros(100, "f4"), np.zeros(100_000, "f4")
+    for array in (x, y):
+        for again in range(3):
+            request = communicator.Iallreduce(MPI.IN_PLACE, later)
+            if comm.rank == again % 2:
+                request.Wait()
+            summed(lambda array=array: kept(MPI.IN_PLACE, array), array, comm)
+            assert request.done, "passed a collective in flight"
+    np.testing.assert_array_equal(later, 2.0**6)
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_short_calls(communicator, comm):
+    """Those that go to the library, and those that must not: wrong ones are refused in our words."""
+    from mpi4py import MPI
+
+    size, rank = comm.Get_size(), comm.rank
+    x, y = np.full(3, rank + 1.0), np.zeros(3)
+    total = size * (size + 1) / 2
+    communicator.Allreduce(x, y)
+    assert (y == total).all()
+    communicator.Allreduce(x, y, MPI.MAX)
+    assert (y == size).all()
+    communicator.Reduce(x, y, root=size - 1)
+    assert rank < size - 1 or (y == total).all()
+    blocks = np.zeros(3 * size)
+    communicator.Allgather(x, blocks)
+    np.testing.assert_array_equal(blocks, np.repeat(np.arange(size) + 1.0, 3))
+    communicator.Reduce_scatter_block(blocks, y)
+    assert (y == size * (rank + 1)).all()
+    communicator.Bcast(x, size - 1)
+    assert (x == size).all()
+    communicator.Barrier()
+    summed(lambda: communicator.Allreduce(MPI.IN_PLACE, h), h := np.zeros(100, "f2"), comm)
+
+    with pytest.raises(TypeError, match="the send buffer holds"):
+        communicator.Allreduce(x.astype("f4"), y)
+    with pytest.raises(ValueError, match="2 elements"):
+        communicator.Allreduce(x[:2], y)
+    with pytest.raises(ValueError, match="overlap"):
+        communicator.Allreduce(y, y)
+    with pytest.raises(ValueError, match=f"root {size}"):
+        communicator.Bcast(x, size)
+    with pytest.raises(ValueError, match=f"root {size}"):
+        communicator.Reduce(x, y, root=size)
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_where_there_are_no_shortcuts(comm):
+    from collectives import Communicator
+
+    class Own(Communicator):
+        def Allreduce(self, *arguments, **more):
+            return "own"
+
+    own = Own(comm)
+    assert own.Allreduce(np.zeros(1), np.zeros(1)) == "own"
+    own.release()
+    for options in ({"debug": True}, {"synchronous": True}):
+        communicator = Communicator(comm, **options)
+        assert not communicator._shortcuts and "Allreduce" not in vars(communicator)
+        communicator.release()
+    communicator = Communicator(comm)
+    assert "Allreduce" in vars(communicator)
+    communicator.release()
+    assert "Allreduce" not in vars(communicator)
