@@ -149,6 +149,53 @@ class Joined:
             self.decayed += [_shifted(part, unit.at) for part in region.decayed]
 
 
+class Slots:
+    """Memory for some whole units at a time: units take turns in it, and each has its views once and for all.
+
+    Parameters
+    ----------
+    cut : Cut
+    count : int
+        Units that are there at once; one that is used out of turn has memory of its own.
+    make : callable (size) -> flat array
+    """
+
+    def __init__(self, cut: Cut, count: int, make):
+        self.cut = cut
+        self.number = {unit.number: (unit.number if unit.alone else -1 - unit.number % count) for unit in cut.units}
+        sizes: dict[int, int] = {}
+        for unit in cut.units:
+            slot = self.number[unit.number]
+            sizes[slot] = max(sizes.get(slot, 0), unit.block * cut.ranks)
+        self.memory = {slot: make(size) for slot, size in sizes.items()}
+        self.holds: dict[int, int] = {}  # slot -> number of the unit in it
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.memory.values())
+
+    def of(self, unit: Unit) -> np.ndarray:
+        """The memory of a unit."""
+        return self.memory[self.number[unit.number]][: unit.block * self.cut.ranks]
+
+    def take(self, unit: Unit) -> bool:
+        """Give a unit its slot; False if it is there already."""
+        slot = self.number[unit.number]
+        if self.holds.get(slot) == unit.number:
+            return False
+        self.holds[slot] = unit.number
+        return True
+
+    def forget(self) -> None:
+        """Nothing in the slots counts any more."""
+        self.holds.clear()
+
+    def views(self):
+        """The parameters as layers see them."""
+        arrays = dict(pair for unit in self.cut.units for pair in self.cut.arrays(self.of(unit), unit))
+        return self.cut.layout.tree(arrays)
+
+
 def _shifted(part: slice, by: int) -> slice:
     return slice(part.start + by, part.stop + by)
 
