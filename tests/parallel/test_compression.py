@@ -1,6 +1,10 @@
 """Methods of compression, each on the gradients of one rank: what a message stands for, and what it leaves behind."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from parallel.compression import BY_NAME, parse
 from parallel.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
 from parallel.compression.sparsification import largest
 
+ROOT = Path(__file__).parents[2]
 FED_BACK = ("onebit", "signsgd", "topk:0.05", "threshold:0.8", "dgc:0.05,momentum=0")
 LAYERS = nn.Flatten(), nn.Linear(48, 50), nn.Sigmoid(), nn.Linear(50, 10), nn.Linear(10, 3)
 
@@ -328,3 +333,29 @@ def test_what_makes_no_sense_is_refused(text, complaint):
 def test_what_is_asked_for_is_what_there_is():
     assert repr(parse("dgc:0.01,clip=5")) == "DGC(ratio=0.01, momentum=0.9, clip=5.0, epoch=0, masking=True)"
     assert [repr(parse(name)) for name in ("fp16", "powersgd")] == ["Half()", "PowerSGD(rank=4)"]
+
+
+def test_from_the_command_line(tmp_path):
+    """Bytes are in the result and told; a resumed run has the bits of one that never stopped, memories included."""
+
+    def train(*given, status=0):
+        small = ["--ranks", 3, "--model", "mlp:64,16,10", "--limit", 200, "--threads", 1]
+        command = [sys.executable, "scripts/train.py", *map(str, [*small, *given])]
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def result(name):
+        return json.loads((tmp_path / name / "result.json").read_text())
+
+    said = train("--compress", "dgc:0.01", "--epochs", 3, "--out", tmp_path / "straight")
+    straight = result("straight")
+    assert 0 < straight["bytes_sent"] < 0.4 * straight["bytes_dense"]
+    assert "DGC(ratio=0.01" in said
+    assert f"{straight['bytes_sent']:,.0f} bytes on the wire a rank and step, counted" in said
+    train("--compress", "dgc:0.01", "--epochs", 1, "--out", tmp_path / "resumed")
+    train("--resume", tmp_path / "resumed", "--epochs", 3)
+    assert result("resumed")["parameters_sha256"] == straight["parameters_sha256"]
+    assert "dgc has the momentum itself" in train("--compress", "dgc", "--momentum", 0.9, status=1)
+    said = train("--compress", "topk", "--reproducible", 8, status=2)
+    assert "--reproducible does not go with --compress" in said
