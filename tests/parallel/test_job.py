@@ -77,11 +77,11 @@ def test_a_run_directory_has_everything(tmp_path):
     said = train(*SMALL, "--out", out)
     assert "epoch 3/3" in said and "images/s" in said and str(out) in said
     assert {p.name for p in out.iterdir()} == {
-        "config.json", "environment.json", "metrics.jsonl", "result.json", "curves.png", "checkpoints",
+        "config.json", "environment.json", "metrics.jsonl", "result.json", "curves.png", "breakdown.png", "checkpoints",
     }  # fmt: skip
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
-    assert {"step", "epoch", "loss", "accuracy", "images_per_second", "seconds"} <= lines[0].keys()
+    assert {"step", "epoch", "loss", "accuracy", "images_per_second", "seconds", "breakdown"} <= lines[0].keys()
     assert {"accuracy", "loss", "seconds", "images_per_second", "ranks", "parameters_sha256"} <= result(out).keys()
     assert json.loads((out / "config.json").read_text())["model"] == "mlp:64,16,10"
     assert {"numpy", "host", "cores", "threads", "blas"} <= json.loads((out / "environment.json").read_text()).keys()
