@@ -124,7 +124,13 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
         return loss
 
     trainer.combine = timed
-    training = nn.fit(trainer, loader, chosen.epochs, test=test)
+    sent: list[float] = []  # MB, at the end of each epoch
+
+    class Count(nn.Callback):
+        def on_epoch(self, training, record):
+            sent.append(trainer.wire.traffic.total / 1e6)
+
+    training = nn.fit(trainer, loader, chosen.epochs, [Count()], test)
     trainer.check_replicas()
     last = training.history[-1]
     return {
@@ -132,6 +138,7 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
         "accuracy": last["accuracy"],
         "step_ms": 1e3 * training.seconds / trainer.steps,
         "sending_ms": 1e3 * seconds[0] / trainer.steps,
+        "sent": sent,
         "losses": [record["loss"] for record in training.history],
     }
 
@@ -149,7 +156,7 @@ def forget(trainer) -> None:
 
 
 def draw(rows: list[dict], chosen: argparse.Namespace):
-    """Accuracy against bytes of a step, and the loss against the bytes sent so far."""
+    """Accuracy against bytes of a step, and the loss of each epoch against the bytes sent until then."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -158,15 +165,10 @@ def draw(rows: list[dict], chosen: argparse.Namespace):
         color, marker = f"C{i % 10}", "os^Dv"[i // 10 % 5]
         spread = [[100 * (row["accuracy"] - row["spread"][0])], [100 * (row["spread"][1] - row["accuracy"])]]
         left.errorbar(row["bytes"], 100 * row["accuracy"], spread, fmt=marker, color=color, capsize=2)
-        left.annotate(
-            row["method"], (row["bytes"], 100 * row["accuracy"]), xytext=(4, 4), textcoords="offset points", fontsize=7
-        )
-        epochs = [(i + 1) / len(row["losses"]) for i in range(len(row["losses"]))]
-        sent = [epoch * row["bytes"] for epoch in epochs]
-        right.plot(sent, row["losses"], marker=marker, markersize=3, color=color, label=row["method"])
+        right.plot(row["sent"], row["losses"], marker=marker, markersize=3, color=color, label=row["method"])
     left.set(xscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
-    right.set(xscale="log", yscale="log", xlabel="bytes sent, in those of all steps / steps", ylabel="training loss")
-    right.legend(frameon=False, fontsize=6, ncol=2)
+    right.set(xscale="log", yscale="log", xlabel="MB that a rank has sent", ylabel="training loss")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right", frameon=False, fontsize=7)
     figure.suptitle(f"{chosen.model} on {chosen.data}, {chosen.ranks} ranks, {chosen.epochs} epochs", fontsize=10)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
