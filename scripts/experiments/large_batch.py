@@ -9,7 +9,8 @@ warm-up, 24.84 none.) Beside it LARS (You et al. 2017) and LAMB (You et al. 2020
 
 Measured here, Fashion-MNIST, batch 768 against 64, three seeds (docs/large_batch.png): 10.43% small; 10.64 gradual
 warm-up (+0.21), 11.94 constant warm-up (+1.51), 11.51 none (+1.08); LARS 10.53, LAMB 10.71, both with warm-up and the
-rate that was best for seed 0 of four (LARS) and three (LAMB). At batch 1024 gradual warm-up was 0.33 worse than small, in two seeds.
+rate that was best for seed 0 of four (LARS) and three (LAMB). At batch 1024 gradual warm-up was 0.33 worse than small,
+in two seeds.
 
 How many ranks share the batch plays no part: each strategy computes what one process computes, as done here. A rerun
 with the same --out keeps what is there, so the experiment may be done in pieces; large_batch.json and .png are
