@@ -8,6 +8,7 @@ import importlib
 _HOME = {
     "CheckReplicas": "parallel.synchronous",
     "CompressedDataParallel": "parallel.compression.data_parallel",
+    "CompressedParameterServer": "parallel.compressed_parameter_server",
     "DataParallel": "parallel.master_worker",
     "DistributedDataParallel": "parallel.data_parallel",
     "FullyShardedDataParallel": "parallel.sharded",

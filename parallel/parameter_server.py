@@ -260,9 +260,10 @@ class ParameterServer(Synchronous):
         return one
 
     def describe(self) -> str:
-        where = "on ranks of their own" if not all(host in self.workers for host in self.hosts) else "on workers"
-        servers = f"{len(self.hosts)} parameter server{'s' * (len(self.hosts) > 1)} {where}"
-        return f"{len(self.workers)} workers, {servers}, {self.slices[0][1]:,} of {self.slices[-1][1]:,} values each"
+        one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers
+        place = ("on a rank of its own" if one else "on ranks of their own") if own else "on workers"
+        servers = "1 parameter server" if one else f"{len(self.hosts)} parameter servers"
+        return f"{len(self.workers)} workers, {servers} {place}, {self.slices[0][1]:,} values each"
 
     def close(self):
         self.pushing.free()

@@ -1,0 +1,100 @@
+"""Parameter servers with compressed gradients: exact where nothing is left out; what is left out is kept."""
+
+import numpy as np
+import pytest
+from equality import OPTIMIZERS, SEED, batches, cnn, dataset, mlp, one_process
+
+import nn
+
+
+def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
+    from collectives import Communicator
+    from parallel import CompressedParameterServer, compression
+
+    rule = OPTIMIZERS[optimizer]()
+    arguments = network(), nn.CrossEntropyLoss(), rule, Communicator(comm), compression.parse(method)
+    return CompressedParameterServer(*arguments, SEED, servers, place)
+
+
+LAYOUTS = [(1, "own"), (2, "own"), (2, "workers"), (3, "workers")]
+
+
+@pytest.mark.mpi(ranks=3, timeout=60)
+def test_a_ratio_of_1_is_exact(comm):
+    for servers, place in LAYOUTS:
+        for model, network in (("mlp", mlp), ("cnn", cnn)):
+            one, losses = one_process(model, "adam")
+            many = make(comm, network, "topk:1", "adam", servers, place)
+            found = [many.step(*batch) for batch in batches(model, many.shard)]
+            assert found == pytest.approx(losses, rel=1e-12)
+            many.check_replicas()
+            state = many.state()
+            if comm.rank == 0:
+                for name, array in one.state().items():
+                    np.testing.assert_allclose(state[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.mpi(ranks=3, timeout=60)
+def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
+    for method, least in [("qsgd:15", 6), ("terngrad", 15), ("signsgd", 20), ("topk:0.05", 8), ("dgc:0.05", 1)]:
+        for servers, place in LAYOUTS[1:3]:
+            many = make(comm, mlp, method, servers=servers, place=place)
+            many.compressor.tell_epoch(3)
+            history = batches("mlp", many.shard)
+            losses = [many.step(*batch) for batch in history[:3]]
+            assert np.isfinite(losses).all()
+            counted = many.bytes_sent()
+            assert counted["bytes_sent"] * least < counted["bytes_dense"], (method, counted)
+            kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
+            ends = []
+            for trainer in (many, make(comm, mlp, method, servers=servers, place=place)):
+                trainer.compressor.tell_epoch(3)
+                trainer.load_state(kept)
+                for batch in history[3:]:
+                    trainer.step(*batch)
+                trainer.check_replicas()
+                ends.append(comm.bcast(trainer.parameters.tobytes()))
+            assert ends[0] == ends[1], method
+
+
+@pytest.mark.mpi(ranks=3)
+def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
+    many = make(comm, mlp, "topk:0.1", servers=2, place="workers")
+    x, y, total = batches("mlp", many.shard)[0]
+    gradient = np.zeros_like(many.gradients)
+    taken = many.push
+
+    def push():
+        gradient[:] = many.gradients
+        taken()
+
+    many.push = push
+    many.step(x, y, total)
+    everything, sums = comm.allreduce(gradient), np.zeros_like(gradient)
+    if many.serves:
+        sums[many.own] = many.sums[: many.own.stop - many.own.start]
+    left = comm.allreduce(many.memory["error"])
+    np.testing.assert_allclose(comm.allreduce(sums) + left, everything, rtol=0, atol=1e-14)
+    assert np.abs(left).max() > 1e-6
+    state = comm.bcast(many.state())
+    fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
+    fewer.load_state(state)
+    np.testing.assert_allclose(comm.allreduce(fewer.memory["error"] if fewer.works else 0 * left), left, atol=1e-15)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_nan_leaves_everything_as_it_is_and_bad_methods_are_refused(comm):
+    many = make(comm, mlp, "topk:0.1")
+    n = 4 if many.works else 0
+    x, y = dataset("mlp").batch(np.arange(n))
+    many.step(x, y, 8)
+    before = many.snapshot()
+    x = x.copy()
+    x[1:2] = np.nan if comm.rank == 1 else 0
+    with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 1"):
+        many.step(x, y, 8)
+    after = many.snapshot()
+    names = [n for n in before if n in ("held", "steps") or n.startswith("compress")]
+    assert names and all(np.array_equal(before[name], after[name]) for name in names)
+    with pytest.raises(ValueError, match=r"PowerSGD.* does not work with parameter servers"):
+        make(comm, mlp, "powersgd:1")
