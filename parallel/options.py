@@ -17,7 +17,7 @@ from pathlib import Path
 # Options that only some values of another one read.
 READERS = (
     ("reproducible", "strategy", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
-    ("compress", "strategy", ("ddp",)),
+    ("compress", "strategy", ("ddp", "ps")),
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),
     ("label_smoothing", "loss", ("cross-entropy",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from parallel import compression
+from parallel.compressed_parameter_server import CompressedParameterServer
 from parallel.compression.data_parallel import CompressedDataParallel
 from parallel.data_parallel import DistributedDataParallel
 from parallel.master_worker import DataParallel
@@ -53,6 +54,10 @@ def dp(options, network, loss, optimizer, communicator) -> DataParallel:
 
 def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    if options.compress and options.reproducible:
+        raise ValueError("--reproducible does not go with --compress: what is left out depends on the number of ranks")
+    if options.compress:
+        return CompressedParameterServer(*arguments[:4], compression.parse(options.compress), *arguments[4:])
     if options.reproducible:
         return ReproducibleParameterServer(*arguments, options.reproducible)
     return ParameterServer(*arguments)
