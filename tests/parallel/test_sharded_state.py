@@ -1,0 +1,171 @@
+"""The state of sharded strategies: gathered, scattered, kept in files, continued under other strategies."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from equality import OPTIMIZERS, SEED, assert_equals_one_process, batches, difference, mlp, one_process
+from sharding import FSDP, STAGES, maker, sharded
+
+import nn
+from nn.layer import Sequential
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
+    """Two steps each of ddp, the three stages and one process are ten steps of one process."""
+    from collectives import Communicator
+    from parallel import DistributedDataParallel
+
+    build = lambda kind, *more: kind(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), *more)
+    whole = build(nn.Serial, SEED)
+    for batch in batches("mlp", (0, 1), 10):
+        whole.step(*batch)
+    kept = nn.Checkpoints(shared_tmp_path)
+    trainers = [build(DistributedDataParallel, Communicator(comm), 77)]
+    trainers += [sharded(comm, stage) for stage in STAGES]
+    for i, trainer in enumerate(trainers):
+        if i:
+            trainer.load_state(kept.load()[0])
+        for batch in batches("mlp", trainer.shard, 10)[2 * i : 2 * i + 2]:
+            trainer.step(*batch)
+        if not i:  # starts from the seed of the others
+            trainer.load_state(one_process("mlp", "adam", steps=2)[0].state())
+        entries = list(trainer.entries()) if comm.rank else trainer.entries()
+        if comm.rank == 0:
+            kept.save(entries, {})
+        comm.Barrier()
+    last = build(nn.Serial, 3)
+    last.load_state(kept.load()[0])
+    assert last.steps == 8
+    for batch in batches("mlp", (0, 1), 10)[8:]:
+        last.step(*batch)
+    assert difference(last.parameters, whole.parameters) < 1e-12
+    assert difference(last.slots["squares"], whole.slots["squares"]) < 1e-12
+
+
+@pytest.mark.mpi(ranks=3)
+def test_states_are_checked_and_come_back(comm):
+    one, _ = one_process("mlp", "adam")
+    for stage in STAGES:
+        many = sharded(comm, stage)
+        many.load_state(one.state() if comm.rank == 0 else {})  # what rank 0 has is scattered
+        assert many.steps == one.steps
+        assert many.digest() == one.digest() == hashlib.sha256(one.parameters).hexdigest()
+        many.check_replicas()
+        before = many.snapshot()
+        many.step(*batches("mlp", many.shard)[0])
+        assert many.digest() != one.digest()
+        many.restore(before)
+        assert many.digest() == one.digest() and many.steps == one.steps
+        alone = many.alone()
+        assert (alone is None) == (comm.rank > 0)
+        if alone:
+            assert all((array == one.state()[name]).all() for name, array in alone.state().items())
+        wrong = {name: array for name, array in one.state().items() if name != "param/3.b"}
+        with pytest.raises(ValueError, match=r"lacks param/3\.b"):  # on all ranks
+            many.load_state(wrong)
+        with pytest.raises(ValueError, match=r"entry param/3\.b: expected float64\(10,\), given float64\(2,\)"):
+            many.load_state(wrong | {"param/3.b": np.zeros(2)})
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_checkpoint_is_written_with_a_unit_in_memory(comm, tmp_path):
+    """Not with the whole state, which is forty times as large; and it is read array by array."""
+    widths = [500] * 14
+    network = nn.Network(Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))), (500,))
+    many = sharded(comm, FSDP, network)
+    one_unit, kept = 500 * 512 * 4, nn.Checkpoints(tmp_path)
+    many.run.common.memory.clear()
+    tracemalloc.start()
+    try:
+        entries = many.entries()
+        if comm.rank == 0:
+            kept.save(entries, {})
+        else:
+            list(entries)
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        if comm.rank == 0:
+            state = kept.load()[0]
+            assert len(state) == 3 * 26 + 1
+        many.load_state(state if comm.rank == 0 else {})
+        read = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written < 3 * one_unit and read < 4 * one_unit, (written / one_unit, read / one_unit)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_offload_to_files_that_no_end_leaves_behind(comm, shared_tmp_path):
+    directory = shared_tmp_path / "deep" / "offload"
+    for stage in STAGES:
+        assert_equals_one_process(maker(comm, stage, offload=directory), ("mlp",), ("adam",), (1,))
+        many = sharded(comm, stage, offload=directory)
+        assert os.listdir(directory) == []
+        maps = Path("/proc/self/maps").read_text()
+        assert f"{directory}/shard-{os.getpid()}-rank-{comm.rank} (deleted)" in maps
+        many.communicator.release()
+    assert_equals_one_process(maker(comm, "ZeRO1", offload=directory), ("mlp",), ("sgd",), (0,))  # nothing to offload
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_full_directory_is_refused_by_name(comm, shared_tmp_path, monkeypatch):
+    """On all ranks, before the first step; nothing is left in it."""
+    if os.getuid() == 0:
+        if comm.rank == 0:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", shared_tmp_path], check=True)
+        comm.Barrier()
+    elif comm.rank == 1:
+        import errno
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    big = nn.Network(Sequential(nn.Linear(100, 300), nn.Linear(300, 10)), (100,))
+    try:
+        with pytest.raises(
+            OSError,
+            match=r"offload: rank \d: .*shard-\d+-rank-\d needs [\d,]+ bytes, .* has [\d,]+ free \(No space left",
+        ):
+            sharded(comm, FSDP, big, offload=shared_tmp_path)
+        assert os.listdir(shared_tmp_path) == []
+    finally:
+        comm.Barrier()
+        if os.getuid() == 0 and comm.rank == 0:
+            subprocess.run(["umount", shared_tmp_path], check=True)
+
+
+def run(*arguments):
+    command = [sys.executable, ROOT / "scripts/train.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def test_from_the_command_line_to_another_strategy_and_rank_count(tmp_path):
+    out = tmp_path / "run"
+    common = ["--data", "digits", "--model", "mlp:64,40,10", "--optimizer", "adam", "--lr", "0.01", "--limit", "600"]
+    done = run(*common, "--strategy", "fsdp", "--ranks", 3, "--epochs", 2, "--memory", "--out", out, "--inspect")
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks, FullyShardedDataParallel" in done.stdout and "formula" in done.stdout
+    assert (out / "inspection" / "distributions.txt").exists()
+    before = json.loads((out / "result.json").read_text())
+    stored = nn.Checkpoints(out / "checkpoints").load()[0]
+    network = nn.Network(Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)), (64,))
+    flat = network.layout.zeros(np.float32)
+    names = [name for name in stored if name.startswith("param/")]
+    for (_, array), name in zip(network.layout.items(flat), names, strict=True):
+        array[...] = stored[name]
+    assert before["parameters_sha256"] == hashlib.sha256(flat).hexdigest()
+    more = run("--resume", out, "--ranks", 2, "--strategy", "zero1", "--epochs", 3)
+    assert more.returncode == 0, more.stderr
+    assert "continuing" in more.stdout and json.loads((out / "result.json").read_text())["epochs"] == 3
