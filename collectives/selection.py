@@ -28,7 +28,7 @@ TABLE: dict[str, dict[str, Rows]] = {
         "allreduce": [(8 << 10, "native"), (ANY, "shared")],
         "alltoall": [(ANY, "pairwise")],
         "barrier": [(ANY, "native")],
-        "broadcast": [(64 << 10, "native"), (4 << 20, "shared"), (ANY, "native")],
+        "broadcast": [(ANY, "native")],
         "exscan": [(ANY, "doubling")],
         "gather": [(ANY, "flat")],
         "reduce": [(ANY, "native")],
