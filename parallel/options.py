@@ -14,6 +14,13 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# How --help and README.md group the options: the first of each group, and its title.
+GROUPS = {
+    "model": "what is trained",
+    "epochs": "how it learns",
+    "ranks": "how ranks share the work",
+    "checkpoint_steps": "the run",
+}
 # Options that only some values of another one read.
 READERS = (
     ("reproducible", "strategy", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
@@ -41,13 +48,48 @@ def option(default, help: str, choices: tuple[str, ...] | None = None, metavar: 
 class Options:
     """What a run of scripts/train.py is made of."""
 
+    # what is trained
     model: str = option("cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)")
     data: str = option("digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...")
     data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
-    strategy: str = option("ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp"))
-    servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
-    server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
+    limit: int | None = option(None, "use at most that many samples of each split")
+    normalise: bool = option(False, "subtract the mean of each channel, divide by its standard deviation")
+    augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip")
+    length: int = option(64, "bytes in a sample of text")
+    mask: float = option(0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)")
+    activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
+    init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
+    dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
+    seed: int = option(0, "of initial weights and the order of samples")
+
+    # how it learns
+    epochs: int = option(30, "passes over the training data")
+    batch: int = option(32, "samples in a step, over all ranks")
+    loss: str = option(
+        "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce")
+    )
+    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
+    optimizer: str = option("sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"))
+    lr: float = option(0.1, "learning rate")
+    momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9")
+    nesterov: bool = option(False, "Nesterov's momentum")
+    weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt")
+    clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")
+    schedule: str | None = option(
+        None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
+    )
+    linear_scaling: int | None = option(
+        None,
+        "batch that --lr is meant for: a k times larger one gets k times the rate, reached over 5 epochs of warm-up",
+        metavar="BATCH",
+    )
+    sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
+    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
+    patience: int | None = option(None, "stop after that many epochs without better accuracy, keep the best")
+
+    # how ranks share the work
     ranks: int | None = option(None, "start that many ranks here; without it, one process, or what mpirun started")
+    strategy: str = option("ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp"))
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(
         "auto",
@@ -63,65 +105,37 @@ class Options:
     first_bucket: float = option(1.0, "ddp by messages: MiB of gradients in the first one", metavar="MIB")
     compress: str | None = option(
         None,
-        "ddp: fewer bytes: fp16, qsgd:LEVELS, terngrad, onebit, signsgd, topk:RATIO, threshold:LIMIT, dgc:RATIO, "
+        "ddp, ps: fewer bytes: fp16, qsgd:LEVELS, terngrad, onebit, signsgd, topk:RATIO, threshold:LIMIT, dgc:RATIO, "
         "powersgd:RANK",
         metavar="METHOD",
     )
-    offload: str | None = option(
-        None, "zero1, zero2, fsdp: keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
-    )
+    servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
+    server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
     unit: float = option(
         1.0, "zero1, zero2, fsdp: MiB of neighbouring layers' parameters that travel together", metavar="MIB"
     )
     prefetch: int | None = option(
         None, "fsdp: units gathered ahead while others compute (default: 1 between nodes, 0 on one)", metavar="N"
     )
-    memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
-    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
-    sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
-    check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
-    watch: float = option(300.0, "seconds that ranks may wait for each other before the run ends and says who did")
-    epochs: int = option(30, "passes over the training data")
-    batch: int = option(32, "samples in a step, over all ranks")
-    lr: float = option(0.1, "learning rate")
-    momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9")
-    weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt")
-    nesterov: bool = option(False, "Nesterov's momentum")
-    clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")
-    schedule: str | None = option(
-        None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)"
-    )
-    linear_scaling: int | None = option(
-        None,
-        "batch that --lr is meant for: a k times larger one gets k times the rate, reached over 5 epochs of warm-up",
-        metavar="BATCH",
+    offload: str | None = option(
+        None, "zero1, zero2, fsdp: keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
     )
     reproducible: int | None = option(
         None, "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8"
     )
-    loss: str = option(
-        "cross-entropy", "what is minimised", ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce")
-    )
-    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
-    optimizer: str = option("sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"))
-    activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
-    init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
-    seed: int = option(0, "of initial weights and the order of samples")
-    dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
-    limit: int | None = option(None, "use at most that many samples of each split")
-    normalise: bool = option(False, "subtract the mean of each channel, divide by its standard deviation")
-    augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip")
-    length: int = option(64, "bytes in a sample of text")
-    mask: float = option(0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)")
-    patience: int | None = option(None, "stop after that many epochs without better accuracy, keep the best")
+    check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
+    watch: float = option(300.0, "seconds that ranks may wait for each other before the run ends and says who did")
+    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
+
+    # the run
     checkpoint_steps: int | None = option(
         None, "also save every so many steps (always: after every epoch)", metavar="N"
     )
-    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
     profile: bool = option(False, "show the time of every layer before training")
     find_lr: bool = option(False, "try growing learning rates, draw the loss, and end")
     inspect: bool = option(False, "after training: confusion, misclassified samples, distributions, dead units")
     timeline: bool = option(False, "record what every rank did when: trace.json and timeline.png")
+    memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
     out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR")
     resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR")
 
@@ -151,12 +165,14 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE.toml", help="read options from this file; flags win")
     for f in dataclasses.fields(Options):
+        if f.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[f.name])
         kind = type_of(f)
         if kind is bool:
-            parser.add_argument("--" + f.name.replace("_", "-"), action="store_true", help=f.metadata["help"])
+            group.add_argument("--" + f.name.replace("_", "-"), action="store_true", help=f.metadata["help"])
             continue
         default = "" if f.default is None else f" (default: {f.default})"
-        parser.add_argument(
+        group.add_argument(
             "--" + f.name.replace("_", "-"),
             type=kind,
             choices=f.metadata["choices"],

@@ -19,7 +19,7 @@ import pytest
 
 import collectives
 from parallel import launch
-from parallel.options import Options, parser
+from parallel.options import GROUPS, Options, parser
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -46,6 +46,8 @@ def options_table() -> str:
     """A row for every option, from the dataclass that the command line is made of."""
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(Options):
+        if field.name in GROUPS:
+            rows.append(f"| **{GROUPS[field.name]}** | | |")
         choices = field.metadata["choices"]
         choices = f" (one of {', '.join(choices)})" if choices and len(choices) > 1 else ""
         default = "" if field.default in (None, False) else f"`{field.default}`"
