@@ -10,8 +10,9 @@
       cycle: 0 -> 1 -> 0
 
 Each rank has a thread that looks a few times a second at what the main thread is in, and answers the threads of other
-ranks, over a communicator of its own. While nothing is wrong a call costs a fraction of a microsecond more. Needs
-MPI.THREAD_MULTIPLE, which mpi4py asks for by default.
+ranks, over a communicator of its own. While nothing is wrong a call of 4 bytes costs 3.5 microseconds more, most of it
+because shortcuts past the plans are not taken; at 1 MiB it is below the noise. Needs MPI.THREAD_MULTIPLE, which mpi4py
+asks for by default.
 
 With debug=True, or RINGPROP_DEBUG=1, all ranks tell each other what they are about to call before each collective, and
 refuse it together where that does not fit: a nonblocking one when it is tested or waited for, as ranks may start it at
