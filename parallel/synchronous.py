@@ -99,6 +99,15 @@ class Synchronous(Serial):
         yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
         yield from self.network.layout.items(self.parameters)
 
+    def alone(self):
+        """Of one process: it neither waits for other ranks nor writes into memory that they share."""
+        state = self.state()
+        if self.shard[0]:
+            return None
+        one = Serial(self.network, self.loss, self.optimizer, self.seed)
+        one.load_state(state)
+        return one
+
     def describe(self) -> str:
         """How the work is shared, for the log; empty where there is nothing to say."""
         return ""

@@ -315,6 +315,22 @@ def test_resume_is_bit_exact_and_portable(comm):
             np.testing.assert_allclose(again.state()[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.mpi(ranks=2)
+def test_rank_0_can_look_into_the_network_alone(comm):
+    """Layers that take statistics over all ranks do not wait for them, and shared memory stays as it is."""
+    many = distributed(comm, cnn())
+    train(many, "cnn", 2)
+    before = many.parameters.copy()
+    one = many.alone()
+    assert (one is None) == (comm.rank == 1)
+    if one:
+        assert (one.parameters == before).all()
+        train(one, "cnn", 1)
+        assert (one.parameters != before).any()
+    comm.Barrier()
+    assert (many.parameters == before).all()
+
+
 # ------------------------------------------------------------------------------------ bad input
 
 
