@@ -81,6 +81,7 @@ class Serial:
         self.steps = 0
         # Of this batch, what `accumulate` was given: how many samples, their loss, and they themselves.
         self.seen, self.loss_so_far, self.parts = 0, 0.0, []
+        self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
 
     def allocate(self) -> None:
         """Make the flat buffers `parameters` and `gradients`; a strategy may choose other memory."""
@@ -103,7 +104,7 @@ class Serial:
         ValueError
             The global batch is empty; a shard of it may be.
         NonFiniteLoss
-            Before the update, so the parameters are those of the step before.
+            Before the update, so parameters and running statistics are those of the step before.
         """
         total = len(x) if total is None else total
         mine = self.seen + len(x)
@@ -112,11 +113,15 @@ class Serial:
                 f"step {self.steps} of {self.network.name}: a shard of {mine} samples in a batch of {total}; "
                 "a batch needs at least one"
             )
+        if not self.parts:
+            self.statistics_before[:] = self.statistics
         loss = self.combine(self.loss_so_far + self.compute_gradients(x, y, total))
         parts, self.parts = [*self.parts, x], []
         self.seen, self.loss_so_far, self.run.common.accumulate = 0, 0.0, False
         if not math.isfinite(loss):
+            self.statistics[:] = self.statistics_before
             bad = self.first_bad(parts)
+            self.statistics[:] = self.statistics_before  # looking may train
             raise NonFiniteLoss(self.explain(loss, bad), bad.samples if bad else ())
         self.update()
         self.steps += 1
@@ -127,6 +132,8 @@ class Serial:
 
         Saves memory: activations are those of a part. Nothing is sent to other ranks (PyTorch calls it no_sync).
         """
+        if not self.parts:
+            self.statistics_before[:] = self.statistics
         self.loss_so_far += self.compute_gradients(x, y, total)
         self.parts.append(x)
         self.seen += len(x)

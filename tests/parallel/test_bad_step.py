@@ -1,0 +1,63 @@
+"""A step whose loss is not finite changes nothing: parameters, moments and running statistics are those before it."""
+
+import numpy as np
+import pytest
+from equality import BATCH, batches, cnn
+
+import nn
+from parallel.options import Options
+
+EVERYTHING = [
+    *({"strategy": name} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
+    *({"strategy": name, "reproducible": 4} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
+    {"node_memory": "off"},
+    *({"strategy": name, "compress": "topk:0.1"} for name in ("ddp", "ps")),
+]
+
+
+def kept(trainer) -> dict[str, np.ndarray]:
+    """Copies of the state: all ranks take part, rank 0's counts."""
+    found = {name: np.array(array) for name, array in trainer.entries()}
+    return found if trainer.shard[0] == 0 else {}
+
+
+def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
+    good, (x, y, total) = batches("cnn", trainer.shard, 2)
+    start = kept(trainer)
+    nn.training.step_in_parts(trainer, *good, parts)
+    before = kept(trainer)
+    x = x.copy()
+    x[:1] = np.nan
+    with pytest.raises(nn.NonFiniteLoss, match="the input"):
+        nn.training.step_in_parts(trainer, x, y, total, parts)
+    after = kept(trainer)
+    if trainer.shard[0] != 0:
+        return
+    moved = [name for name in before if not np.array_equal(before[name], start[name])]
+    assert any(name.startswith("state/") for name in moved), "control: a good step does change them"
+    for name in before:
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_one_process(parts):
+    assert_a_bad_step_changes_nothing(nn.Serial(cnn(False), nn.CrossEntropyLoss(), nn.Adam(0.01)), parts)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_every_strategy(comm):
+    from collectives import Communicator
+    from parallel.strategies import STRATEGIES
+
+    for given in EVERYTHING:
+        options = Options(batch=BATCH, **given)
+        alone = "reproducible" in given  # synchronised statistics need all shards at once
+        for synchronized, parts in ((False, 1),) if alone else ((False, 2), (True, 1)):
+            make = STRATEGIES[options.strategy]
+            network = cnn(synchronized)
+            trainer = make(options, network, nn.CrossEntropyLoss(), nn.Adam(0.01), Communicator(comm))
+            try:
+                assert_a_bad_step_changes_nothing(trainer, parts)
+            except (AssertionError, ValueError) as error:
+                raise AssertionError(f"{given}, synchronized={synchronized}, {parts} parts: {error}") from error
+            trainer.close()
