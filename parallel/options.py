@@ -38,6 +38,9 @@ READERS = (
     ("prefetch", "strategy", ("fsdp",)),
     ("server_place", "strategy", ("ps",)),
 )
+# Options that sum gradients in a way of their own, and those that say how the usual way does it.
+MESSAGES = ("node_memory", "overlap", "bucket", "first_bucket")
+OWN_WAY = {"compress": ("reproducible", *MESSAGES), "reproducible": ("accumulate", "sync_batch_norm", *MESSAGES)}
 
 
 def option(default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None):
@@ -144,7 +147,7 @@ class Options:
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline",
-    "strategy", "offload", "prefetch", "unit", "memory",
+    "strategy", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
 }  # fmt: skip
 
 
@@ -251,12 +254,11 @@ def resumed(values: dict) -> dict:
                 f"--resume {directory}: that run has {flag} {before.get(key)}, given {value}: leave it out"
             )
     known = {f.name for f in dataclasses.fields(Options)}
-    return (
-        {k: v for k, v in before.items() if k in known}
-        | {"ranks": None, "threads": None}
-        | values
-        | {"out": str(directory)}
-    )
+    found = {k: v for k, v in before.items() if k in known} | {"ranks": None, "threads": None} | values
+    for name, other, readers in READERS:  # another strategy has no use for some options of the one before
+        if name in FREE_ON_RESUME and name not in values and found.get(other) not in (None, *readers):
+            found.pop(name, None)
+    return found | {"out": str(directory)}
 
 
 def check(options: Options) -> None:
@@ -291,10 +293,10 @@ def check(options: Options) -> None:
         if getattr(options, name) >= 1:
             raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")
     defaults = {f.name: f.default for f in dataclasses.fields(Options)}
-    if options.compress:
-        for name in ("reproducible", "node_memory", "overlap", "bucket", "first_bucket"):
+    for way, others in OWN_WAY.items():
+        for name in others if getattr(options, way) else ():
             if getattr(options, name) != defaults[name]:
-                raise OptionError(f"--{name.replace('_', '-')} does not go with --compress: leave one of them out")
+                raise OptionError(f"--{name.replace('_', '-')} does not go with --{way}: leave one of them out")
     for name, other, readers in READERS:
         if getattr(options, name) != defaults[name] and getattr(options, other) not in readers:
             raise OptionError(
