@@ -54,8 +54,6 @@ def dp(options, network, loss, optimizer, communicator) -> DataParallel:
 
 def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
-    if options.compress and options.reproducible:
-        raise ValueError("--reproducible does not go with --compress: what is left out depends on the number of ranks")
     if options.compress:
         return CompressedParameterServer(*arguments[:4], compression.parse(options.compress), *arguments[4:])
     if options.reproducible:
