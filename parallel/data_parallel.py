@@ -36,7 +36,7 @@ class DistributedDataParallel(Synchronous):
         Sum gradients in the memory that the ranks of a node share; auto: where all nodes have equally many ranks, and
         more than one.
     overlap : {"auto", "thread", "poke", "none"}
-        What moves messages while backprop goes on; see buckets.py.
+        What moves messages while backprop goes on; see buckets.py. auto: none where ranks share a node, and cores.
     bucket, first_bucket : float
         MiB of gradients that make a message, and the first one.
     limit : float
@@ -68,6 +68,8 @@ class DistributedDataParallel(Synchronous):
         self.why_messages = "as asked" if node_memory == "off" else why_not(self.nodes)
         if node_memory == "on" and self.why_messages:
             raise ValueError(f"gradients cannot be summed in node-shared memory: {self.why_messages}; use messages")
+        if overlap == "auto" and len(set(self.nodes)) < communicator.size:
+            overlap = "none"
         self.limit = limit
         self.messages = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
         super().__init__(network, loss, optimizer, communicator, seed)
