@@ -189,7 +189,8 @@ def refuse_more_than_there_is(nbytes):
 class Flags:
     """A counter for each rank, on a cache line of its own; and beside it what the rank is about to do.
 
-    Words of a line: 0 how often the rank has arrived; 1 and 2 the signature of its call, by the parity of the former.
+    Words of a line: 0 how often the rank has arrived; 1 and 2 the signature of its call, by the parity of the former;
+    3 and 4 what the ranks like to tell each other with `tell`; on the first rank's line 5 the next number to `claim`.
     """
 
     def __init__(self, comm, limit):
@@ -199,7 +200,9 @@ class Flags:
         lines = [memoryview(self.window.Shared_query(rank)[0]).cast("B").cast("q") for rank in range(self.size)]
         self.mine, self.others = lines[self.rank], [line for rank, line in enumerate(lines) if rank != self.rank]
         self.ranks = [rank for rank in range(self.size) if rank != self.rank]
-        self.mine[0] = self.mine[1] = self.mine[2] = 0
+        for word in range(6):
+            self.mine[word] = 0
+        self._one, self._claimed = np.ones(1, np.int64), np.empty(1, np.int64)
         self.window.Lock_all()
         self.fence = self.window.Sync
         self.count = 0
@@ -217,6 +220,24 @@ class Flags:
                 self._wait(line, count, what)
         self.fence()
 
+    def tell(self, word: int, value: int) -> None:
+        """Raise a word of this rank: what was written before can be read by those who see it."""
+        self.fence()
+        self.mine[word] = value
+
+    def until(self, word: int, value: int, what: str) -> None:
+        """Wait until that word of every rank is at least `value`."""
+        for line in self.others:
+            if line[word] < value:
+                self._wait(line, value, what, word)
+        self.fence()
+
+    def claim(self) -> int:
+        """The next number: 0, 1, 2, ... over all ranks of the node, none twice."""
+        self.window.Fetch_and_op(self._one, self._claimed, 0, 5 * 8)
+        self.window.Flush_local(0)
+        return int(self._claimed[0])
+
     def agree(self, signature: int, what: str) -> bool:
         """The same, and say whether all ranks are at the same call: all get the same answer."""
         mine = self.mine
@@ -231,14 +252,14 @@ class Flags:
         self.fence()
         return all([line[word] == signature for line in self.others])  # a list: half the time of a generator
 
-    def _wait(self, line, count, what):
+    def _wait(self, line, count, what, word=0):
         """First only look; then give the core to others, and let MPI move what a late rank may be waiting for."""
         for _ in range(self.looks):
-            if line[0] >= count:
+            if line[word] >= count:
                 return
         pause, probe, clock = os.sched_yield, self.comm.Iprobe, time.monotonic
         since, rounds = clock(), 0
-        while line[0] < count:
+        while line[word] < count:
             pause()
             rounds += 1
             if rounds % 32 == 0:
@@ -247,7 +268,7 @@ class Flags:
                 if waited > 0.05:
                     time.sleep(50e-6)
                 if waited > self.limit:
-                    late = [rank for rank, other in zip(self.ranks, self.others, strict=True) if other[0] < count]
+                    late = [rank for rank, other in zip(self.ranks, self.others, strict=True) if other[word] < count]
                     raise TimeoutError(
                         f"rank {self.rank} has waited {waited:.1f} s in {what}: "
                         f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self.size} did not come"

@@ -149,8 +149,12 @@ class Serial:
             return 0.0
         z, saved = self.network.forward(self.p, x, self.run)
         loss, gz = self.loss(z, y, total * self.terms, self.run)
+        self.before_backward(loss)
         self.network.backward(self.p, self.g, gz, saved, self.run)
         return loss
+
+    def before_backward(self, loss: float) -> None:
+        """Told the loss of these samples when their forward pass has ended."""
 
     def first_sample(self, total: int) -> int:
         """Index in a global batch of `total` samples of the first one of this shard."""

@@ -120,7 +120,11 @@ class Buckets:
 
     def slots(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Moments of the optimizer: every rank has all."""
-        return {name: np.zeros_like(self.parameters) for name in names}
+        self.moments = {name: np.zeros_like(self.parameters) for name in names}
+        return self.moments
+
+    def told(self) -> None:
+        """`tail` is written: it leaves with the last bucket."""
 
     def start(self, statistics: np.ndarray) -> None:
         """Parameters and statistics are those of rank 0."""
@@ -168,9 +172,9 @@ class Buckets:
         if self.overlap != "thread" and "thread" in self.communicators:
             self.communicators.pop("thread").Free()
 
-    def update(self, optimizer: Optimizer, slots: dict[str, np.ndarray], step: int) -> None:
+    def update(self, optimizer: Optimizer, step: int) -> None:
         """Every rank makes the same update of its own parameters."""
-        optimizer.update(self.parameters, self.gradients, slots, step, self.region)
+        optimizer.update(self.parameters, self.gradients, self.moments, step, self.region)
 
     def describe(self) -> str:
         """How gradients are summed, in words."""

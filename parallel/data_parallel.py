@@ -74,6 +74,7 @@ class DistributedDataParallel(Synchronous):
         self.messages = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
         super().__init__(network, loss, optimizer, communicator, seed)
         self.slots = self.sums.slots(optimizer.slots)
+        self.told = False  # whether the sums have this step's loss and statistics
         self.sums.start(self.statistics)
 
     def allocate(self) -> None:
@@ -93,29 +94,38 @@ class DistributedDataParallel(Synchronous):
         return DEFAULT if self.why_messages else (*DEFAULT, ("communicate", "sums.meet", True))
 
     def step(self, x, y, total=None):
-        if not self.why_messages:
-            return super().step(x, y, total)
         self.sums.begin()
-        self.run.common.ready = self.sums.ready
+        self.told, self.run.common.ready = False, self.sums.ready
         try:
             return super().step(x, y, total)
         finally:
             self.run.common.ready = None
 
-    def combine(self, loss: float) -> float:
-        """Sum gradients and loss; take the mean of the ranks' running statistics, so that replicas stay alike."""
-        tail, summed = self.sums.tail, self.sums.summed_tail
+    def before_backward(self, loss):
+        if self.run.common.ready:  # the last samples of this shard
+            self.tell(self.loss_so_far + loss)
+
+    def tell(self, loss: float) -> None:
+        """Let loss and running statistics follow the gradients: their mean, so that replicas stay alike."""
+        self.told, tail = True, self.sums.tail
         tail[0] = loss
         if self.statistics.size:
             np.divide(self.statistics, self.shard[1], out=tail[ALIGN:])
+        self.sums.told()
+
+    def combine(self, loss: float) -> float:
+        """Sum what was told, and the gradients."""
+        if not self.told:  # there were no samples
+            self.tell(loss)
         self.sums.sum()
+        summed = self.sums.summed_tail
         if self.statistics.size:
             self.statistics[:] = summed[ALIGN:]
         return float(summed[0])
 
     def update(self) -> None:
         """Update all parameters, or this rank's share of those in node-shared memory."""
-        self.sums.update(self.optimizer, self.slots, self.steps)
+        self.sums.update(self.optimizer, self.steps)
 
     def rescale(self, slot, factor):
         """In node-shared memory each rank has its share to do, and none reads on before all are done."""

@@ -1,22 +1,26 @@
 """Gradients summed in the memory that the ranks of a node share; parameters and moments are there once for all.
 
-A step has two meetings. Every rank writes its gradients into an array that the others can read; **meet**; rank r sums
-slice r over all ranks' arrays and updates slice r of the parameters; **meet**. So each element is summed by one rank,
-in rank order, and updated once: parameters cannot differ between ranks, nothing is copied back, and a rank makes a p-th
-of the update with a p-th of the moments.
+Every rank writes its gradients where the others can read them, and tells how far they are finished: a growing prefix of
+the layout. The layout is cut into blocks. Whoever has done its own backward pass claims the next block, waits until all
+have finished its gradients, adds them up in rank order, and updates the block's parameters; then all **meet**. So each
+element is summed and updated once, with the same bits whoever does it; nothing is copied back; and a rank that is early
+does the work of one that is late, instead of waiting for it.
 
-    rank 0   forward, backward | sum and update slice 0 | forward, backward ...
-    rank 1   forward, backward | sum and update slice 1 | forward, backward ...
-                              meet                     meet
+    rank 0   forward, backward                | block 2 | block 4 | forward, backward ...
+    rank 1   forward, backward | block 0 | block 1 | block 3      | forward, backward ...
+                                                                 meet
 
-Across nodes with equally many ranks each there are two levels: the slice sums of a node go through an allreduce between
-the ranks that hold the same slice on every node, and the nodes' cables carry each gradient once. Cost of a step: 2 / p
-reads of all ranks' gradients, and the two meetings (a few microseconds). Source of the two levels: Jia et al. 2018.
+Where an update needs norms of whole tensors, or nodes have to exchange sums, each rank has a share instead: meet; sum
+the share, and between nodes with equally many ranks add up what holders of the same share have; update it; meet. So the
+cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and a meeting (a few
+microseconds). Source of the two levels: Jia et al. 2018.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
@@ -24,7 +28,7 @@ from mpi4py import MPI
 from collectives.shared import BLOCK, operation
 from collectives.steps import part
 from collectives.window import SharedWindow
-from nn.layout import ALIGN, Layout
+from nn.layout import ALIGN, Layout, Region
 from nn.optimizers import Optimizer
 
 
@@ -44,6 +48,30 @@ def why_not(nodes: list[int]) -> str:
     if len(set(sizes.values())) > 1:
         return f"nodes with different numbers of ranks ({', '.join(map(str, sizes.values()))})"
     return ""
+
+
+FINISHED, TOLD = 3, 4  # words of the window's flags: how far gradients are finished; of which step the tail is written
+LEAST = 1 << 14  # bytes of gradients that are worth a claim
+
+
+def claimed_at_once(size: int, ranks: int, itemsize: int) -> int:
+    """Elements of a block: some blocks for each rank, which fit into the cache with what is read and written there."""
+    nbytes = min(BLOCK, max(LEAST, size * itemsize // (4 * ranks)))
+    return nbytes // itemsize // ALIGN * ALIGN
+
+
+@dataclass
+class Block:
+    """A part of the layout that one rank sums and updates at a time."""
+
+    place: slice
+    calls: list[Callable[[], None]]  # add the gradients of all ranks into `sums`
+    sums: np.ndarray
+    parameters: np.ndarray
+    region: Region
+
+    def update(self, optimizer: Optimizer, moments: dict[str, np.ndarray], step: int, sum_small=None) -> None:
+        optimizer.update(self.parameters, self.sums, moments, step, self.region, sum_small)
 
 
 class NodeMemory:
@@ -68,10 +96,9 @@ class NodeMemory:
     parameters : flat array, one for the node
     gradients, tail : this rank's arrays, which the others read
     share : slice
-        What of the layout this rank sums and updates.
-    summed, summed_tail : arrays
-        Of the share, and of the tail: sums over all ranks, after `sum`. Where the update of a block needs nothing of
-        the others, a block is summed right before, while it is in the cache, and `summed` has room for one.
+        What of the layout this rank updates, where each has a share.
+    summed_tail : array
+        The sum of all ranks' tails, after `sum`.
     """
 
     def __init__(
@@ -101,22 +128,20 @@ class NodeMemory:
 
         lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
         self.share = slice(lo, hi)
-        whole = bool(self.between or optimizer.clip or optimizer.norms)  # else block by block
-        step = max(1, hi - lo) if whole else BLOCK // np.dtype(dtype).itemsize
-        room = min(step, hi - lo)
+        self.claims = not (self.between or optimizer.clip or optimizer.norms)
+        step = claimed_at_once(size, self.count, np.dtype(dtype).itemsize) if self.claims else max(1, hi - lo)
+        room = min(step, size)
         self.wire = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes
-        self.summed, self.summed_tail = self.wire[:room], self.wire[room:]
+        summed, self.summed_tail = self.wire[:room], self.wire[room:]
         _, adding = operation(MPI.SUM, np.dtype(dtype))
-        self._sums = adding([each[size:] for each in parts], [self.summed_tail])
-        self._blocks = []  # (calls that sum, place in the layout, sums, parameters, Region)
-        for a in range(lo, hi, step):
-            b = min(a + step, hi)
-            sums, calls = self.summed[: b - a], adding([each[a:b] for each in parts], [self.summed[: b - a]])
-            if whole:
-                self._sums, calls = self._sums + calls, []
-            self._blocks.append((calls, slice(a, b), sums, self.parameters[a:b], layout.region(a, b)))
-        if whole and not self._blocks:  # a rank without a share takes part in norms
-            self._blocks = [([], self.share, self.summed, self.parameters[lo:hi], layout.region(lo, hi))]
+        self._sum_tails = adding([each[size:] for each in parts], [self.summed_tail])
+        self._blocks = []
+        for a in range(0, size, step) if self.claims else [lo]:  # a rank with an empty share takes part in norms
+            place = slice(a, min(a + step, size)) if self.claims else self.share
+            sums = summed[: place.stop - place.start]
+            calls = adding([each[place] for each in parts], [sums])
+            self._blocks.append(Block(place, calls, sums, self.parameters[place], layout.region(a, place.stop)))
+        self.steps = self.updates = 0  # begun, and ended
         self._small: dict[int, tuple] = {}  # elements -> (array, plan of its sum)
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
@@ -143,8 +168,10 @@ class NodeMemory:
         flags.together("clearing memory")
 
     def slots(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-        """Moments of the optimizer: whole arrays, of which each rank writes its share (collective)."""
-        return {name: self.window.common(len(self.parameters), self.wire.dtype) for name in names}
+        """Moments of the optimizer: arrays for the whole layout, of which there is one a node (collective)."""
+        slots = {name: self.window.common(len(self.parameters), self.wire.dtype) for name in names}
+        self._moments = [{name: slot[block.place] for name, slot in slots.items()} for block in self._blocks]
+        return slots
 
     def start(self, statistics: np.ndarray) -> None:
         """Parameters and statistics are those of the first node."""
@@ -154,10 +181,30 @@ class NodeMemory:
             self.between.Bcast(statistics, root=0)
             self.meet("the first parameters of all nodes")
 
+    def begin(self) -> None:
+        """A step begins: gradients that are `ready` from now on are final."""
+        self.steps += 1
+        self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
+
+    def ready(self, end: int) -> None:
+        """The gradients up to `end` are finished."""
+        self.window.flags.tell(FINISHED, self.before + end)
+
+    def told(self) -> None:
+        """`tail` is written."""
+        self.window.flags.tell(TOLD, self.steps)
+
     def sum(self) -> None:
-        """Sum what all ranks have written into `tail`, and into `gradients` where that is not left to `update`."""
-        self.window.flags.together("the sum of gradients")
-        for add in self._sums:
+        """Sum what all ranks have written into `tail`; and the gradients, unless that is left to who updates them."""
+        flags = self.window.flags
+        self.ready(len(self.parameters))
+        flags.until(TOLD, self.steps, "the loss")
+        for add in self._sum_tails:
+            add()
+        if self.claims:
+            return
+        flags.until(FINISHED, self.before + len(self.parameters), "the sum of gradients")
+        for add in self._blocks[0].calls:
             add()
         if self.between:
             self.between.Allreduce(MPI.IN_PLACE, self.wire)
@@ -183,14 +230,26 @@ class NodeMemory:
             )
         array[...] = mine.reshape(array.shape)
 
-    def update(self, optimizer: Optimizer, slots: dict[str, np.ndarray], step: int) -> None:
-        """Update this rank's share of the parameters with the sums; then all have theirs."""
-        for calls, place, sums, parameters, region in self._blocks:
-            for add in calls:
-                add()
-            moments = {name: slot[place] for name, slot in slots.items()}
-            optimizer.update(parameters, sums, moments, step, region, self.sum_small)
+    def update(self, optimizer: Optimizer, step: int) -> None:
+        """Update the parameters, together with the other ranks of the node."""
+        if self.claims:
+            for number in self._claimed():
+                block = self._blocks[number]
+                self.window.flags.until(FINISHED, self.before + block.place.stop, "the sum of gradients")
+                for add in block.calls:
+                    add()
+                block.update(optimizer, self._moments[number], step)
+        else:
+            self._blocks[0].update(optimizer, self._moments[0], step, self.sum_small)
+        self.updates += 1
         self.meet("the update")
+
+    def _claimed(self) -> Iterator[int]:
+        """Numbers of blocks that no other rank has; each rank ends with a number that is none."""
+        blocks = len(self._blocks)
+        first = self.updates * (blocks + self.count)
+        while (number := self.window.flags.claim() - first) < blocks:
+            yield number
 
     def meet(self, what: str) -> None:
         """Return when all ranks of the node have come: then they can read what each of them wrote."""
