@@ -18,7 +18,7 @@ from collectives.messages import incoming
 from collectives.nonblocking import Draining, Queue
 from collectives.planner import NATIVE, Planner, can_share
 from collectives.selection import Call
-from collectives.shortcuts import shortcuts
+from collectives.shortcuts import Calls, shortcuts
 
 IN_PLACE = MPI.IN_PLACE
 address = MPI.Get_address
@@ -62,8 +62,8 @@ class Communicator(MPI.Intracomm):
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
     _shortcuts = {}
-    _watchdog = _calls = None
-    _observed = 0, True, False  # watch, abort, debug
+    _watchdog = _agreement = None
+    _observed = {}  # watch, abort, debug, where one of them is on
 
     def __new__(cls, comm=None, **_):
         return super().__new__(cls, comm)
@@ -88,16 +88,18 @@ class Communicator(MPI.Intracomm):
 
     def _observe(self, limit, abort, debug):
         """Note every call, for the watchdog and the check that ranks agree (watchdog.py)."""
-        from collectives.watchdog import Agreement, Calls, Watchdog, watched
+        from collectives.agreement import Agreement
+        from collectives.watchdog import Watchdog, watched
 
-        self._observed = limit, abort, debug
+        self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
-        self._without_shortcuts()
-        self._calls = Calls(Agreement(native.Dup()) if debug else None)
+        if debug:
+            self._without_shortcuts()
+            self._agreement = Agreement(native.Dup())
         if limit:
             self._watchdog = Watchdog(self._calls, native.Dup(), limit, abort)
             self._watchdog.start()
-        self.__class__ = watched(Communicator)
+        self.__class__ = watched(type(self))
 
     def _prepare(self, progress=False, synchronous=False, algorithms=None):
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -107,9 +109,10 @@ class Communicator(MPI.Intracomm):
         self._queue = Queue(self._in_flight, progress)
         self._cache = PlanCache()
         self._in_flight(False)
+        self._calls = Calls()
         if type(self) is Communicator and not synchronous:  # a subclass may have other methods
             below, waiting, known = self._planner.selection.native_below, self._queue.waiting, self._cache.known
-            self._shortcuts = shortcuts(self, below, waiting, known)
+            self._shortcuts = shortcuts(self, MPI.Intracomm(self), below, waiting, known, self._calls)
             self.__dict__.update(self._shortcuts)
 
     def _in_flight(self, any_):
@@ -129,7 +132,7 @@ class Communicator(MPI.Intracomm):
         if comm == MPI.COMM_NULL or self._planner is None:
             return comm
         progress = self._queue.progress if progress is None else progress
-        observed = dict(zip(("watch", "abort", "debug"), self._observed, strict=True))
+        observed = self._observed or {"watch": 0, "debug": False}
         given = self._planner.selection.given
         return Communicator(comm, progress=progress, synchronous=self._planner.synchronous, **observed, **given)
 
@@ -140,14 +143,14 @@ class Communicator(MPI.Intracomm):
         """
         if self._planner is not None:
             self._queue.close()
-            if self._calls is not None:
-                self.__class__ = Communicator
+            if self._observed:
+                self.__class__ = type(self).__base__
                 if self._watchdog is not None:
                     self._watchdog.stop()
                     self._watchdog.comm.Free()
-                if self._calls.agreement is not None:
-                    self._calls.agreement.free()
-                self._calls = self._watchdog = None
+                if self._agreement is not None:
+                    self._agreement.free()
+                self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
             self._later_plans.free()
             self._planner.free()

@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from contextlib import nullcontext
 
 INTERVAL = 0.2e-3  # seconds between two looks of the progress thread
 
@@ -27,14 +26,14 @@ class Request:
     """A collective in flight. It keeps the caller's buffers alive until it is done.
 
     agreed : function (whether to wait) -> whether all ranks have said that they call it alike; None if none is to
-    waiting : a context in which the watchdog sees who waits for it; None without one
+    started : what the watchdog has to know of it (watchdog.py); None without one
     """
 
     def __init__(self, queue, plan, buffers, release, agreed):
         self.queue, self.plan, self.buffers, self.release = queue, plan, buffers, release
         self.at = 0  # the next of the plan's calls
         self.done = False
-        self.agreed, self.error, self.waiting = agreed, None, None
+        self.agreed, self.error, self.started = agreed, None, None
 
     def Test(self) -> bool:
         """Advance what is in flight; say whether this collective is done."""
@@ -46,8 +45,9 @@ class Request:
 
     def Wait(self) -> bool:
         """Return when this collective is done, and those that were started before it."""
-        with self.waiting or nullcontext():
-            self.queue.finish(self)
+        if self.started is not None:
+            self.started.calls.others += 1
+        self.queue.finish(self)
         if self.error:
             raise self.error
         return True

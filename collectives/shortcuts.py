@@ -10,6 +10,8 @@ All other calls go on to the method, which does everything: a shortcut decides n
 otherwise. Where the library finds that arguments do not fit each other, before it sends anything, the method says so in
 its own words.
 
+Each counts its calls: all that a watchdog needs of them (watchdog.py).
+
 The functions are attributes of the communicator: a closure finds its variables sooner than a method its attributes.
 """
 
@@ -40,33 +42,46 @@ class Known:
         entries[key] = array.dtype, array.flags.num, plan.__call__, weakref.ref(array, lambda _: entries.pop(key, None))
 
 
-def shortcuts(communicator: MPI.Intracomm, native_below, waiting, known: Known) -> dict[str, Callable]:
+class Calls:
+    """How many calls that wait for other ranks have begun: collectives, and others."""
+
+    __slots__ = ("collectives", "inside", "others")
+
+    def __init__(self):
+        self.collectives = self.others = 0
+        self.inside = False  # a method that counts
+
+
+def shortcuts(methods, native: MPI.Intracomm, native_below, waiting, known: Known, calls: Calls) -> dict[str, Callable]:
     """Name of a method -> the function that stands before it.
 
     Parameters
     ----------
-    communicator : whose methods they are; it has no shortcuts yet
+    methods : what has the methods that do everything
+    native : the same communicator without our methods
     native_below : operation -> bytes up to which the library's is chosen; -1 for none
     waiting : the nonblocking collectives in flight: while there are any there are no shortcuts
     known : plans of the communicator's allreduces
+    calls : counted here
     """
-    native = MPI.Intracomm(communicator)  # the same handle, without our methods
-    limit = native_below("allreduce")
-    made = {"Allreduce": allreduce(native.Allreduce, communicator.Allreduce, limit, waiting, known.entries.get)}
-    for operation, make in (
-        ("allgather", allgather),
-        ("barrier", barrier),
-        ("broadcast", broadcast),
-        ("reduce", reduce),
-        ("reduce_scatter", reduce_scatter),
+    made = {}
+    for name, operation, make, more in (
+        ("Allreduce", "allreduce", allreduce, known.entries.get),
+        ("Allgather", "allgather", allgather, None),
+        ("Barrier", "barrier", barrier, None),
+        ("Bcast", "broadcast", broadcast, native.Get_size()),
+        ("Reduce", "reduce", reduce, native.Get_size()),
+        ("Reduce_scatter_block", "reduce_scatter", reduce_scatter_block, None),
     ):
-        if (limit := native_below(operation)) >= 0:
-            made |= make(native, communicator, limit, waiting)
+        limit = native_below(operation)
+        if limit >= 0 or operation == "allreduce":
+            made[name] = make(getattr(native, name), getattr(methods, name), limit, waiting, calls, more)
     return made
 
 
-def allreduce(native, method, limit, waiting, known):
+def allreduce(native, method, limit, waiting, calls, known):
     def Allreduce(sendbuf, recvbuf, op=SUM, algorithm=None):
+        calls.collectives += 1
         if algorithm is None and not waiting and type(recvbuf) is ndarray:
             if recvbuf.nbytes <= limit:
                 if recvbuf.itemsize != HALF and sendbuf is not recvbuf:
@@ -83,10 +98,9 @@ def allreduce(native, method, limit, waiting, known):
     return Allreduce
 
 
-def allgather(comm, communicator, limit, waiting):
-    native, method = comm.Allgather, communicator.Allgather
-
+def allgather(native, method, limit, waiting, calls, _):
     def Allgather(sendbuf, recvbuf, algorithm=None):
+        calls.collectives += 1
         if algorithm is None and not waiting and type(recvbuf) is ndarray and recvbuf.nbytes <= limit:
             try:
                 return native(sendbuf, recvbuf)
@@ -94,33 +108,30 @@ def allgather(comm, communicator, limit, waiting):
                 pass
         return method(sendbuf, recvbuf, algorithm)
 
-    return {"Allgather": Allgather}
+    return Allgather
 
 
-def barrier(comm, communicator, limit, waiting):
-    native, method = comm.Barrier, communicator.Barrier
-
+def barrier(native, method, limit, waiting, calls, _):
     def Barrier(algorithm=None):
+        calls.collectives += 1
         return native() if algorithm is None and not waiting else method(algorithm)
 
-    return {"Barrier": Barrier}
+    return Barrier
 
 
-def broadcast(comm, communicator, limit, waiting):
-    native, method, size = comm.Bcast, communicator.Bcast, comm.Get_size()
-
+def broadcast(native, method, limit, waiting, calls, size):
     def Bcast(buf, root=0, algorithm=None):
+        calls.collectives += 1
         if algorithm is None and not waiting and type(buf) is ndarray and buf.nbytes <= limit and 0 <= root < size:
             return native(buf, root)
         return method(buf, root, algorithm)
 
-    return {"Bcast": Bcast}
+    return Bcast
 
 
-def reduce(comm, communicator, limit, waiting):
-    native, method, size = comm.Reduce, communicator.Reduce, comm.Get_size()
-
+def reduce(native, method, limit, waiting, calls, size):
     def Reduce(sendbuf, recvbuf, op=SUM, root=0, algorithm=None):
+        calls.collectives += 1
         x = recvbuf if sendbuf is IN_PLACE else sendbuf
         short = algorithm is None and not waiting and type(x) is ndarray and x.nbytes <= limit
         if short and x.itemsize != HALF and 0 <= root < size:
@@ -130,13 +141,12 @@ def reduce(comm, communicator, limit, waiting):
                 pass
         return method(sendbuf, recvbuf, op, root, algorithm)
 
-    return {"Reduce": Reduce}
+    return Reduce
 
 
-def reduce_scatter(comm, communicator, limit, waiting):
-    native, method = comm.Reduce_scatter_block, communicator.Reduce_scatter_block
-
+def reduce_scatter_block(native, method, limit, waiting, calls, _):
     def Reduce_scatter_block(sendbuf, recvbuf, op=SUM, algorithm=None):
+        calls.collectives += 1
         x = recvbuf if sendbuf is IN_PLACE else sendbuf
         if algorithm is None and not waiting and type(x) is ndarray and x.nbytes <= limit and x.itemsize != HALF:
             try:
@@ -145,4 +155,4 @@ def reduce_scatter(comm, communicator, limit, waiting):
                 pass
         return method(sendbuf, recvbuf, op, algorithm)
 
-    return {"Reduce_scatter_block": Reduce_scatter_block}
+    return Reduce_scatter_block

@@ -9,36 +9,31 @@
       missing from Allreduce: ranks 1, 2
       cycle: 0 -> 1 -> 0
 
-Each rank has a thread that looks a few times a second at what the main thread is in, and answers the threads of other
-ranks, over a communicator of its own. While nothing is wrong a call of 4 bytes costs 3.5 microseconds more, most of it
-because shortcuts past the plans are not taken; at 1 MiB it is below the noise. Needs MPI.THREAD_MULTIPLE, which mpi4py
-asks for by default.
-
-With debug=True, or RINGPROP_DEBUG=1, all ranks tell each other what they are about to call before each collective, and
-refuse it together where that does not fit: a nonblocking one when it is tested or waited for, as ranks may start it at
-different times. It costs an allgather of short texts a call.
+Each rank has a thread that looks ten times a second how many calls the main thread has begun, and answers the threads
+of other ranks, over a communicator of its own. Only where there have been no more for so long does it look for the call
+on the main thread's stack, with its arguments and place. So the main thread does no more than count: that a watchdog is
+on cannot be measured (4 bytes in 2.6 us, with and without). Needs MPI.THREAD_MULTIPLE, which mpi4py asks for by default.
 """
 
 import atexit
-import inspect
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from zlib import crc32
+from types import FrameType
+from typing import NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
-from collectives.messages import is_in_place, name_of, outgoing
 from collectives.nonblocking import Request
+from collectives.shortcuts import Calls, shortcuts
 from collectives.simulator import find_cycle
 
 LOOK = 0.1  # seconds between two looks at the main thread
 ANSWER = 2.0  # seconds that others get to answer
 STATUS = 86  # with which a hanging program is aborted
 QUESTION, REPLY = 1, 2  # tags
-TEXT = 1024  # bytes in which a rank says what it calls
 
 # fmt: off
 COLLECTIVE = (
@@ -80,64 +75,85 @@ def describe(value) -> str:
     return repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
 
 
-def where(frame) -> str:
+def where(frame: FrameType | None) -> str:
     """File, line and function of a frame."""
+    if frame is None:
+        return "its end"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-class Calls:
-    """What the main thread is in: written by it, read by the watchdog's thread.
-
-    now : (name, arguments, when it began, collectives begun by then) of the outermost call to MPI, or None
-    collectives : how many have begun
-    """
-
-    def __init__(self, agreement=None):
-        self.now, self.collectives, self.agreement = None, 0, agreement
-
-
 def watched(base: type) -> type:
-    """A subclass of a communicator class that notes what it is in, for the calls that wait for other ranks."""
-
-    def through(name):
-        method, collective = getattr(base, name), name in COLLECTIVE
-
-        def call(self, *args, **kwargs):
-            calls = self._calls
-            if calls.now is not None:  # a call within a call
-                return method(self, *args, **kwargs)
-            calls.collectives += collective
-            calls.now = name, (args, kwargs), time.monotonic(), calls.collectives
-            try:
-                if collective and calls.agreement:
-                    calls.agreement.check(name, method, self, args, kwargs, sys._getframe(1))
-                result = method(self, *args, **kwargs)
-                if type(result) is Request:
-                    result.waiting = Waiting(calls)
-                return result
-            finally:
-                calls.now = None
-
-        watched.code = call.__code__  # the same for all
-        return call
-
-    return type(base.__name__, (base,), {name: through(name) for name in (*COLLECTIVE, *PEER)})
+    """A subclass of a communicator class that counts its calls, of those that wait for other ranks."""
+    return type(base.__name__, (base,), {name: counting(name, getattr(base, name)) for name in (*COLLECTIVE, *PEER)})
 
 
-class Waiting:
-    """The context of a Wait for the nonblocking collective that `calls` is in."""
+def counting(name: str, method: Callable) -> Callable:
+    """A method that counts its calls."""
+    collective = name in COLLECTIVE
 
-    def __init__(self, calls):
-        self.calls, (self.name, self.arguments, _, self.number) = calls, calls.now
+    def call(self, *args, **kwargs):
+        calls = self._calls
+        if calls.inside:  # a call within a call
+            return method(self, *args, **kwargs)
+        if collective:
+            calls.collectives += 1
+        else:
+            calls.others += 1
+        calls.inside = True
+        try:
+            if collective and self._agreement:
+                self._agreement.check(name, method, self, args, kwargs, sys._getframe(1))
+            result = method(self, *args, **kwargs)
+            if type(result) is Request:
+                result.started = Started(calls, name, (args, kwargs), calls.collectives)
+            return result
+        finally:
+            calls.inside = False
 
-    def __enter__(self):
-        self.outermost = self.calls.now is None
-        if self.outermost:
-            self.calls.now = self.name, self.arguments, time.monotonic(), self.number
+    return call
 
-    def __exit__(self, *_):
-        if self.outermost:
-            self.calls.now = None
+
+class Started(NamedTuple):
+    """What the watchdog has to know of a nonblocking collective."""
+
+    calls: Calls
+    name: str
+    arguments: tuple[tuple, dict]
+    number: int
+
+
+class Doing(NamedTuple):
+    """A call that a thread is in: method, arguments and place; where it waits for a nonblocking one, which that is."""
+
+    name: str
+    args: list
+    kwargs: dict
+    at: str
+    number: int | None = None
+
+
+CALL, WAIT, SHORTCUTS = counting("", None).__code__, Request.Wait.__code__, shortcuts.__code__.co_filename
+
+
+def read_stack(frame: FrameType | None, calls: Calls) -> Doing | None:
+    """The outermost call that `calls` counts, of the thread with this frame; None if it is in none."""
+    doing = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == SHORTCUTS or code in (CALL, WAIT):
+            values, caller = frame.f_locals, frame.f_back
+            if code is WAIT:
+                if (started := values["self"].started) and started.calls is calls:
+                    doing = Doing(started.name, *started.arguments, where(caller), started.number)
+            elif values.get("calls") is calls:
+                if code is CALL:
+                    doing = Doing(values["name"], values["args"], values["kwargs"], where(caller))
+                else:  # a shortcut has the method's name and its parameters
+                    names = code.co_varnames[: code.co_argcount]
+                    args = [values[name] for name in names if name != "algorithm"]
+                    doing = Doing(code.co_name, args, {}, where(caller))
+        frame = frame.f_back
+    return doing
 
 
 class Watchdog(threading.Thread):
@@ -163,19 +179,36 @@ class Watchdog(threading.Thread):
         self.main = threading.get_ident()
         self.ended = threading.Event()
         self.asked = 0.0  # when another rank last asked: it reports, for all
-        self.said = None  # the call that was reported
+        self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when so many were first seen
 
     def run(self):
         patience = self.limit + min(0.3 * self.rank, self.limit)  # so that as a rule one rank reports
+        said = None  # the call that was reported
         while not self.ended.wait(LOOK):
             self.answer()
-            now = self.calls.now
-            if now is None or now is self.said or time.monotonic() - now[2] < patience or self.asked > now[2]:
+            self.look()
+            if self.seen == said or self.asked > self.since or time.monotonic() - self.since < patience:
                 continue
-            self.said = now
-            print(self.report(self.ask()), file=sys.stderr, flush=True)
-            if self.abort:
-                self.comm.Abort(STATUS)
+            if self.doing() is not None:
+                said = self.seen
+                print(self.report(self.ask()), file=sys.stderr, flush=True)
+                if self.abort:
+                    self.comm.Abort(STATUS)
+
+    def look(self):
+        """See whether another call has begun."""
+        begun = self.calls.collectives, self.calls.others
+        if begun != self.seen:
+            self.seen, self.since = begun, time.monotonic()
+
+    def doing(self) -> Doing | None:
+        """What the main thread is in, at the count `seen`."""
+        while True:
+            self.look()
+            seen, doing = self.seen, read_stack(sys._current_frames().get(self.main), self.calls)
+            self.look()
+            if seen == self.seen:
+                return doing
 
     def start(self):
         super().start()
@@ -221,17 +254,16 @@ class Watchdog(threading.Thread):
 
     def state(self) -> dict:
         """What this rank is in."""
-        now, frame = self.calls.now, sys._current_frames().get(self.main)
-        state = {"collectives": self.calls.collectives, "call": "", "at": where(frame) if frame else "its end"}
-        if now is None:
+        doing, frame = self.doing(), sys._current_frames().get(self.main)
+        state = {"collectives": self.seen[0], "call": "", "at": where(frame)}
+        if doing is None:
             return state
-        name, (args, kwargs), began, state["collectives"] = now
-        while frame is not None and frame.f_code not in (watched.code, Request.Wait.__code__):
-            frame = frame.f_back
+        name, args, kwargs, at, number = doing
         said = [describe(a) for a in args] + [f"{key}={describe(a)}" for key, a in kwargs.items()]
-        state |= {"name": name, "call": f"{name}({', '.join(said)})", "seconds": time.monotonic() - began}
-        if frame is not None and frame.f_back is not None:
-            state["at"] = where(frame.f_back)
+        state |= {"name": name, "call": f"{name}({', '.join(said)})", "at": at}
+        state["seconds"] = time.monotonic() - self.since
+        if number is not None:
+            state["collectives"] = number
         if name in PEER:
             key, place = PEER[name]
             peer = kwargs.get(key, args[place] if len(args) > place else MPI.ANY_SOURCE)
@@ -275,90 +307,3 @@ class Watchdog(threading.Thread):
             or state["collectives"] < own["collectives"]
             or (state["collectives"] == own["collectives"] and (same[0], state.get("name", same[1])) != same)
         ]
-
-
-class Agreement:
-    """Refuses a collective that ranks do not call alike, before any data moves."""
-
-    def __init__(self, comm: MPI.Intracomm):
-        self.comm = comm
-        self.told = []  # exchanges in flight: what MPI reads and writes must live
-
-    def check(self, name, method, communicator, args, kwargs, frame):
-        """Compare what all ranks are about to call: now, or where it is nonblocking, before it begins.
-
-        Raises
-        ------
-        ValueError
-            on every rank, with what two of them call and where
-        """
-        try:
-            must_agree = facts(name, method, communicator, args, kwargs)
-        except (ValueError, TypeError, BufferError) as error:
-            must_agree = f"{name} with a mistake: {error}"
-        if name.startswith("I"):
-            communicator._queue.agreed = self.exchange(must_agree, where(frame))
-        else:
-            communicator._queue.finish()  # others may wait for what is in flight before they come here
-            self.exchange(must_agree, where(frame))(True)
-
-    def exchange(self, must_agree: str, at: str):
-        """Tell all ranks; a function (whether to wait) -> whether all have told, ValueError where they differ."""
-        if len(must_agree) > TEXT // 2:
-            must_agree = f"{must_agree[: TEXT // 3]} ... {crc32(must_agree.encode()):08x}"
-        lines = [text.replace("\n", " ").encode("ascii", "replace")[: TEXT // 2 - 1] for text in (must_agree, at)]
-        own = np.frombuffer(b"\n".join(lines).ljust(TEXT), np.uint8)
-        told = np.empty((self.comm.Get_size(), TEXT), np.uint8)
-        request = self.comm.Iallgather(own, told)
-        self.told = [(r, *buffers) for r, *buffers in self.told if not r.Test()] + [(request, own, told)]
-
-        def agreed(wait: bool) -> bool:
-            if not (request.Wait() if wait else request.Test()):
-                return False
-            calls = [row.tobytes().decode().rstrip().split("\n") for row in told]
-            first, first_at = calls[0]
-            for rank, (other, there) in enumerate(calls):
-                if other != first:
-                    raise ValueError(
-                        f"the ranks do not agree: rank 0 calls {first} at {first_at}; "
-                        f"rank {rank} calls {other} at {there}"
-                    )
-            return True
-
-        return agreed
-
-    def free(self):
-        """Free the communicator (collective)."""
-        MPI.Request.Waitall([request for request, *_ in self.told])
-        self.comm.Free()
-
-
-def facts(name, method, communicator, args, kwargs) -> str:
-    """What all ranks must say alike of a call: operation, elements, datatype, op and root."""
-    if name[0].islower() or name == "Alltoallw":
-        return name
-    blocking = name.removeprefix("I").capitalize()
-    given = inspect.signature(method).bind(communicator, *args, **kwargs)
-    given.apply_defaults()
-    values = given.arguments
-    said = []
-    size, rank = communicator.Get_size(), communicator.Get_rank()
-    if not blocking.endswith("v"):
-        send, recv = values.get("sendbuf", values.get("buf")), values.get("recvbuf")
-        own, parts = send, size if blocking in ("Alltoall", "Reduce_scatter_block") else 1
-        if blocking == "Scatter":
-            own = recv if not is_in_place(recv) else send
-            parts = size if own is send and rank == values["root"] else 1
-        elif is_in_place(send):
-            own, parts = recv, size if blocking in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
-        if own is not None:
-            message = outgoing(own, parts)
-            alike = message.plain
-            said.append(f"{message.count} of {name_of(message)}" if alike else f"{message.count * message.size} bytes")
-    if "op" in values:
-        said.append(describe(values["op"]))
-    if "root" in values:
-        said.append(f"root {int(values['root'])}")
-    if values.get("recvcounts") is not None:
-        said.append(f"counts {list(values['recvcounts'])}")
-    return f"{name}({', '.join(said)})"

@@ -135,7 +135,8 @@ def test_where_there_are_no_shortcuts(comm):
         communicator = Communicator(comm, **options)
         assert not communicator._shortcuts and "Allreduce" not in vars(communicator)
         communicator.release()
-    communicator = Communicator(comm)
-    assert "Allreduce" in vars(communicator)
-    communicator.release()
-    assert "Allreduce" not in vars(communicator)
+    for options in ({}, {"watch": 300}):
+        communicator = Communicator(comm, **options)
+        assert "Allreduce" in vars(communicator), "a short call would cost microseconds more"
+        communicator.release()
+        assert "Allreduce" not in vars(communicator)

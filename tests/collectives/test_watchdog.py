@@ -12,7 +12,7 @@ from mpi4py import MPI
 from collectives import Communicator
 c = Communicator(MPI.COMM_WORLD, watch=0.6)
 x = np.ones(1000, "f4")
-y = x.copy()
+y, long = x.copy(), np.ones(100_000)
 c.Allreduce(x, y)
 
 def deadlock():
@@ -22,6 +22,13 @@ def missing():
     if c.rank == 1:
         compute()
     c.Allreduce(x, y, MPI.MAX)
+
+def again():
+    for _ in range(3):
+        c.Allreduce(MPI.IN_PLACE, long)
+    if c.rank == 1:
+        compute()
+    c.Allreduce(MPI.IN_PLACE, long)
 
 def compute():
     time.sleep(20)
@@ -47,6 +54,13 @@ CASES = {
     "missing": [
         "rank 0: Allreduce((1000,) float32, (1000,) float32, MAX), collective 2",
         "rank 1: not in a call, after collective 1",
+        "in compute",
+        "missing from Allreduce: rank 1",
+    ],
+    "again": [
+        "rank 0: Allreduce(IN_PLACE, (100000,) float64, SUM), collective 5",
+        "in again",
+        "rank 1: not in a call, after collective 4",
         "in compute",
         "missing from Allreduce: rank 1",
     ],
