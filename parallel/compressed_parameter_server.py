@@ -62,23 +62,20 @@ class CompressedParameterServer(ParameterServer):
         place: str = "own",
     ):
         if compressor.no_messages:
-            raise ValueError(
-                f"{compressor!r} does not work with parameter servers: {compressor.no_messages}; use another method, "
-                "or --strategy ddp"
-            )
+            raise ValueError(f"{compressor!r} does not work with parameter servers: {compressor.no_messages}")
         compressor.check(optimizer)
         agree(communicator, {"compression": repr(compressor)})
         super().__init__(network, loss, optimizer, communicator, seed, servers, place)
         layout, dtype = network.layout, network.dtype
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         regions = [layout.region(part.start, part.stop) for part in self.shares]
-        self.memory: dict[str, np.ndarray] = {}  # of all slices together, in the order of the layout
+        self.memories: dict[str, np.ndarray] = {}  # of all slices together, in the order of the layout
         self.compressor = Encoders()
         if self.works:
             self.compressor += [copy.copy(compressor).attach(region, dtype, seed, self.shard) for region in regions]
-            self.memory = {name: layout.zeros(dtype) for name in compressor.memories}
+            self.memories = {name: layout.zeros(dtype) for name in compressor.memories}
             for encoder, part in zip(self.compressor, self.shares, strict=True):
-                encoder.memory = {name: memory[part] for name, memory in self.memory.items()}
+                encoder.memory = {name: memory[part] for name, memory in self.memories.items()}
         if self.serves:
             own = regions[self.hosts.index(communicator.rank)]
             self.decoder = copy.copy(compressor).attach(own, dtype, seed, (0, len(self.workers)))
@@ -139,15 +136,15 @@ class CompressedParameterServer(ParameterServer):
         """Those of ParameterServer, and the memories with a row for each worker."""
         yield from super().entries()
         layout, first = self.network.layout, self.communicator.rank == 0
-        for name in self._memories():
+        for name in self._names():
             rows = np.zeros((len(self.workers), layout.size), self.network.dtype) if first else None
             if self.works:
-                self.between_workers.Gather(self.memory[name], rows, root=0)
+                self.between_workers.Gather(self.memories[name], rows, root=0)
             for key, place in layout.slices.items():
                 shape = len(self.workers), *layout.specs[key].shape
                 yield f"{PREFIX}{name}/{key}", rows[:, place].reshape(shape) if first else np.empty(0)
 
-    def _memories(self) -> tuple[str, ...]:
+    def _names(self) -> tuple[str, ...]:
         return self.compressor[0].memories if self.works else self.decoder.memories
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -155,23 +152,23 @@ class CompressedParameterServer(ParameterServer):
 
         Where the number of workers has changed, worker 0 gets the sum of the memories: nothing is lost.
         """
-        names = [f"{PREFIX}{name}/{key}" for name in self._memories() for key in self.network.layout.specs]
+        names = [f"{PREFIX}{name}/{key}" for name in self._names() for key in self.network.layout.specs]
         kept = [key for key in state if key.startswith(PREFIX)]
         if kept and sorted(kept) != sorted(names):
             raise ValueError(f"the checkpoint has memories of another method than {self.method}: {', '.join(kept[:3])}")
         super().load_state({key: state[key] for key in state if not key.startswith(PREFIX)})
-        for name, memory in self.memory.items():
+        for name, memory in self.memories.items():
             memory[:] = 0
             for key, array in self.network.layout.items(memory):
                 if kept:
                     array[...] = deal(state[f"{PREFIX}{name}/{key}"], len(self.workers))[self.shard[0]]
 
     def snapshot(self):
-        return super().snapshot() | {f"{PREFIX}{name}": memory.copy() for name, memory in self.memory.items()}
+        return super().snapshot() | {f"{PREFIX}{name}": memory.copy() for name, memory in self.memories.items()}
 
     def restore(self, snapshot):
         super().restore(snapshot)
-        for name, memory in self.memory.items():
+        for name, memory in self.memories.items():
             memory[:] = snapshot[f"{PREFIX}{name}"]
 
     def describe(self):

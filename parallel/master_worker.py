@@ -22,7 +22,6 @@ from collectives.steps import part
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
-from nn.training import Serial
 from parallel.synchronous import Synchronous
 
 MASTER = 0
@@ -163,14 +162,6 @@ class DataParallel(Synchronous):
         """As for all strategies, of what the master's broadcast brings."""
         self.broadcast_model()
         super().check_replicas()
-
-    def alone(self) -> Serial | None:
-        """A trainer of one process with this state; None on workers."""
-        if not self.master:
-            return None
-        one = Serial(self.network, self.loss, self.optimizer, self.seed)
-        one.load_state(self.state())
-        return one
 
     def _blocks(self, rows: np.ndarray | None) -> list | None:
         """The master's array of all samples' rows as a message with a block for each rank."""

@@ -5,17 +5,26 @@ by what its strategy shards (Rajbhandari et al. 2020):
 
     nothing (2 + k) s Psi; moments 2 s Psi + k s Psi/N; and gradients s Psi + (1 + k) s Psi/N; and parameters all /N
 
+A worker of parameter servers keeps 2 s Psi, one of n servers (2 + k) s Psi/n, a rank that is both the sum.
+
 What is whole for a moment only, the unit of layers in use, is told apart as "in transit". Activations are in the
 resident memory of the process, and in no formula.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from nn.training import Serial
 from parallel.breakdown import wrap
 
 KINDS = ("parameters", "gradients", "moments")
-WIRE = {"FullyShardedDataParallel": "3, less what need not be gathered again for backward"}  # the others 2
+WIRE = {
+    "DistributedDataParallel": "2 by messages, none in the memory of a node",
+    "ZeRO1": "2",
+    "ZeRO2": "2",
+    "FullyShardedDataParallel": "3, less what need not be gathered again for backward",
+}
 
 
 def resident() -> int:
@@ -27,6 +36,10 @@ def resident() -> int:
 def expected(trainer: Serial) -> dict[str, float]:
     """Bytes that a rank keeps by the formula, by what they are for."""
     psi, ranks = trainer.network.layout.count * trainer.network.dtype.itemsize, trainer.shard[1]
+    if hasattr(trainer, "hosts"):
+        part = psi / len(trainer.hosts) if trainer.serves else 0
+        vectors = psi * trainer.works + part
+        return {"parameters": vectors, "gradients": vectors, "moments": part * len(trainer.optimizer.slots)}
     sharded = (*trainer.sharded, "moments") if hasattr(trainer, "sharded") else ()
     whole = {"parameters": psi, "gradients": psi, "moments": psi * len(trainer.optimizer.slots)}
     return {kind: size / ranks if kind in sharded else size for kind, size in whole.items()}
@@ -48,41 +61,46 @@ class Ledger:
         self.trainer, self.traffic, self.before = trainer, traffic, before
         self.sent = self.steps = 0
         if traffic:
-            wrap(trainer, "step", self._counting)
+            wrap(trainer, "accumulate", partial(self._counting, 0))
+            wrap(trainer, "step", partial(self._counting, 1))
 
-    def _counting(self, step):
+    def _counting(self, steps, method):
         def counted(*arguments):
             start = self.traffic.total
-            loss = step(*arguments)
+            loss = method(*arguments)
             self.sent += self.traffic.total - start
-            self.steps += 1
+            self.steps += steps
             return loss
 
         return counted
 
     def report(self) -> str:
         """A table, on rank 0 (collective)."""
-        trainer, ranks = self.trainer, self.trainer.shard[1]
-        mine = trainer.memory() | {"resident": resident() - self.before, "sent": self.sent / max(1, self.steps)}
+        trainer = self.trainer
+        mine = trainer.memory() | {"resident": resident() - self.before, "formula": expected(trainer)}
+        mine["sent"] = self.sent / max(1, self.steps)
         everyone = self.traffic.gather(mine) if self.traffic else [mine]
         if not everyone:
             return ""
-        formula, psi = expected(trainer), trainer.network.layout.count
-        total = sum(formula.values())
-        mib = lambda size: f"{size / 2**20:9.2f}"
+        ranks, psi = len(everyone), trainer.network.layout.count
+        row = lambda title, sizes: f"{title:<11}" + "".join(f"  {size / 2**20:9.2f}" for size in sizes)
         lines = [
             f"memory of each rank in MiB, {type(trainer).__name__}, Psi = {psi:,} parameters, N = {ranks}",
             "rank       " + "".join(f"{name:>11}" for name in (*KINDS, "sum", "in transit", "resident")),
         ]
         for rank, found in enumerate(everyone):
-            sizes = [*(found[kind] for kind in KINDS), sum(found[kind] for kind in KINDS)]
-            sizes += [found["in transit"], found["resident"]]
-            lines.append(f"{rank:<11}" + "".join(f"  {mib(size)}" for size in sizes))
-        lines.append(f"{'formula':<11}" + "".join(f"  {mib(size)}" for size in (*formula.values(), total)))
+            sizes = [found[kind] for kind in KINDS]
+            lines.append(row(rank, [*sizes, sum(sizes), found["in transit"], found["resident"]]))
+        formulas = [tuple(found["formula"][kind] for kind in KINDS) for found in everyone]
+        if len(set(formulas)) == 1:
+            lines.append(row("formula", [*formulas[0], sum(formulas[0])]))
+        else:
+            lines += [row(f"formula, {rank}", [*sizes, sum(sizes)]) for rank, sizes in enumerate(formulas)]
         lines.append("resident: growth of the process since before the trainer was made, activations included")
         if self.traffic and self.steps:
-            unit = psi * trainer.network.dtype.itemsize * max(1, ranks - 1) / ranks
+            told = WIRE.get(type(trainer).__name__)
+            unit = psi * trainer.network.dtype.itemsize * (max(1, ranks - 1) / ranks if told else 1)
             times = ", ".join(f"{found['sent'] / unit:.2f}" for found in everyone)
-            told = WIRE.get(type(trainer).__name__, "2")
-            lines.append(f"sent in a step by each rank: {times} Psi (N-1)/N elements; the formula says {told}")
+            line = f"sent in a step by each rank: {times} Psi"
+            lines.append(f"{line} (N-1)/N elements; the formula says {told}" if told else f"{line} elements")
         return "\n".join(lines)

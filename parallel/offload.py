@@ -6,6 +6,7 @@ from the file system at once (posix_fallocate): a disk that is full is told at t
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -41,6 +42,8 @@ def shards(names: list[str], size: int, dtype, directory: str | Path | None, com
 def mapped(directory: Path, nbytes: int, rank: int) -> mmap.mmap:
     """So many bytes of a new file, mapped; it has no name any more."""
     file = directory / f"shard-{os.getpid()}-rank-{rank}"
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{directory} is no directory: shards need one for their files")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -22,7 +22,7 @@ from mpi4py.MPI import IN_PLACE
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
-from nn.training import Serial, check_state
+from nn.training import check_state
 from parallel.push_pull import cut, pull, push, roles
 from parallel.synchronous import Synchronous, agree
 
@@ -251,13 +251,17 @@ class ParameterServer(Synchronous):
         if self.serves:
             self.held[:] = snapshot["held"]
 
-    def alone(self) -> Serial | None:
-        """A trainer of one process with these parameters and no moments, to look into the network; on rank 0."""
-        if self.communicator.rank:
-            return None
-        one = Serial(self.network, self.loss, self.optimizer, self.seed)
-        one.parameters[:], one.statistics[:], one.steps = self.parameters, self.statistics, self.steps
-        return one
+    def memory(self) -> dict[str, int]:
+        """Of vectors as they are: a server's slice and its sums have running statistics and the loss in them."""
+        values = self.held.nbytes if self.serves else 0
+        vectors = self.replica.nbytes + self.message.nbytes if self.works else 0
+        moments = sum(slot.nbytes for slot in self.slots.values())
+        return {
+            "parameters": vectors // 2 + values,
+            "gradients": vectors // 2 + values,
+            "moments": moments,
+            "in transit": 0,
+        }
 
     def describe(self) -> str:
         one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers

@@ -34,11 +34,11 @@ def roles(size: int, servers: int, place: str = "own") -> tuple[Sequence[int], S
         raise ValueError(f"place {place!r} of parameter servers: expected one of {', '.join(PLACES)}")
     most = size - 1 if place == "own" else size
     if not 1 <= servers <= most:
-        room = "beside one worker, at least" if place == "own" else "among the workers"
+        room = "beside one worker" if place == "own" else "among the workers"
         hint = "; or let workers be servers (--server-place workers)" if place == "own" else ""
         raise ValueError(
-            f"{servers} parameter servers on {size} ranks: there is room for {most} {room}; use fewer, or more ranks"
-            f"{hint}"
+            f"{servers} parameter servers on {size} ranks: there is room for at most {most} {room}; use fewer, or more "
+            f"ranks{hint}"
         )
     if place == "own":
         return range(size - servers), range(size - servers, size)

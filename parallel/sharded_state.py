@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from nn.network import Bad
-from nn.training import Serial, check_state
+from nn.training import check_state
 from parallel.synchronous import Synchronous
 from parallel.units import Cut, Unit
 
@@ -121,14 +121,6 @@ class ShardedState(Synchronous):
 
     # ------------------------------------------------------------------------------------------------ looking at it
 
-    def alone(self):
-        state = self.state()
-        if self.shard[0]:
-            return None
-        one = Serial(self.network, self.loss, self.optimizer, self.seed)
-        one.load_state(state)
-        return one
-
     def first_bad(self, parts):
         bad = list(self.bad_parameters())
         everyone = {name for names in self.communicator.allgather(bad) for name in names}
@@ -144,12 +136,13 @@ class ShardedState(Synchronous):
             yield from (name for name, part, _ in region.tensors if not np.isfinite(block[part]).all())
 
     def look(self, parts):
-        bad, common = None, self.run.common
+        """At all parts, whatever is found in the first: where parameters are sharded, others wait for this rank."""
+        found, common = [], self.run.common
         common.sample -= sum(map(len, parts[:-1]))
         for x in parts:
-            bad = self.look_at(x) if bad is None else bad
+            found.append(self.look_at(x))
             common.sample += len(x)
-        return bad
+        return min(filter(None, found), key=lambda bad: bad.depth, default=None)
 
     def look_at(self, x: np.ndarray) -> Bad | None:
         """The first value that is not finite in a forward pass of these samples."""

@@ -102,10 +102,10 @@ class Synchronous(Serial):
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""
         state = self.state()
-        if self.shard[0]:
+        if self.communicator.rank:
             return None
         one = Serial(self.network, self.loss, self.optimizer, self.seed)
-        one.load_state(state)
+        one.load_state({name: state[name] for name in one.state()})  # less what a strategy keeps of its own
         return one
 
     def describe(self) -> str:

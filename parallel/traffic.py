@@ -7,7 +7,8 @@
 
 Counted is what was handed to each call, n bytes, times what the best algorithm makes a rank send of it among p (Chan et
 al. 2007): the ring's for all but small messages, so what network cards count, headers aside. An allreduce is a
-reduce-scatter and an allgather, 2 n (p-1)/p. Pickled objects (the lower-case methods) are not counted.
+reduce-scatter and an allgather, 2 n (p-1)/p. Of a schedule that a strategy compiles itself its Sends are counted.
+Pickled objects (the lower-case methods) are not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from collectives.messages import Message, is_in_place
+from collectives.steps import Send
 
 # operation -> (whether the second buffer is the whole vector, how often all but a rank's own part of it is sent)
 WHOLE = {
@@ -43,13 +45,14 @@ class Traffic:
     Attributes
     ----------
     bytes, calls : Counter
-        By operation ("allreduce", blocking or not): bytes that this rank had to send, and calls.
+        By operation ("allreduce", blocking or not; "run"): bytes that this rank had to send, and calls.
     """
 
     def __init__(self, communicator):
         self.communicator = communicator
         self.bytes: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self.plans: dict[object, int] = {}  # plan -> bytes that it sends
 
     @property
     def total(self) -> int:
@@ -66,6 +69,21 @@ class Traffic:
         other = Traffic(self.communicator.Dup(*arguments, **options))
         other.bytes, other.calls = self.bytes, self.calls
         return other
+
+    def compile(self, rounds, *arguments, **buffers):
+        """A plan for `Run`, with the bytes of its Sends."""
+        rounds = list(rounds)
+        plan = self.communicator.compile(rounds, *arguments, **buffers)
+        itemsize = next(iter(buffers.values())).itemsize
+        self.plans[plan] = itemsize * sum(
+            step.hi - step.lo for steps in rounds for step in steps if isinstance(step, Send)
+        )
+        return plan
+
+    def Run(self, plan, name: str = "") -> None:
+        self.calls["run"] += 1
+        self.bytes["run"] += self.plans[plan]
+        self.communicator.Run(plan, name)
 
     def __getattr__(self, name: str):
         method = getattr(self.communicator, name)

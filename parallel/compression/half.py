@@ -55,7 +55,7 @@ class Half(Compressor):
 
     def _halve(self, g: np.ndarray, maximum) -> float:
         """Put scale * g into `mine` as float16; returns the scale."""
-        largest = np.array([max(float(g.max()), -float(g.min()))])
+        largest = np.array([max(float(g.max(initial=0)), -float(g.min(initial=0)))])  # a slice may be empty
         if maximum:
             maximum(largest)
         room = float(np.finfo(np.float16).max) / self.shard[1]

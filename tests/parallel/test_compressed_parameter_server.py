@@ -73,13 +73,15 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     everything, sums = comm.allreduce(gradient), np.zeros_like(gradient)
     if many.serves:
         sums[many.own] = many.sums[: many.own.stop - many.own.start]
-    left = comm.allreduce(many.memory["error"])
+    left = comm.allreduce(many.memories["error"])
     np.testing.assert_allclose(comm.allreduce(sums) + left, everything, rtol=0, atol=1e-14)
     assert np.abs(left).max() > 1e-6
-    state = comm.bcast(many.state())
+    state, alone = comm.bcast(many.state()), many.alone()
+    assert alone is None if comm.rank else np.array_equal(alone.parameters, many.parameters)
+    assert many.memory()["moments"] == 0
     fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
     fewer.load_state(state)
-    np.testing.assert_allclose(comm.allreduce(fewer.memory["error"] if fewer.works else 0 * left), left, atol=1e-15)
+    np.testing.assert_allclose(comm.allreduce(fewer.memories["error"] if fewer.works else 0 * left), left, atol=1e-15)
 
 
 @pytest.mark.mpi(ranks=3)

@@ -68,6 +68,8 @@ def test_all_ranks_hold_the_same_bits_and_send_fewer_bytes(comm):
             assert all(map(math.isfinite, losses))
             many.check_replicas()
             assert same_everywhere(comm, many.parameters, many.statistics), text
+            alone = many.alone()
+            assert alone is None if comm.rank else np.array_equal(alone.parameters, many.parameters), text
             sent, dense = many.bytes_sent().values()
             shares[text] = sent / dense
             assert shares[text] < 0.7, text  # the equality of networks is float64

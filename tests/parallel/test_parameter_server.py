@@ -97,9 +97,13 @@ def test_prices_say_why_one_server_does_not_scale():
 
 
 def test_bad_layouts_are_refused_by_name():
-    with pytest.raises(ValueError, match="3 parameter servers on 3 ranks: there is room for 2 beside one worker"):
+    with pytest.raises(
+        ValueError, match="3 parameter servers on 3 ranks: there is room for at most 2 beside one worker"
+    ):
         roles(3, 3, "own")
-    with pytest.raises(ValueError, match="4 parameter servers on 3 ranks: there is room for 3 among the workers"):
+    with pytest.raises(
+        ValueError, match="4 parameter servers on 3 ranks: there is room for at most 3 among the workers"
+    ):
         roles(3, 4, "workers")
     with pytest.raises(ValueError, match="place 'nowhere' of parameter servers: expected one of own, workers"):
         roles(3, 1, "nowhere")
@@ -282,3 +286,33 @@ for step in range(3):
     assert status == 86, text
     assert "Run(Plan, 'push')" in text and "in lost" in text, text
     assert re.search("missing from Run: ranks? 1", text), text
+
+
+@pytest.mark.mpi(ranks=3)
+def test_memory_and_bytes_of_workers_and_servers(comm):
+    """What each rank keeps and sends is what the formulas say, and the report tells both; of zeros in float32."""
+    from collectives import Communicator
+    from parallel import ParameterServer
+    from parallel.memory import Ledger, expected
+    from parallel.traffic import Traffic
+
+    network = nn.Network(nn.layer.Sequential(nn.Linear(480, 480, bias=False)), (480,))
+    psi = network.layout.count * 4
+    for servers, place, sent in [(1, "own", (1, 1, 2)), (3, "workers", (4 / 3,) * 3)]:
+        traffic = Traffic(Communicator(comm))
+        many = ParameterServer(network, nn.CrossEntropyLoss(), nn.Adam(0.01), traffic, SEED, servers, place)
+        ledger = Ledger(many, traffic, 0)
+        rows = 2 if many.works else 0
+        x, y = np.zeros((rows, 480), np.float32), np.zeros(rows, int)
+        many.accumulate(x, y, 12)
+        many.step(x, y, 12)
+        found, formula = many.memory(), expected(many)
+        assert all(found[kind] == pytest.approx(size, abs=100) for kind, size in formula.items())
+        assert sum(formula.values()) == pytest.approx((2 * many.works + 4 / servers * many.serves) * psi)
+        assert traffic.bytes["run"] == pytest.approx(sent[comm.rank] * psi, rel=1e-4)
+        report = ledger.report()
+        if comm.rank == 0:
+            told = ", ".join(f"{times:.2f}" for times in sent)
+            assert f"sent in a step by each rank: {told} Psi elements" in report
+            assert report.count("formula") == (3 if place == "own" else 1)
+        many.close()

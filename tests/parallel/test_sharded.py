@@ -116,6 +116,8 @@ def test_nan_is_told_by_all_before_the_update(comm):
         with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1"):
             many.step(x, y, 12)
         assert many.digest() == before and many.steps == 0
+        with pytest.raises(nn.NonFiniteLoss, match=r"the input on rank 1 \(samples \[6\]"):  # found in its second part
+            nn.training.step_in_parts(many, x, y, 12, 3)
         x[:] = 0
         assert np.isfinite(many.step(x, y, 12)), "training goes on"
         many.own(many.cut.units[-1])[0] = np.nan if comm.rank == 2 else 0
