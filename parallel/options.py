@@ -29,9 +29,8 @@ READERS = (
     ("nesterov", "optimizer", ("sgd",)),
     ("label_smoothing", "loss", ("cross-entropy",)),
     ("node_memory", "strategy", ("ddp",)),
-    ("overlap", "strategy", ("ddp",)),
-    ("bucket", "strategy", ("ddp",)),
-    ("first_bucket", "strategy", ("ddp",)),
+    *((name, "strategy", ("ddp",)) for name in ("overlap", "bucket", "first_bucket")),
+    *((name, "node_memory", ("auto", "off")) for name in ("overlap", "bucket", "first_bucket")),
     ("servers", "strategy", ("ps",)),
     ("offload", "strategy", ("zero1", "zero2", "fsdp")),
     ("unit", "strategy", ("zero1", "zero2", "fsdp")),
@@ -96,12 +95,12 @@ class Options:
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(
         "auto",
-        "ddp: sum gradients in the memory that the ranks of a node share (auto: unless an allreduce is asked for)",
+        "ddp: sum gradients in the memory that the ranks of a node share (auto: unless told how messages do it)",
         ("auto", "on", "off"),
     )
     overlap: str = option(
         "auto",
-        "ddp by messages: what moves them during backprop (auto: the fastest, measured)",
+        "ddp by messages: what moves them during backprop (auto: none, unless another is measured to be faster)",
         ("auto", "thread", "poke", "none"),
     )
     bucket: float = option(25.0, "ddp by messages: MiB of gradients in one", metavar="MIB")
@@ -300,6 +299,6 @@ def check(options: Options) -> None:
     for name, other, readers in READERS:
         if getattr(options, name) != defaults[name] and getattr(options, other) not in readers:
             raise OptionError(
-                f"--{name.replace('_', '-')} has no effect with --{other} {getattr(options, other)}: "
+                f"--{name.replace('_', '-')} has no effect with --{other.replace('_', '-')} {getattr(options, other)}: "
                 f"leave it out, or use {', '.join(readers)}"
             )

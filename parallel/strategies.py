@@ -10,6 +10,7 @@ from parallel.compression.data_parallel import CompressedDataParallel
 from parallel.data_parallel import DistributedDataParallel
 from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
+from parallel.options import Options
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible_data_parallel import ReproducibleDataParallel
 from parallel.reproducible_master_worker import ReproducibleMasterWorker
@@ -27,6 +28,7 @@ def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
         return ReproducibleDataParallel(network, loss, optimizer, communicator, options.seed, options.reproducible)
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
     asked = options.allreduce not in ("auto", "shared") and len(set(nodes_of(communicator))) == 1
+    asked |= any(getattr(options, name) != getattr(Options, name) for name in ("overlap", "bucket", "first_bucket"))
     return DistributedDataParallel(
         network,
         loss,

@@ -168,7 +168,9 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
     assert result(out)["parameters_sha256"] == whole[ranks]["parameters_sha256"]
 
 
-@pytest.mark.parametrize(("number", "message"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "rank 1 of 2 did not come")])
+@pytest.mark.parametrize(
+    ("number", "message"), [(signal.SIGKILL, "error: rank 1 was killed"), (signal.SIGSTOP, "rank 1 of 2 did not come")]
+)
 def test_a_rank_that_is_killed_or_stopped_ends_the_job(tmp_path, number, message):
     out = tmp_path / "run"
     args = command(*LONG, "--epochs", "10000", "--out", str(out), "--ranks", "2", "--watch", "2")
@@ -198,8 +200,10 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path):
     train(*SMALL, "--out", out)
     assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
     assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
-    train("--resume", out, "--epochs", "4")
+    train("--resume", out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4
+    said = train("--resume", out, "--epochs", "5", "--ranks", "2", "--strategy", "zero1")
+    assert "ZeRO1" in said and result(out)["epochs"] == 5
 
 
 def test_a_full_disk_is_one_clear_message(tmp_path):
@@ -251,6 +255,8 @@ def test_config_file_lies_below_the_flags(tmp_path):
         (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
         (["--momentum", "0.9", "--optimizer", "adam"], 2, "--momentum has no effect with --optimizer adam"),
         (["--label-smoothing", "0.1", "--loss", "mse"], 2, "--label-smoothing has no effect with --loss mse"),
+        (["--overlap", "poke", "--node-memory", "on"], 2, "--overlap has no effect with --node-memory on"),
+        (["--reproducible", "4", "--bucket", "1"], 2, "--bucket does not go with --reproducible"),
         (["--loss", "mse"], 1, "--loss mse: the targets of digits are classes: use cross-entropy"),
         (["--batch", "1", "--ranks", "2"], 1, "a global batch of 1 samples cannot be cut among 2 ranks"),
         (["--allreduce", "rung", "--ranks", "2"], 1, "no allreduce algorithm 'rung'"),
