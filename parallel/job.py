@@ -6,6 +6,7 @@ What is heavy (NumPy, MPI) is imported only once the number of threads is set, a
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from parallel import launch
 from parallel.options import Options, parse
 
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
+SIGNALLED = 128  # and the number of the signal
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
@@ -70,22 +72,32 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         status = end.code
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
+    elif status > SIGNALLED:
+        print(f"error: {launch.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
     return status
 
 
 def without_banners(out):
-    """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why."""
+    """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why.
+
+    But a rank that was killed cannot say so: of what mpiexec says, this is told.
+    """
     held = ""  # a line of dashes, which may begin a banner
-    inside = False
+    banner = ""
 
     def receive(line: str) -> None:
-        nonlocal held, inside
+        nonlocal held, banner
         rule = len(line) > 60 and set(line.strip()) == {"-"}
-        if inside:
-            inside = not rule
+        if banner:
+            banner += line
+            if rule:
+                if killed := re.search(r"process rank (\d+) .*exited on\s+signal 9\b", banner, re.DOTALL):
+                    out.write(f"error: rank {killed[1]} was killed\n")
+                    out.flush()
+                banner = ""
             return
-        inside = bool(held) and line.startswith(BANNERS)
-        if not inside:
+        banner = line if held and line.startswith(BANNERS) else ""
+        if not banner:
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""
