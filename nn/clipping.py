@@ -17,7 +17,7 @@ import numpy as np
 from nn.layout import Region
 
 SumOverRanks = Callable[[np.ndarray], None]  # sums a small float64 array over the ranks that share a buffer, in place
-BLOCK_BYTES = 60 * 1024  # what is worked on at a time, so that a block's operands stay in the cache
+BLOCK_BYTES = 120 * 1024  # what is worked on at a time, so that a block's operands stay in the cache
 
 
 def squared_norms(

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
-from collectives.shared import BLOCK, operation
+from collectives.shared import operation
 from collectives.steps import part
 from collectives.window import SharedWindow
 from nn.layout import ALIGN, Layout, Region
@@ -51,12 +51,12 @@ def why_not(nodes: list[int]) -> str:
 
 
 FINISHED, TOLD = 3, 4  # words of the window's flags: how far gradients are finished; of which step the tail is written
-LEAST = 1 << 14  # bytes of gradients that are worth a claim
+LEAST, MOST = 1 << 14, 1 << 18  # bytes of gradients that are worth a claim; of which a cache holds what a block needs
 
 
 def claimed_at_once(size: int, ranks: int, itemsize: int) -> int:
     """Elements of a block: some blocks for each rank, which fit into the cache with what is read and written there."""
-    nbytes = min(BLOCK, max(LEAST, size * itemsize // (4 * ranks)))
+    nbytes = min(MOST, max(LEAST, size * itemsize // (4 * ranks)))
     return nbytes // itemsize // ALIGN * ALIGN
 
 

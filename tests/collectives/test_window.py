@@ -328,3 +328,22 @@ def test_more_memory_than_there_is(window, comm):
     x[:] = 1
     window.allreduce(None, x)()
     assert (x == 2).all()
+
+
+@pytest.mark.mpi(ranks=[1, 4])
+def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
+    from collectives.window import SharedWindow
+
+    window = SharedWindow(comm)
+    flags, data = window.flags, window.common(comm.size, "i8")
+    mine = [flags.claim() for _ in range(200)]
+    assert mine == sorted(mine)
+    everyone = comm.allgather(mine)
+    assert sorted(number for numbers in everyone for number in numbers) == list(range(200 * comm.size))
+    for turn in range(1, 50):  # what was written before `tell` is read after `until`
+        data[comm.rank] = turn * (comm.rank + 1)
+        flags.tell(3, turn)
+        flags.until(3, turn, "the test")
+        assert data.tolist() == [turn * (rank + 1) for rank in range(comm.size)]
+        flags.together("the next turn")
+    window.free()
