@@ -181,6 +181,8 @@ def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, worl
         raise ValueError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
     if world is None and options.compress:
         raise ValueError("--compress: one process sends nothing; start several with --ranks, or leave it out")
+    if world is None and options.offload:
+        raise ValueError("--offload: one process has no shards; start several with --ranks, or leave it out")
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.strategies import STRATEGIES
