@@ -1,6 +1,8 @@
 """The benchmark of training: rows are well-formed, also where a peer, the data or the lab is absent."""
 
 import math
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,21 @@ def test_shares_are_of_images_per_second():
     assert torch.ratio == 0.5 and "25.0% (by means 37.5%) of our control; fast" in torch.note
     del seconds["torch"]
     assert list(speed_rows(MLP, {"seconds": seconds, "lockstep": [1]}))[-1].note == "PyTorch is not installed"
+
+
+def test_time_to_accuracy(capsys, monkeypatch):
+    """The whole way, on little data to an accuracy that is soon there; and one that never is."""
+    import bench_training
+
+    if not (Path(os.environ.get("RINGPROP_DATA", "")) / "mnist").is_dir():
+        pytest.skip("needs mnist in $RINGPROP_DATA (scripts/get_data.py mnist)")
+    row = bench_training.accuracy_row(target=0.2, limit=2000, every=10)
+    assert row.ours > 0 and row.unit == "s" and "ddp " in row.note
+    assert (row.peer is None) == (find_spec("torch") is None)
+    assert "ddp: step 10, " in capsys.readouterr().err, "it tells how far it is"
+    monkeypatch.setattr(bench_training, "run", lambda task, timeout: {"ddp": {"accuracy": 0.98}})
+    row = bench_training.accuracy_row(limit=100)
+    assert row.ours is None and row.note.startswith("not reached: ")
 
 
 def test_what_is_absent_is_told(monkeypatch, tmp_path):
