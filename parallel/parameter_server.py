@@ -267,7 +267,8 @@ class ParameterServer(Synchronous):
         one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers
         place = ("on a rank of its own" if one else "on ranks of their own") if own else "on workers"
         servers = "1 parameter server" if one else f"{len(self.hosts)} parameter servers"
-        return f"{len(self.workers)} workers, {servers} {place}, {self.slices[0][1]:,} values each"
+        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
+        return f"{workers}, {servers} {place}, {self.slices[0][1]:,} values each"
 
     def close(self):
         self.pushing.free()

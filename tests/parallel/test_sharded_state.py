@@ -154,10 +154,9 @@ def run(*arguments):
 def test_from_the_command_line_to_another_strategy_and_rank_count(tmp_path):
     out = tmp_path / "run"
     common = ["--data", "digits", "--model", "mlp:64,40,10", "--optimizer", "adam", "--lr", "0.01", "--limit", "600"]
-    done = run(*common, "--strategy", "fsdp", "--ranks", 3, "--epochs", 2, "--memory", "--out", out, "--inspect")
+    done = run(*common, "--strategy", "fsdp", "--ranks", 3, "--epochs", 2, "--memory", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "3 ranks, FullyShardedDataParallel" in done.stdout and "formula" in done.stdout
-    assert (out / "inspection" / "distributions.txt").exists()
     before = json.loads((out / "result.json").read_text())
     stored = nn.Checkpoints(out / "checkpoints").load()[0]
     network = nn.Network(Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)), (64,))
