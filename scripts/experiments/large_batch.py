@@ -135,21 +135,33 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--data-dir", help="where Fashion-MNIST lies (default: $RINGPROP_DATA, else ./data)")
     given = parser.parse_args(argv)
+    if given.seeds < 1:
+        parser.error(f"--seeds must be at least 1, given {given.seeds}")
     np.seterr(all="ignore")  # a loss that is not finite ends a run
     base = dataclasses.replace(QUICK if given.quick else FULL, data_dir=given.data_dir)
-    data = build.datasets(base)
+    compared = {name: options for name, options in cases(base).items() if (given.only or "") in name}
+    if not compared:
+        parser.error(f"--only {given.only}: no such case; there are {', '.join(cases(base))}")
+    try:
+        data = build.datasets(base)
+    except (ValueError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
     given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "large_batch.json"
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    settings = {name: vars(options) | {"data_dir": None} for name, options in cases(base).items()}
+    before = json.loads(file.read_text()) if file.exists() else {"options": settings, "runs": []}
+    if before["options"] != settings:
+        parser.error(f"{file} has runs with other options: give another --out")
+    runs = before["runs"]
     done = {(r["case"], r["seed"]) for r in runs}
     for seed in range(given.seeds):
-        for name, options in cases(base).items():
-            if (name, seed) in done or (given.only and given.only not in name):
+        for name, options in compared.items():
+            if (name, seed) in done:
                 continue
             runs.append(run(name, options, data, seed))
             last = runs[-1]
             print(f"{name}, seed {seed}: {last['errors'][-1]:.2f}% after {last['seconds']:.0f} s", flush=True)
-            content = {"data": data.name, "options": {n: vars(o) for n, o in cases(base).items()}, "runs": runs}
+            content = {"data": data.name, "options": settings, "runs": runs}
             write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
             title = f"{data.name}, {base.model}: batch {base.batch} against {base.linear_scaling}"
             draw(runs, title).savefig(given.out / "large_batch.png", dpi=120)

@@ -1,4 +1,4 @@
-"""The experiment of large batches, on the embedded digits; and --linear-scaling, which it uses."""
+"""The experiments: large batches, on the embedded digits, and --linear-scaling, which it uses; fewer bytes."""
 
 import dataclasses
 import json
@@ -75,3 +75,30 @@ def test_tables_and_warm_ups_are_what_they_say(large_batch):
     assert [rates(step) for step in (0, 4, 5)] == [0.1, 0.1, 3.2]
     small, *large = large_batch.cases(large_batch.FULL).values()
     assert (small.batch, small.linear_scaling) == (64, None) and {o.batch for o in large} == {768}
+
+
+def test_wrong_arguments_are_one_message(large_batch, tmp_path, capsys):
+    def refused(*arguments) -> str:
+        with pytest.raises(SystemExit) as end:
+            large_batch.main([*map(str, arguments)])
+        assert end.value.code
+        return capsys.readouterr().err
+
+    assert "--seeds must be at least 1" in refused("--seeds", 0)
+    assert "no such case; there are small batch, " in refused("--only", "tiny")
+    assert "is not in nowhere" in refused("--data-dir", "nowhere", "--out", tmp_path)
+    content = json.dumps({"options": {"small batch": {"batch": 3}}, "runs": []})
+    (tmp_path / "large_batch.json").write_text(content)
+    assert "has runs with other options" in refused("--quick", "--out", tmp_path)
+    assert (tmp_path / "large_batch.json").read_text() == content
+    import fewer_bytes  # the experiment beside it
+
+    for wrong, message in (
+        (["--methods", "zip"], "no method 'zip'"),
+        (["--model", "mpl:3"], "did you mean 'mlp'"),
+        (["--batch", "1"], "cannot be cut among 2 ranks"),
+        (["--epochs", "0"], "--epochs must be at least 1"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            fewer_bytes.options(wrong)
+        assert message in capsys.readouterr().err

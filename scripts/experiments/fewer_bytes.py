@@ -1,7 +1,8 @@
 """Every method of --compress on one task: accuracy against bytes on the wire, on ranks of this machine.
 
-    python scripts/experiments/compression.py                          digits, a small CNN, 2 ranks: about two minutes
-    python scripts/experiments/compression.py --model mlp:64,64,10 --ranks 4 --seeds 1
+    python scripts/experiments/fewer_bytes.py                          digits, a small CNN, 2 ranks: about two minutes
+    python scripts/experiments/fewer_bytes.py --model mlp:64,64,10 --ranks 4 --seeds 1
+    python scripts/experiments/fewer_bytes.py --quick                  shows the script, not the methods
 
 All methods train with the same rate, batches and momentum 0.9 (that of dgc is its own). Bytes are counted, per rank
 and step; milliseconds are those of a step, and of them those spent on compressing and sending. Writes compression.json
@@ -30,6 +31,7 @@ FORGETS = " without memory"
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
+    """What was asked for; what cannot be is one message, before any rank is started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cnn", help="as of scripts/train.py (default: cnn)")
     parser.add_argument("--data", default="digits", help="as of scripts/train.py (default: digits, embedded)")
@@ -39,8 +41,32 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02, help="(default: 0.02)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method, whose median is shown (default: 3)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="as of --compress (default: all)")
+    parser.add_argument("--quick", action="store_true", help="one seed, one epoch, three methods")
     parser.add_argument("--out", default="runs/compression", help="directory (default: runs/compression)")
-    return parser.parse_args(argv)
+    chosen = parser.parse_args(argv)
+    if chosen.quick:
+        chosen.seeds, chosen.epochs, chosen.methods = 1, 1, ["none", "topk:0.1", "powersgd:1"]
+    for name in ("ranks", "epochs", "batch", "seeds"):
+        if getattr(chosen, name) < 1:
+            parser.error(f"--{name} must be at least 1, given {getattr(chosen, name)}")
+    if not launch.inside():
+        try:
+            check(chosen)
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+    return chosen
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Refuse what the ranks could not do."""
+    import nn
+    from parallel.compression import parse
+
+    data = nn.data.load(chosen.data)
+    nn.models.build(chosen.model, data.in_shape, data.classes)
+    nn.Loader(data.train, chosen.batch, shard=(0, chosen.ranks))
+    for method in chosen.methods:
+        parse(method)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write(line)
             return
         rows.append(json.loads(line))
-        print(text(rows[-1], rows[0]), flush=True)
+        print(text(rows[-1]), flush=True)
 
     print(
         f"{'method':26} {'bytes':>9} {'of dense':>9} {'accuracy':>9} {'step ms':>8} {'of it sending':>14}", flush=True
@@ -72,9 +98,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def text(row: dict, first: dict) -> str:
+def text(row: dict) -> str:
     return (
-        f"{row['method']:26} {row['bytes']:>9,.0f} {row['bytes'] / first['bytes']:>9.2%} {row['accuracy']:>9.2%} "
+        f"{row['method']:26} {row['bytes']:>9,.0f} {row['bytes'] / row['dense']:>9.2%} {row['accuracy']:>9.2%} "
         f"{row['step_ms']:>8.2f} {row['sending_ms']:>14.2f}"
     )
 
@@ -135,6 +161,7 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     last = training.history[-1]
     return {
         "bytes": trainer.bytes_sent()["bytes_sent"],
+        "dense": trainer.bytes_sent()["bytes_dense"],
         "accuracy": last["accuracy"],
         "step_ms": 1e3 * training.seconds / trainer.steps,
         "sending_ms": 1e3 * seconds[0] / trainer.steps,
