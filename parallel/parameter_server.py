@@ -273,3 +273,7 @@ class ParameterServer(Synchronous):
     def close(self):
         self.pushing.free()
         self.pulling.free()
+        if self.between_servers is not self.between_workers:
+            self.between_servers.Free()
+        if self.between_workers is not self.communicator:
+            self.between_workers.Free()

@@ -35,3 +35,6 @@ class ReproducibleDataParallel(Replicated, Synchronous):
         self.start(shards, communicator)
         communicator.Bcast(self.parameters, root=0)
         communicator.Bcast(self.statistics, root=0)
+
+    def close(self):
+        self.tree.release()

@@ -106,6 +106,9 @@ class ReproducibleMasterWorker(DataParallel):
             np.divide(self.message_statistics, self.shards, out=self.statistics)
         return self.communicator.bcast(loss)
 
+    def close(self):
+        self.tree.release()
+
     def accumulate(self, x, y, total):
         refuse_micro_batches(self.shards)
 

@@ -72,3 +72,8 @@ class ReproducibleParameterServer(Reproducible, ParameterServer):
             self.sums[:-1], self.sums[-1] = mine, loss[0]
             statistics = self.sums[self.own.stop - self.own.start : -1]
             np.divide(statistics, self.shards, out=statistics)
+
+    def close(self):
+        super().close()
+        self.tree.release()
+        self.loss_tree.release()

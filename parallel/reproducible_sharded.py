@@ -85,6 +85,10 @@ class ReproducibleSharded(Reproducible):
         np.divide(total[1:], self.shards, out=self.statistics)
         return float(total[0])
 
+    def close(self):
+        for tree in (*self.trees, self.tail_tree):
+            tree.release()
+
 
 class ReproducibleZeRO1(ReproducibleSharded, ZeRO1):
     """`ZeRO1`, the same bits on any number of ranks."""

@@ -1,0 +1,51 @@
+"""A step in parts is the step: every strategy adds up the gradients of micro-batches, some ranks' parts empty."""
+
+import pytest
+from equality import BATCH, OPTIMIZERS, SEED, batches, difference, mlp, one_process
+
+import nn
+from nn.training import step_in_parts
+from parallel.options import Options
+
+EVERYTHING = [
+    *({"strategy": name} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
+    {"strategy": "ddp", "node_memory": "off"},
+    {"strategy": "ps", "servers": 2, "server_place": "workers"},
+    {"strategy": "fsdp", "unit": 1e-6, "prefetch": 1},
+    {"strategy": "ddp", "compress": "topk:1"},
+    {"strategy": "ps", "compress": "topk:1"},
+]
+
+
+@pytest.mark.mpi(ranks=4)
+def test_every_strategy(comm):
+    from collectives import Communicator
+    from parallel.strategies import STRATEGIES
+
+    one, losses = one_process("mlp", "adam", 1)
+    for given in EVERYTHING:
+        options = Options(batch=BATCH, seed=SEED, **given)
+        optimizer = OPTIMIZERS["adam"](one.optimizer.clip)
+        many = STRATEGIES[options.strategy](options, mlp(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+        found = [step_in_parts(many, *batch, parts=3) for batch in batches("mlp", many.shard)]
+        assert found == pytest.approx(losses, rel=1e-12), given
+        alone = many.alone()
+        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, given
+        assert (alone is None) == (comm.rank > 0)
+        many.close()
+        many.communicator.release()
+
+
+def test_control_a_forgotten_part_is_seen():
+    batch = batches("mlp", (0, 1))[0]
+    whole, forgetful = (nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED) for _ in range(2))
+    whole.step(*batch)
+    wrapped = forgetful.compute_gradients
+
+    def compute_gradients(*arguments):
+        forgetful.run.common.accumulate = False  # so that a part overwrites the one before
+        return wrapped(*arguments)
+
+    forgetful.compute_gradients = compute_gradients
+    step_in_parts(forgetful, *batch, parts=3)
+    assert difference(forgetful.parameters, whole.parameters) > 1e-6
