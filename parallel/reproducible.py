@@ -131,6 +131,9 @@ class Replicated(Reproducible):
         np.divide(self.message_statistics, self.shards, out=self.statistics)
         return float(self.message_loss[0])
 
+    def memory(self):
+        return with_trees(super().memory(), self.tree)
+
 
 class ReproducibleSerial(Replicated, Serial):
     """One process that computes, bit for bit, what any number of ranks compute with as many virtual shards.
@@ -156,6 +159,11 @@ class ReproducibleSerial(Replicated, Serial):
 def fixed_point(x: float) -> float:
     """Rounded to 2^-24: as long as sums of such numbers stay below 2^29 they are exact, in any order."""
     return float(np.rint(x * FIXED_POINT) / FIXED_POINT)
+
+
+def with_trees(found: dict[str, int], *trees: TreeSum) -> dict[str, int]:
+    """What a trainer's `memory` found, and the sums of its trees."""
+    return found | {"in transit": found["in transit"] + sum(tree.sums.nbytes for tree in trees)}
 
 
 def refuse_micro_batches(shards: int) -> None:

@@ -17,7 +17,7 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.master_worker import DataParallel
-from parallel.reproducible import fixed_point, refuse_micro_batches, refuse_synchronized
+from parallel.reproducible import fixed_point, refuse_micro_batches, refuse_synchronized, with_trees
 from parallel.synchronous import agree
 from parallel.tree_sum import TreeSum
 
@@ -105,6 +105,9 @@ class ReproducibleMasterWorker(DataParallel):
             self.message[:] = mine
             np.divide(self.message_statistics, self.shards, out=self.statistics)
         return self.communicator.bcast(loss)
+
+    def memory(self):
+        return with_trees(super().memory(), self.tree)
 
     def close(self):
         self.tree.release()

@@ -12,7 +12,7 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.parameter_server import ParameterServer
-from parallel.reproducible import Reproducible
+from parallel.reproducible import Reproducible, with_trees
 from parallel.reproducible_sharded import refuse_norms
 from parallel.synchronous import agree
 from parallel.tree_sum import TreeSum
@@ -72,6 +72,9 @@ class ReproducibleParameterServer(Reproducible, ParameterServer):
             self.sums[:-1], self.sums[-1] = mine, loss[0]
             statistics = self.sums[self.own.stop - self.own.start : -1]
             np.divide(statistics, self.shards, out=statistics)
+
+    def memory(self):
+        return with_trees(super().memory(), self.tree)
 
     def close(self):
         super().close()

@@ -16,7 +16,7 @@ from nn.clipping import ClipValue
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import LAMB, LARS, Optimizer
-from parallel.reproducible import Reproducible
+from parallel.reproducible import Reproducible, with_trees
 from parallel.sharded import UNIT_BYTES, FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.synchronous import agree
 from parallel.tree_sum import TreeSum
@@ -84,6 +84,9 @@ class ReproducibleSharded(Reproducible):
         total = self.tail_tree.allreduce()
         np.divide(total[1:], self.shards, out=self.statistics)
         return float(total[0])
+
+    def memory(self):
+        return with_trees(super().memory(), *self.trees)
 
     def close(self):
         for tree in (*self.trees, self.tail_tree):

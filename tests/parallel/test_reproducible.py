@@ -185,6 +185,7 @@ def test_nor_on_what_is_sharded(comm):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             many = stage(*arguments, unit_bytes=2000, shards=SHARDS)
             assert len(many.trees) > 1
+            assert many.memory()["in transit"] > many.network.layout.count * 4, "sums are whole"
             assert fingerprint(many, model) == want, f"{stage.__name__}, {model}, {optimizer}"
             many.close()
     for refused in (nn.LARS(0.1), nn.LAMB(0.1), nn.SGD(0.1, clip=nn.ClipNorm(1.0))):
