@@ -171,5 +171,10 @@ class CompressedParameterServer(ParameterServer):
         for name, memory in self.memories.items():
             memory[:] = snapshot[f"{PREFIX}{name}"]
 
+    def memory(self):
+        """As for ParameterServer; what waits to be sent counts among the moments."""
+        found = super().memory()
+        return found | {"moments": found["moments"] + sum(memory.nbytes for memory in self.memories.values())}
+
     def describe(self):
         return f"{super().describe()}; pushed as {self.method}"

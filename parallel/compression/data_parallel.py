@@ -75,6 +75,11 @@ class CompressedDataParallel(Synchronous):
             self.reductions += 1
         return loss
 
+    def memory(self) -> dict[str, int]:
+        """As for all trainers; what waits to be sent counts among the moments."""
+        found, kept = super().memory(), (*self.compressor.memory.values(), *self.compressor.shared.values())
+        return found | {"moments": found["moments"] + sum(array.nbytes for array in kept)}
+
     def describe(self) -> str:
         return repr(self.compressor)
 

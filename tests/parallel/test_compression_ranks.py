@@ -266,6 +266,7 @@ def test_what_cannot_be_is_told_by_all_ranks(comm):
     with pytest.raises(ReplicaError, match=r"disagree on the compression: rank 0: TopK\(ratio=0.1\), rank 1: OneBit"):
         compressed(comm, ["topk:0.1", "onebit"][comm.rank])
     many = compressed(comm, "topk:0.1")
+    assert many.memory()["moments"] == many.parameters.nbytes, "of SGD none, and the error"
     equality.train(many, "mlp", 2)
     before = many.state()
     x, y = np.zeros((4, 8, 8, 1)), np.zeros(4, int)
