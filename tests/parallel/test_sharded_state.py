@@ -116,6 +116,10 @@ def test_offload_to_files_that_no_end_leaves_behind(comm, shared_tmp_path):
         assert f"{directory}/shard-{os.getpid()}-rank-{comm.rank} (deleted)" in maps
         many.communicator.release()
     assert_equals_one_process(maker(comm, "ZeRO1", offload=directory), ("mlp",), ("sgd",), (0,))  # nothing to offload
+    file = shared_tmp_path / "file"
+    file.touch()
+    with pytest.raises(OSError, match=r"offload: rank 0: .*file is no directory"):
+        sharded(comm, "ZeRO1", offload=file)
 
 
 @pytest.mark.mpi(ranks=2)
