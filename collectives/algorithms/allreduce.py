@@ -44,15 +44,16 @@ def direct(rank, size, count):
 
 def segmented_cost(p, n):
     k = max(2, how_many(-(-n // p), SEGMENT))
-    return Cost((p - 1) * (k + 1), 2 * n * (p - 1) / p, n / (p * k) if p > 1 else 0)
+    return Cost(2 * (p - 1) * k, 2 * n * (p - 1) / p, n / (p * k) if p > 1 else 0)
 
 
 @algorithm("allreduce", cost=segmented_cost, ordered=False)
 def segmented_ring(rank, size, count, segment=SEGMENT):
-    """The ring with parts cut into k >= 2 segments: (p-1)(k+1) alpha + 2(p-1)/p n beta + n/(p k) gamma.
+    """The ring with parts cut into k >= 2 segments: 2(p-1) k alpha + 2(p-1)/p n beta + n/(p k) gamma.
 
     In the first lap a segment is added while the next one is on its way: it lands in one of two slots of "tmp". So only
-    the last one's addition takes time.
+    the last one's addition takes time. In both laps segments follow each other, so that the cable is never empty while
+    a rank sees that a part has come and begins to send it on.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     longest = part(count, size, 0)[1]
@@ -72,10 +73,8 @@ def segmented_ring(rank, size, count, segment=SEGMENT):
             turn += 1
     yield landed
     for lap in range(size - 1):
-        yield (
-            Send(right, "x", *part(count, size, (rank + 1 - lap) % size)),
-            Recv(left, "x", *part(count, size, (rank - lap) % size)),
-        )
+        for out, into in zip(pieces(rank + 1 - lap), pieces(rank - lap), strict=True):
+            yield Send(right, "x", *out), Recv(left, "x", *into)
 
 
 @algorithm("allreduce", cost=lambda p, n: Cost(2 * log2(p), 2 * log2(p) * n, log2(p) * n))
