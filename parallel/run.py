@@ -60,7 +60,7 @@ def train(options: Options) -> dict:
     out = Path(options.out)
     say(network.summary())
     say(f"{data.name}: {len(data.train):,} training and {len(data.test):,} test samples")
-    say(f"{describe_ranks(trainer)}; {trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step")
+    say(f"{describe_ranks(trainer, options.strategy)}; {trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step")
     say()
     if options.find_lr:
         say(reports.find_rate(trainer, train_loader, out, write=rank == 0))
@@ -174,7 +174,7 @@ def ranks(options: Options):
 def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, world) -> nn.Serial:
     loss, optimizer = build.loss(options, data), build.optimizer(options)
     if world is None and options.reproducible:
-        from parallel.reproducible import ReproducibleSerial
+        from parallel.reproducible.shards import ReproducibleSerial
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
     if world is None and options.strategy == "ps":
@@ -249,11 +249,13 @@ def environment(world) -> dict:
     return found
 
 
-def describe_ranks(trainer: nn.Serial) -> str:
+def describe_ranks(trainer: nn.Serial, strategy: str) -> str:
     communicator = getattr(trainer, "communicator", None)
     count = communicator.size if communicator else 1
+    if count == 1:
+        return "one process" + (f" (--strategy {strategy} begins at --ranks 2)" if strategy != "ddp" else "")
     how = trainer.describe() if hasattr(trainer, "describe") else ""
-    return f"{count} ranks, {type(trainer).__name__}{': ' * bool(how)}{how}" if count > 1 else "one process"
+    return f"{count} ranks, {type(trainer).__name__}{': ' * bool(how)}{how}"
 
 
 def draw_curves(history: list[dict], file: Path) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 from parallel import compression
-from parallel.compressed_parameter_server import CompressedParameterServer
 from parallel.compression.data_parallel import CompressedDataParallel
+from parallel.compression.parameter_server import CompressedParameterServer
 from parallel.data_parallel import DistributedDataParallel
 from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
 from parallel.options import Options
 from parallel.parameter_server import ParameterServer
-from parallel.reproducible_data_parallel import ReproducibleDataParallel
-from parallel.reproducible_master_worker import ReproducibleMasterWorker
-from parallel.reproducible_parameter_server import ReproducibleParameterServer
-from parallel.reproducible_sharded import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
+from parallel.reproducible.data_parallel import ReproducibleDataParallel
+from parallel.reproducible.master_worker import ReproducibleMasterWorker
+from parallel.reproducible.parameter_server import ReproducibleParameterServer
+from parallel.reproducible.sharded import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
 from parallel.sharded import FullyShardedDataParallel, Sharded, ZeRO1, ZeRO2
 from parallel.synchronous import Synchronous
 

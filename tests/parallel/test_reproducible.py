@@ -11,8 +11,8 @@ import nn
 from collectives.simulator import simulate
 from collectives.steps import part
 from nn.layer import Sequential
-from parallel.reproducible import ReproducibleSerial
-from parallel.tree_sum import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
+from parallel.reproducible.shards import ReproducibleSerial
+from parallel.reproducible.tree_sum import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 from parallel.uneven import Total
 
 SHARDS, RANKS = 8, [1, 2, 3, 4, 5, 8]

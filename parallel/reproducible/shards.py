@@ -2,7 +2,7 @@
 
 Every global batch is cut into the same V virtual shards, whatever the number of ranks; rank r of p computes the
 gradients of the shards part(V, p, r), one after another, each in a forward and backward pass of its own, and they are
-summed in one fixed binary tree (parallel/tree_sum.py). So no rounding depends on p: parameters after training are equal
+summed in one fixed binary tree (tree_sum.py). So no rounding depends on p: parameters after training are equal
 bit for bit on 1, 2, 3, ... ranks, and so are losses, running statistics and accuracies.
 
 What else could tell p apart is fixed too: BLAS works with one thread (its sums depend on the number of threads), every
@@ -26,7 +26,7 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from nn.training import Serial
-from parallel.tree_sum import TreeSum
+from parallel.reproducible.tree_sum import TreeSum
 from parallel.uneven import Total
 
 FIXED_POINT = 2.0**24  # of the sums over test data

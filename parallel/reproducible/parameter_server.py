@@ -1,4 +1,4 @@
-"""Parameter servers with the same bits on any number of workers and servers: parallel/reproducible.py says how.
+"""Parameter servers with the same bits on any number of workers and servers: parallel/reproducible/shards.py says how.
 
 Workers send the sums of their virtual shards' subtrees, each server adds those of its slice as the tree says
 (tree_sum.py), updates, and workers pull.
@@ -12,10 +12,10 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.parameter_server import ParameterServer
-from parallel.reproducible import Reproducible, with_trees
-from parallel.reproducible_sharded import refuse_norms
+from parallel.reproducible.sharded import refuse_norms
+from parallel.reproducible.shards import Reproducible, with_trees
+from parallel.reproducible.tree_sum import TreeSum
 from parallel.synchronous import agree
-from parallel.tree_sum import TreeSum
 
 
 class ReproducibleParameterServer(Reproducible, ParameterServer):

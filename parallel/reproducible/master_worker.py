@@ -1,4 +1,4 @@
-"""Master and workers with the same bits on any number of ranks: parallel/reproducible.py says how.
+"""Master and workers with the same bits on any number of ranks: parallel/reproducible/shards.py says how.
 
 Each worker computes the outputs of its virtual shards one after the other, and so their gradients; the master takes the
 losses of the shards one by one, and adds gradients and losses as the tree says (tree_sum.py).
@@ -17,9 +17,9 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.master_worker import DataParallel
-from parallel.reproducible import fixed_point, refuse_micro_batches, refuse_synchronized, with_trees
+from parallel.reproducible.shards import fixed_point, refuse_micro_batches, refuse_synchronized, with_trees
+from parallel.reproducible.tree_sum import TreeSum
 from parallel.synchronous import agree
-from parallel.tree_sum import TreeSum
 
 
 class ReproducibleMasterWorker(DataParallel):

@@ -1,11 +1,11 @@
-"""Data parallelism with the same bits on any number of ranks: parallel/reproducible.py says how."""
+"""Data parallelism with the same bits on any number of ranks: parallel/reproducible/shards.py says how."""
 
 from __future__ import annotations
 
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
-from parallel.reproducible import Replicated
+from parallel.reproducible.shards import Replicated
 from parallel.synchronous import Synchronous, agree
 
 

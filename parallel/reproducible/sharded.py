@@ -1,4 +1,4 @@
-"""ZeRO and FSDP with the same bits on any number of ranks: parallel/reproducible.py says how.
+"""ZeRO and FSDP with the same bits on any number of ranks: parallel/reproducible/shards.py says how.
 
 A block of a unit is summed where it is kept: each unit has a tree of its own (tree_sum.py), of which a rank asks for
 its block. Updates go element by element, so how parameters are cut makes no difference to the bits; but the norms of
@@ -16,10 +16,10 @@ from nn.clipping import ClipValue
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import LAMB, LARS, Optimizer
-from parallel.reproducible import Reproducible, with_trees
+from parallel.reproducible.shards import Reproducible, with_trees
+from parallel.reproducible.tree_sum import TreeSum
 from parallel.sharded import UNIT_BYTES, FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.synchronous import agree
-from parallel.tree_sum import TreeSum
 
 
 class ReproducibleSharded(Reproducible):
