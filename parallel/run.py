@@ -60,7 +60,8 @@ def train(options: Options) -> dict:
     out = Path(options.out)
     say(network.summary())
     say(f"{data.name}: {len(data.train):,} training and {len(data.test):,} test samples")
-    say(f"{describe_ranks(trainer, options.strategy)}; {trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step")
+    learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
+    say(f"{describe_ranks(trainer, options.strategy)}; {learning}")
     say()
     if options.find_lr:
         say(reports.find_rate(trainer, train_loader, out, write=rank == 0))
