@@ -7,15 +7,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
-from collectives.algorithms.registry import CONSECUTIVE, NODES
+from collectives.algorithms.registry import CONSECUTIVE, NODES, SEGMENT_BYTES
 from collectives.executor import Plan, copying
 from collectives.messages import incoming, is_in_place, outgoing
 from collectives.packing import Bytes, as_bytes, slices_of, whole
 from collectives.selection import Call, Selection
-
-SEGMENT_BYTES = (
-    60_000  # below the 64 KiB from which Open MPI's TCP asks the receiver before it sends: that takes longer
-)
 
 
 class Native:

@@ -11,9 +11,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.registry import SEGMENT_BYTES
 from collectives.executor import Plan, copying, writes
 from collectives.messages import incoming, is_in_place, name_of, outgoing, refuse_overlap
-from collectives.moving import NATIVE, SEGMENT_BYTES, MovingPlanner, Sequence
+from collectives.moving import NATIVE, MovingPlanner, Sequence
 from collectives.packing import dtype_of, typed
 from collectives.steps import part
 

@@ -19,8 +19,8 @@ ANY = float("inf")
 Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first
 SHARED = {"allgather", "allreduce", "barrier", "broadcast", "reduce", "reduce_scatter"}
 
-# One node: measured with two ranks. Networks: estimates from the closed forms, to be replaced by measured tables
-# (bench.py collectives --tune).
+# One node: measured with two ranks. Networks: what the clock derives for "infiniband", one rank on each node and two
+# (deriving.py; a test compares). For other networks: bench.py network --table; measured: bench.py collectives --tune.
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {
@@ -37,20 +37,42 @@ TABLE: dict[str, dict[str, Rows]] = {
         "scatter": [(ANY, "flat")],
     },
     "network": {
-        "allgather": [(32 << 10, "bruck"), (ANY, "ring")],
-        "allreduce": [(16 << 10, "doubling"), (512 << 10, "rabenseifner"), (ANY, "segmented_ring")],
-        "alltoall": [(2 << 10, "bruck"), (ANY, "pairwise")],
+        "allgather": [(64 << 10, "bruck"), (ANY, "ring")],
+        "allreduce": [
+            (16 << 10, "doubling"),
+            (64 << 10, "rabenseifner"),
+            (256 << 10, "ring"),
+            (ANY, "segmented_ring"),
+        ],
+        "alltoall": [(4 << 10, "bruck"), (ANY, "pairwise")],
         "barrier": [(ANY, "dissemination")],
-        "broadcast": [(32 << 10, "binomial"), (ANY, "scatter_allgather")],
+        "broadcast": [
+            (4 << 10, "flat"),
+            (64 << 10, "binomial"),
+            (256 << 10, "scatter_allgather"),
+            (ANY, "chain"),
+        ],
         "exscan": [(ANY, "doubling")],
-        "gather": [(32 << 10, "binomial"), (ANY, "flat")],
-        "reduce": [(32 << 10, "binomial"), (ANY, "halving_gather")],
-        "reduce_scatter": [(32 << 10, "halving"), (ANY, "ring")],
+        "gather": [(ANY, "flat")],
+        "reduce": [(16 << 10, "flat"), (ANY, "halving_gather")],
+        "reduce_scatter": [(64 << 10, "halving"), (ANY, "pairwise")],
         "scan": [(ANY, "doubling")],
-        "scatter": [(32 << 10, "binomial"), (ANY, "flat")],
+        "scatter": [(ANY, "flat")],
+    },
+    "nodes": {
+        "allgather": [(64 << 10, "doubling"), (ANY, "ring")],
+        "allreduce": [(16 << 10, "doubling"), (ANY, "shared")],
+        "alltoall": [(16 << 10, "bruck"), (ANY, "pairwise")],
+        "barrier": [(ANY, "dissemination")],
+        "broadcast": [(64 << 10, "binomial"), (1 << 20, "scatter_allgather"), (ANY, "chain")],
+        "exscan": [(ANY, "doubling")],
+        "gather": [(16, "flat"), (4 << 10, "binomial"), (ANY, "flat")],
+        "reduce": [(16 << 10, "binomial"), (ANY, "halving_gather")],
+        "reduce_scatter": [(64 << 10, "halving"), (ANY, "ring")],
+        "scan": [(ANY, "doubling")],
+        "scatter": [(16, "flat"), (4 << 10, "binomial"), (ANY, "flat")],
     },
 }
-TABLE["nodes"] = TABLE["network"] | {"allreduce": [(4 << 10, "doubling"), (ANY, "shared")]}
 
 # Where a rank knows its own block only (the vector forms): one for all sizes.
 VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}

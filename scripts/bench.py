@@ -11,6 +11,7 @@ HERE = Path(__file__).resolve().parent
 FILES = [
     ("collectives", "tune", "measure every algorithm instead, and write a table of the fastest, for RINGPROP_TUNE"),
     ("network", "network", "write the measured network there (default: network.json, beside the file of --json)"),
+    ("network", "table", "write the algorithms that are fastest on the measured network, for RINGPROP_TUNE"),
 ]
 
 

@@ -1,6 +1,7 @@
 """The network under the ranks, measured: what a message costs inside a node and between nodes.
 
     python scripts/bench.py network --network FILE                         two ranks of this machine
+    python scripts/bench.py network --network FILE --table FILE            and the algorithms to choose there, derived
     srun -n 4 python -m mpi4py scripts/bench_network.py FILE               a cluster's nodes, or mpiexec's hosts
 
 FILE is what `collectives.networks.Network.load` reads and `collectives.price` takes. alpha and beta are fitted to
@@ -18,7 +19,9 @@ from pathlib import Path
 
 from benchmarking import Row
 
+from collectives.deriving import tables
 from collectives.networks import Network
+from collectives.selection import save
 from parallel import launch
 
 RANKS = 2
@@ -27,7 +30,9 @@ SIZES = tuple(2 * 4**k for k in range(1, 12))  # 8 B ... 8 MiB, between those of
 SECONDS = 0.2  # for each length
 
 
-def rows(quick: bool = False, only: str = "", network: str | Path = "network.json") -> Iterator[Row]:
+def rows(
+    quick: bool = False, only: str = "", network: str | Path = "network.json", table: str | None = None
+) -> Iterator[Row]:
     """Measured ping-pongs against the fitted line; reductions and copies."""
     lines = []
 
@@ -38,7 +43,10 @@ def rows(quick: bool = False, only: str = "", network: str | Path = "network.jso
     if status:
         raise RuntimeError(f"network: {launch.ending(status)}")
     result = json.loads(lines[-1])
-    yield from (row for row in compare(result, Network.load(network)) if only in row.case)
+    measured = Network.load(network)
+    if table:
+        save(table, tables(measured))
+    yield from (row for row in compare(result, measured) if only in row.case)
 
 
 def compare(result: dict, network: Network) -> Iterator[Row]:

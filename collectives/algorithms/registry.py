@@ -27,6 +27,8 @@ from typing import NamedTuple
 from collectives.steps import Round, part
 
 SEGMENT = 1 << 16  # elements of x that a pipelined algorithm keeps in flight, where the caller does not say
+# What the communicator says: from 64 KiB on Open MPI's TCP asks the receiver before it sends, which takes longer.
+SEGMENT_BYTES = 60_000
 CONSECUTIVE = "consecutive blocks"  # the blocks of a list follow each other in rank order without gaps
 NODES = "nodes"  # needs the node of each rank
 
