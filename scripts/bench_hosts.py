@@ -41,11 +41,15 @@ def rows(quick: bool, only: str) -> Iterator[Row]:
             yield Row(case, None, note=f"failed: {done.stderr.strip()[-200:]}")
             continue
         times = json.loads(done.stdout.splitlines()[-1])
-        # Each host must send and receive 2 (M-1)/M of the vector, in frames.
-        bound = 2 * (hosts - 1) / hosts * nbytes / PAYLOAD * 8 / (rate * 1e6) * 1e3
+        bound = least(hosts, nbytes, rate)
         for name in ALGORITHMS:
             note = f"{bound / times[name]:.0%} of the bound, native {bound / times['native']:.0%}"
             yield Row(f"{case}, {name}", times[name], times["native"], "native", "ms", hosts * slots, 1, note)
+
+
+def least(hosts: int, nbytes: int, rate: float) -> float:
+    """Milliseconds in which each host can send and receive 2 (M-1)/M of the vector, in frames."""
+    return 2 * (hosts - 1) / hosts * nbytes / PAYLOAD * 8 / (rate * 1e6) * 1e3
 
 
 def measure(nbytes: int, repeats: int) -> dict[str, float]:
