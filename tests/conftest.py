@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 pytest_plugins = ["ranks"]
+
+# Started in the background by a script, pytest would hand down to all its children that Ctrl-C is to be ignored.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
