@@ -8,6 +8,7 @@ large one (direct convolution; Winograd needs fewer), and which part of the step
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -126,7 +127,8 @@ class Worker:
         return json.loads(answer)
 
     def close(self) -> None:
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # of a process that has died, with a question unread
+            self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
 
