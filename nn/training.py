@@ -79,8 +79,7 @@ class Serial:
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
         self.steps = 0
-        # Of this batch, what `accumulate` was given: how many samples, their loss, and they themselves.
-        self.seen, self.loss_so_far, self.parts = 0, 0.0, []
+        self.loss_so_far, self.parts = 0.0, []  # of this batch, what `accumulate` was given: its loss, and the samples
         self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
 
     def allocate(self) -> None:
@@ -107,7 +106,7 @@ class Serial:
             Before the update, so parameters and running statistics are those of the step before.
         """
         total = len(x) if total is None else total
-        mine = self.seen + len(x)
+        mine = self.seen() + len(x)
         if total < max(1, mine):
             raise ValueError(
                 f"step {self.steps} of {self.network.name}: a shard of {mine} samples in a batch of {total}; "
@@ -117,13 +116,17 @@ class Serial:
             self.statistics_before[:] = self.statistics
         loss = self.combine(self.loss_so_far + self.compute_gradients(x, y, total))
         parts, self.parts = [*self.parts, x], []
-        self.seen, self.loss_so_far, self.run.common.accumulate = 0, 0.0, False
+        self.loss_so_far, self.run.common.accumulate = 0.0, False
         if not math.isfinite(loss):
             self.statistics[:] = self.statistics_before
             bad = self.first_bad(parts)
             self.statistics[:] = self.statistics_before  # looking may train
             raise NonFiniteLoss(self.explain(loss, bad), bad.samples if bad else ())
-        self.update()
+        try:
+            self.update()
+        except FloatingPointError:  # a norm that is not finite: nothing was updated
+            self.statistics[:] = self.statistics_before
+            raise
         self.steps += 1
         return loss
 
@@ -136,13 +139,12 @@ class Serial:
             self.statistics_before[:] = self.statistics
         self.loss_so_far += self.compute_gradients(x, y, total)
         self.parts.append(x)
-        self.seen += len(x)
         self.run.common.accumulate = True
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int) -> float:
         """Gradients of these samples' part of the mean loss into `gradients`; returns that part of the loss."""
         common = self.run.common
-        common.training, common.step, common.sample = True, self.steps, self.first_sample(total) + self.seen
+        common.training, common.step, common.sample = True, self.steps, self.first_sample(total) + self.seen()
         if not len(x) and not self.everyone:
             if not common.accumulate:
                 self.gradients[:] = 0
@@ -152,6 +154,10 @@ class Serial:
         self.before_backward(loss)
         self.network.backward(self.p, self.g, gz, saved, self.run)
         return loss
+
+    def seen(self) -> int:
+        """Samples of this batch that `accumulate` was given."""
+        return sum(map(len, self.parts))
 
     def before_backward(self, loss: float) -> None:
         """Told the loss of these samples when their forward pass has ended."""
@@ -203,12 +209,13 @@ class Serial:
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Sums over a batch: [loss, correct, outputs], float64. Correct counts outputs whose largest entry is y; it is
         NaN where targets are no classes."""
-        if not len(x):
-            return np.zeros(3)
-        z = self.predict(x)
+        return self.score(self.predict(x), y) if len(x) else np.zeros(3)
+
+    def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.run)
         correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else math.nan
-        return np.array([loss, correct, len(x) * self.terms], np.float64)
+        return np.array([loss, correct, len(z) * self.terms], np.float64)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array over all shards."""
@@ -263,6 +270,15 @@ class Serial:
     def alone(self) -> Serial | None:
         """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
         return self
+
+
+def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Name -> (shape, dtype) of what every strategy's `state` has for this network and these slots of an optimizer."""
+    kinds = {"steps": ((), np.dtype(int))}
+    layouts = {"param": network.layout, "state": network.state_layout}
+    for prefix, layout in (layouts | {f"optimizer/{slot}": network.layout for slot in slots}).items():
+        kinds |= {f"{prefix}/{name}": (spec.shape, network.dtype) for name, spec in layout.specs.items()}
+    return kinds
 
 
 def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:

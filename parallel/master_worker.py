@@ -76,7 +76,7 @@ class DataParallel(Synchronous):
     def scatter_batch(self, x: np.ndarray) -> np.ndarray:
         """This rank's samples of the master's x. Targets stay: only the master computes the loss."""
         rank, size = self.communicator.rank, self.communicator.size
-        sizes = np.array([len(x), self.seen])  # of the batch, and of its micro-batches before this one
+        sizes = np.array([len(x), self.seen()])  # of the batch, and of its micro-batches before this one
         self.communicator.Bcast(sizes, root=MASTER)
         self.cuts = [part(int(sizes[0]), size, i) for i in range(size)]
         lo, hi = self.cuts[rank]

@@ -23,7 +23,6 @@ GROUPS = {
 }
 # Options that only some values of another one read.
 READERS = (
-    ("reproducible", "strategy", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
     ("compress", "strategy", ("ddp", "ps")),
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),

@@ -22,7 +22,7 @@ from mpi4py.MPI import IN_PLACE
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
-from nn.training import check_state
+from nn.training import check_state, state_kinds
 from parallel.push_pull import cut, pull, push, roles
 from parallel.synchronous import Synchronous, agree
 
@@ -83,8 +83,7 @@ class ParameterServer(Synchronous):
         everyone = len(self.workers) == communicator.size
         self.between_workers = communicator if everyone else communicator.Split(self.works)
         self.between_servers = communicator.Split(self.serves) if everyone else self.between_workers
-        communicator.Bcast(self.parameters, root=0)
-        communicator.Bcast(self.statistics, root=0)
+        self.start_alike()
         self._take_slice()
         arguments = rank, communicator.size, self.slices, servers, place, 1
         vectors = {"x": (self.message, self.replica)} if self.works else {}
@@ -129,8 +128,7 @@ class ParameterServer(Synchronous):
     def combine(self, loss):
         """Push, let the servers update, pull: the loss comes back with the parameters, as it was when they decided."""
         if self.works:
-            self.message[self.network.layout.size : -1] = self.statistics
-            self.message[self.network.layout.size : -1] /= len(self.workers)
+            np.divide(self.statistics, len(self.workers), out=self.message[self.network.layout.size : -1])
             self.message[-1] = loss
         self.push()
         if self.serves:
@@ -213,11 +211,7 @@ class ParameterServer(Synchronous):
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned on rank 0; each rank takes its own from it."""
         layout, dtype = self.network.layout, self.network.dtype
-        expected = {"steps": ((), np.array(0).dtype)}
-        for kind in ("param", *(f"optimizer/{slot}" for slot in self.optimizer.slots)):
-            expected |= {f"{kind}/{name}": (spec.shape, dtype) for name, spec in layout.specs.items()}
-        expected |= {f"state/{name}": (s.shape, dtype) for name, s in self.network.state_layout.specs.items()}
-        if problem := check_state(expected, state):
+        if problem := check_state(state_kinds(self.network, self.optimizer.slots), state):
             raise ValueError(problem)
 
         def whole(kind, layout):

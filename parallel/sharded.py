@@ -109,8 +109,7 @@ class Sharded(ShardedState):
 
     def reduce(self, whole: np.ndarray, unit: Unit, out: np.ndarray) -> None:
         """out = this rank's block of the sum of all ranks' gradients of a unit."""
-        for gap in unit.gaps:
-            whole[gap] = 0  # other units may have been here
+        unit.clear_gaps(whole)
         # Between nodes a plan has a working copy of the unit. Plans for a memoryview are not kept.
         self.communicator.Reduce_scatter_block(whole if self.together else memoryview(whole), out)
 
@@ -253,8 +252,7 @@ class ZeRO2(ZeRO1):
     def reduce(self, whole, unit, out):
         if self.together:
             return super().reduce(whole, unit, out)
-        for gap in unit.gaps:
-            whole[gap] = 0
+        unit.clear_gaps(whole)
         return self.communicator.Ireduce_scatter_block(memoryview(whole), out)
 
     def finish_moving(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from nn.network import Bad
-from nn.training import check_state
+from nn.training import check_state, state_kinds
 from parallel.synchronous import Synchronous
 from parallel.units import Cut, Unit
 
@@ -74,15 +74,8 @@ class ShardedState(Synchronous):
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what rank 0 is given; what the others are given does not matter."""
-        expected = {"steps": ((), np.dtype(int))}
-        for layout, prefix in [
-            (self.network.state_layout, "state"),
-            (self.network.layout, "param"),
-            *((self.network.layout, f"optimizer/{slot}") for slot in self.slots),
-        ]:
-            expected |= {f"{prefix}/{name}": (spec.shape, self.network.dtype) for name, spec in layout.specs.items()}
         first = self.shard[0] == 0
-        problem = self.communicator.bcast(check_state(expected, state) if first else None)
+        problem = self.communicator.bcast(check_state(state_kinds(self.network, self.slots), state) if first else None)
         if problem:
             raise ValueError(problem)
         for prefix, unit, block in self.kept():

@@ -49,6 +49,11 @@ class Synchronous(Serial):
         super().__init__(network, loss, optimizer, seed)
         self.run.common.all_sum = self.all_sum
 
+    def start_alike(self) -> None:
+        """Parameters and running statistics are rank 0's on all ranks (collective)."""
+        self.communicator.Bcast(self.parameters, root=0)
+        self.communicator.Bcast(self.statistics, root=0)
+
     def first_sample(self, total):
         if isinstance(total, Total):  # ranks with data of their own
             return total.first

@@ -57,6 +57,11 @@ class Unit:
         """The place in a shard."""
         return slice(self.at, self.at + self.block)
 
+    def clear_gaps(self, whole: np.ndarray) -> None:
+        """In memory for the unit, where other units may have been."""
+        for gap in self.gaps:
+            whole[gap] = 0
+
 
 class Cut:
     """The units of a network, and what each layer needs of them.

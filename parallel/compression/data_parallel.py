@@ -56,8 +56,7 @@ class CompressedDataParallel(Synchronous):
         compressor.check(optimizer)
         agree(communicator, {"compression": repr(compressor)})
         super().__init__(network, loss, optimizer, communicator, seed)
-        communicator.Bcast(self.parameters, root=0)
-        communicator.Bcast(self.statistics, root=0)
+        self.start_alike()
         self.compressor = compressor.attach(self.region, network.dtype, seed, self.shard)
         self.wire = Wire(communicator)
         self.together = np.zeros(1 + len(self.statistics))  # loss and running statistics

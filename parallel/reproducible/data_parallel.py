@@ -33,8 +33,7 @@ class ReproducibleDataParallel(Replicated, Synchronous):
         super().__init__(network, loss, optimizer, communicator, seed)
         agree(communicator, {"number of virtual shards": shards})
         self.start(shards, communicator)
-        communicator.Bcast(self.parameters, root=0)
-        communicator.Bcast(self.statistics, root=0)
+        self.start_alike()
 
     def close(self):
         self.tree.release()

@@ -6,7 +6,6 @@ losses of the shards one by one, and adds gradients and losses as the tree says 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -121,7 +120,6 @@ class ReproducibleMasterWorker(DataParallel):
         for leaf in range(self.shards if self.master else 0):
             rows = slice(*part(len(x), self.shards, leaf))
             if rows.stop > rows.start:
-                loss, _ = self.loss(z[rows], y[rows], 1, self.run)
-                right = np.count_nonzero(z[rows].argmax(axis=-1) == y[rows]) if y.dtype.kind in "iu" else math.nan
-                sums += fixed_point(loss), right, (rows.stop - rows.start) * self.terms
+                loss, correct, count = self.score(z[rows], y[rows])
+                sums += fixed_point(loss), correct, count
         return sums

@@ -67,11 +67,10 @@ class ReproducibleSharded(Reproducible):
         ]
         self.tail_tree = TreeSum(shards, len(self.message), dtype, communicator)
 
-    def reduce(self, whole, unit, out, add=False):
+    def reduce(self, whole, unit, out):
         """A virtual shard's gradients of a unit are there; the sum over all ranks is made in `combine`."""
         if self.leaf < self.mine[1]:
-            for gap in unit.gaps:
-                whole[gap] = 0
+            unit.clear_gaps(whole)
             self.trees[unit.number].add(whole)
 
     def add_leaf(self, loss):

@@ -61,3 +61,19 @@ def test_every_strategy(comm):
             except (AssertionError, ValueError) as error:
                 raise AssertionError(f"{given}, synchronized={synchronized}, {parts} parts: {error}") from error
             trainer.close()
+
+
+def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
+    from equality import CLIPS, OPTIMIZERS, batches, cnn
+
+    trainer = nn.Serial(cnn(synchronized=False), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](CLIPS[1]))
+    before, parameters = trainer.statistics.copy(), trainer.parameters.copy()
+
+    def overflow(loss):
+        trainer.gradients[0] = np.inf
+        return loss
+
+    trainer.combine = overflow
+    with pytest.raises(FloatingPointError, match="the norm of the gradient is inf"):
+        trainer.step(*batches("cnn", trainer.shard)[0])
+    assert (trainer.statistics == before).all() and (trainer.parameters == parameters).all()
