@@ -11,6 +11,7 @@ algorithm that short messages take on a network. All of it takes some minutes on
 """
 
 import argparse
+import io
 import re
 import subprocess
 import sys
@@ -102,9 +103,10 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
             return self.suiteClass() if case.__name__.endswith(left_out) else super().loadTestsFromTestCase(case)
 
     suite = Loader().loadTestsFromNames(FILES)
-    result = unittest.TextTestRunner(stream=sys.stderr, verbosity=0, failfast=True).run(suite)
+    report = io.StringIO()  # not the ranks' common output, where it would break rank 0's line in two
+    result = unittest.TextTestRunner(stream=report, verbosity=0, failfast=True).run(suite)
     if not result.wasSuccessful() or ours < result.testsRun:
-        print(f"rank {world.Get_rank()}: {ours} plans run; {result}", flush=True)
+        print(f"rank {world.Get_rank()}: {ours} plans run; {result}\n{report.getvalue()}", flush=True)
         world.Abort(1)  # the other ranks wait
     if world.Get_rank() == 0:
         skipped = f", {len(result.skipped)} skipped" if result.skipped else ""

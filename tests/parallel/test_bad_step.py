@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from equality import BATCH, batches, cnn
+from equality import BATCH, CLIPS, OPTIMIZERS, batches, cnn
 
 import nn
 from parallel.options import Options
@@ -64,8 +64,6 @@ def test_every_strategy(comm):
 
 
 def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
-    from equality import CLIPS, OPTIMIZERS, batches, cnn
-
     trainer = nn.Serial(cnn(synchronized=False), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](CLIPS[1]))
     before, parameters = trainer.statistics.copy(), trainer.parameters.copy()
 
