@@ -12,25 +12,36 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from parallel import launch
-from parallel.options import Options, parse
+from parallel.options import OptionError, Options, parse
 
+WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 SIGNALLED = 128  # and the number of the signal
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
+FAILED = 911  # tag of what failing ranks tell each other
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    options = parse(argv)
-    if not launch.inside():
-        options.out = options.out or default_directory(options)
-        if options.ranks and options.ranks > 1:
-            return start_ranks(options, argv)
+    if launch.rank_from_environment() and {"-h", "--help"}.intersection(argv):
+        return 0  # rank 0 says it
+    try:
+        options = parse(argv)
+        if not launch.inside():
+            options.out = options.out or default_directory(options)
+            if options.ranks and options.ranks > 1:
+                from parallel.prepare import prepare
+
+                prepare(options)
+                return start_ranks(options, argv)
+    except OptionError as error:
+        return fail(error, WRONG_OPTION)
     set_threads(options.threads or max(1, launch.cores() // local_ranks()))
     try:
         if launch.inside():
@@ -49,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
             raise  # the excepthook ends all ranks
         print(f"\nended; to continue: {continue_with(options)}", file=sys.stderr)
         return TERMINATED if end.args else INTERRUPTED
+    except OptionError as error:
+        return fail(error, WRONG_OPTION)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
         return fail(error)
 
@@ -141,8 +154,8 @@ def local_ranks() -> int:
     return launch.size_from_environment() or 1
 
 
-def fail(error: Exception) -> int:
-    """Say what went wrong, once, and end all ranks.
+def fail(error: Exception, status: int = 1) -> int:
+    """Say what went wrong, once, and end all ranks; returns the exit status.
 
     Where all ranks fail alike (a wrong option, a NaN that all were told of), rank 0 says it and all leave quietly.
     Where some do not, they would wait for ever: so after a moment the failing rank aborts the job.
@@ -151,20 +164,37 @@ def fail(error: Exception) -> int:
         traceback.print_exception(error)
     if not launch.inside():
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return status
     from mpi4py import MPI
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
+        signal.signal(number, signal.SIG_IGN)
     world = MPI.COMM_WORLD
-    failing = world.Ibarrier()
     if world.rank == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    end = time.monotonic() + PATIENCE
-    while not failing.Test():
+    failing, end = everyone_fails(world), time.monotonic() + PATIENCE
+    while not next(failing):
         if time.monotonic() > end:
             if world.rank:
                 print(f"error on rank {world.rank}: {error}", file=sys.stderr, flush=True)
-            world.Abort(1)
+            world.Abort(status)
         time.sleep(0.01)
     sys.stdout.flush()
     MPI.Finalize()
-    os._exit(1)  # not sys.exit: `python -m mpi4py` would abort
+    os._exit(status)  # not sys.exit: `python -m mpi4py` would abort
+
+
+def everyone_fails(world) -> Iterator[bool]:
+    """Whether all ranks have come here: they tell rank 0, and it tells them.
+
+    By single messages: a collective operation would be taken for another one by ranks that do not fail.
+    """
+    from mpi4py import MPI
+
+    others = range(1, world.size) if world.rank == 0 else (0,)
+    for tell in (False, True) if world.rank == 0 else (True, False):
+        requests = [(world.Isend if tell else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]
+        while not MPI.Request.Testall(requests):
+            yield False
+    while True:
+        yield True

@@ -39,6 +39,7 @@ READERS = (
 # Options that sum gradients in a way of their own, and those that say how the usual way does it.
 MESSAGES = ("node_memory", "overlap", "bucket", "first_bucket")
 OWN_WAY = {"compress": ("reproducible", *MESSAGES), "reproducible": ("accumulate", "sync_batch_norm", *MESSAGES)}
+TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
 
 def option(default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None):
@@ -149,11 +150,15 @@ FREE_ON_RESUME = {
 }  # fmt: skip
 
 
+class OptionError(ValueError):
+    """An option that makes no sense; the message says which and what would."""
+
+
 class Parser(argparse.ArgumentParser):
-    """Wrong options end with one message, without the list of all that there are."""
+    """Wrong options are one message, without the list of all that there are; whoever parses says it."""
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        raise OptionError(f"{message} (--help lists the options)")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -189,7 +194,7 @@ def type_of(f: dataclasses.Field) -> type:
 
 
 def parse(argv: list[str] | None = None) -> Options:
-    """Options from the command line. Ends the process with status 2 and one message where they make no sense."""
+    """Options from the command line; raises OptionError where they make no sense by themselves (`check`)."""
     argparser = parser()
     given = vars(argparser.parse_args(sys.argv[1:] if argv is None else argv))
     try:
@@ -202,10 +207,6 @@ def parse(argv: list[str] | None = None) -> Options:
     except OptionError as error:
         argparser.error(str(error))
     return options
-
-
-class OptionError(ValueError):
-    """An option that makes no sense; the message says which and what would."""
 
 
 def read_toml(path: str) -> dict:
@@ -260,7 +261,7 @@ def resumed(values: dict) -> dict:
 
 
 def check(options: Options) -> None:
-    """Refuse numbers out of range, by name."""
+    """Refuse numbers out of range and options that others leave without effect, by name."""
     for name in (
         "ranks",
         "epochs",
@@ -295,6 +296,12 @@ def check(options: Options) -> None:
         for name in others if getattr(options, way) else ():
             if getattr(options, name) != defaults[name]:
                 raise OptionError(f"--{name.replace('_', '-')} does not go with --{way}: leave one of them out")
+    if options.find_lr and options.resume:
+        raise OptionError("--find-lr tries rates on a network that has not learned yet: leave out --resume")
+    if options.length != defaults["length"] and not options.data.startswith(TEXTS):
+        raise OptionError(
+            f"--length has no effect with --data {options.data}: leave it out, or use {', '.join(TEXTS)}PATH"
+        )
     for name, other, readers in READERS:
         if getattr(options, name) != defaults[name] and getattr(options, other) not in readers:
             raise OptionError(

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 import nn
-from collectives.selection import check_name
 from nn import callbacks, checkpoints
 from parallel import build, launch, reports
 from parallel.breakdown import Breakdown, draw_breakdown
 from parallel.job import default_directory, program
 from parallel.memory import Ledger, resident
 from parallel.options import Options
+from parallel.prepare import Parts, check_checkpoints, prepare
 from parallel.timeline import Timeline
 from parallel.timeline import write as write_timeline
 
@@ -37,17 +37,17 @@ def train(options: Options) -> dict:
     """
     started = time.perf_counter()
     np.seterr(all="ignore")  # a loss that is not finite is an error of its own
+    parts = prepare(options)
+    data, network = parts.data, parts.network
     world = ranks(options)
     rank, size = (world.rank, world.size) if world else (0, 1)
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
 
-    data = build.datasets(options)
     if world:
         agree_on_data(world, data)
-    network = build.network(options, data)
     before = resident()
     traffic = counted(world) if options.memory and world else None
-    trainer = make_trainer(options, data, network, traffic or world)
+    trainer = make_trainer(options, parts, traffic or world)
     trainer.say = say
     timeline = Timeline(world) if options.timeline else None
     breakdown = Breakdown(trainer)
@@ -152,7 +152,6 @@ def describe(result: dict) -> str:
 
 def ranks(options: Options):
     """A Communicator over all ranks, or None where this process is the only one and nothing launched it."""
-    check_name("allreduce", options.allreduce)
     if not launch.inside():
         return None
     from mpi4py import MPI
@@ -172,18 +171,12 @@ def ranks(options: Options):
     return world
 
 
-def make_trainer(options: Options, data: nn.data.Data, network: nn.Network, world) -> nn.Serial:
-    loss, optimizer = build.loss(options, data), build.optimizer(options)
+def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
+    _, network, loss, optimizer = parts
     if world is None and options.reproducible:
         from parallel.reproducible.shards import ReproducibleSerial
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
-    if world is None and options.strategy == "ps":
-        raise ValueError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
-    if world is None and options.compress:
-        raise ValueError("--compress: one process sends nothing; start several with --ranks, or leave it out")
-    if world is None and options.offload:
-        raise ValueError("--offload: one process has no shards; start several with --ranks, or leave it out")
     if world is None:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.strategies import STRATEGIES
@@ -205,11 +198,8 @@ def replica_checks(steps: int) -> nn.Callback:
 
 def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict | None:
     """Load the last whole checkpoint where --resume asks for it; refuse to overwrite a run otherwise."""
+    check_checkpoints(options)
     if options.resume is None:
-        if kept.entries():
-            raise ValueError(
-                f"{options.out} already holds a run: continue it with --resume {options.out}, or give another --out"
-            )
         return None
     state, progress, file = kept.load()
     trainer.load_state(state)

@@ -66,6 +66,11 @@ class Compressor:
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError where this method cannot work with that optimizer."""
 
+    def check_messages(self) -> None:
+        """Raise ValueError where this method has no messages for parameter servers."""
+        if self.no_messages:
+            raise ValueError(f"{self!r} does not work with parameter servers: {self.no_messages}")
+
     def tell_epoch(self, steps: int) -> None:
         """How many steps an epoch has, for a warm-up that is counted in epochs."""
 

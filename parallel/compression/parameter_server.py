@@ -61,8 +61,7 @@ class CompressedParameterServer(ParameterServer):
         servers: int = 1,
         place: str = "own",
     ):
-        if compressor.no_messages:
-            raise ValueError(f"{compressor!r} does not work with parameter servers: {compressor.no_messages}")
+        compressor.check_messages()
         compressor.check(optimizer)
         agree(communicator, {"compression": repr(compressor)})
         super().__init__(network, loss, optimizer, communicator, seed, servers, place)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.clipping import ClipValue
 from nn.losses import Loss
 from nn.network import Network
-from nn.optimizers import LAMB, LARS, Optimizer
-from parallel.reproducible.shards import Reproducible, with_trees
+from nn.optimizers import Optimizer
+from parallel.reproducible.shards import Reproducible, refuse_norms, with_trees
 from parallel.reproducible.tree_sum import TreeSum
 from parallel.sharded import UNIT_BYTES, FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.synchronous import agree
@@ -107,12 +106,3 @@ class ReproducibleZeRO2(ReproducibleSharded, ZeRO2):
 
 class ReproducibleFullyShardedDataParallel(ReproducibleSharded, FullyShardedDataParallel):
     """`FullyShardedDataParallel`, the same bits on any number of ranks."""
-
-
-def refuse_norms(optimizer: Optimizer) -> None:
-    found = optimizer if isinstance(optimizer, LARS | LAMB) else optimizer.clip
-    if found is not None and not isinstance(found, ClipValue):
-        raise ValueError(
-            f"{found!r} needs norms of whole tensors, and where these are cut over ranks, the bits of a norm depend on "
-            "how many there are: use ddp, or another optimizer and no clipping by norms"
-        )

@@ -21,10 +21,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from collectives.steps import part
+from nn.clipping import ClipValue
 from nn.layout import ALIGN
 from nn.losses import Loss
 from nn.network import Network
-from nn.optimizers import Optimizer
+from nn.optimizers import LAMB, LARS, Optimizer
 from nn.training import Serial
 from parallel.reproducible.tree_sum import TreeSum
 from parallel.uneven import Total
@@ -180,3 +181,12 @@ def refuse_synchronized(network: Network) -> None:
                 f"reproducible training computes one virtual shard after another, but layer {path} ({layer!r}) needs "
                 "the statistics of all at once: leave out synchronized"
             )
+
+
+def refuse_norms(optimizer: Optimizer) -> None:
+    found = optimizer if isinstance(optimizer, LARS | LAMB) else optimizer.clip
+    if found is not None and not isinstance(found, ClipValue):
+        raise ValueError(
+            f"{found!r} needs norms of whole tensors, and where these are cut over ranks, the bits of a norm depend on "
+            "how many there are: use ddp, or another optimizer and no clipping by norms"
+        )

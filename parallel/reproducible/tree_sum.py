@@ -29,6 +29,15 @@ def halves(node: Node) -> tuple[Node, Node]:
     return (lo, middle), (middle, hi)
 
 
+def check_holders(leaves: int, holders: int) -> None:
+    """Raise ValueError where a rank would hold no leaf."""
+    if leaves < holders:
+        raise ValueError(
+            f"{leaves} virtual shards for {holders} ranks: {holders - leaves} would have nothing to do; "
+            f"use at least {holders} shards or at most {leaves} ranks"
+        )
+
+
 def siblings(leaves: int) -> dict[Node, Node]:
     """Right subtree -> left subtree, for every inner node of the tree."""
     found, todo = {}, [(0, leaves)]
@@ -128,11 +137,7 @@ class TreeSum:
     def __init__(self, leaves: int, count: int, dtype, communicator=None, cuts=None, holders: int | None = None):
         rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
         holders = holders or size
-        if leaves < holders:
-            raise ValueError(
-                f"{leaves} virtual shards for {holders} ranks: {holders - leaves} would have nothing to do; "
-                f"use at least {holders} shards or at most {leaves} ranks"
-            )
+        check_holders(leaves, holders)
         self.leaves, self.count, self.communicator, self.holders = leaves, count, communicator, holders
         self.mine = dealt(leaves, holders, rank)
         self.cuts = [part(count, size, r) for r in range(size)] if cuts is None else list(cuts)

@@ -86,7 +86,7 @@ def test_a_run_directory_has_everything(tmp_path):
     assert json.loads((out / "config.json").read_text())["model"] == "mlp:64,16,10"
     assert {"numpy", "host", "cores", "threads", "blas"} <= json.loads((out / "environment.json").read_text()).keys()
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    said = train(*SMALL, "--out", out, status=1)
+    said = train(*SMALL, "--out", out, status=2)
     assert "holds a run" in said or "already" in said
 
 
@@ -223,7 +223,7 @@ def test_values_are_learned_from_arrays(tmp_path):
     args = ["--data", tmp_path / "a.npz", "--model", "mlp:3,1", "--batch", "10", "--epochs", "20"]
     train(*args, "--loss", "mse", "--out", tmp_path / "run")
     assert result(tmp_path / "run")["loss"] < 1e-3 and "accuracy" not in result(tmp_path / "run")
-    said = train(*args, "--out", tmp_path / "other", status=1)
+    said = train(*args, "--out", tmp_path / "other", status=2)
     assert "are values: use mse" in said and not (tmp_path / "other").exists()
 
 
@@ -246,20 +246,20 @@ def test_config_file_lies_below_the_flags(tmp_path):
         (["--resume", "nowhere"], 2, "--resume nowhere: "),
         (["--config", "nowhere.toml"], 2, "--config nowhere.toml: No such file"),
         (["--loss", "quadrat"], 2, "invalid choice: 'quadrat'"),
-        (["--model", "mpl:64,10"], 1, "did you mean 'mlp'"),
-        (["--model", "mlp:65,10"], 1, "expected 64"),
-        (["--activation", "sigmoyd"], 1, "did you mean 'sigmoid'"),
-        (["--allreduce", "rung"], 1, "no allreduce algorithm 'rung'"),
-        (["--init", "hee"], 1, "did you mean 'he'"),
-        (["--data", "mnist", "--data-dir", "nowhere"], 1, "get_data.py mnist --data-dir nowhere"),
+        (["--model", "mpl:64,10"], 2, "did you mean 'mlp'"),
+        (["--model", "mlp:65,10"], 2, "expected 64"),
+        (["--activation", "sigmoyd"], 2, "did you mean 'sigmoid'"),
+        (["--allreduce", "rung"], 2, "no allreduce algorithm 'rung'"),
+        (["--init", "hee"], 2, "did you mean 'he'"),
+        (["--data", "mnist", "--data-dir", "nowhere"], 2, "get_data.py mnist --data-dir nowhere"),
         (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
         (["--momentum", "0.9", "--optimizer", "adam"], 2, "--momentum has no effect with --optimizer adam"),
         (["--label-smoothing", "0.1", "--loss", "mse"], 2, "--label-smoothing has no effect with --loss mse"),
         (["--overlap", "poke", "--node-memory", "on"], 2, "--overlap has no effect with --node-memory on"),
         (["--reproducible", "4", "--bucket", "1"], 2, "--bucket does not go with --reproducible"),
-        (["--loss", "mse"], 1, "--loss mse: the targets of digits are classes: use cross-entropy"),
-        (["--batch", "1", "--ranks", "2"], 1, "a global batch of 1 samples cannot be cut among 2 ranks"),
-        (["--allreduce", "rung", "--ranks", "2"], 1, "no allreduce algorithm 'rung'"),
+        (["--loss", "mse"], 2, "--loss mse: the targets of digits are classes: use cross-entropy"),
+        (["--batch", "1", "--ranks", "2"], 2, "a global batch of 1 samples cannot be cut among 2 ranks"),
+        (["--allreduce", "rung", "--ranks", "2"], 2, "no allreduce algorithm 'rung'"),
         (["--lr", "1e30", "--limit", "64", "--ranks", "2"], 1, "on rank 0"),
     ],
 )
@@ -274,14 +274,17 @@ def test_bad_input_is_one_clear_message(tmp_path, args, status, message):
 
 
 def test_ranks_that_are_started_differently_are_told(tmp_path):
-    """Each rank gets options of its own, as when hosts hold different files."""
+    """Each rank gets options of its own, as when hosts hold different files. One leaves late: mpiexec signals it."""
     from parallel import launch
 
     program = (
-        "import os, sys; sys.argv = ['train.py', '--limit', '64', '--seed', os.environ.get('OMPI_COMM_WORLD_RANK') "
-        f"or os.environ['PMI_RANK'], '--out', {str(tmp_path / 'run')!r}]; import parallel.job; "
-        "sys.exit(parallel.job.main())"
+        "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']); "
+        "leave = os._exit; os._exit = lambda status: (time.sleep(0.6 * rank), leave(status)); "
+        f"sys.argv = ['train.py', '--limit', '64', '--seed', str(rank), '--out', {str(tmp_path / 'run')!r}]; "
+        "import parallel.job; sys.exit(parallel.job.main())"
     )
     lines = []
     status = launch.run(["-c", program], 2, timeout=60, cwd=ROOT, stdout=lines.append)
-    assert status != 0 and "ranks disagree on --seed: rank 0 has 0, rank 1 has 1" in "".join(lines)
+    said = "".join(lines)
+    assert status != 0 and "ranks disagree on --seed: rank 0 has 0, rank 1 has 1" in said
+    assert "SIGTERM" not in said and "MPI_Abort" not in said, "it has failed already, and has left MPI"

@@ -1,0 +1,150 @@
+"""Wrong options are refused before any rank is started: in one message, with status 2, however the run is started."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel import job, launch
+from parallel.options import OptionError, Options, parse
+from parallel.prepare import prepare
+
+ROOT = Path(__file__).parents[2]
+# (command line after --ranks 4, what is said of it): each can be known wrong without ranks.
+WRONG = [
+    ("--model mpl:64,10", "did you mean 'mlp'"),
+    ("--model mlp:65,10", "expected 64"),
+    ("--model transformer", "transformer takes sequences of ids"),
+    ("--data dgits", "no data set 'dgits'; known: digits"),
+    ("--data mnist --data-dir nowhere", "get_data.py mnist --data-dir nowhere"),
+    ("--length 5", "--length has no effect with --data digits: leave it out, or use stdlib"),
+    ("--mask 0.5", "--mask: cnn predicts the next byte"),
+    ("--activation sigmoyd", "did you mean 'sigmoid'"),
+    ("--init hee", "did you mean 'he'"),
+    ("--loss mse", "the targets of digits are classes: use cross-entropy"),
+    ("--nesterov", "nesterov needs a momentum above 0"),
+    ("--clip norm:-1", "clip 'norm:-1': expected value:LIMIT"),
+    ("--augment crip:4", "unknown part 'crip:4'; expected crop:PIXELS"),
+    ("--augment flip --data stdlib --model transformer", "RandomFlip: expects images"),
+    ("--schedule cosin", "unknown schedule 'cosin'"),
+    ("--schedule plateau:metric=los", "no metric 'los'; use test_loss, loss, accuracy"),
+    ("--linear-scaling 16 --schedule cosine:base_batch=8", "say the same: leave one out"),
+    ("--sync-batch-norm", "cnn has no batch normalisation"),
+    ("--batch 3", "a global batch of 3 samples cannot be cut among 4 ranks"),
+    ("--batch 2 --strategy ps", "a global batch of 2 samples cannot be cut among 3 ranks"),
+    ("--batch 3 --strategy dp", "cannot be cut among 4 ranks"),
+    ("--ranks 1000000", "cannot be cut among 1000000 ranks"),
+    ("--strategy ps --servers 4", "room for at most 3 beside one worker"),
+    ("--strategy ps --servers 5 --server-place workers", "room for at most 4 among the workers"),
+    ("--allreduce rung", "no allreduce algorithm 'rung': there are auto"),
+    ("--compress foo", "no method 'foo'; there are none, fp16, qsgd"),
+    ("--compress fp16:3", "what is '3'? fp16 takes nothing"),
+    ("--compress qsgd:x", "levels must be a number, given 'x'"),
+    ("--compress qsgd:0", "levels must be 1 to 32767, given 0"),
+    ("--compress topk:2", "topk: the ratio must be above 0 and at most 1"),
+    ("--compress topk:0.1,foo=3", "topk takes ratio=NUMBER"),
+    ("--compress threshold:-1", "the limit must not be negative"),
+    ("--compress powersgd:0", "the rank must be at least 1"),
+    ("--compress powersgd:2 --strategy ps", "its factors are sums over all ranks; use --strategy ddp"),
+    ("--compress dgc:0.01 --momentum 0.9", "dgc has the momentum itself (0.9)"),
+    ("--compress dgc:0.01 --optimizer adam", "use SGD, RMSprop or LARS with momentum 0"),
+    ("--compress dgc:0.01,momentum=2", "momentum must be in [0, 1), given 2.0"),
+    ("--compress topk:0.1 --strategy fsdp", "--compress has no effect with --strategy fsdp"),
+    ("--compress topk:0.1 --reproducible 4", "--reproducible does not go with --compress"),
+    ("--offload {file} --strategy fsdp", "is a file, no directory"),
+    ("--offload {file}/below --strategy zero1", "is a file, no directory"),
+    ("--reproducible 3", "3 virtual shards for 4 ranks: 1 would have nothing to do"),
+    ("--reproducible 2 --strategy ps", "2 virtual shards for 3 ranks"),
+    ("--reproducible 4 --strategy fsdp --clip global:1", "needs norms of whole tensors"),
+    ("--reproducible 4 --strategy zero1 --optimizer lars", "needs norms of whole tensors"),
+    ("--out {file}", "is a file, no directory"),
+    ("--out {run}", "already holds a run: continue it with --resume"),
+    ("--resume {begun}", "no checkpoint was saved there; start again"),
+    ("--find-lr --resume {run}", "--find-lr tries rates on a network that has not learned yet"),
+    ("--lr -1", "--lr must not be negative, given -1.0 (--help lists the options)"),
+    ("--strategy pps", "invalid choice: 'pps'"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A file, the directory of a run, and that of one that was ended before it saved anything."""
+    where = tmp_path_factory.mktemp("places")
+    (where / "file").write_text("")
+    for name in ("run", "begun"):
+        (where / name / "checkpoints").mkdir(parents=True)
+        (where / name / "config.json").write_text("{}")
+    (where / "run" / "checkpoints" / "manifest.json").write_text('{"format": 1, "checkpoints": [{}]}')
+    return {name: str(where / name) for name in ("file", "run", "begun")}
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG)
+def test_no_rank_is_started_for_a_wrong_option(line, words, places, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(job, "start_ranks", lambda *_: pytest.fail("ranks were started"))
+    out = [] if "--out" in line or "--resume" in line else ["--out", str(tmp_path / "run")]
+    assert job.main(["--ranks", "4", *out, *line.format(**places).split()]) == job.WRONG_OPTION
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and said.err.count("error: ") == 1 and words in said.err and not said.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--strategy ps", "needs ranks for workers and servers"),
+        ("--compress fp16", "one process sends nothing"),
+        ("--strategy fsdp --offload there", "one process has no shards"),
+    ],
+)
+def test_what_one_process_cannot_do(line, words):
+    with pytest.raises(OptionError, match=words):
+        prepare(parse(line.split()))
+
+
+def test_what_can_be_done_is_prepared(monkeypatch, tmp_path):
+    """Nothing is refused that works; and that it works is shown by the tests of each strategy."""
+    started = []
+    monkeypatch.setattr(job, "start_ranks", lambda options, argv: started.append(options) or 0)
+    lines = (
+        "--batch 4", "--batch 3 --strategy ps", "--strategy ps --servers 4 --server-place workers --batch 4",
+        "--compress dgc:0.01", "--compress none", "--compress qsgd:4 --strategy ps", "--reproducible 4 --strategy fsdp",
+        "--reproducible 4 --strategy zero2 --clip value:1", "--strategy fsdp --offload " + str(tmp_path / "a" / "b"),
+        "--schedule plateau:metric=accuracy", "--augment crop:1,flip --model mlp:64,10", "--allreduce doubling",
+    )  # fmt: skip
+    for line in lines:
+        assert job.main(["--ranks", "4", "--out", str(tmp_path / "run"), *line.split()]) == 0, line
+    assert len(started) == len(lines) and not list(tmp_path.iterdir())
+
+
+def test_what_is_prepared_is_of_the_options():
+    options = Options(model="mlp:64,8,10", dtype="float64", optimizer="adam", lr=0.5)
+    data, network, loss, optimizer = prepare(options)
+    assert network.name == options.model and network.dtype == np.float64 and optimizer.lr == options.lr
+    assert data.classes == 10 and repr(loss).startswith("CrossEntropyLoss")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([["--compress", "topk:2"]] * 3, "error: topk: the ratio must be above 0"),
+        ([[], ["--lr", "-1"]], "error on rank 1: --lr must not be negative"),
+    ],
+)
+def test_under_mpiexec_it_is_said_once(tmp_path, ranks, words):
+    """By rank 0 where all are wrong, by the one that is where the others would wait for it."""
+    mpiexec = launch.find_mpiexec()
+    program = [sys.executable, "-m", "mpi4py", "scripts/train.py", "--limit", "64", "--out", str(tmp_path / "run")]
+    command = [str(mpiexec)]
+    for i, more in enumerate(ranks):
+        command += [":"] * bool(i) + ["-n", "1", *program, *more]
+    env = launch.settings(len(ranks), mpiexec) | os.environ
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == job.WRONG_OPTION and words in said and "Traceback" not in said, said
+    assert sum(line.startswith("error") for line in said.splitlines()) == 1, said
+    assert not (tmp_path / "run").exists()
