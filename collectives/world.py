@@ -62,7 +62,8 @@ def install_excepthooks():
         sys.stdout.flush()
         sys.stderr.write(said if said.endswith("\n") else said + "\n")
         sys.stderr.flush()
-        world.Abort(status)
+        if not MPI.Is_finalized():
+            world.Abort(status)
         os._exit(status)  # MPICH's Abort returns while mpiexec is about to end this rank
 
     def failed(kind, error, trace):

@@ -279,12 +279,12 @@ def test_ranks_that_are_started_differently_are_told(tmp_path):
 
     program = (
         "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']); "
-        "leave = os._exit; os._exit = lambda status: (time.sleep(0.6 * rank), leave(status)); "
+        "leave = os._exit; os._exit = lambda status: (time.sleep(0.5 * rank), leave(status)); "
         f"sys.argv = ['train.py', '--limit', '64', '--seed', str(rank), '--out', {str(tmp_path / 'run')!r}]; "
         "import parallel.job; sys.exit(parallel.job.main())"
     )
     lines = []
-    status = launch.run(["-c", program], 2, timeout=60, cwd=ROOT, stdout=lines.append)
+    status = launch.run(["-c", program], 3, timeout=60, cwd=ROOT, stdout=lines.append)
     said = "".join(lines)
     assert status != 0 and "ranks disagree on --seed: rank 0 has 0, rank 1 has 1" in said
     assert "SIGTERM" not in said and "MPI_Abort" not in said, "it has failed already, and has left MPI"
