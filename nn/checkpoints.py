@@ -129,6 +129,8 @@ class Checkpoints:
             A name of its own, such as "best", which the next save of that name replaces.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        for left in self.directory.glob(".*.tmp"):  # by a run that was killed while it wrote
+            left.unlink(missing_ok=True)
         pairs = iter([("steps", state["steps"]), *state.items()] if isinstance(state, Mapping) else state)
         _, steps = first = next(pairs)
         file = f"{name or f'step-{int(steps):08d}'}.npz"

@@ -195,7 +195,8 @@ class Job:
         while not out.closed and select.select([out], [], [], timeout)[0]:
             chunk = os.read(out.fileno(), 65536)
             timeout = 0
-            *lines, self._partial = (self._partial + chunk).split(b"\n")
+            text = chunk.replace(b"\0", b"")  # Open MPI's prterun writes one where it is signalled
+            *lines, self._partial = (self._partial + text).split(b"\n")
             if not chunk:  # end of file
                 out.close()
                 lines, self._partial = ([self._partial] if self._partial else []), b""

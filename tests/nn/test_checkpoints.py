@@ -17,6 +17,7 @@ def state(step):
 
 def test_round_trip_keeps_the_last_two(tmp_path):
     kept = nn.Checkpoints(tmp_path)
+    (tmp_path / ".step-00000001.npz.7.tmp").write_bytes(b"what a run leaves that is killed while it writes")
     for step in (1, 2, 3):
         kept.save(state(step), {"epoch": step, "history": [{"loss": 0.1}]})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest.json", "step-00000002.npz", "step-00000003.npz"]
