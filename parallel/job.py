@@ -22,6 +22,7 @@ WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 SIGNALLED = 128  # and the number of the signal
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
+ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
@@ -93,7 +94,8 @@ def start_ranks(options: Options, argv: list[str]) -> int:
 def without_banners(out):
     """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why.
 
-    But a rank that was killed cannot say so: of what mpiexec says, this is told.
+    But a rank that was killed cannot say so: of what mpiexec says, this is told. And what ranks say because mpiexec
+    ends them is not: that they ended is said once, for all.
     """
     held = ""  # a line of dashes, which may begin a banner
     banner = ""
@@ -104,13 +106,14 @@ def without_banners(out):
         if banner:
             banner += line
             if rule:
-                if killed := re.search(r"process rank (\d+) .*exited on\s+signal 9\b", banner, re.DOTALL):
-                    out.write(f"error: rank {killed[1]} was killed\n")
+                if died := re.search(r"process rank (\d+) .*exited on\s+signal (\d+)\b", banner, re.DOTALL):
+                    how = "was killed" if died[2] == "9" else f"ended by {signal.Signals(int(died[2])).name}"
+                    out.write(f"error: rank {died[1]} {how}\n")
                     out.flush()
                 banner = ""
             return
         banner = line if held and line.startswith(BANNERS) else ""
-        if not banner:
+        if not banner and not ENDED.fullmatch(line):
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""
@@ -162,8 +165,9 @@ def fail(error: Exception, status: int = 1) -> int:
     """
     if os.environ.get("RINGPROP_TRACEBACK"):
         traceback.print_exception(error)
+    said = str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")
     if not launch.inside():
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return status
     from mpi4py import MPI
 
@@ -171,12 +175,12 @@ def fail(error: Exception, status: int = 1) -> int:
         signal.signal(number, signal.SIG_IGN)
     world = MPI.COMM_WORLD
     if world.rank == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {said}", file=sys.stderr, flush=True)
     failing, end = everyone_fails(world), time.monotonic() + PATIENCE
     while not next(failing):
         if time.monotonic() > end:
             if world.rank:
-                print(f"error on rank {world.rank}: {error}", file=sys.stderr, flush=True)
+                print(f"error on rank {world.rank}: {said}", file=sys.stderr, flush=True)
             world.Abort(status)
         time.sleep(0.01)
     sys.stdout.flush()

@@ -150,6 +150,9 @@ def describe(result: dict) -> str:
     return f"accuracy {result['accuracy']:.2%}" if "accuracy" in result else f"loss {result['loss']:.4g}"
 
 
+EACH_ITS_OWN = ("--out", "--ranks", "RINGPROP_DATA", "RINGPROP_TRACEBACK")  # what ranks need not have alike
+
+
 def ranks(options: Options):
     """A Communicator over all ranks, or None where this process is the only one and nothing launched it."""
     if not launch.inside():
@@ -158,13 +161,17 @@ def ranks(options: Options):
 
     from collectives import Communicator
 
-    world = Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
-    everyone = world.allgather({k: v for k, v in dataclasses.asdict(options).items() if k not in ("out", "ranks")})
+    # Compared before there is a Communicator: its watchdog is made by all ranks, or they wait for each other.
+    mine = {"--" + name.replace("_", "-"): value for name, value in dataclasses.asdict(options).items()}
+    mine |= {name: value for name, value in os.environ.items() if name.startswith("RINGPROP_")}
+    for name in EACH_ITS_OWN:
+        mine.pop(name, None)
+    everyone = MPI.COMM_WORLD.allgather(mine)
     for other, theirs in enumerate(everyone):
-        for key, value in theirs.items():
-            if value != everyone[0][key]:
-                flag = "--" + key.replace("_", "-")
-                raise ValueError(f"ranks disagree on {flag}: rank 0 has {everyone[0][key]}, rank {other} has {value}")
+        for name in everyone[0] | theirs:
+            if (value := theirs.get(name)) != (first := everyone[0].get(name)):
+                raise ValueError(f"ranks disagree on {name}: rank 0 has {first}, rank {other} has {value}")
+    world = Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
     if options.ranks and options.ranks != world.size:
         raise ValueError(f"--ranks {options.ranks}, but {world.size} ranks were started: leave --ranks to the launcher")
     options.out = world.bcast(options.out or default_directory(options))  # rank 0's clock decides

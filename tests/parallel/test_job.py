@@ -169,7 +169,7 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
 
 
 @pytest.mark.parametrize(
-    ("number", "message"), [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "rank 1 of 2 did not come")]
+    ("number", "message"), [(signal.SIGKILL, "error: rank 1 was killed"), (signal.SIGSTOP, "rank 1 of 2 did not come")]
 )
 def test_a_rank_that_is_killed_or_stopped_ends_the_job(tmp_path, number, message):
     out = tmp_path / "run"
@@ -280,7 +280,7 @@ def test_ranks_that_are_started_differently_are_told(tmp_path):
     program = (
         "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']); "
         "leave = os._exit; os._exit = lambda status: (time.sleep(0.5 * rank), leave(status)); "
-        f"sys.argv = ['train.py', '--limit', '64', '--seed', str(rank), '--out', {str(tmp_path / 'run')!r}]; "
+        f"sys.argv = ['train.py', '--seed', str(rank), '--watch', str(rank), '--out', {str(tmp_path / 'run')!r}]; "
         "import parallel.job; sys.exit(parallel.job.main())"
     )
     lines = []
