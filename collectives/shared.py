@@ -20,7 +20,7 @@ differ (some ranks gave shared arrays, others not) all go through slots; other d
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from mpi4py import MPI
 
 from collectives.steps import part
 
-SLOT = 1 << 20  # bytes of each of a rank's two slots: a segment
+SLOT = 1 << 19  # bytes of each of a rank's two slots: a segment
 SMALL = 1 << 13  # bytes of a vector that every rank sums itself
 SMALL_PRIVATE = 1 << 14  # the same for an allreduce of private arrays
 BLOCK = 1 << 17  # bytes that are reduced at a time: the operands' blocks stay in the second-level cache
@@ -115,6 +115,28 @@ class SharedPlan:
 
     def free(self):
         """Nothing to free: the arrays belong to the caller, the slots to the window."""
+
+
+class ShortPlan(SharedPlan):
+    """One turn, of which nobody gets what others wrote in their work: all is done after one meeting."""
+
+    def __init__(self, window, what, turns, **more):
+        super().__init__(window, what, turns, **more)
+        self.turns = [(turn.put, [*turn.work, *starmap(copying, turn.get)]) for turn in turns[0]]
+        self.agree = window.flags.agree
+
+    def __call__(self):
+        self.used = True
+        window = self.window
+        put, work = self.turns[window.turn & 1]
+        window.turn += 1
+        for target, source in put:
+            target[...] = source
+        if not self.agree(self.signature, self.what):
+            return self.settle()
+        for step in work:
+            step()
+        return None
 
 
 class DirectPlan(SharedPlan):
@@ -282,6 +304,8 @@ class SharedCollectives:
         """turn(slots of one parity, segment) -> Turn, for both parities and so many segments."""
         even, odd = ([slot[parity] for slot in self._slots] for parity in (0, 1))
         turns = [(turn(even, k), turn(odd, k)) for k in range(number)]
+        if number == 1 and not twice:
+            return ShortPlan(self, what, turns, place=place, otherwise=otherwise)
         return SharedPlan(self, what, turns, twice, place, otherwise)
 
     def _direct(self, what, peers, otherwise, work, put=()):
