@@ -5,11 +5,12 @@ a sum, on one core. Then, in the lab of several hosts (netlab.py, root only), a 
 100 Mbit/s between them against that with dense gradients (the faster of DistributedDataParallel and --compress none),
 and against what the bytes predict:
 
-    compute + compress + calls * latency + bytes / bandwidth
+    compute + compress + of each message: latency + max(0, bytes / bandwidth - head start)
 
-each measured by itself on the same ranks: computing without messages, compressing without a network, the latency of a
-small allreduce, the bandwidth of large messages in both directions at once. Bytes are those that the trainer counts;
-the network cards' own count, headers and all, is told beside.
+each measured by itself, on the same ranks and in turn with the steps: computing without messages, compressing without a
+network, the latency of a small allreduce, bandwidth and head start of two large messages in both directions at once.
+The head start is what the cable sends in no time after a pause: the token bucket of the lab has filled (16 KB). Bytes
+are those that the trainer counts; the network cards' own count, headers and all, is told beside. All are medians.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ METHODS = (
 RATE = 100  # Mbit/s
 LAB = f"2 hosts, {RATE} Mbit/s"
 IN_LAB = ("fp16", "qsgd:7", "onebit", "topk:0.01", "dgc:0.001", "dgc:0.05", "powersgd:8", "powersgd:32")
+TURNS, QUICK_TURNS = 13, 2  # of each case
+IN_TURN = 3  # calls of a case one after another; the first is not counted: it finds what others left in the caches
+LARGE = (1 << 18, 1 << 20)  # bytes of the messages that bandwidth and head start are measured with
+PAUSE = 0.005  # seconds before a call, in which the token buckets fill
 SEED = 1
 
 
@@ -49,10 +54,11 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
     mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", 2, sys.executable, "-m", "mpi4py", here]
     lab = [sys.executable, here.with_name("netlab.py"), "run", "--hosts", 2, "--rate", f"{RATE}mbit", "--"]
     methods = [method for method in IN_LAB if only in f"{method}, {LAB}"]
-    task = json.dumps({"methods": methods, "steps": 5 if quick else 25})
+    task = json.dumps({"methods": methods, "turns": QUICK_TURNS if quick else TURNS})
     done = subprocess.run(list(map(str, [*lab, *mpiexec, task])), capture_output=True, text=True, timeout=300)
     if done.returncode:
-        yield Row(LAB, None, note=f"failed: {done.stderr.strip()[-300:]}")
+        said = [line for line in done.stderr.splitlines() if "rror" in line] or done.stderr.splitlines()
+        yield Row(LAB, None, note=f"failed: {' '.join(said)[:300]}")
         return
     found = json.loads(done.stdout.splitlines()[-1])
     dense = min(found["ddp"]["step"], found["none"]["step"])
@@ -65,8 +71,8 @@ def explain(found: dict) -> str:
     return (
         f"predicted {found['predicted']:.1f} ms (measured {found['step'] / found['predicted'] - 1:+.0%}): "
         f"compute {found['compute']:.1f}, compress {found['compress']:.1f}, "
-        f"{found['calls']:.0f} calls of {found['alpha']:.2f}, "
-        f"{found['bytes'] / 1e3:,.0f} kB at {found['bandwidth'] / 1e6:.1f} MB/s; the card sent "
+        f"{len(found['messages'])} messages of {found['alpha']:.2f}, {sum(found['messages']) / 1e3:,.0f} kB at "
+        f"{found['bandwidth'] / 1e6:.1f} MB/s less head starts of {found['ahead']:.1f}; the card sent "
         f"{found['card'] / 1e3:,.0f} kB"
     )
 
@@ -79,16 +85,22 @@ def one_core(method: str, repeats: int) -> Row:
 
     layout = nn.models.build(MODEL, IN_SHAPE, CLASSES).layout
     gradients = np.random.default_rng(SEED).standard_normal(layout.size).astype("f4") / 1000
+    given = np.empty_like(gradients)
+
+    def fresh() -> np.ndarray:  # as a compressor may write into what it is given
+        given[:] = gradients
+        return given
+
     if method.startswith("powersgd"):  # no messages of single ranks: its two products and what follows
         reducer = reducing(method, layout, Alone(1))
-        encode, length = fastest(lambda step: reducer(gradients.copy(), step), repeats), None
+        encode, length = fastest(lambda step: reducer(fresh(), step), repeats), None
         decode = 0.0
     else:
         from parallel.compression import parse
 
         compressor, total = parse(method).attach(layout.region(), "f4"), np.zeros_like(gradients)
         message = compressor.encode(gradients.copy(), 0)
-        encode = fastest(lambda step: compressor.encode(gradients.copy(), step), repeats)
+        encode = fastest(lambda step: compressor.encode(fresh(), step), repeats)
         decode = fastest(lambda step: compressor.decode(message, total), repeats)
         length = len(message)
     speed = f"{gradients.nbytes / encode / 1e3:,.0f} MB/s"
@@ -153,55 +165,76 @@ def work(task: dict) -> None:
     from parallel.compression import parse
 
     world = MPI.COMM_WORLD
-    communicator, steps = Communicator(world), task["steps"]
+    communicator = Communicator(world)
     rng = np.random.default_rng(world.Get_rank())
     x = rng.random((BATCH, *IN_SHAPE), np.float32)
     y = rng.integers(0, CLASSES, BATCH)
-
-    def timed(call: Callable[[int], object]) -> float:
-        """Milliseconds of a call, median, on the slower rank."""
-        times = []
-        for step in range(steps + 2):
-            world.Barrier()
-            start = time.perf_counter()
-            call(step)
-            times.append(time.perf_counter() - start)
-        return world.allreduce(1e3 * median(times[2:]), MPI.MAX)
+    other = 1 - world.Get_rank()
 
     def parts() -> tuple:
         return nn.models.build(MODEL, IN_SHAPE, CLASSES), nn.CrossEntropyLoss(), nn.SGD(0.01)
 
-    serial = nn.Serial(*parts())
-    compute = timed(lambda _: serial.step(x, y, 2 * BATCH))
-    small, large = np.zeros(16), np.zeros(1 << 20, np.uint8)
-    alpha = timed(lambda _: communicator.Allreduce(MPI.IN_PLACE, small))
-    other, back = 1 - world.Get_rank(), np.empty_like(large)
-    bandwidth = large.nbytes / timed(lambda _: world.Sendrecv(large, other, recvbuf=back, source=other)) * 1e3
+    def exchange(nbytes: int) -> Callable[[int], object]:
+        mine, theirs = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+        return lambda _: world.Sendrecv(mine, other, recvbuf=theirs, source=other)
 
-    found = {}
-    for method in ("ddp", "none", *task["methods"]):
-        if method == "ddp":
-            trainer, compress, calls = DistributedDataParallel(*parts(), communicator), 0.0, 1
-        else:
-            trainer = CompressedDataParallel(*parts(), communicator, parse(method))
-            reducer, gradients = reducing(method, trainer.network.layout, Alone(2), world.Get_rank()), serial.gradients
-            compress = timed(lambda step, r=reducer, g=gradients: r(g.copy(), step))
-        card = card_bytes()
-        step = timed(lambda _, t=trainer: t.step(x, y, 2 * BATCH))
-        card = (card_bytes() - card) / (steps + 2)
-        if method == "ddp":
-            sent = trainer.gradients.nbytes  # 2 n (p-1)/p
-        else:
-            sent = trainer.bytes_sent()["bytes_sent"]
-            calls = sum(trainer.wire.traffic.calls.values()) / (steps + 2)
-        predicted = compute + compress + calls * alpha + 1e3 * sent / bandwidth
-        trainer.close()
+    serial, small = nn.Serial(*parts()), np.zeros(16)
+    gradients = np.empty_like(serial.gradients)
+    trainers = {"ddp": DistributedDataParallel(*parts(), communicator)}
+    for method in ("none", *task["methods"]):
+        trainers[method] = CompressedDataParallel(*parts(), communicator, parse(method))
+    messages = {method: [trainers["ddp"].gradients.nbytes] for method in trainers}  # 2 n (p-1)/p
+    calls: dict[str, Callable[[int], object]] = {
+        "compute": lambda _: serial.step(x, y, 2 * BATCH),
+        "alpha": lambda _: communicator.Allreduce(MPI.IN_PLACE, small),
+        **{f"exchange {nbytes}": exchange(nbytes) for nbytes in LARGE},
+    }
+    for method, trainer in trainers.items():
+        calls[f"step {method}"] = lambda _, trainer=trainer: trainer.step(x, y, 2 * BATCH)
+        if method != "ddp":
+            messages[method] = listen(trainer.wire.traffic)
+            reducer = reducing(method, trainer.network.layout, Alone(2), world.Get_rank())
+            calls[f"compress {method}"] = lambda step, r=reducer: r(gradients, step)
+
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    card = dict.fromkeys(calls, 0)
+    for turn in range(task["turns"]):
+        for name, call in calls.items():
+            before = card_bytes()
+            for i in range(IN_TURN):
+                gradients[:] = serial.gradients
+                time.sleep(PAUSE)
+                world.Barrier()
+                start = time.perf_counter()
+                call(turn * IN_TURN + i)
+                times[name] += [time.perf_counter() - start] * (i > 0)
+            card[name] += card_bytes() - before
+    slower = np.array([1e3 * median(each) for each in times.values()])
+    world.Allreduce(MPI.IN_PLACE, slower, MPI.MAX)
+    took = dict(zip(times, slower.tolist(), strict=True))
+
+    short, long = (took[f"exchange {nbytes}"] for nbytes in LARGE)
+    bandwidth = 1e3 * (LARGE[1] - LARGE[0]) / (long - short)
+    ahead = max(0.0, 1e3 * LARGE[1] / bandwidth + took["alpha"] - long)
+    found, steps = {}, IN_TURN * task["turns"]
+    for method in trainers:
+        each = messages[method][-len(messages[method]) // steps :] if method != "ddp" else messages[method]
+        compress = took.get(f"compress {method}", 0.0)
+        sending = sum(took["alpha"] + max(0.0, 1e3 * nbytes / bandwidth - ahead) for nbytes in each)
         found[method] = {
-            "step": step, "predicted": predicted, "compute": compute, "compress": compress, "calls": calls,
-            "alpha": alpha, "bytes": sent, "bandwidth": bandwidth, "card": card,
+            "step": took[f"step {method}"], "predicted": took["compute"] + compress + sending,
+            "compute": took["compute"], "compress": compress, "messages": each, "alpha": took["alpha"],
+            "bandwidth": bandwidth, "ahead": ahead, "card": card[f"step {method}"] / steps,
         }  # fmt: skip
     if world.Get_rank() == 0:
         print(json.dumps(found), flush=True)
+
+
+def listen(traffic) -> list[int]:
+    """The bytes of every message from now on."""
+    found, count = [], traffic._sent
+    traffic._sent = lambda *given: found.append(count(*given)) or found[-1]
+    return found
 
 
 def card_bytes() -> int:

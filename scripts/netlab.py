@@ -18,6 +18,7 @@ made outside. Needs root, iproute2 and util-linux. Up in 0.2 to 0.4 s.
 import argparse
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,9 @@ from pathlib import Path
 SUBNET = "10.77.0."
 HEAD = 254  # the address of the head in the subnet; host i has address i
 STATE = Path("/dev/shm/netlab")  # within a lab only, where head and hosts each have a /dev/shm of their own
+RATE = re.compile(r"(\d*[1-9]\d*(?:\.\d+)?)([kmg])bit")
+UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+LATE, LEAST_BURST = 1.3e-3, 8 << 10  # seconds, bytes: what the token bucket of a cable holds, at least a packet
 TOOLS = ("unshare", "nsenter", "ip", "tc", "mount", "hostname")
 AGENT = """#!/bin/sh
 # Called as ssh is: agent [-options] HOST COMMAND...
@@ -61,7 +65,9 @@ def parse(argv):
         )
         sub.add_argument("--hosts", type=int, default=4)
         sub.add_argument("--slots", type=int, default=1, help="ranks per host (default 1)")
-        sub.add_argument("--rate", default="400mbit", help="of each cable, each way, as tc writes it (default 400mbit)")
+        sub.add_argument(
+            "--rate", default="400mbit", help="of each cable, each way: kbit, mbit, gbit (default 400mbit)"
+        )
         sub.add_argument("--timeout", type=float, default=300, help="seconds until the command is ended (default 300)")
         sub.add_argument("command", nargs="+", help="after --")
     for verb, does in (("crash", "kill all of a host at once"), ("cut", "pull the cable of a host")):
@@ -69,6 +75,8 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.verb == "run" and not (1 <= options.hosts < HEAD and options.slots >= 1):
         parser.error(f"need 1 to {HEAD - 1} hosts and at least one slot")
+    if options.verb == "run" and not RATE.fullmatch(options.rate):
+        parser.error(f"--rate {options.rate}: expected a number above 0 and kbit, mbit or gbit, such as 400mbit")
     return options
 
 
@@ -170,11 +178,14 @@ def start_host(i, host, rate):
         f"{within} ip addr add {SUBNET}{i}/24 dev eth0; {within} ip link set eth0 up"
     )
     # Both ends are shaped, so that several senders to one host share its rate too. The token bucket holds what a busy
-    # core may be late by (1 ms at 400 Mbit/s); the queue what is in flight, so that nothing is lost and sent again.
+    # core may be late by, and no more: what it saves up while ranks compute is sent in no time, which no cable does. The
+    # queue holds what is in flight, so that nothing is lost and sent again.
+    number, unit = RATE.fullmatch(rate).groups()
+    burst = max(LEAST_BURST, round(float(number) * UNITS[unit] / 8 * LATE))
     for prefix, device in ((within, "eth0"), ("", f"port{i}")):
         shell(
             f"{prefix} ip link set {device} gso_max_size 6000;"
-            f"{prefix} tc qdisc add dev {device} root tbf rate {rate} burst 64kb limit 4mb"
+            f"{prefix} tc qdisc add dev {device} root tbf rate {rate} burst {burst} limit 4mb"
         )
 
 

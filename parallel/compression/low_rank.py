@@ -78,7 +78,7 @@ class PowerSGD(Compressor):
         return self
 
     def reduce(self, g, wire, step):
-        e = self.memory["error"]
+        e, sent = self.memory["error"], self.scratch("sent", self.dtype)
         for m in self.matrices:
             matrix = e[m.part].reshape(m.shape)
             matrix += g[m.part].reshape(m.shape)
@@ -92,7 +92,7 @@ class PowerSGD(Compressor):
             matrix, p, q = e[m.part].reshape(m.shape), *self._factors(m)
             p[:] = np.linalg.qr(p)[0]  # columns stay orthonormal where P has not full rank, or is zero
             np.dot(matrix.T, p, out=q)
-            matrix -= p @ q.T
+            matrix -= np.dot(p, q.T, out=sent[m.part].reshape(m.shape))
         if len(self.q):
             wire.allreduce(self.q)
         for m in self.matrices:

@@ -1,7 +1,7 @@
 """Top-k, threshold and DGC: only the largest gradients travel, as indices and values; the others wait in memory.
 
 A message has 8 bytes for their number, the values, and for each index 2 bytes, or a bitmap of all where that is
-shorter; nothing where all are sent, so that a ratio of 1 is the dense sum. Choosing costs a partition of |p|.
+shorter; nothing where all are sent, so that a ratio of 1 is the dense sum. Choosing costs a few passes over |p|.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from parallel.compression.base import Compressor
 from parallel.compression.packing import Reader, join, pack_indices, unpack_indices
 
 LARGEST_RATIO = 1.0
+SAMPLE = 1 << 12  # magnitudes that tell where the largest of many are
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class TopK(Sparse):
     def encode(self, g, step, maximum=None):
         e = self.memory["error"]
         e += g
-        indices = largest(e, math.ceil(self.ratio * self.length))
+        indices = largest(e, math.ceil(self.ratio * self.length), self.scratch("size", self.dtype))
         values = e[indices]
         e[indices] = 0
         return self.message(values, indices)
@@ -81,7 +82,7 @@ class Threshold(Sparse):
     def encode(self, g, step, maximum=None):
         e = self.memory["error"]
         e += g
-        indices = np.flatnonzero(np.abs(e) >= self.limit)
+        indices = np.flatnonzero(np.abs(e, out=self.scratch("size", self.dtype)) >= self.limit)
         values = e[indices]
         e[indices] = 0
         return self.message(values, indices)
@@ -149,10 +150,10 @@ class DGC(Sparse):
         if ratio == LARGEST_RATIO:
             indices = np.arange(self.length)
         else:
-            parts = [
-                largest(v[part], math.ceil(ratio * (part.stop - part.start))) + part.start for part in self.tensors
-            ]
-            indices = np.concatenate(parts)
+            room = self.scratch("size", self.dtype)
+            counts = (math.ceil(ratio * (part.stop - part.start)) for part in self.tensors)
+            parts = zip(self.tensors, counts, strict=True)
+            indices = np.concatenate([largest(v[part], count, room[part]) + part.start for part, count in parts])
         values = v[indices]
         v[indices] = 0
         if self.masking:
@@ -160,18 +161,42 @@ class DGC(Sparse):
         return self.message(values, indices)
 
 
-def largest(p: np.ndarray, count: int) -> np.ndarray:
-    """Rising indices of the `count` elements that are largest in magnitude; of equal ones the first."""
+def largest(p: np.ndarray, count: int, room: np.ndarray | None = None) -> np.ndarray:
+    """Rising indices of the `count` elements that are largest in magnitude; of equal ones the first.
+
+    `room`, as long as p, is workspace: a new array each time would cost more in page faults than choosing does.
+    """
     if count >= len(p):
         return np.arange(len(p))
-    size = np.abs(p)
-    limit = np.partition(size, len(p) - count)[len(p) - count]
-    above = np.flatnonzero(~(size < limit))  # NaN counts as large: it must not hide in the memory
+    size = np.abs(p, out=room)
+    places = likely(size, count)
+    among = size[places]
+    limit = np.partition(among, len(among) - count)[len(among) - count]
+    if math.isnan(limit):
+        return np.flatnonzero(np.isnan(size))[:count]
+    above = places[~(among < limit)]  # NaN counts as large: it must not hide in the memory
     if len(above) > count:
         equal = above[size[above] == limit]
         surplus = equal[len(equal) - (len(above) - count) :]
         above = np.setdiff1d(above, surplus, assume_unique=True)
     return above
+
+
+def likely(size: np.ndarray, count: int) -> np.ndarray:
+    """Rising places that hold the `count` largest numbers and few others, as a sample says; all, where it errs.
+
+    To partition all takes longer than everything else: 1 ms for 670,000; to partition these takes next to nothing.
+    """
+    stride = len(size) // SAMPLE | 1
+    if stride > 1:
+        sample = size[::stride]
+        expected = len(sample) * count / len(size)
+        at = len(sample) - math.ceil(expected + 4 * math.sqrt(expected) + 4)  # four standard deviations to be safe
+        if at >= 0:
+            places = np.flatnonzero(~(size < np.partition(sample, at)[at]))
+            if len(places) >= count:
+                return places
+    return np.arange(len(size))
 
 
 def check_ratio(name: str, ratio: float) -> None:

@@ -15,7 +15,7 @@ import nn
 from nn.layer import Sequential
 from parallel.compression import BY_NAME, parse
 from parallel.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
-from parallel.compression.sparsification import largest
+from parallel.compression.sparsification import SAMPLE, largest, likely
 
 ROOT = Path(__file__).parents[2]
 FED_BACK = ("onebit", "signsgd", "topk:0.05", "threshold:0.8", "dgc:0.05,momentum=0")
@@ -68,6 +68,32 @@ def test_indices_are_what_they_were(size, share, seed):
     assert len(fields) == (
         0 if share == 1 or len(indices) == size else min(-(-size // 8), 2 * len(indices) + 4 * blocks)
     )
+
+
+@pytest.mark.parametrize("kind", ["random", "sorted", "periodic", "mostly zero", "equal", "not a number"])
+def test_of_many_a_sample_tells_where_the_largest_are(kind):
+    n = 9 * SAMPLE + 5
+    rng, stride = np.random.default_rng(3), n // SAMPLE | 1
+    p = rng.standard_normal(n)
+    if kind == "sorted":
+        p.sort()
+    elif kind == "periodic":  # what the sample sees is nothing like the others
+        p[::stride] *= 1e-3
+    elif kind == "mostly zero":
+        p[rng.random(n) < 0.999] = 0
+    elif kind == "equal":
+        p[:] = 1
+    elif kind == "not a number":
+        p[[7, n - 1]] = np.nan
+    for count in (1, 37, n // 100, n // 4, n - 1):
+        chosen, room = largest(p, count), np.empty(n)
+        assert len(chosen) == count and (np.diff(chosen) > 0).all()
+        assert (largest(p, count, room) == chosen).all() and np.array_equal(room, np.abs(p), equal_nan=True)
+        key = np.where(np.isnan(p), np.inf, np.abs(p))
+        want = np.sort(np.argsort(-key, kind="stable")[:count])  # of equal ones the first
+        assert (chosen == want).all(), (kind, count)
+    if kind == "random":
+        assert len(likely(np.abs(p), n // 100)) < n // 30, "few others"
 
 
 @settings(deadline=None, max_examples=100)

@@ -130,7 +130,7 @@ def test_ranks_run_across_hosts():
 @needs_a_lab
 @needs_mpi
 def test_measured_between_hosts(tmp_path):
-    """A cable of 80 Mbit/s takes 100 ns a byte (beyond the 8 KB that may burst), far more than memory inside a host."""
+    """A cable of 80 Mbit/s takes 100 ns a byte (beyond the 13 KB that may burst), far more than memory inside a host."""
     program = """
         import sys
         from mpi4py import MPI
@@ -184,7 +184,7 @@ def test_a_command_that_takes_too_long_or_is_not_there():
     assert done.returncode == 127 and "no-such-program: No such file" in done.stderr
 
 
-def test_refusals_are_clear(monkeypatch):
+def test_refusals_are_clear(monkeypatch, capsys):
     monkeypatch.setattr(netlab.os, "geteuid", lambda: 1000)
     with pytest.raises(SystemExit, match="netlab: needs root"):
         netlab.main(["run", "--", "true"])
@@ -192,5 +192,8 @@ def test_refusals_are_clear(monkeypatch):
     monkeypatch.setattr(netlab.shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
     with pytest.raises(SystemExit, match=r"netlab: needs tc \(packages iproute2"):
         netlab.main(["run", "--", "true"])
+    with pytest.raises(SystemExit):
+        netlab.main(["run", "--rate", "100", "--", "true"])
+    assert "--rate 100: expected a number above 0 and kbit, mbit or gbit" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no host h1 here"):
         netlab.main(["crash", "h1"])
