@@ -8,9 +8,71 @@ and keeps nothing alive: the caller's buffer is alive while the call that it was
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
+
+
+class Elements(NamedTuple):
+    """What the elements of a buffer are.
+
+    Attributes
+    ----------
+    datatype : MPI.Datatype
+        float16 travels as MPI.UINT16_T, because MPI has no reductions for it
+    half : bool
+        whether they are float16
+    size, extent : int
+        bytes of data in an element, and from one to the next
+    plain : bool
+        whether they lie one after another without holes, so that data may be moved as bytes
+    apart : bool
+        whether they do not reach into each other, so that a vector may be cut
+    dtype : np.dtype
+        None if NumPy has none for them
+    """
+
+    datatype: MPI.Datatype
+    half: bool
+    size: int
+    extent: int
+    plain: bool
+    apart: bool
+    dtype: np.dtype | None
+
+
+PREDEFINED: dict[int, Elements] = {}  # by handle
+
+
+def elements(datatype: MPI.Datatype) -> Elements:
+    """The facts about the elements of a datatype."""
+    known = PREDEFINED.get(datatype.handle)
+    if known is None:
+        known = facts(datatype)
+        if datatype.is_predefined:  # else the handle may come to mean another one
+            PREDEFINED[datatype.handle] = known
+    return known
+
+
+@cache
+def elements_of_code(code: str) -> Elements:
+    """The same for a type's code, as in NumPy."""
+    return facts(MPI.UINT16_T, half=True) if code == "e" else elements(MPI.Datatype.fromcode(code))
+
+
+def facts(datatype: MPI.Datatype, half: bool = False) -> Elements:
+    """What MPI and NumPy say of a datatype."""
+    size, extent = datatype.Get_size(), datatype.Get_extent()[1]
+    low, length = datatype.Get_true_extent()
+    plain = datatype.is_predefined and size == extent
+    code = "e" if half else plain and datatype.tocode()
+    try:
+        dtype = np.dtype(code) if code else None
+    except TypeError:
+        dtype = None
+    return Elements(datatype, half, size, extent, plain, low >= 0 and low + length <= extent, dtype)
 
 
 class Message:
@@ -25,12 +87,9 @@ class Message:
         elements; of one block where the buffer holds `parts` blocks
     slices : list of (lo, hi), in elements
         of each block, in the vector form only
-    datatype : MPI.Datatype
-        float16 travels as MPI.UINT16_T, because MPI has no reductions for it
-    half : bool
-        whether the elements are float16
-    extent, size : int
-        bytes from one element to the next, and bytes of data in one
+    elements : Elements
+    datatype, half, size, extent, plain
+        of the elements
     """
 
     def __init__(self, spec, parts: int = 1, vector: bool = False):
@@ -38,21 +97,19 @@ class Message:
         memory = MPI.buffer(b"" if buf is None else buf)
         if datatype is None:
             datatype = "B" if buf is None else typecode(buf)
-        self.half = isinstance(datatype, str) and datatype == "e"
-        if isinstance(datatype, str):
-            datatype = MPI.UINT16_T if self.half else MPI.Datatype.fromcode(datatype)
-        self.datatype, self.memory = datatype, memory
-        self.size, self.extent = datatype.Get_size(), datatype.Get_extent()[1]
+        self.elements = elements_of_code(datatype) if isinstance(datatype, str) else elements(datatype)
+        self.datatype, self.half, self.size, self.extent, self.plain, _, _ = self.elements
         have = memory.nbytes // self.extent if self.extent else 0
         self.slices: list[tuple[int, int]] = []
+        self.memory = memory
         if vector:
             self.slices = vector_slices(counts, displacements, have, parts)
             self.count = sum(hi - lo for lo, hi in self.slices)
             need = max((hi for lo, hi in self.slices if hi > lo), default=0)
         else:
-            offset = int(displacements or 0)
-            self.memory = memory[offset * self.extent :] if offset else memory
-            have -= offset
+            if displacements:
+                self.memory = memory[int(displacements) * self.extent :]
+                have -= int(displacements)
             if counts is None and have % parts:
                 raise ValueError(f"message: {have} elements cannot be dealt to {parts} ranks evenly")
             self.count = have // parts if counts is None else int(counts)
@@ -61,14 +118,23 @@ class Message:
             raise ValueError(f"message: buffer of {have} elements is too small for {need} of {name_of(self)}")
         self.address, self.nbytes = self.memory.address, need * self.extent
 
-    @property
-    def plain(self) -> bool:
-        """Whether elements lie one after another without holes, so that data may be moved as bytes."""
-        return self.size == self.extent and self.datatype.is_predefined
+    def bytes(self, lo: int, hi: int) -> MPI.buffer:
+        """The memory of elements lo ... hi - 1, without keeping its owner alive."""
+        return MPI.buffer.fromaddress(self.address + lo * self.extent, max(0, hi - lo) * self.extent)
 
-    def bytes(self, lo: int, hi: int) -> np.ndarray:
-        """The memory of elements lo ... hi - 1, as bytes."""
-        return view(self.memory, lo * self.extent, hi * self.extent)
+    def array(self, count: int | None = None) -> np.ndarray:
+        """The first `count` elements as an array, by default all."""
+        return array(self.bytes(0, self.count if count is None else count), self.elements.dtype)
+
+
+def array(memory: MPI.buffer, dtype=np.uint8) -> np.ndarray:
+    """Memory as an array."""
+    return np.frombuffer(memory, dtype) if memory.nbytes else np.empty(0, dtype)
+
+
+def room(nbytes: int) -> MPI.buffer:
+    """New memory."""
+    return MPI.buffer.frombuffer(np.empty(nbytes, np.uint8))
 
 
 def split(spec, vector):
@@ -133,13 +199,6 @@ def is_in_place(spec) -> bool:
 def name_of(message: Message) -> str:
     """The element type in words."""
     return "float16" if message.half else message.datatype.Get_name() or "a derived datatype"
-
-
-def view(memory: MPI.buffer, lo: int, hi: int) -> np.ndarray:
-    """Bytes lo ... hi - 1 of a piece of memory, without keeping its owner alive."""
-    if hi <= lo:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(MPI.buffer.fromaddress(memory.address + lo, hi - lo), np.uint8)
 
 
 def outgoing(spec, parts: int = 1, vector: bool = False) -> Message:

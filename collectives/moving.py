@@ -1,16 +1,17 @@
 """Plans of the collectives that only move data, and what those that reduce (planner.py) need as well."""
 
 from copy import copy
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import CONSECUTIVE, NODES, SEGMENT_BYTES
 from collectives.executor import Plan, copying
-from collectives.messages import incoming, is_in_place, outgoing
+from collectives.messages import array, incoming, is_in_place, outgoing, room
 from collectives.packing import Bytes, as_bytes, slices_of, whole
+from collectives.program import Program, Programs
 from collectives.selection import Call, Selection
 
 
@@ -66,8 +67,10 @@ class MovingPlanner:
         self.comm, self.synchronous = comm, synchronous
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.node = same_node(comm)
-        self.nodes = comm.allgather(self.node.bcast(self.rank))  # of each rank: the first rank on its node
+        self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
         self.selection = Selection(given, self.nodes)
+        self.choose_for = lru_cache(1024)(self.selection.choose)
+        self.programs = Programs()
         self._window = None
         self.tag = 0
 
@@ -76,6 +79,7 @@ class MovingPlanner:
         planner = copy(self)
         planner.tag = 1
         planner.selection = self.selection.without_memory()
+        planner.choose_for = lru_cache(1024)(planner.selection.choose)
         return planner
 
     @property
@@ -99,25 +103,29 @@ class MovingPlanner:
         return self.selection.asked(operation, algorithm)
 
     def choose(self, asked, operation, nbytes, **properties):
-        return self.selection.choose(asked, Call(operation, nbytes, **properties))
+        return self.choose_for(asked, Call(operation, nbytes, **properties))
 
     def check_root(self, root):
         if not 0 <= root < self.size:
             raise ValueError(f"root {root}: the communicator has ranks 0 ... {self.size - 1}")
 
-    def rounds(self, operation, name, *count, itemsize=1, **options):
-        """This rank's rounds, all of them."""
+    def program(self, operation, name, *count, itemsize=1, half=False, **options):
+        """This rank's part in an algorithm; `count` is a number of elements or a tuple of blocks."""
         entry = ALGORITHMS[operation][name]
         if entry.requires == NODES:
             options["nodes"] = self.nodes
         if entry.pipelined:
             options["segment"] = max(1, SEGMENT_BYTES // itemsize)
-        return list(entry.rounds(self.rank, self.size, *count, **options))
 
-    def moving(self, rounds, buffers, before=(), after=(), keep=()):
+        def make():
+            return Program(entry.rounds(self.rank, self.size, *count, **options), together=half)
+
+        return self.programs.of((operation, name, count, half, *options.items()), make)
+
+    def moving(self, program, buffers, before=(), after=(), keep=()):
         """A plan that moves bytes."""
         return Plan(
-            rounds,
+            program,
             self.comm,
             buffers,
             synchronous=self.synchronous,
@@ -135,7 +143,7 @@ class MovingPlanner:
             return NATIVE
         if name == "shared":
             return self.window.barrier()
-        return self.moving(self.rounds("barrier", name), {"x": np.zeros(1, np.uint8)})
+        return self.moving(self.program("barrier", name), {})
 
     def broadcast(self, buf, root, algorithm):
         self.check_root(root)
@@ -148,9 +156,9 @@ class MovingPlanner:
         if name == "native":
             return NATIVE
         if name == "shared":
-            return Sequence(before, [self.window.broadcast(x.memory, root)], after, (message.datatype,))
-        rounds = self.rounds("broadcast", name, x.memory.nbytes, root=root)
-        return self.moving(rounds, {"x": x.memory}, before, after, keep=(message.datatype,))
+            return Sequence(before, [self.window.broadcast(array(x.memory), root)], after, (message.datatype,))
+        program = self.program("broadcast", name, x.memory.nbytes, root=root)
+        return self.moving(program, {"x": x.memory}, before, after, keep=(message.datatype,))
 
     def scatter(self, sendbuf, recvbuf, root, algorithm, vector=False):
         return self.rooted("scatter", sendbuf, recvbuf, root, algorithm, vector)
@@ -174,7 +182,7 @@ class MovingPlanner:
             all_ = as_bytes(message, slices_of(message, self.size))
             keep.append(message.datatype)
             if own is None:  # in place: the root's block is where it belongs
-                own = Bytes(all_.block(root), [(0, all_.block(root).nbytes)])
+                own = Bytes(all_.block(root), ((0, all_.block(root).nbytes),))
             self.check_lengths(operation, all_.block(root).nbytes, own.memory.nbytes)
         length = own.memory.nbytes
         name = self.choose(asked, operation, length * self.size, vector=vector)
@@ -183,21 +191,21 @@ class MovingPlanner:
         if self.rank == root:
             blocks = all_.blocks
         elif vector:
-            blocks = {self.rank: (0, length)}  # the others' lengths are not known here, and flat does not ask
+            blocks = ((0, length),) * self.size  # the others' lengths are not known here, and flat does not ask
         else:
-            blocks = [(i * length, (i + 1) * length) for i in range(self.size)]
+            blocks = tuple((i * length, (i + 1) * length) for i in range(self.size))
         if vector and name != "flat":
             blocks = self.told_by_root(blocks, root)
         x, y = (all_, own) if operation == "scatter" else (own, all_)
         buffers = {label: b.memory for label, b in (("x", x), ("y", y)) if b is not None}
-        rounds = self.rounds(operation, name, blocks, root=root)
-        return self.moving(rounds, buffers, x.pack if x else (), y.unpack if y else (), tuple(keep))
+        program = self.program(operation, name, blocks, root=root)
+        return self.moving(program, buffers, x.pack if x else (), y.unpack if y else (), tuple(keep))
 
     def told_by_root(self, blocks, root):
         """Blocks of the lengths that only the root knows (collective)."""
         lengths = [hi - lo for lo, hi in blocks] if self.rank == root else None
         ends = [0, *accumulate(self.comm.bcast(lengths, root))]
-        return blocks if self.rank == root else list(pairwise(ends))
+        return blocks if self.rank == root else tuple(pairwise(ends))
 
     def check_lengths(self, operation, one, other):
         if one != other:
@@ -225,8 +233,8 @@ class MovingPlanner:
             keep = (recv.datatype, send.datatype)
         if name == "shared":
             lengths = [hi - lo for lo, hi in x.blocks]
-            return Sequence(before, [self.window.allgather(None, x.memory, lengths)], x.unpack, keep)
-        return self.moving(self.rounds("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
+            return Sequence(before, [self.window.allgather(None, array(x.memory), lengths)], x.unpack, keep)
+        return self.moving(self.program("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
 
     def alltoall(self, sendbuf, recvbuf, algorithm, vector=False):
         if (asked := self.asked("alltoall", algorithm)) == "native":
@@ -240,7 +248,7 @@ class MovingPlanner:
         if name == "native":
             return NATIVE
         if is_in_place(sendbuf):
-            x = Bytes(np.empty_like(y.memory), y.blocks, [*y.pack])
+            x = Bytes(room(y.memory.nbytes), y.blocks, [*y.pack])
             x.pack.append(copying(x.memory, y.memory))
             keep = (recv.datatype, x.memory)
         else:
@@ -248,5 +256,5 @@ class MovingPlanner:
             x = as_bytes(send, slices_of(send, self.size))
             keep = (recv.datatype, send.datatype)
         self.check_lengths("alltoall", y.block(self.rank).nbytes, x.block(self.rank).nbytes)
-        rounds = self.rounds("alltoall", name, x.blocks, into=y.blocks)
-        return self.moving(rounds, {"x": x.memory, "y": y.memory}, x.pack, y.unpack, keep)
+        program = self.program("alltoall", name, x.blocks, into=y.blocks)
+        return self.moving(program, {"x": x.memory, "y": y.memory}, x.pack, y.unpack, keep)

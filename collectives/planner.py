@@ -12,14 +12,15 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import SEGMENT_BYTES
-from collectives.executor import Plan, copying, writes
-from collectives.messages import incoming, is_in_place, name_of, outgoing, refuse_overlap
+from collectives.executor import Plan, copying
+from collectives.messages import array, incoming, is_in_place, name_of, outgoing, refuse_overlap, room
 from collectives.moving import NATIVE, MovingPlanner, Sequence
-from collectives.packing import dtype_of, typed
+from collectives.program import Program
+from collectives.shared import OPERATIONS, operation
 from collectives.steps import part
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
-SYMMETRIC = (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)
+SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
 HALF = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN)}  # what float16 has
 
 
@@ -42,15 +43,14 @@ class Planner(MovingPlanner):
         """The algorithm for a reduction of so many elements; native where only the library can do it."""
         if message.half and op.handle not in HALF:
             raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
-        low, length = message.datatype.Get_true_extent()
-        if low < 0 or low + length > message.extent:  # elements overlap: they cannot be cut apart
+        if not message.elements.apart:
             return "native"
         return self.choose(
             asked,
             operation,
             count * message.size,
             ordered=not op.Is_commutative(),
-            shareable=dtype_of(message) is not None and can_share(op, dtype_of(message)),
+            shareable=can_share(op, message.elements.dtype),
             half=message.half,
         )
 
@@ -60,24 +60,20 @@ class Planner(MovingPlanner):
         first = next(iter(messages.values()))
         for message in messages.values():
             same_type(first, message)
-        return self.reducing(rounds, {name: m.bytes(0, m.count) for name, m in messages.items()}, first, op)
+        buffers = {name: m.bytes(0, m.count) for name, m in messages.items()}
+        return self.reducing(Program(rounds, together=first.half), buffers, first, op)
 
-    def reducing(self, rounds, x, message, op, before=(), after=(), keep=()):
-        """A plan that reduces elements of the message's datatype in x, or in named buffers."""
-        combine = combine_all = None
-        if message.half:
-            combine_all = partial(combine_half, op)
-        else:
-            combine = partial(combine_native, op.Reduce_local, message.datatype)
+    def reducing(self, program, buffers, message, op, before=(), after=(), keep=()):
+        """A plan that reduces elements of the message's datatype in named buffers."""
         return Plan(
-            rounds,
+            program,
             self.comm,
-            x if isinstance(x, dict) else {"x": x},
+            buffers,
             message.datatype,
             message.extent,
-            combine,
-            combine_all,
-            commutes=op in SYMMETRIC,
+            partial(partial, op.Reduce_local),
+            partial(total_half, op),
+            commutes=op.handle in SYMMETRIC,
             synchronous=self.synchronous,
             tag=self.tag,
             before=before,
@@ -103,16 +99,16 @@ class Planner(MovingPlanner):
         if name == "native":
             return NATIVE
         if name == "shared":
-            s, x = send and typed(send), typed(recv)
+            s, x = send and send.array(), recv.array()
             return self.window.allreduce(s, x, op) if self.selection.place == "node" else self.two_level(s, x, op)
         x, before, keep = recv.bytes(0, recv.count), [], ()
         if operation == "exscan" and self.rank == 0 and send:
-            x = np.empty_like(x)  # rank 0 has no result: its receive buffer stays as it is
+            x = room(x.nbytes)  # rank 0 has no result: its receive buffer stays as it is
             keep = (x,)
         if send:
             before = [copying(x, send.bytes(0, send.count))]
-        rounds = self.rounds(operation, name, recv.count, itemsize=recv.size)
-        return self.reducing(rounds, x, recv, op, before, keep=keep)
+        program = self.program(operation, name, recv.count, itemsize=recv.size, half=recv.half)
+        return self.reducing(program, {"x": x}, recv, op, before, keep=keep)
 
     def reduce(self, sendbuf, recvbuf, op, root, algorithm):
         self.check_root(root)
@@ -126,16 +122,16 @@ class Planner(MovingPlanner):
         if name == "native":
             return NATIVE
         if name == "shared":
-            s, x = send and typed(send), typed(message) if self.rank == root else None
+            s, x = send and send.array(), message.array() if self.rank == root else None
             return self.window.reduce(s, x, op, root)
-        rounds = self.rounds("reduce", name, message.count, itemsize=message.size, root=root)
+        program = self.program("reduce", name, message.count, itemsize=message.size, half=message.half, root=root)
         x, before, keep = message.bytes(0, message.count), [], ()
-        if self.rank != root and writes(rounds, "x"):
-            x = np.empty_like(x)  # the send buffer is not ours to write
+        if self.rank != root and program.writes("x"):
+            x = room(x.nbytes)  # the send buffer is not ours to write
             keep = (x,)
         if send and (send is not message or keep):
             before = [copying(x, send.bytes(0, send.count))]
-        return self.reducing(rounds, x, message, op, before, keep=keep)
+        return self.reducing(program, {"x": x}, message, op, before, keep=keep)
 
     def reduce_scatter(self, sendbuf, recvbuf, counts, op, algorithm):
         """`counts` of each rank's block, or None where all are as long as this one's."""
@@ -166,18 +162,18 @@ class Planner(MovingPlanner):
             return NATIVE
         if name == "shared":
             lengths = [hi - lo for lo, hi in pairwise(ends)]
-            x, y = typed(source, total), typed(recv, lengths[self.rank])
+            x, y = source.array(total), recv.array(lengths[self.rank])
             if not in_place:
                 return self.window.reduce_scatter(x, y, op, lengths)
             result = np.empty_like(y)  # others may still read what y overlaps
             return Sequence(
                 [], [self.window.reduce_scatter(x, result, op, lengths)], [copying(y, result)], (op, result)
             )
-        x, extent = np.empty(total * recv.extent, np.uint8), recv.extent
+        x, extent = room(total * recv.extent), recv.extent
         before = [copying(x, source.bytes(0, total))]
         after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
-        rounds = self.rounds("reduce_scatter", name, list(pairwise(ends)))
-        return self.reducing(rounds, x, recv, op, before, after, keep=(x,))
+        program = self.program("reduce_scatter", name, tuple(pairwise(ends)), half=recv.half)
+        return self.reducing(program, {"x": x}, recv, op, before, after, keep=(x,))
 
     def two_level(self, send, x, op):
         """Allreduce over several nodes: each node sums in its memory, and its ranks each carry a part between nodes."""
@@ -194,30 +190,22 @@ class Planner(MovingPlanner):
                 peers.index(self.rank), len(peers), mine.size, segment=max(1, SEGMENT_BYTES // x.itemsize)
             )
             between = [tuple(s._replace(peer=peers[s.peer]) if hasattr(s, "peer") else s for s in r) for r in rounds]
-            plans.append(self.reducing(between, mine.view(np.uint8), outgoing(mine), op))
+            message = outgoing(mine)
+            buffers = {"x": message.bytes(0, message.count)}
+            plans.append(self.reducing(Program(between), buffers, message, op))
         plans.append(self.window.allgather(mine, x, lengths))
         return Sequence([], plans, [], (op, mine))
 
 
 def can_share(op, dtype) -> bool:
     """Whether shared memory reduces these elements."""
-    from collectives.shared import OPERATIONS
-
-    return op.handle in OPERATIONS and dtype.kind in OPERATIONS[op.handle][2]
+    return op.handle in OPERATIONS and dtype is not None and dtype.kind in OPERATIONS[op.handle][2]
 
 
-def combine_native(reduce_local, datatype, source, target, count):
-    """The call target = source (+) target through MPI, for any operation and datatype."""
-    source, target = MPI.buffer.frombuffer(source), MPI.buffer.frombuffer(target)  # sooner taken apart than arrays
-    return partial(reduce_local, (source, count, datatype), (target, count, datatype))
-
-
-def combine_half(op, operands, target):
+def total_half(op, operands, target):
     """Calls for the sum of float16 operands, which MPI cannot make: from left to right in float32, rounded once."""
-    from collectives.shared import operation
-
     _, combine = operation(op, np.dtype(np.float16))
-    return combine([a.view(np.float16) for a in operands], [target.view(np.float16)])
+    return combine([array(a, np.float16) for a in operands], [array(target, np.float16)])
 
 
 def same_type(send, recv):

@@ -600,9 +600,9 @@ def test_slices_too_long_for_one_message_travel_in_pieces(comm, ranks, monkeypat
     """MPI counts in 32 bits: what is longer is cut, here beyond 7 elements."""
     from mpi4py import MPI
 
-    from collectives import Communicator, executor
+    from collectives import Communicator, program
 
-    monkeypatch.setattr(executor, "LONGEST", 7)
+    monkeypatch.setattr(program, "LONGEST", 7)
     communicator = Communicator(comm, synchronous=True)
     for count in (7, 8, 50):
         for operation, names_ in (("allreduce", ALGORITHMS["allreduce"]), ("broadcast", ALGORITHMS["broadcast"])):
