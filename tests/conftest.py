@@ -18,6 +18,10 @@ pytest_plugins = ["ranks"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Told to write no bytecode, each of the hundreds of processes that tests start would compile the packages anew.
+if sys.dont_write_bytecode and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
+
 
 @contextlib.contextmanager
 def leaving_nothing():
