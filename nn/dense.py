@@ -63,7 +63,10 @@ class Linear(Layer):
 
     def backward(self, p, g, gy, x, run):
         rows = _rows(gy)
-        run.add_product(g.W, _rows(x).T, rows)
+        if keep := run.common.factors.get(run.path):
+            keep(_rows(x), rows)
+        else:
+            run.add_product(g.W, _rows(x).T, rows)
         if self.bias:
             run.add_rows(g.b, rows)
         if not run.wants_gx:

@@ -121,6 +121,8 @@ class Common:
         self.ready: Callable[[int], None] | None = None  # told how long the prefix of finished gradients is
         self.all_sum: Callable[[np.ndarray], None] | None = None  # sums an array over all ranks, in place
         self.watch: Callable[[str, Layer, np.ndarray], None] | None = None  # shown every layer's output
+        # By the path of a Linear layer: takes its x and gy, of which somebody else makes the gradient of W.
+        self.factors: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {}
         self.fetch: Callable[[Run], None] | None = None  # told which layer of a Sequential is run next, either way
 
 

@@ -131,11 +131,12 @@ class Buckets:
         self.root.Bcast(self.parameters, root=0)
         self.root.Bcast(statistics, root=0)
 
-    def begin(self) -> None:
-        """A step begins: gradients that are `ready` from now on are final."""
+    def begin(self, samples: slice | None = None, total: int = 0) -> dict:
+        """A step begins: gradients that are `ready` from now on are final. Whose samples they are does not matter."""
         self.launched, self.pending = 0, []
         if self.trial:
             self.overlap, self.clock = self.trial.next(), time.perf_counter()
+        return {}
 
     def ready(self, end: int) -> None:
         """The gradients up to `end` are finished: what makes a bucket leaves."""

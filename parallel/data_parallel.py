@@ -85,7 +85,7 @@ class DistributedDataParallel(Synchronous):
             self.sums = Buckets(self.communicator, layout, tail, dtype, **self.messages)
             self.sums.say = lambda line: self.say(line)
         else:
-            self.sums = NodeMemory(self.communicator, self.nodes, layout, self.optimizer, tail, dtype, self.limit)
+            self.sums = NodeMemory(self.communicator, self.nodes, self.network, self.optimizer, tail, self.limit)
         self.parameters, self.gradients = self.sums.parameters, self.sums.gradients
 
     @property
@@ -94,12 +94,14 @@ class DistributedDataParallel(Synchronous):
         return DEFAULT if self.why_messages else (*DEFAULT, ("communicate", "sums.meet", True))
 
     def step(self, x, y, total=None):
-        self.sums.begin()
-        self.told, self.run.common.ready = False, self.sums.ready
+        total = len(x) if total is None else total
+        common = self.run.common
+        common.factors = self.sums.begin(None if self.parts else self.place(len(x), total), total)
+        self.told, common.ready = False, self.sums.ready
         try:
             return super().step(x, y, total)
         finally:
-            self.run.common.ready = None
+            common.ready, common.factors = None, {}
 
     def before_backward(self, loss):
         if self.run.common.ready:  # the last samples of this shard
@@ -139,6 +141,9 @@ class DistributedDataParallel(Synchronous):
         for name, array in super().replicated():
             if self.why_messages or name.startswith("state/") or len(set(self.nodes)) > 1:
                 yield name, array
+
+    def memory(self):
+        return super().memory() | ({} if self.why_messages else {"in transit": self.sums.factors.nbytes})
 
     def describe(self) -> str:
         """How gradients are summed and why, for the log."""

@@ -10,6 +10,7 @@ does the work of one that is late, instead of waiting for it.
     rank 1   forward, backward | block 0 | block 1 | block 3      | forward, backward ...
                                                                  meet
 
+Of wide layers the ranks tell no gradients but their factors, which whoever claims a block multiplies: see factors.py.
 Where an update needs norms of whole tensors, or nodes have to exchange sums, each rank has a share instead: meet; sum
 the share, and between nodes with equally many ranks add up what holders of the same share have; update it; meet. So the
 cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and a meeting (a few
@@ -28,8 +29,10 @@ from mpi4py import MPI
 from collectives.shared import operation
 from collectives.steps import part
 from collectives.window import SharedWindow
-from nn.layout import ALIGN, Layout, Region
+from nn.layout import ALIGN, Region
+from nn.network import Network
 from nn.optimizers import Optimizer
+from parallel.factors import Factors, Wide, wide_layers
 
 
 def nodes_of(communicator: MPI.Intracomm) -> list[int]:
@@ -50,14 +53,12 @@ def why_not(nodes: list[int]) -> str:
     return ""
 
 
-FINISHED, TOLD = 3, 4  # words of the window's flags: how far gradients are finished; of which step the tail is written
-LEAST, MOST = 1 << 14, 1 << 18  # bytes of gradients that are worth a claim; of which a cache holds what a block needs
-
-
-def claimed_at_once(size: int, ranks: int, itemsize: int) -> int:
-    """Elements of a block: some blocks for each rank, which fit into the cache with what is read and written there."""
-    nbytes = min(MOST, max(LEAST, size * itemsize // (4 * ranks)))
-    return nbytes // itemsize // ALIGN * ALIGN
+# Words of the window's flags: how far gradients are finished; of which step the tail is written; from which sample to
+# which the rank tells factors, NONE where it made gradients.
+FINISHED, TOLD, FIRST, LAST, NONE = 3, 4, 6, 7, -1
+# Bytes of a block: those that are worth a claim; those of which a cache holds what is read and written.
+SUMS = 1 << 14, 1 << 18
+PRODUCTS = 1 << 18, 1 << 19  # BLAS copies gy for each
 
 
 @dataclass
@@ -65,13 +66,63 @@ class Block:
     """A part of the layout that one rank sums and updates at a time."""
 
     place: slice
-    calls: list[Callable[[], None]]  # add the gradients of all ranks into `sums`
+    wide: Wide | None  # the weight whose rows these are, told by factors
+    gradients: list[np.ndarray]  # of each rank
+    calls: list[Callable[[], None]]  # add them into `sums`
     sums: np.ndarray
     parameters: np.ndarray
+    moments: dict[str, np.ndarray]
     region: Region
 
-    def update(self, optimizer: Optimizer, moments: dict[str, np.ndarray], step: int, sum_small=None) -> None:
-        optimizer.update(self.parameters, self.sums, moments, step, self.region, sum_small)
+    def add(self, told: list[slice | None]) -> None:
+        """Sum what all ranks have computed: gradients, or factors of these samples."""
+        if not self.wide or told.count(None) == len(told):
+            for call in self.calls:
+                call()
+            return
+        sums = self.sums.reshape(-1, self.wide.shape[1])
+        samples, *more = joined(told)
+        self.wide.multiply(samples, self.place, sums)
+        for samples in more:
+            self.wide.multiply(samples, self.place, product := np.empty_like(sums))
+            sums += product
+        for gradient, own in zip(self.gradients, told, strict=True):
+            if own is None:
+                self.sums += gradient
+
+    def update(self, optimizer: Optimizer, step: int, sum_small=None) -> None:
+        optimizer.update(self.parameters, self.sums, self.moments, step, self.region, sum_small)
+
+
+def joined(slices: list[slice | None]) -> list[slice]:
+    """The slices there are, where one begins at the other's end as one."""
+    found: list[slice] = []
+    for each in slices:
+        if each and found and found[-1].stop == each.start:
+            each = slice(found.pop().start, each.stop)
+        found += [each] if each else []
+    return found
+
+
+def cut(network: Network, wide: tuple[Wide, ...], ranks: int) -> Iterator[tuple[slice, Wide | None]]:
+    """Blocks of the layout, those of a wide layer's weight whole rows.
+
+    Each is a part of what is left, so that ranks are done at nearly the same time: guided self-scheduling
+    (Polychronopoulos and Kuck 1987).
+    """
+    size, itemsize = network.layout.size, network.dtype.itemsize
+    ends = {layer.place.start: layer for layer in wide}
+    at = 0
+    while at < size:
+        layer = ends.get(at)
+        end = layer.place.stop if layer else min((start for start in ends if start > at), default=size)
+        unit = layer.shape[1] if layer else ALIGN
+        while at < end:
+            least, most = PRODUCTS if layer else SUMS
+            elements = min(most, max(least, (size - at) * itemsize // (2 * ranks))) // itemsize
+            stop = min(end, at + max(1, elements // unit) * unit)
+            yield slice(at, stop), layer
+            at = stop
 
 
 class NodeMemory:
@@ -82,12 +133,10 @@ class NodeMemory:
     communicator : collectives.Communicator
     nodes : list of int
         The node of each rank, as `nodes_of` gives it; `why_not` must be empty.
-    layout : Layout
-        Of the parameters.
+    network : Network
     optimizer : Optimizer
     tail : int
         Elements that are summed with the gradients and wanted by every rank.
-    dtype : NumPy dtype
     limit : float
         Seconds after which a rank that waits for others gives up.
 
@@ -105,13 +154,13 @@ class NodeMemory:
         self,
         communicator,
         nodes: list[int],
-        layout: Layout,
+        network: Network,
         optimizer: Optimizer,
         tail: int,
-        dtype,
         limit: float = 300.0,
     ):
-        rank, size = communicator.rank, layout.size
+        self.network = network
+        rank, size, dtype = communicator.rank, network.layout.size, network.dtype
         here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
         node = MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here)))
         self.window = SharedWindow(node, limit)
@@ -129,19 +178,15 @@ class NodeMemory:
         lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
         self.share = slice(lo, hi)
         self.claims = not (self.between or optimizer.clip or optimizer.norms)
-        step = claimed_at_once(size, self.count, np.dtype(dtype).itemsize) if self.claims else max(1, hi - lo)
-        room = min(step, size)
+        self.factors = Factors(self.window, wide_layers(network) if self.claims else ())
+        widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
+        room = min(size, max(PRODUCTS[1] // dtype.itemsize, widest)) if self.claims else hi - lo
         self.wire = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes
-        summed, self.summed_tail = self.wire[:room], self.wire[room:]
-        _, adding = operation(MPI.SUM, np.dtype(dtype))
-        self._sum_tails = adding([each[size:] for each in parts], [self.summed_tail])
-        self._blocks = []
-        for a in range(0, size, step) if self.claims else [lo]:  # a rank with an empty share takes part in norms
-            place = slice(a, min(a + step, size)) if self.claims else self.share
-            sums = summed[: place.stop - place.start]
-            calls = adding([each[place] for each in parts], [sums])
-            self._blocks.append(Block(place, calls, sums, self.parameters[place], layout.region(a, place.stop)))
-        self.steps = self.updates = 0  # begun, and ended
+        self.summed_tail = self.wire[room:]
+        self._parts, (_, self._adding) = parts, operation(MPI.SUM, dtype)
+        self._sum_tails = self._adding([each[size:] for each in parts], [self.summed_tail])
+        self._plans: dict[tuple[Wide, ...], list[Block]] = {}  # by what is told by factors
+        self.steps = self.numbers = 0  # begun; claimed in earlier ones
         self._small: dict[int, tuple] = {}  # elements -> (array, plan of its sum)
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
@@ -169,9 +214,29 @@ class NodeMemory:
 
     def slots(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Moments of the optimizer: arrays for the whole layout, of which there is one a node (collective)."""
-        slots = {name: self.window.common(len(self.parameters), self.wire.dtype) for name in names}
-        self._moments = [{name: slot[block.place] for name, slot in slots.items()} for block in self._blocks]
-        return slots
+        self._moments = {name: self.window.common(len(self.parameters), self.wire.dtype) for name in names}
+        return self._moments
+
+    def _cut(self, wide: tuple[Wide, ...]) -> list[Block]:
+        """The blocks of a step; made once for each choice of what is told by factors."""
+        if wide not in self._plans:
+            places = cut(self.network, wide, self.count) if self.claims else [(self.share, None)]
+            self._plans[wide] = [self._block(place, layer) for place, layer in places]
+        return self._plans[wide]
+
+    def _block(self, place: slice, wide: Wide | None) -> Block:
+        gradients = [each[place] for each in self._parts]
+        sums = self.wire[: place.stop - place.start]
+        return Block(
+            place,
+            wide,
+            gradients,
+            self._adding(gradients, [sums]),
+            sums,
+            self.parameters[place],
+            {name: slot[place] for name, slot in self._moments.items()},
+            self.network.layout.region(place.start, place.stop),
+        )
 
     def start(self, statistics: np.ndarray) -> None:
         """Parameters and statistics are those of the first node."""
@@ -181,10 +246,20 @@ class NodeMemory:
             self.between.Bcast(statistics, root=0)
             self.meet("the first parameters of all nodes")
 
-    def begin(self) -> None:
-        """A step begins: gradients that are `ready` from now on are final."""
+    def begin(self, samples: slice | None = None, total: int = 0) -> dict[str, Callable]:
+        """A step with `total` samples begins: gradients that are `ready` from now on are final.
+
+        Returns what takes the factors of wide layers, by their paths; `samples` is the place of this rank's samples in
+        the global batch, or None where they come in parts: then it has no factors to tell.
+        """
         self.steps += 1
         self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
+        wide = self.factors.chosen(total)
+        self._blocks = self._cut(wide)
+        first, last = (samples.start, samples.stop) if samples else (NONE, NONE)
+        self.window.flags.tell(FIRST, first)
+        self.window.flags.tell(LAST, last)
+        return self.factors.begin(wide, samples, total)
 
     def ready(self, end: int) -> None:
         """The gradients up to `end` are finished."""
@@ -204,8 +279,7 @@ class NodeMemory:
         if self.claims:
             return
         flags.until(FINISHED, self.before + len(self.parameters), "the sum of gradients")
-        for add in self._blocks[0].calls:
-            add()
+        self._blocks[0].add([])
         if self.between:
             self.between.Allreduce(MPI.IN_PLACE, self.wire)
 
@@ -233,23 +307,26 @@ class NodeMemory:
     def update(self, optimizer: Optimizer, step: int) -> None:
         """Update the parameters, together with the other ranks of the node."""
         if self.claims:
-            for number in self._claimed():
-                block = self._blocks[number]
+            for block in self._claimed():
                 self.window.flags.until(FINISHED, self.before + block.place.stop, "the sum of gradients")
-                for add in block.calls:
-                    add()
-                block.update(optimizer, self._moments[number], step)
+                block.add(self._told() if block.wide else [])
+                block.update(optimizer, step)
         else:
-            self._blocks[0].update(optimizer, self._moments[0], step, self.sum_small)
-        self.updates += 1
+            self._blocks[0].update(optimizer, step, self.sum_small)
         self.meet("the update")
 
-    def _claimed(self) -> Iterator[int]:
-        """Numbers of blocks that no other rank has; each rank ends with a number that is none."""
-        blocks = len(self._blocks)
-        first = self.updates * (blocks + self.count)
-        while (number := self.window.flags.claim() - first) < blocks:
-            yield number
+    def _claimed(self) -> Iterator[Block]:
+        """Blocks that no other rank has; each rank ends with a number that is none's."""
+        blocks, first = self._blocks, self.numbers
+        while (number := self.window.flags.claim() - first) < len(blocks):
+            yield blocks[number]
+        self.numbers += len(blocks) + self.count
+
+    def _told(self) -> list[slice | None]:
+        """Of each rank the samples whose factors it told, or None."""
+        flags = self.window.flags
+        pairs = zip(flags.told(FIRST), flags.told(LAST), strict=True)
+        return [None if first == NONE else slice(first, last) for first, last in pairs]
 
     def meet(self, what: str) -> None:
         """Return when all ranks of the node have come: then they can read what each of them wrote."""
@@ -258,6 +335,8 @@ class NodeMemory:
     def describe(self) -> str:
         """Where gradients are summed, in words."""
         here = f"gradients summed in the memory that the {self.count} ranks of a node share, parameters there once"
+        if self.factors.layers:
+            here += "; of wide layers their factors, where that is less"
         return here if self.between is None else f"{here}, sums exchanged between {self.between.size} nodes"
 
     def close(self) -> None:

@@ -59,6 +59,13 @@ class Synchronous(Serial):
             return total.first
         return part(total, self.shard[1], self.shard[0])[0]
 
+    def place(self, samples: int, total: int) -> slice | None:
+        """Where in the global batch so many samples of this rank are; None if that is not how batches are cut."""
+        first = self.first_sample(total)
+        if isinstance(total, Total) or samples == part(total, self.shard[1], self.shard[0])[1] - first:
+            return slice(first, first + samples)
+        return None
+
     def first_bad(self, parts):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
         common = self.run.common

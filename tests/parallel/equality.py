@@ -31,7 +31,7 @@ CLIPS = (None, clipping.ClipGlobalNorm(0.5), clipping.ClipNorm(0.1))
 
 
 def mlp():
-    layers = nn.Flatten(), nn.Linear(64, 20), nn.Sigmoid(), nn.Linear(20, 10)
+    layers = nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 10)
     return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
 
 
