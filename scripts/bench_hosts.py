@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import netlab
@@ -35,7 +35,7 @@ def rows(quick: bool, only: str) -> Iterator[Row]:
         mpiexec = Path(sys.executable).with_name("mpiexec")
         ranks = [mpiexec, "-n", hosts * slots, "--map-by", dealt, sys.executable, "-m", "mpi4py", __file__]
         lab = [sys.executable, HERE / "netlab.py", "run", "--hosts", hosts, "--slots", slots, "--rate", f"{rate}mbit"]
-        command = [*lab, "--", *ranks, nbytes, 2 if quick else 5]
+        command = [*lab, "--", *ranks, nbytes, 2 if quick else 5, "native", *ALGORITHMS]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
         if done.returncode:
             yield Row(case, None, note=f"failed: {done.stderr.strip()[-200:]}")
@@ -52,7 +52,7 @@ def least(hosts: int, nbytes: int, rate: float) -> float:
     return 2 * (hosts - 1) / hosts * nbytes / PAYLOAD * 8 / (rate * 1e6) * 1e3
 
 
-def measure(nbytes: int, repeats: int) -> dict[str, float]:
+def measure(nbytes: int, repeats: int, names: Sequence[str]) -> dict[str, float]:
     """Best milliseconds of each algorithm, on the ranks of a lab (collective)."""
     import time
 
@@ -64,7 +64,7 @@ def measure(nbytes: int, repeats: int) -> dict[str, float]:
     world = MPI.COMM_WORLD
     x = np.empty(nbytes // 4, "f4")
     best = {}
-    for name in ("native", *ALGORITHMS):
+    for name in names:
         communicator = Communicator(world, allreduce=name)
         times = []
         for _ in range(repeats + 1):  # the first connects the ranks
@@ -81,7 +81,7 @@ def measure(nbytes: int, repeats: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    result = measure(*map(int, sys.argv[1:]))
+    result = measure(*map(int, sys.argv[1:3]), sys.argv[3:])
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_rank() == 0:

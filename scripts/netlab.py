@@ -178,7 +178,7 @@ def start_host(i, host, rate):
         f"{within} ip addr add {SUBNET}{i}/24 dev eth0; {within} ip link set eth0 up"
     )
     # Both ends are shaped, so that several senders to one host share its rate too. The token bucket holds what a busy
-    # core may be late by, and no more: what it saves up while ranks compute is sent in no time, which no cable does. The
+    # core may be late by, and no more: what it saves up while ranks compute goes in no time, which no cable does. The
     # queue holds what is in flight, so that nothing is lost and sent again.
     number, unit = RATE.fullmatch(rate).groups()
     burst = max(LEAST_BURST, round(float(number) * UNITS[unit] / 8 * LATE))
