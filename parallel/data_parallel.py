@@ -90,7 +90,10 @@ class DistributedDataParallel(Synchronous):
 
     @property
     def phases(self) -> tuple[tuple[str, str, bool], ...]:
-        """What of a step is what, for the breakdown: ranks that share memory meet after the update as well."""
+        """What of a step is what, for the breakdown: ranks that share memory meet after the update as well.
+
+        What is made of told factors counts as update: it is made there.
+        """
         return DEFAULT if self.why_messages else (*DEFAULT, ("communicate", "sums.meet", True))
 
     def step(self, x, y, total=None):
