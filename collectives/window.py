@@ -12,8 +12,11 @@ results of all ranks are equal to the last bit.
 Arrays live in anonymous files (memfd_create) that all ranks map: memory goes with the last array that needs it, no
 array ever points to memory that is gone, and nothing is left behind, whatever end the ranks come to.
 
-Flags are counters in a shared MPI window, a cache line for each rank. A rank writes its data, then a fence
-(MPI_Win_sync), then its counter; a reader sees the counter, then a fence, then reads. A waiting rank looks again and
+Arrays of 8 MiB and more lie in huge pages where the administrator allows them (sysctl vm.nr_overcommit_hugepages=N, of
+2 MiB each, or vm.nr_hugepages=N): sums of 8 and 16 MiB then take a tenth less. Otherwise ordinary pages do.
+
+Flags are words in a shared MPI window, a cache line for each rank. A rank writes its data, then a fence (MPI_Win_sync),
+then its word; a reader sees the word, then a fence, then reads. A waiting rank looks again and
 again where the node has a core for every rank, else it yields its core at once. While it waits long it lets MPI make
 progress, and after `limit` seconds it says who has not come.
 """
@@ -24,6 +27,8 @@ import mmap
 import os
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +38,8 @@ from collectives.shared import SLOT, SharedCollectives
 
 __all__ = ["SharedWindow"]
 
+HUGE = os.MFD_HUGETLB
+HUGE_PAGES = 4  # that a rank's memory must fill to lie in such: at most a fifth is left over
 LINE = 128  # bytes: processors fetch cache lines in pairs
 # Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy
 # ten times slower where the target lies just behind the source, counted within pages (AMD's rep movsb).
@@ -150,53 +157,82 @@ class SharedWindow(SharedCollectives):
 
     def _map(self, nbytes: int) -> np.ndarray:
         """New memory for every rank, one row each of at least so many bytes: a file that all map, of whole pages."""
-        stretch = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        handle, memory, problem = open_together(self.comm, stretch * self.size), None, None
+        if nbytes >= HUGE_PAGES * (page := huge_page_size()):
+            try:
+                return self._map_pages(nbytes, page, HUGE)
+            except OSError:  # on all ranks alike: there are not so many huge pages
+                pass
+        return self._map_pages(nbytes, mmap.PAGESIZE)
+
+    def _map_pages(self, nbytes, page, kind=0):
+        """The same, of pages of so many bytes; `kind` is what memfd_create has to know of them."""
+        stretch = -(-nbytes // page) * page
+        comm, total = self.comm, stretch * self.size
+        handle = open_together(comm, total, kind)
+
+        def touched():  # whoever writes first gets the page, from the memory next to its core
+            memory = np.frombuffer(mmap.mmap(handle, total), np.uint8).reshape(self.size, stretch)
+            memory[self.rank] = 0
+            return memory
+
         try:
-            memory = np.frombuffer(mmap.mmap(handle, stretch * self.size), np.uint8).reshape(self.size, stretch)
-            memory[self.rank] = 0  # whoever writes first gets the page, from the memory next to its core
-        except OSError as error:
-            problem = error
-        os.close(handle)
-        refuse_alike(self.comm, problem, stretch * self.size)
-        return memory
+            if kind:  # likewise; and a page that cannot be had says so here, where the first touch would end in a kill
+                on_all(comm, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
+            return on_all(comm, total, touched)
+        finally:
+            os.close(handle)
 
 
-def open_together(comm: MPI.Intracomm, nbytes: int) -> int:
+def huge_page_size() -> int:
+    """Bytes of the system's huge pages."""
+    return meminfo("Hugepagesize", 2 << 20)
+
+
+def open_together(comm: MPI.Intracomm, nbytes: int, kind: int = 0) -> int:
     """An anonymous file that every rank has open (collective); returns this rank's descriptor of it."""
-    path, problem, handle = None, None, -1
-    try:
-        if comm.rank == 0:
+
+    def created():
+        if comm.rank:
+            return -1
+        if not kind:  # the system counts huge pages apart
             refuse_more_than_there_is(nbytes)
-            handle = os.memfd_create("ringprop")
-            os.ftruncate(handle, nbytes)
-            path = f"/proc/{os.getpid()}/fd/{handle}"
-    except OSError as error:
-        problem = error
-    path = comm.bcast(path)
+        handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
+        os.ftruncate(handle, nbytes)
+        return handle
+
+    handle = on_all(comm, nbytes, created)
+    path = comm.bcast(f"/proc/{os.getpid()}/fd/{handle}")
     try:
-        if comm.rank and path:
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return on_all(comm, nbytes, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def on_all(comm: MPI.Intracomm, nbytes: int, act: Callable):
+    """act() on every rank (collective). What keeps any rank from it is raised on every rank."""
+    result, problem = None, None
+    try:
+        result = act()
     except OSError as error:
         problem = error
-    refuse_alike(comm, problem, nbytes)
-    return handle
-
-
-def refuse_alike(comm: MPI.Intracomm, problem: OSError | None, nbytes: int) -> None:
-    """Raise what any rank has met, on every rank."""
     for rank, error in enumerate(comm.allgather(problem)):
         if error:
             need = f"{nbytes / 2**20:.1f} MiB for {comm.size} ranks"
             raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
+    return result
 
 
 def refuse_more_than_there_is(nbytes):
     """Memory that is mapped but not there ends in a kill without a word."""
-    with open("/proc/meminfo") as lines:
-        available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), nbytes)
-    if nbytes > available:
+    if nbytes > (available := meminfo("MemAvailable", nbytes)):
         raise OSError(errno.ENOMEM, f"only {available / 2**20:.0f} MiB are available")
+
+
+def meminfo(name, default):
+    """A line of /proc/meminfo, in bytes."""
+    with open("/proc/meminfo") as lines:
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), default)
 
 
 class Flags:

@@ -347,3 +347,37 @@ def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
         assert data.tolist() == [turn * (rank + 1) for rank in range(comm.size)]
         flags.together("the next turn")
     window.free()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_large_arrays_in_huge_pages_where_all_ranks_get_them(window, comm, monkeypatch):
+    import errno
+
+    from collectives import window as module
+
+    small = os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(module, "huge_page_size", lambda: 16 * small)
+    large = module.HUGE_PAGES * 16 * small
+
+    def stretch(nbytes):
+        """How far apart a new array lies from rank to rank; it works."""
+        x = window.empty(nbytes, "u1")
+        x[:] = values(comm.rank, nbytes, "u1")
+        window.allreduce(None, x)()
+        np.testing.assert_array_equal(x, expected("SUM", comm.size, nbytes, "u1"))
+        return window._arrays[window._made - 1].stretch
+
+    monkeypatch.setattr(module, "HUGE", os.MFD_HUGETLB | 63 << 26)  # pages of 2^63 bytes: there are none
+    assert stretch(large + 5) == large + small
+    monkeypatch.setattr(module, "HUGE", os.MFD_CLOEXEC)  # ordinary pages, asked for as huge ones are
+    assert stretch(large + 5) == large + 16 * small
+    assert stretch(large - 5) == large, "too small for them"
+    real = os.posix_fallocate
+
+    def full(*arguments):
+        if comm.rank == 1:
+            raise OSError(errno.ENOSPC, "no space left")
+        real(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert stretch(large + 5) == large + small, "one rank has none, so none has"
