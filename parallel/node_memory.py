@@ -111,11 +111,11 @@ def cut(network: Network, wide: tuple[Wide, ...], ranks: int) -> Iterator[tuple[
     (Polychronopoulos and Kuck 1987).
     """
     size, itemsize = network.layout.size, network.dtype.itemsize
-    ends = {layer.place.start: layer for layer in wide}
+    starts = {layer.place.start: layer for layer in wide}
     at = 0
     while at < size:
-        layer = ends.get(at)
-        end = layer.place.stop if layer else min((start for start in ends if start > at), default=size)
+        layer = starts.get(at)
+        end = layer.place.stop if layer else min((start for start in starts if start > at), default=size)
         unit = layer.shape[1] if layer else ALIGN
         while at < end:
             least, most = PRODUCTS if layer else SUMS
