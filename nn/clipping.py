@@ -23,7 +23,7 @@ BLOCK_BYTES = 120 * 1024  # what is worked on at a time, so that a block's opera
 def squared_norms(
     buffers: Sequence[np.ndarray], region: Region, sum_over_ranks: SumOverRanks | None = None
 ) -> list[dict[str, float]]:
-    """|tensor|^2 of every tensor in the region, by name, for each of the buffers.
+    """|tensor|^2 of every tensor in the layout, by name, for each of the buffers; without ranks 0 outside the region.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def squared_norms(
             row[at[name]] = _square(buffer[part])
     if sum_over_ranks:
         sum_over_ranks(sums)
-    return [{name: float(row[at[name]]) for name, _, _ in region.tensors} for row in sums]
+    return [{name: float(row[i]) for name, i in at.items()} for row in sums]
 
 
 def _square(x: np.ndarray) -> float:
@@ -82,8 +82,10 @@ class ClipNorm(Clip):
 
     def __call__(self, g, region, sum_over_ranks=None):
         (squares,) = squared_norms([g], region, sum_over_ranks)
+        for name, square in squares.items():  # of all tensors: no rank goes on alone
+            _refuse(square, f"the gradient of {name}")
         for name, part, _ in region.tensors:
-            _scale(g[part], self.limit, squares[name], f"the gradient of {name}")
+            _scale(g[part], self.limit, squares[name])
 
 
 class ClipGlobalNorm(Clip):
@@ -93,12 +95,16 @@ class ClipGlobalNorm(Clip):
         square = np.array([_square(g)], np.float64)
         if sum_over_ranks:
             sum_over_ranks(square)
-        _scale(g, self.limit, float(square[0]), "the gradient")
+        _refuse(float(square[0]), "the gradient")
+        _scale(g, self.limit, float(square[0]))
 
 
-def _scale(g: np.ndarray, limit: float, square: float, name: str) -> None:
+def _refuse(square: float, name: str) -> None:
     if not math.isfinite(square):
         raise FloatingPointError(f"cannot clip: the norm of {name} is {math.sqrt(square)}")
+
+
+def _scale(g: np.ndarray, limit: float, square: float) -> None:
     norm = math.sqrt(square)
     if norm > limit:
         g *= limit / norm

@@ -133,9 +133,17 @@ class DataParallel(Synchronous):
         return float(told[0])
 
     def update(self):
-        """The master's; the others get its parameters with the next broadcast."""
+        """The master's; the others get its parameters with the next broadcast, and are told if a clip finds no norm."""
+        refused = None
         if self.master:
-            super().update()
+            try:
+                super().update()
+            except FloatingPointError as error:
+                refused = str(error)
+        if self.optimizer.clip:
+            refused = self.communicator.bcast(refused, root=MASTER)
+        if refused:
+            raise FloatingPointError(refused)
 
     def predict(self, x):
         """The network's outputs for the master's x, computed by all ranks (collective); workers get None."""

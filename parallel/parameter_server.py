@@ -131,12 +131,20 @@ class ParameterServer(Synchronous):
             np.divide(self.statistics, len(self.workers), out=self.message[self.network.layout.size : -1])
             self.message[-1] = loss
         self.push()
+        self.refused = None
         if self.serves:
-            self.serve()
+            try:
+                self.serve()
+            except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
+                self.refused, self.held[-1] = error, -math.inf
         self.pull()
         if self.works:
             self.statistics[:] = self.replica[self.network.layout.size : -1]
-        return float((self.replica if self.works else self.held)[-1])
+        loss = float((self.replica if self.works else self.held)[-1])
+        if loss == -math.inf:
+            self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
+            return 0.0
+        return loss
 
     def push(self) -> None:
         """Gradients, statistics and loss from the workers to the servers, which add them up."""
@@ -157,7 +165,9 @@ class ParameterServer(Synchronous):
         self.communicator.Run(self.pulling, "pull")
 
     def update(self):
-        """The servers have done it."""
+        """The servers have done it, or could not."""
+        if self.refused:
+            raise self.refused
 
     def _sum_small(self, array: np.ndarray) -> None:
         self.between_servers.Allreduce(IN_PLACE, array)

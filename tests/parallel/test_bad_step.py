@@ -1,10 +1,14 @@
 """A step whose loss is not finite changes nothing: parameters, moments and running statistics are those before it."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from equality import BATCH, CLIPS, OPTIMIZERS, batches, cnn
 
 import nn
+from collectives.steps import part
+from nn.layer import Sequential
 from parallel.options import Options
 
 EVERYTHING = [
@@ -75,3 +79,26 @@ def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
     with pytest.raises(FloatingPointError, match="the norm of the gradient is inf"):
         trainer.step(*batches("cnn", trainer.shard)[0])
     assert (trainer.statistics == before).all() and (trainer.parameters == parameters).all()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_such_a_clip_is_told_by_all_ranks(comm):
+    """One layer's gradient is finite and its square is not: no rank goes on alone, or waits for one that does not."""
+    from collectives import Communicator
+    from parallel.strategies import STRATEGIES
+
+    workers = {"strategy": "ps", "servers": 2, "server_place": "workers"}
+    for given, clip in product([*EVERYTHING[:6], {"node_memory": "off"}, workers], CLIPS[1:]):
+        network = nn.Network(Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5)), (40,), np.float64)
+        options = Options(**{"batch": 6, "strategy": "ddp"} | given)
+        rule = nn.SGD(0.1, 0.9, clip=clip)
+        many = STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))
+        before = kept(many)
+        mine = slice(*part(6, many.shard[1], many.shard[0])) if many.shard[0] is not None else slice(0)
+        x, y = np.random.default_rng(0).random((6, 40))[mine], (np.arange(6) % 5)[mine]
+        with pytest.raises(FloatingPointError, match=r"not finite|the norm of the gradient.* is inf"):
+            many.step(1e180 * x, y, 6)
+        after = kept(many)
+        assert all(np.array_equal(after[name], array) for name, array in before.items()), given
+        assert np.isfinite(many.step(x, y, 6)), "training goes on"
+        many.close()
