@@ -16,7 +16,7 @@ import numpy as np
 from collectives.selection import check_name
 from nn import Network, checkpoints
 from nn.data import Data
-from nn.data.transforms import sample_keys
+from nn.data.transforms import RandomCrop, sample_keys
 from nn.learning_rates import Plateau
 from nn.losses import Loss
 from nn.optimizers import Optimizer
@@ -54,7 +54,7 @@ def prepare(options: Options) -> Parts:
     """
     try:
         return _prepare(options, size(options))
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, MemoryError) as error:
         raise OptionError(str(error)) from error
 
 
@@ -131,7 +131,13 @@ def check_strategy(options: Options, ranks: int | None, network: Network, optimi
 def check_loading(options: Options, data: Data, workers: int) -> None:
     """Refuse batches, transforms and schedules that do not fit the data."""
     loader, _ = build.loaders(options, data, (0, workers))
+    _, *shape = data.train.x.shape  # as stored: what transforms see
     for transform in loader.transforms:
+        if isinstance(transform, RandomCrop) and len(shape) == 3 and transform.padding >= min(shape[:2]):
+            raise OptionError(
+                f"--augment {options.augment}: shifted by {transform.padding} pixels nothing is left of an image of "
+                f"{shape[0]} x {shape[1]}: use fewer"
+            )
         transform(data.train.raw(np.zeros(1, int))[0], sample_keys(options.seed, 0, np.zeros(1, int)))
     metrics = ("test_loss", "loss", *(["accuracy"] if data.classes else []))
     for hook in build.schedule(options, loader)[1]:

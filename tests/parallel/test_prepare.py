@@ -28,6 +28,8 @@ WRONG = [
     ("--nesterov", "nesterov needs a momentum above 0"),
     ("--clip norm:-1", "clip 'norm:-1': expected value:LIMIT"),
     ("--augment crip:4", "unknown part 'crip:4'; expected crop:PIXELS"),
+    ("--augment crop:8", "shifted by 8 pixels nothing is left of an image of 8 x 8"),
+    ("--augment crop:99 --data stdlib --model transformer", "RandomCrop: expects images"),
     ("--augment flip --data stdlib --model transformer", "RandomFlip: expects images"),
     ("--schedule cosin", "unknown schedule 'cosin'"),
     ("--schedule plateau:metric=los", "no metric 'los'; use test_loss, loss, accuracy"),
