@@ -68,7 +68,7 @@ class MovingPlanner:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.node = same_node(comm)
         self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
-        self.selection = Selection(given, self.nodes)
+        self.selection = Selection(given, self.nodes, MPI.Get_library_version())
         self.choose_for = lru_cache(1024)(self.selection.choose)
         self.programs = Programs()
         self._window = None

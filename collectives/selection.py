@@ -19,19 +19,20 @@ ANY = float("inf")
 Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first
 SHARED = {"allgather", "allreduce", "barrier", "broadcast", "reduce", "reduce_scatter"}
 
-# One node: measured with two ranks. Networks: what the clock derives for "infiniband", one rank on each node and two
-# (deriving.py; a test compares). For other networks: bench.py network --table; measured: bench.py collectives --tune.
+# One node: measured with two ranks and Open MPI; LIBRARIES has what differs with others. Networks: what the clock
+# derives for "infiniband", one rank on each node and two (deriving.py; a test compares). For other networks: bench.py
+# network --table; measured: bench.py collectives --tune.
 # place -> operation -> rows. Places: all ranks on one node; one rank on each node; several on each of several nodes.
 TABLE: dict[str, dict[str, Rows]] = {
     "node": {
         "allgather": [(ANY, "native")],
-        "allreduce": [(8 << 10, "native"), (ANY, "shared")],
+        "allreduce": [(4 << 10, "native"), (ANY, "shared")],
         "alltoall": [(ANY, "pairwise")],
         "barrier": [(ANY, "native")],
-        "broadcast": [(ANY, "native")],
+        "broadcast": [(256 << 10, "native"), (1 << 20, "shared"), (ANY, "native")],
         "exscan": [(ANY, "doubling")],
         "gather": [(ANY, "flat")],
-        "reduce": [(ANY, "native")],
+        "reduce": [(16 << 20, "native"), (ANY, "shared")],
         "reduce_scatter": [(4 << 10, "native"), (ANY, "shared")],
         "scan": [(ANY, "doubling")],
         "scatter": [(ANY, "flat")],
@@ -71,6 +72,16 @@ TABLE: dict[str, dict[str, Rows]] = {
         "reduce_scatter": [(64 << 10, "halving"), (ANY, "ring")],
         "scan": [(ANY, "doubling")],
         "scatter": [(16, "flat"), (4 << 10, "binomial"), (ANY, "flat")],
+    },
+}
+
+# On one node: how the library's name and version begin -> operation -> rows. MPICH's own allreduce takes twice as long
+# as Open MPI's from 256 bytes on, its reduce from 16 KiB on.
+LIBRARIES: dict[str, dict[str, Rows]] = {
+    "MPICH": {
+        "allreduce": [(64, "native"), (ANY, "shared")],
+        "broadcast": [(256 << 10, "native"), (4 << 20, "shared"), (ANY, "native")],
+        "reduce": [(4 << 10, "native"), (ANY, "shared")],
     },
 }
 
@@ -114,6 +125,7 @@ class Selection:
     given : operation -> name
         what was asked for; the environment and "auto" fill in the rest
     nodes : the node of each rank
+    library : the MPI library's name and version, as MPI.Get_library_version() says them
 
     Raises
     ------
@@ -121,7 +133,7 @@ class Selection:
         for an unknown operation or name, or a table file that is none
     """
 
-    def __init__(self, given: dict[str, str], nodes: list):
+    def __init__(self, given: dict[str, str], nodes: list, library: str = ""):
         for operation, name in given.items():
             check_name(operation, name)
         self.given = dict(given)
@@ -132,7 +144,7 @@ class Selection:
         self.place = "node" if distinct == 1 else "network" if distinct == len(nodes) else "nodes"
         self.size = len(nodes)
         self.file = os.environ.get("RINGPROP_TUNE", "")
-        self.table = TABLE[self.place] | (load(self.file).get(self.place, {}) if self.file else {})
+        self.table = default_table(self.place, library) | (load(self.file).get(self.place, {}) if self.file else {})
 
     def without_memory(self) -> "Selection":
         """The same for nonblocking collectives, which only send messages, and which the library would not advance."""
@@ -181,6 +193,12 @@ class Selection:
         if not call.shareable:
             return "it has SUM, PROD, MAX and MIN of NumPy's numbers only"
         return ""
+
+
+def default_table(place: str, library: str = "") -> dict[str, Rows]:
+    """The rows of a place, with this MPI library."""
+    others = next((rows for name, rows in LIBRARIES.items() if library.startswith(name)), {})
+    return TABLE[place] | others if place == "node" else TABLE[place]
 
 
 def check_name(operation: str, name: str) -> str:

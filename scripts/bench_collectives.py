@@ -8,7 +8,8 @@ All sides take turns in one job, in another order each time, on the same private
 of their own. Every array begins at a page, and all its pages have been written. Before each call that is timed it is
 rewritten, so that each side finds it alike in the caches. Results are compared with the right ones before any call is
 timed. A sample is the slowest rank's mean of some calls. Samples in which a rank lost its core to another process are
-not calm, and do not count where there are enough others. Medians of the rest are compared.
+not calm, and do not count where there are enough others. Medians of the rest are compared. Where arrays lie in huge
+pages (collectives/window.py), the note says so.
 
 The control: where `malloc` gives large temporary arrays back to the operating system, each call of a library that makes
 one pays for its pages again. Some sizes are measured a second time in a job whose malloc keeps what it has.
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 
 from benchmarking import Row
@@ -124,7 +126,7 @@ def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
     """Measure every algorithm on private arrays; a row says what was fastest, and its peer is the default table's."""
     from collectives.algorithms import ALGORITHMS
     from collectives.algorithms.registry import NODES
-    from collectives.selection import TABLE, save, table_from
+    from collectives.selection import default_table, save, table_from
 
     operations = [operation for operation in TUNED if only in operation]
     names = {op: ["shared", *(n for n, e in ALGORITHMS[op].items() if e.requires != NODES)] for op in operations}
@@ -140,7 +142,7 @@ def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
         for name, side in sides.items():
             times.setdefault(op, {}).setdefault(name, {})[nbytes] = side["seconds"]
         best = min(sides, key=lambda name: sides[name]["seconds"])
-        default = next(name for limit, name in TABLE[place][op] if nbytes <= limit)
+        default = next(name for limit, name in default_table(place, result["library"])[op] if nbytes <= limit)
         case, calm = f"{op}, {length(nbytes)}: {best}", f"calm samples {sides[best]['calm']}/{sides[best]['all']}"
         yield row(case, sides[best], sides[default], f"default {default}", result["ranks"], calm)
     table = {place: {op: table_from(of) for op, of in times.items()}}
@@ -224,6 +226,8 @@ def run(world, gloo, seconds: float, operation: str, nbytes: int, sides: dict) -
         calls[name] = x, *mpi_call(communicator, operation, x)
         if algorithm == "auto":
             chosen[name] = communicator.explain(operation, count, "f4").partition(": ")[2].partition(",")[0]
+            if (page := page_size(x)) > resource.getpagesize():
+                chosen[name] += f", pages of {length(page)}"
     result = {"chosen": chosen}
     if gloo:
         result["gloo"] = gloo.why_not(operation)
@@ -248,6 +252,19 @@ def aligned(count: int):
     memory = np.zeros(4 * count + page, np.uint8)
     at = -memory.ctypes.data % page
     return memory[at : at + 4 * count].view(np.float32)
+
+
+def page_size(x) -> int:
+    """Bytes of the pages that an array lies in."""
+    address, inside = x.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, value, *_ = line.split()
+        if not name.endswith(":"):  # a mapping: its addresses
+            first, last = (int(end, 16) for end in name.split("-"))
+            inside = first <= address < last
+        elif inside and name == "KernelPageSize:":
+            return int(value) * KIB
+    raise LookupError(f"no mapping holds the address {address:#x}")
 
 
 def mpi_call(comm, operation: str, x):

@@ -3,7 +3,19 @@
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.selection import ANY, ORDERED, SHARED, TABLE, VECTOR, Call, Selection, load, save, table_from
+from collectives.selection import (
+    ANY,
+    LIBRARIES,
+    ORDERED,
+    SHARED,
+    TABLE,
+    VECTOR,
+    Call,
+    Selection,
+    load,
+    save,
+    table_from,
+)
 
 PLACES = {"node": [0, 0, 0], "network": [0, 1, 2], "nodes": [0, 0, 2]}
 
@@ -14,6 +26,21 @@ def test_every_place_has_rows_that_rise_for_every_operation():
         for operation, rows in table.items():
             limits = [limit for limit, _ in rows]
             assert limits == sorted(set(limits)) and limits[-1] == ANY, (place, operation)
+
+
+def test_rows_of_a_library_are_for_one_node_and_the_file_goes_before_them(tmp_path, monkeypatch):
+    for library, table in LIBRARIES.items():
+        for operation, rows in table.items():
+            limits = [limit for limit, _ in rows]
+            assert limits == sorted(set(limits)) and limits[-1] == ANY
+            assert rows != TABLE["node"][operation], "no row of its own"
+            assert Selection({}, [0, 0], f"{library} 9.1").table[operation] == rows
+            assert Selection({}, [0, 0], f"Other {library}").table[operation] == TABLE["node"][operation]
+            assert Selection({}, [0, 1], f"{library} 9.1").table[operation] == TABLE["network"][operation]
+            save(tmp_path / "tune.json", {"node": {operation: [(ANY, "native")]}})
+            monkeypatch.setenv("RINGPROP_TUNE", str(tmp_path / "tune.json"))
+            assert Selection({}, [0, 0], f"{library} 9.1").table[operation] == [(ANY, "native")]
+            monkeypatch.delenv("RINGPROP_TUNE")
 
 
 def test_what_is_chosen_can_always_run():
