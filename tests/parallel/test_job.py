@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,9 +73,15 @@ def test_help_is_complete_and_instant():
         assert f"--{name.replace('_', '-')}" in done.stdout
 
 
-def test_a_run_directory_has_everything(tmp_path):
-    out = tmp_path / "run"
-    said = train(*SMALL, "--out", out)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """(directory, what it said) of a finished run on one process: to look at, and to go on from a copy."""
+    out = tmp_path_factory.mktemp("small") / "run"
+    return out, train(*SMALL, "--out", out)
+
+
+def test_a_run_directory_has_everything(small):
+    out, said = small
     assert "epoch 3/3" in said and "images/s" in said and str(out) in said
     assert {p.name for p in out.iterdir()} == {
         "config.json", "environment.json", "metrics.jsonl", "result.json", "curves.png", "breakdown.png", "checkpoints",
@@ -90,15 +97,21 @@ def test_a_run_directory_has_everything(tmp_path):
     assert "holds a run" in said or "already" in said
 
 
-def test_ranks_compute_what_one_process_does(tmp_path):
-    train(*SMALL, "--out", tmp_path / "one")
-    train(*SMALL, "--out", tmp_path / "two", "--ranks", "2")
+def test_ranks_compute_what_one_process_does(tmp_path, small):
+    """Two ranks that mpiexec starts from outside, and three that the program starts itself."""
+    from parallel import launch
+
+    mpiexec = launch.find_mpiexec()
+    args = [mpiexec, "-n", "2", sys.executable, "-m", "mpi4py", "scripts/train.py", *SMALL, "--out", tmp_path / "two"]
+    env = launch.settings(2, mpiexec) | os.environ
+    done = subprocess.run(args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     train(*SMALL, "--out", tmp_path / "three", "--ranks", "3", "--allreduce", "doubling")
-    one = parameters(tmp_path / "one")
-    for name in ("two", "three"):
+    one = parameters(small[0])
+    for name, ranks in (("two", 2), ("three", 3)):
         np.testing.assert_allclose(parameters(tmp_path / name), one, rtol=1e-10, atol=1e-13)
-        assert result(tmp_path / name)["accuracy"] == result(tmp_path / "one")["accuracy"]
-    assert result(tmp_path / "three")["ranks"] == 3
+        assert result(tmp_path / name)["accuracy"] == result(small[0])["accuracy"]
+        assert result(tmp_path / name)["ranks"] == ranks
 
 
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
@@ -116,17 +129,6 @@ def test_the_classical_experiment(tmp_path):
     )
     train(*options.split(), "--ranks", "2", "--epochs", "1", "--out", tmp_path / "run")
     assert result(tmp_path / "run")["accuracy"] >= 0.93
-
-
-def test_mpiexec_from_outside(tmp_path):
-    from parallel import launch
-
-    mpiexec = launch.find_mpiexec()
-    args = [mpiexec, "-n", "2", sys.executable, "-m", "mpi4py", "scripts/train.py", *SMALL, "--out", tmp_path / "run"]
-    env = launch.settings(2, mpiexec) | os.environ
-    done = subprocess.run(args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert result(tmp_path / "run")["ranks"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +186,8 @@ def test_a_rank_that_is_killed_or_stopped_ends_the_job(tmp_path, number, message
     wait_until(lambda: not processes_of(out), 15)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path):
-    out = tmp_path / "run"
-    train(*SMALL, "--out", out)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, small):
+    out = shutil.copytree(small[0], tmp_path / "run")
     before = result(out)
     last = sorted((out / "checkpoints").glob("step-*.npz"))[-1]
     last.write_bytes(last.read_bytes()[:-10])
@@ -195,9 +196,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path):
     assert result(out)["parameters_sha256"] == before["parameters_sha256"]
 
 
-def test_a_resumed_run_keeps_what_made_its_result(tmp_path):
-    out = tmp_path / "run"
-    train(*SMALL, "--out", out)
+def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small):
+    out = shutil.copytree(small[0], tmp_path / "run")
     assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
     assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
     train("--resume", out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
@@ -228,49 +228,67 @@ def test_values_are_learned_from_arrays(tmp_path):
 
 
 def test_config_file_lies_below_the_flags(tmp_path):
+    from parallel.options import parse
+
     config = tmp_path / "small.toml"
     config.write_text('model = "mlp:64,8,10"\nepochs = 2\nlimit = 50\nlr = 1\n')
-    train("--config", config, "--epochs", "1", "--out", tmp_path / "run")
-    used = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (used["model"], used["epochs"], used["limit"], used["lr"]) == ("mlp:64,8,10", 1, 50, 1.0)
+    used = parse(["--config", str(config), "--epochs", "1"])
+    assert (used.model, used.epochs, used.limit, used.lr) == ("mlp:64,8,10", 1, 50, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("args", "status", "message"),
-    [
-        (["--lr", "-1"], 2, "--lr must not be negative, given -1.0"),
-        (["--lr", "nan"], 2, "--lr must not be negative"),
-        (["--epochs", "x"], 2, "invalid int value: 'x'"),
-        (["--batch", "0"], 2, "--batch must be at least 1, given 0"),
-        (["--momentum", "1"], 2, "--momentum must be below 1"),
-        (["--resume", "nowhere"], 2, "--resume nowhere: "),
-        (["--config", "nowhere.toml"], 2, "--config nowhere.toml: No such file"),
-        (["--loss", "quadrat"], 2, "invalid choice: 'quadrat'"),
-        (["--model", "mpl:64,10"], 2, "did you mean 'mlp'"),
-        (["--model", "mlp:65,10"], 2, "expected 64"),
-        (["--activation", "sigmoyd"], 2, "did you mean 'sigmoid'"),
-        (["--allreduce", "rung"], 2, "no allreduce algorithm 'rung'"),
-        (["--init", "hee"], 2, "did you mean 'he'"),
-        (["--data", "mnist", "--data-dir", "nowhere"], 2, "get_data.py mnist --data-dir nowhere"),
-        (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
-        (["--momentum", "0.9", "--optimizer", "adam"], 2, "--momentum has no effect with --optimizer adam"),
-        (["--label-smoothing", "0.1", "--loss", "mse"], 2, "--label-smoothing has no effect with --loss mse"),
-        (["--overlap", "poke", "--node-memory", "on"], 2, "--overlap has no effect with --node-memory on"),
-        (["--reproducible", "4", "--bucket", "1"], 2, "--bucket does not go with --reproducible"),
-        (["--loss", "mse"], 2, "--loss mse: the targets of digits are classes: use cross-entropy"),
-        (["--batch", "1", "--ranks", "2"], 2, "a global batch of 1 samples cannot be cut among 2 ranks"),
-        (["--allreduce", "rung", "--ranks", "2"], 2, "no allreduce algorithm 'rung'"),
-        (["--lr", "1e30", "--limit", "64", "--ranks", "2"], 1, "on rank 0"),
-    ],
-)
-def test_bad_input_is_one_clear_message(tmp_path, args, status, message):
-    if args[0] == "--resume":
-        said = train(*args, status=status)
-    else:
-        said = train(*args, "--out", tmp_path / "run", status=status)
+# What is refused before anything runs (status 2), and what goes wrong while it runs (status 1).
+WRONG = [
+    (["--lr", "-1"], 2, "--lr must not be negative, given -1.0"),
+    (["--lr", "nan"], 2, "--lr must not be negative"),
+    (["--epochs", "x"], 2, "invalid int value: 'x'"),
+    (["--batch", "0"], 2, "--batch must be at least 1, given 0"),
+    (["--momentum", "1"], 2, "--momentum must be below 1"),
+    (["--resume", "nowhere"], 2, "--resume nowhere: "),
+    (["--config", "nowhere.toml"], 2, "--config nowhere.toml: No such file"),
+    (["--loss", "quadrat"], 2, "invalid choice: 'quadrat'"),
+    (["--model", "mpl:64,10"], 2, "did you mean 'mlp'"),
+    (["--model", "mlp:65,10"], 2, "expected 64"),
+    (["--activation", "sigmoyd"], 2, "did you mean 'sigmoid'"),
+    (["--allreduce", "rung"], 2, "no allreduce algorithm 'rung'"),
+    (["--init", "hee"], 2, "did you mean 'he'"),
+    (["--data", "mnist", "--data-dir", "nowhere"], 2, "get_data.py mnist --data-dir nowhere"),
+    (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
+    (["--momentum", "0.9", "--optimizer", "adam"], 2, "--momentum has no effect with --optimizer adam"),
+    (["--label-smoothing", "0.1", "--loss", "mse"], 2, "--label-smoothing has no effect with --loss mse"),
+    (["--overlap", "poke", "--node-memory", "on"], 2, "--overlap has no effect with --node-memory on"),
+    (["--reproducible", "4", "--bucket", "1"], 2, "--bucket does not go with --reproducible"),
+    (["--loss", "mse"], 2, "--loss mse: the targets of digits are classes: use cross-entropy"),
+    (["--batch", "1", "--ranks", "2"], 2, "a global batch of 1 samples cannot be cut among 2 ranks"),
+    (["--allreduce", "rung", "--ranks", "2"], 2, "no allreduce algorithm 'rung'"),
+    (["--lr", "1e30", "--limit", "64", "--ranks", "2"], 1, "on rank 0"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """What the program says to all of WRONG, one after the other in one process, and its exit statuses."""
+    out = tmp_path_factory.mktemp("wrong")
+    program = "import json, sys; from parallel.job import main; sys.argv = ['scripts/train.py']\n"
+    program += "for args in json.load(sys.stdin): print(f'\\0{main(args)}\\0', end='', flush=True)"
+    told = [
+        args if args[0] == "--resume" else [*args, "--out", str(out / str(i))] for i, (args, *_) in enumerate(WRONG)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, input=json.dumps(told), text=True, timeout=90,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert not list(out.rglob("*.tmp"))
+    *said, last = done.stdout.split("\0")
+    assert len(said) == 2 * len(WRONG) and not last, done.stdout
+    return list(zip(said[::2], map(int, said[1::2]), strict=True))
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)), ids=[" ".join(args) for args, _, _ in WRONG])
+def test_bad_input_is_one_clear_message(refusals, case):
+    (_, status, message), (said, ended) = WRONG[case], refusals[case]
+    assert ended == status, said
     assert said.count("error: ") == 1 and message in said, said
     assert "Traceback" not in said and "MPI_ABORT" not in said
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_ranks_that_are_started_differently_are_told(tmp_path):
