@@ -67,6 +67,7 @@ class Program:
     transfers : list of Transfer, each started and waited for as often as the instructions say
     instructions : list of Instruction; `steps.Reduce` may use up its operand where that is in LANDING
     reach : buffer -> elements that the instructions name of it
+    length : what it takes in memory, with an instruction or a transfer for a unit
     """
 
     def __init__(self, rounds: Iterable[Round], together: bool = False):
@@ -80,6 +81,7 @@ class Program:
             self.compile(steps, following)
         self.sent(self.sending[:])
         self.reach = reach(self.transfers, self.instructions)
+        self.length = len(self.transfers) + len(self.instructions) + 8  # in memory, an empty one included
 
     def compile(self, steps: list[Step], following: list[Step]):
         """Append one round, and start the first receives of the following one if their places are free."""
@@ -186,9 +188,9 @@ def reach(transfers, instructions) -> dict[str, int]:
 
 
 class Programs(dict):
-    """key -> program: those used last, with at most `limit` instructions in all."""
+    """key -> program: those used last, with at most `limit` instructions and transfers in all."""
 
-    def __init__(self, limit: int = 1 << 18):
+    def __init__(self, limit: int = 1 << 17):
         super().__init__()
         self.limit, self.length = limit, 0
 
@@ -197,8 +199,8 @@ class Programs(dict):
         program = self.pop(key, None)
         if program is None:
             program = make()
-            self.length += len(program.instructions)
+            self.length += program.length
         self[key] = program
         while self.length > self.limit and len(self) > 1:
-            self.length -= len(self.pop(next(iter(self))).instructions)
+            self.length -= self.pop(next(iter(self))).length
         return program

@@ -4,6 +4,9 @@ Every rank's every element is distinct, calls repeat back to back on rewritten b
 and sends are synchronous, so that nothing passes because MPI happened to buffer it.
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -433,6 +436,40 @@ def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks):
+    from mpi4py import MPI
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def use(first):
+        kept = []
+        for i in range(first, first + 1000):
+            name = ("ring", "doubling", "double_tree")[i % 3]
+            kept += [np.full(7, float(i)), np.full(1 + i, float(i))]  # new memory, and a new count
+            for x in kept[-2:]:
+                communicator.Allreduce(MPI.IN_PLACE, x, algorithm=name)
+                assert x[0] == x[-1] == 2 * i
+        x = np.full((4 << 20) + first, 1, "u1")
+        communicator.Allreduce(MPI.IN_PLACE, x, algorithm="segmented_ring")  # hundreds of requests
+        assert (x == 2).all()
+
+    communicator.Barrier()
+    plans, programs = communicator._cache, communicator._planner.programs
+    plans.limit, programs.limit = 64, 4000
+    use(0)
+    before = resident()
+    use(1000)
+    assert len(plans) <= 64 and sum(plan.bytes for plan in plans.values()) == plans.bytes
+    assert sum(program.length for program in programs.values()) == programs.length <= 4000
+    assert resident() < before + (32 << 20)
+    made = [request for plan in plans.values() for request in plan.requests]
+    assert made and all(made)
+    communicator.release()
+    assert not any(made), "all are freed before the communicator"
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_plans_keep_no_array_alive(communicator, ranks):
     import weakref
 
@@ -594,6 +631,34 @@ def test_explain(communicator, ranks):
     other = MPI.Op.Create(lambda a, b, _: None, commute=False)
     assert "doubling, because ring does not keep rank order" in explain("allreduce", 9, op=other, algorithm="ring")
     other.Free()
+
+
+@pytest.mark.skipif("RINGPROP_LARGE" not in os.environ, reason="takes 9 GiB and up to minutes: set RINGPROP_LARGE=1")
+@pytest.mark.mpi(ranks=[2], timeout=300)
+def test_more_elements_than_32_bits_count(communicator, ranks):
+    count = (1 << 31) + 5
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    if min(communicator.allgather(free)) < 9 << 30:
+        pytest.skip(f"needs 9 GiB of free memory, here are {free / (1 << 30):.1f}")
+    rank = communicator.rank
+    edges = np.array([0, (1 << 30) - 1, 1 << 30, (1 << 30) + 3, (1 << 31) - 1, 1 << 31, count - 1])
+    marks = np.arange(7, 14, dtype="u1")
+
+    differs = np.empty(1 << 18, bool)  # new memory for every comparison would take most of the time
+
+    def holds(factor):
+        blocks = (x[at : at + differs.size] for at in range(0, count, differs.size))
+        others = sum(np.count_nonzero(np.not_equal(block, factor, out=differs[: block.size])) for block in blocks)
+        return others == len(edges) and (x[edges] == marks * factor).all()
+
+    x = np.full(count, rank + 1, "u1")
+    x[edges] = marks * (rank + 1)
+    communicator.Bcast(x, 1, algorithm="binomial")
+    assert holds(2)
+    communicator.Allreduce(None, x, algorithm="ring")
+    assert holds(4)
+    communicator.Allreduce(None, x)
+    assert holds(8)
 
 
 @pytest.mark.mpi(ranks=[3])
