@@ -195,12 +195,13 @@ class NodeMemory:
         signed = parts[me], self.gradients, self.tail
         for array in signed:
             array[:1], array[-1:] = me + 1, me + 1
-        self.parameters[me * (len(self.parameters) - 1) // max(1, self.count - 1)] = -1 - me
+        signers = min(self.count, len(self.parameters))
+        places = [r * (len(self.parameters) - 1) // max(1, signers - 1) for r in range(signers)]
+        self.parameters[places[me : me + 1]] = -1 - me
         flags.together("signing memory")
         wrong = [r for r, array in enumerate(parts) if array[0] != r + 1 or array[-1] != r + 1]
-        wrong += [me for array in signed if array[0] != me + 1]
-        places = {r * (len(self.parameters) - 1) // max(1, self.count - 1): r for r in range(self.count)}
-        apart = [r for place, r in places.items() if self.parameters[place] != -1 - r]
+        wrong += [me for array in signed if (array[:1] != me + 1).any()]
+        apart = [r for r, place in enumerate(places) if self.parameters[place] != -1 - r]
         flags.together("reading signatures")
         if wrong or apart:
             raise RuntimeError(

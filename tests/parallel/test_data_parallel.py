@@ -198,7 +198,10 @@ def test_control_statistics_of_each_rank_alone_differ(comm):
 
 @pytest.mark.mpi(ranks=2)
 def test_aliased_buffers_are_caught(comm, monkeypatch):
-    """Ranks that write gradients into the same memory are refused; a bucket that overlaps another gives wrong sums."""
+    """Ranks that write gradients into the same memory are refused; a bucket that overlaps another gives wrong sums.
+
+    Where there are no parameters, none are missed.
+    """
     from collectives import Communicator
     from collectives.window import SharedWindow
 
@@ -222,6 +225,9 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     monkeypatch.setattr(SharedWindow, "common", lambda window, shape, dtype=float: np.zeros(shape, dtype))
     with pytest.raises(RuntimeError, match=r"does not see the parameters that rank \d writes"):
         distributed(comm, mlp())
+    monkeypatch.undo()
+    nothing = nn.Network(nn.Tanh(), (3,), np.float64)
+    assert distributed(comm, nothing).step(np.zeros((1, 3)), np.zeros(1, int), comm.size) == pytest.approx(np.log(3))
     Communicator(comm).Barrier()
 
 
