@@ -85,6 +85,8 @@ LIBRARIES: dict[str, dict[str, Rows]] = {
     },
 }
 
+COUNTED = (1 << 31) - 1  # bytes, of which the library can count the elements in any datatype: it does so in 32 bits
+
 # Where a rank knows its own block only (the vector forms): one for all sizes.
 VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}
 # What sums float16 between nodes: all operands of an element at once, in float32, so that it is rounded only once.
@@ -157,8 +159,10 @@ class Selection:
 
     def native_below(self, operation: str) -> float:
         """The length in bytes up to which every call that does not ask for an algorithm is native; -1 for none."""
-        limit, name = self.table[operation][0] if self.names[operation] == "auto" else (ANY, self.names[operation])
-        return limit if name == "native" else -1
+        if self.names[operation] != "auto":
+            return ANY if self.names[operation] == "native" else -1
+        limit, name = self.table[operation][0]
+        return min(limit, COUNTED) if name == "native" else -1
 
     def choose(self, asked: str, call: Call) -> str:
         """The algorithm that runs where `asked` is asked for."""
@@ -174,6 +178,9 @@ class Selection:
                 limit, name = next(row for row in self.table[operation] if call.nbytes <= row[0])
                 source = self.file or "the default table"
                 why = f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " from here on")
+                if name == "native" and call.nbytes > COUNTED:
+                    name, why = TABLE["network"][operation][-1][1], "the library counts elements in 32 bits"
+                    name = "shared" if self.place == "node" and operation in SHARED else name
         if asked == "auto" and call.half and operation in HALF:
             shared = self.place == "node" and operation in SHARED and call.shareable
             name, why = "shared" if shared else HALF[operation], "float16 is summed in float32 and rounded once"

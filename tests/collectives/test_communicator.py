@@ -658,6 +658,9 @@ def test_more_elements_than_32_bits_count(communicator, ranks):
     assert holds(4)
     communicator.Allreduce(None, x)
     assert holds(8)
+    x *= rank + 1
+    communicator.Bcast(x, 1)
+    assert holds(16)
 
 
 @pytest.mark.mpi(ranks=[3])
