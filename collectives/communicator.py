@@ -83,6 +83,10 @@ class Communicator(MPI.Intracomm):
         limit = float(os.environ.get("RINGPROP_WATCH", 0)) if watch is None else watch
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") != "0"
+        told = MPI.Intracomm(self).allgather({"watch": limit, "abort": abort, "debug": debug})
+        for rank, other in enumerate(told):  # those who observe would wait for the others
+            if other != told[0]:
+                raise ValueError(f"ranks disagree on how to observe calls: rank 0 has {told[0]}, rank {rank} {other}")
         if limit or debug:
             self._observe(limit, abort, debug)
 

@@ -184,3 +184,17 @@ def test_nonblocking_ones_that_do_not_agree_are_refused_before_data_moves(comm, 
     with pytest.raises(ValueError, match=r"SUM.*MAX"):
         communicator.Iallreduce(x, y, MPI.MAX if odd else MPI.SUM, algorithm="native")
     communicator.Free()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_observing_on_some_ranks_only_is_refused(comm, ranks, monkeypatch):
+    from collectives import Communicator
+
+    monkeypatch.setenv("RINGPROP_DEBUG", str(comm.rank))
+    with pytest.raises(
+        ValueError, match=r"rank 0 has .*'debug': False.*, rank 1 .*'debug': True"
+    ):
+        Communicator(comm)
+    monkeypatch.delenv("RINGPROP_DEBUG")
+    with pytest.raises(ValueError, match=r"observe calls: rank 0 has \{'watch': 0.0"):
+        Communicator(comm, watch=comm.rank * 9.0)
