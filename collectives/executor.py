@@ -44,6 +44,7 @@ class Plan:
     """
 
     used, busy = False, 0  # run since the cache last looked; in flight so many times
+    gone = False  # whether it is for shared memory that its owner has left (shared.py)
 
     def __init__(
         self,
@@ -139,22 +140,28 @@ class PlanCache(dict):
         self.known = Known()
 
     def put(self, key: Hashable, plan: Plan) -> Plan:
-        """Keep a plan under a key that is not in the cache, and free those that have become too many."""
+        """Keep a plan under a key that is not in the cache, and free those that are gone or have become too many."""
+        for left in [each for each, other in self.items() if other.gone]:
+            self.drop(left)
         self.bytes += plan.bytes
         chances = 2 * len(self)
         while self and chances and (len(self) >= self.limit or self.bytes > self.limit_bytes):
             chances -= 1
-            oldest_key = next(iter(self))
-            oldest = self.pop(oldest_key)
-            if oldest.used or oldest.busy:
-                oldest.used = False
-                self[oldest_key] = oldest
+            oldest = next(iter(self))
+            if self[oldest].used or self[oldest].busy:
+                spared = self[oldest] = self.pop(oldest)
+                spared.used = False
             else:
-                self.bytes -= oldest.bytes
-                self.known.entries.clear()  # it may be among them
-                oldest.free()
+                self.drop(oldest)
         self[key] = plan
         return plan
+
+    def drop(self, key: Hashable):
+        """Free a plan."""
+        plan = self.pop(key)
+        self.bytes -= plan.bytes
+        self.known.entries.clear()  # it may be among them
+        plan.free()
 
     def free(self):
         """Free every plan."""

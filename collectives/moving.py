@@ -18,7 +18,7 @@ from collectives.selection import Call, Selection
 class Native:
     """Stands where a plan would: the call belongs to the MPI library."""
 
-    bytes, used, busy = 0, False, 0
+    bytes, used, busy, gone = 0, False, 0, False
 
     def free(self):
         """There is nothing to free."""
@@ -41,6 +41,10 @@ class Sequence:
         self.used = True
         for call in self.calls:
             call()
+
+    @property
+    def gone(self):
+        return any(plan.gone for plan in self.plans)
 
     def free(self):
         for plan in self.plans:

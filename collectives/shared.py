@@ -62,17 +62,22 @@ class SharedPlan:
         The call in words: equal on all ranks, or the call is refused.
     turns : for each parity the list of turns
     twice : whether ranks get what others wrote in the work of the same turn
-    place : where in shared memory, which the other ranks rely on; None through slots
+    peers : where in shared memory, which the other ranks rely on; None through slots
     otherwise : makes the plan for a call in which other ranks are at another place
     """
 
     bytes, used, busy = 0, False, 0  # a cache of plans asks for these
 
-    def __init__(self, window, what, turns, twice=False, place=None, otherwise=None):
-        self.window, self.what, self.turns, self.twice = window, what, turns, twice
+    def __init__(self, window, what, turns, twice=False, peers=None, otherwise=None):
+        self.window, self.what, self.turns, self.twice, self.peers = window, what, turns, twice, peers
         self.otherwise, self.general = otherwise, None
-        digest = hashlib.blake2b(f"{what} at {place}".encode(), digest_size=7).digest()
+        digest = hashlib.blake2b(f"{what} at {peers and peers.place}".encode(), digest_size=7).digest()
         self.signature = int.from_bytes(digest, "little")
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing but plans refers to the array that it is for: it keeps the memory, and nobody can call it."""
+        return self.peers is not None and self.peers.owner() is None
 
     def __call__(self):
         self.used = True
@@ -142,8 +147,8 @@ class ShortPlan(SharedPlan):
 class DirectPlan(SharedPlan):
     """Put into own memory, meet, work on the memory of all, meet."""
 
-    def __init__(self, window, what, put, work, place, otherwise):
-        super().__init__(window, what, [], True, place, otherwise)
+    def __init__(self, window, what, put, work, peers, otherwise):
+        super().__init__(window, what, [], True, peers, otherwise)
         self.put, self.work = [copying(target, source) for target, source in put], work
         self.agree, self.together = window.flags.agree, window.flags.together
 
@@ -200,13 +205,13 @@ class SharedCollectives:
         if s.nbytes <= SMALL:
             return self._plan(what, 1, lambda slots, _: self._small(slots, s, x, combine))
 
-        def through_slots(direct=None, **place):
-            turn = lambda slots, k: self._slices(slots, k, s, x, combine, direct)
-            return self._plan(what, self._segments(s), turn, True, **place)
+        def through_slots(peers=None, otherwise=None):
+            turn = lambda slots, k: self._slices(slots, k, s, x, combine, peers and peers.parts)
+            return self._plan(what, self._segments(s), turn, True, peers, otherwise)
 
         if (peers := self.peers(s)) is None:
             return through_slots()
-        return through_slots(peers.parts, place=peers.place, otherwise=through_slots)
+        return through_slots(peers, through_slots)
 
     def reduce_scatter(self, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.SUM, counts=None) -> SharedPlan:
         """recv = block `rank` of send_0 (+) ... (+) send_(p-1). recv may be that block of send.
@@ -300,16 +305,16 @@ class SharedCollectives:
 
     # ------------------------------------------------------------------------------------------ how turns are made
 
-    def _plan(self, what, number, turn, twice=False, place=None, otherwise=None):
+    def _plan(self, what, number, turn, twice=False, peers=None, otherwise=None):
         """turn(slots of one parity, segment) -> Turn, for both parities and so many segments."""
         even, odd = ([slot[parity] for slot in self._slots] for parity in (0, 1))
         turns = [(turn(even, k), turn(odd, k)) for k in range(number)]
         if number == 1 and not twice:
-            return ShortPlan(self, what, turns, place=place, otherwise=otherwise)
-        return SharedPlan(self, what, turns, twice, place, otherwise)
+            return ShortPlan(self, what, turns, peers=peers, otherwise=otherwise)
+        return SharedPlan(self, what, turns, twice, peers, otherwise)
 
     def _direct(self, what, peers, otherwise, work, put=()):
-        return DirectPlan(self, what, put, work, peers.place, otherwise)
+        return DirectPlan(self, what, put, work, peers, otherwise)
 
     def _small(self, slots, s, x, combine):
         """Every rank puts its vector, and whoever wants the result (x is not None) sums them all."""

@@ -52,8 +52,8 @@ class Array(NamedTuple):
 
     address: int
     nbytes: int
-    stretch: int  # bytes from a rank's memory to the next one's
-    memory: weakref.ref  # to the memory of all ranks, which every view of it keeps alive
+    memory: np.ndarray  # a row for each rank
+    owner: weakref.ref  # to what the caller's views keep alive, and plans do not
 
 
 class Peers(NamedTuple):
@@ -61,6 +61,7 @@ class Peers(NamedTuple):
 
     place: tuple[int, int]  # number of the array, offset in bytes
     parts: list[np.ndarray]
+    owner: weakref.ref  # dead when nothing but plans can refer to the array on this rank
 
 
 class SharedWindow(SharedCollectives):
@@ -97,7 +98,7 @@ class SharedWindow(SharedCollectives):
         """An array of zeros in shared memory, one for each rank, all of one shape (collective).
 
         Collectives on it, or on the same contiguous part of it on every rank, need no copies. The memory goes when
-        nothing refers to the array any more on any rank.
+        nothing refers to the array any more on any rank; a Communicator lets go of its plans when it makes a new one.
 
         Raises
         ------
@@ -114,8 +115,9 @@ class SharedWindow(SharedCollectives):
                 raise ValueError(f"empty: rank 0 asks for {told[0]}, rank {rank} for {other}")
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         memory = self._map(max(nbytes, 1))
-        own = memory[self.rank]
-        self._arrays[self._made] = Array(own.ctypes.data, nbytes, memory.shape[1], weakref.ref(memory.base))
+        own = np.frombuffer(memoryview(memory[self.rank]), np.uint8)
+        number, arrays = self._made, self._arrays
+        arrays[number] = Array(own.ctypes.data, nbytes, memory, weakref.ref(own, lambda _: arrays.pop(number, None)))
         self._made += 1
         return own[:nbytes].view(dtype).reshape(shape)
 
@@ -143,16 +145,13 @@ class SharedWindow(SharedCollectives):
     def peers(self, x: np.ndarray) -> Peers | None:
         """Where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
         if self.size == 1:
-            return Peers((0, 0), [x])
+            return Peers((0, 0), [x], weakref.ref(self))
         address = x.ctypes.data
         for number, array in list(self._arrays.items()):
-            if (memory := array.memory()) is None:
-                del self._arrays[number]  # nothing refers to it any more
-                continue
             at = address - array.address
             if at >= 0 and at + x.nbytes <= array.nbytes:
-                rows = memory.reshape(self.size, array.stretch)
-                return Peers((number, at), [row[at : at + x.nbytes].view(x.dtype) for row in rows])
+                parts = [row[at : at + x.nbytes].view(x.dtype) for row in array.memory]
+                return Peers((number, at), parts, array.owner)
         return None
 
     def _map(self, nbytes: int) -> np.ndarray:

@@ -614,6 +614,19 @@ def test_shared_arrays(communicator, ranks):
         assert (x[1:3] == sum(data(r, 400, "f4", call) for r in range(2)).reshape(4, 100)[1:3]).all()
         assert (x[0] == data(communicator.rank, 400, "f4", call)[:100]).all()
 
+    def mapped():
+        return Path("/proc/self/maps").read_text().count("/memfd:ringprop")
+
+    before = mapped()
+    for _ in range(5):  # plans of arrays that are gone do not keep their memory
+        y = communicator.empty(10_000, "f4")
+        y[:] = communicator.rank + 1
+        communicator.Allreduce(None, y)
+        communicator.Bcast(y, algorithm="shared")
+        communicator.Reduce(None if communicator.rank == 0 else y, y, algorithm="shared")
+        assert (y == (6, 3)[communicator.rank]).all()
+        assert mapped() <= before + 2
+
 
 @pytest.mark.mpi(ranks=[2])
 def test_explain(communicator, ranks):
