@@ -280,7 +280,7 @@ class Report:
 
 def check(
     algorithm: Callable,
-    ranks: Iterable[int] = range(1, 18),
+    ranks: int | Iterable[int] = range(1, 18),
     operation: str = "allreduce",
     counts: Iterable[int] | None = None,
     ordered: bool = False,
@@ -292,7 +292,7 @@ def check(
     ----------
     algorithm : generator function, or entry of ALGORITHMS
         with a parameter `root` where the operation has one, else the root is rank 0; a barrier has no count
-    ranks : numbers of ranks
+    ranks : numbers of ranks, or one number
     operation : a name in ALGORITHMS: what x is before and after is said in collectives/algorithms/registry.py
     counts : numbers of elements; by default 0, 1, fewer than ranks, as many, and a number that does not divide
     ordered : whether operands must meet in rank order
@@ -306,6 +306,9 @@ def check(
     """
     if operation != "barrier" and operation not in OPERATIONS:
         raise ValueError(f"no operation {operation!r}: there are barrier, {', '.join(OPERATIONS)}")
+    ranks = [ranks] if isinstance(ranks, int) else list(ranks)
+    if not ranks or min(ranks) < 1:
+        raise ValueError(f"ranks: expected numbers of ranks, each at least 1, given {ranks}")
     rounds = getattr(algorithm, "rounds", algorithm)
     report = Report(rounds, operation)
     has_root = operation != "barrier" and OPERATIONS[operation].rooted

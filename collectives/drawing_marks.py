@@ -167,7 +167,7 @@ def draw_messages(ax, priced, replay, network, itemsize, alpha=1.0):
                 corners = [tail, (tail[0], start + held), head, (head[0], end - held)]
                 ax.add_patch(Polygon(corners, color=colour, alpha=0.17 * alpha, lw=0, zorder=2))
         if type(flight.recv) is RecvReduce:
-            ring = dict(mec=colour, mew=1.3, alpha=alpha)
+            ring = dict(mec=colour, mew=1.3, alpha=alpha, clip_on=False)
             ax.plot(flight.dest, end, "o", ms=8, mfc="white", zorder=4, **ring)
             ax.plot(flight.dest, end, "+", ms=5, zorder=5, **ring)
     for span in priced.trace.rounds:

@@ -4,6 +4,10 @@ from collections.abc import Iterable, Mapping
 
 from collectives import drawing_marks as marks
 
+# What training is made of has the same colour in every picture; other names have the colours that follow.
+USUAL = ("compute", "communicate", "update", "push", "pull", "read")
+USUAL += ("scatter", "broadcast", "forward", "gather", "loss", "scatter gradient", "backward", "reduce")
+
 
 def draw_timeline(events: Iterable[Mapping], ax=None, *, title: str = "timeline"):
     """What each rank did when: a bar for every event.
@@ -39,9 +43,8 @@ def draw_timeline(events: Iterable[Mapping], ax=None, *, title: str = "timeline"
     rows = sorted({(event["rank"], event.get("lane", "")) for event in events})
     names = list(dict.fromkeys(event["name"] for event in events))
     # The golden section steps around the circle of colours so that any few neighbours in the list are far apart.
-    colours = {
-        name: marks.colour_at((0.75 + 0.618034 * i) % 1) for i, name in enumerate(n for n in names if n != "wait")
-    }
+    coloured = [*USUAL, *(name for name in names if name not in (*USUAL, "wait"))]
+    colours = {name: marks.colour_at((0.75 + 0.618034 * i) % 1) for i, name in enumerate(coloured)}
     colours["wait"] = marks.LINE
     if ax is None:
         ax = marks.new_axes(8.5, 0.46 * len(rows))

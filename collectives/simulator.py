@@ -104,7 +104,7 @@ def simulate(
     RuleBroken, LengthMismatch, LeftOver, Deadlock
         with rank, round (from 0) and steps
     """
-    ranks = [Rank(iter(program(r)), held, set(held)) for r, held in enumerate(buffers)]
+    ranks = [Rank(rounds_of(r, program), held, set(held)) for r, held in enumerate(buffers)]
     stats = Stats(*([0] * len(ranks) for _ in range(5)))
     wires: dict[tuple[int, int], deque] = {}
     ready = deque(range(len(ranks)))
@@ -126,6 +126,13 @@ def simulate(
     tell_deadlock(ranks, synchronous)
     tell_leftover(wires)
     return stats
+
+
+def rounds_of(r, program) -> Iterator[Round]:
+    rounds = program(r)
+    if not isinstance(rounds, Iterable):
+        raise TypeError(f"rank {r}: an algorithm is a generator of rounds, this one returned {rounds!r}")
+    return iter(rounds)
 
 
 def enter_round(r, ranks, wires, stats) -> bool:
@@ -208,7 +215,8 @@ def check_round(r, rank, steps, size) -> list[Step]:
     reads, writes, targets = [], [], []  # (buffer, lo, hi, step); targets: what a reduction adds to
     for s in steps:
         if isinstance(s, Send | Recv | RecvReduce) and (not 0 <= s.peer < size or s.peer == r):
-            broken(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}")
+            alone = ": one rank has nobody to send to or receive from" if size == 1 else ""
+            broken(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}{alone}")
         if isinstance(s, Copy | Reduce):
             reads.append((s.src, s.at, s.at + s.hi - s.lo, s))
         if isinstance(s, RecvReduce | Reduce):

@@ -107,10 +107,10 @@ draw_timeline(excerpt(events[0], steps=2), title="master and workers: two steps"
 # very text that runs is drawn here, with three workers and one server, rank 3:
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.4))
+fig, axes = plt.subplots(1, 2, figsize=(11, 3.8))
+fig.subplots_adjust(left=0.06, right=0.97, bottom=0.25, top=0.74)
 collectives.draw(push, 4, 12, axes[0], servers=1)
 collectives.draw(pull, 4, 12, axes[1], servers=1)
-fig.tight_layout(rect=(0.03, 0.1, 1, 0.85))
 
 # %%
 # %%mpi -n 4 --with work,train,nn,np,Sequential -o w_ps,events
@@ -140,10 +140,10 @@ draw_timeline(excerpt(events[0], steps=3), title="one parameter server, rank 3")
 # idle: each worker serves a quarter.
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.4))
+fig, axes = plt.subplots(1, 2, figsize=(11, 3.8))
+fig.subplots_adjust(left=0.06, right=0.97, bottom=0.25, top=0.74)
 collectives.draw(push, 4, 12, axes[0], servers=4, place="workers")
 collectives.draw(pull, 4, 12, axes[1], servers=4, place="workers")
-fig.tight_layout(rect=(0.03, 0.1, 1, 0.85))
 
 # %% [markdown]
 # Look at it again: after the push each rank has the sum of one quarter, after the pull everybody has everything. That
@@ -239,8 +239,10 @@ seconds = {
 }
 fig, ax = plt.subplots(figsize=(7, 3.2))
 for name, each in seconds.items():
-    ax.plot(sizes, each, "o-", label=name)
-ax.set(xlabel="ranks", ylabel="seconds a step", xscale="log", yscale="log", xticks=sizes, xticklabels=sizes)
+    ax.plot(sizes, each, "o--" if name == "ring allreduce" else "o-", label=name)
+ax.set(xlabel="ranks", ylabel="seconds a step", xscale="log", yscale="log")
+ax.set_xticks(sizes, sizes)
+ax.set_xticks([], minor=True)
 ax.legend(fontsize=8)
 fig.tight_layout()
 

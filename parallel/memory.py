@@ -97,6 +97,8 @@ class Ledger:
         else:
             lines += [row(f"formula, {rank}", [*sizes, sum(sizes)]) for rank, sizes in enumerate(formulas)]
         lines.append("resident: growth of the process since before the trainer was made, activations included")
+        if not getattr(trainer, "why_messages", "no such choice"):
+            lines.append("ranks of a node share one copy of parameters and moments, which is counted here for each")
         if self.traffic and self.steps:
             told = WIRE.get(type(trainer).__name__)
             unit = psi * trainer.network.dtype.itemsize * (max(1, ranks - 1) / ranks if told else 1)

@@ -101,6 +101,7 @@ def train(options: Options) -> dict:
         result |= trainer.bytes_sent()
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
+    memory = ledger.report() if ledger else ""  # before pictures take memory of their own
     if rank == 0:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         draw_curves(training.history, out / "curves.png")
@@ -110,13 +111,14 @@ def train(options: Options) -> dict:
         if options.inspect:
             say("\n" + reports.inspect(alone, data, out / "inspection"))
     if ledger:
-        say("\n" + ledger.report())
+        say("\n" + memory)
     say()
-    say(f"test {describe(result)} after {training.epoch} epochs, {training.seconds:.1f} s of training")
+    epochs = f"{training.epoch} epoch{'' if training.epoch == 1 else 's'}"
+    say(f"test {describe(result)} after {epochs}, {training.seconds:.1f} s of training")
     if options.compress:
         sent, dense = result["bytes_sent"], result["bytes_dense"]
         say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
-    say(f"everything is in {out}/: result.json, metrics.jsonl, curves.png, checkpoints/ ({elapsed(started)} in all)")
+    say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
     say(what_next(options))
     return result
 
@@ -261,25 +263,33 @@ def draw_curves(history: list[dict], file: Path) -> None:
     if not history:
         return
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    epochs = [record["epoch"] for record in history]
-    left.plot(epochs, [record["loss"] for record in history], label="training")
-    left.plot(epochs, [record["test_loss"] for record in history], label="test")
+    epochs, style = [record["epoch"] for record in history], {"marker": "o"} if len(history) < 10 else {}
+    left.plot(epochs, [record["loss"] for record in history], label="training", **style)
+    left.plot(epochs, [record["test_loss"] for record in history], label="test", **style)
     left.set(xlabel="epoch", ylabel="loss", yscale="log")
     left.legend(frameon=False)
     if "accuracy" in history[0]:
-        right.plot(epochs, [100 * record["accuracy"] for record in history], color="C1")
+        right.plot(epochs, [100 * record["accuracy"] for record in history], color="C1", **style)
         right.set(xlabel="epoch", ylabel="test accuracy (%)")
     else:
-        right.plot(epochs, [record["images_per_second"] for record in history], color="C1")
+        right.plot(epochs, [record["images_per_second"] for record in history], color="C1", **style)
         right.set(xlabel="epoch", ylabel="samples/s")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     checkpoints.write_atomically(file, content.getvalue())
+
+
+def files_in(out: Path) -> list[str]:
+    """What a run has left to look at."""
+    names = "result.json", "metrics.jsonl", "curves.png", "timeline.png", "inspection/", "checkpoints/"
+    return [name for name in names if (out / name).exists()]
 
 
 def elapsed(since: float) -> str:

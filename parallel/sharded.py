@@ -147,6 +147,8 @@ class Sharded(ShardedState):
     def describe(self) -> str:
         sizes = [(unit.stop - unit.start) * self.network.dtype.itemsize / 2**20 for unit in self.cut.units] or [0]
         where = f"shards in {self.offload or 'memory'}" if self.optimizer.slots or self.sharded else "nothing in shards"
+        if len(sizes) == 1:
+            return f"one unit of {sizes[0]:.2g} MiB, {where}"
         return f"{len(sizes)} units of {min(sizes):.2g} to {max(sizes):.2g} MiB, {where}"
 
 

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarking import Row
+from benchmarking import Row, arguments
 
 from parallel import launch
 
@@ -394,4 +394,4 @@ class Gloo:
 
 
 if __name__ == "__main__":
-    work(json.loads(sys.argv[1]))
+    work(json.loads(arguments(__doc__)[0]))

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 import netlab
-from benchmarking import Row
+from benchmarking import Row, arguments
 
 MODEL, IN_SHAPE, CLASSES, BATCH = "mlp:784,512,512,10", (784,), 10, 64  # samples a rank
 METHODS = (
@@ -247,4 +247,4 @@ def card_bytes() -> int:
 
 
 if __name__ == "__main__":
-    work(json.loads(sys.argv[1]))
+    work(json.loads(arguments(__doc__)[0]))

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarking import Row, geometric_mean
+from benchmarking import Row, arguments, geometric_mean
 
 LARGE = 128 * 1024  # bytes: from here on malloc asks the operating system; below are NumPy's own buffers of 32 KiB
 MIB = 1 << 20
@@ -86,7 +86,8 @@ def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:
         raise ValueError(f"{case}: {ours['parameters']} parameters here, {peer['parameters']} in {peer['name']}")
     step = 1e3 * median(times["ours"])
     floor = 2e3 * ours["macs"] / (1e9 * peak)
-    note = f"GEMM floor {floor:.3g} ms at {peak:.0f} GF/s, {1 - floor / step:.0%} of the step is not GEMM"
+    note = f"GEMM floor {floor:.3g} ms at {peak:.0f} GF/s, "
+    note += f"{1 - floor / step:.0%} of the step is not GEMM" if step > floor else "the step is below it, by Winograd"
     note += "; CPU time of a step " + " and ".join(f"{1e3 * min(costs):.3g} ms" for costs in cpu.values())
     note += f"; {peer['note']}" if peer["note"] else ""
     theirs = 1e3 * median(times["peer"]) if has_peer else None
@@ -327,4 +328,4 @@ def matmul_speed(repeats: int, n: int = 1024) -> float:
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:])
+    work(*arguments(__doc__))

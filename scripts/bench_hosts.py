@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import netlab
-from benchmarking import Row
+from benchmarking import Row, arguments
 
 HERE = Path(__file__).resolve().parent
 LABS = ((4, 1, "slot"), (2, 2, "slot"), (2, 2, "node"))  # hosts, ranks a host, dealt out by
@@ -81,7 +81,8 @@ def measure(nbytes: int, repeats: int, names: Sequence[str]) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    result = measure(*map(int, sys.argv[1:3]), sys.argv[3:])
+    nbytes, repeats, *names = arguments(__doc__)
+    result = measure(int(nbytes), int(repeats), names)
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_rank() == 0:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarking import Row
+from benchmarking import Row, arguments
 
 from collectives.deriving import tables
 from collectives.networks import Network
@@ -84,4 +84,5 @@ def work(file: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS)
+    file, *seconds = arguments(__doc__)
+    work(file, float(seconds[0]) if seconds else SECONDS)

@@ -26,7 +26,7 @@ from statistics import mean, median
 
 import netlab
 from bench_engine import Case, make_batches
-from benchmarking import Row
+from benchmarking import Row, arguments
 
 from parallel import launch
 
@@ -378,4 +378,4 @@ def overlap(world, steps: int) -> dict:
 
 
 if __name__ == "__main__":
-    work(json.loads(sys.argv[1]))
+    work(json.loads(arguments(__doc__)[0]))

@@ -11,8 +11,18 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+def arguments(about: str) -> list[str]:
+    """What this suite's processes were started with; who starts a suite by hand is told what it is, and how to."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(f"{about}\nStart it with: python scripts/bench.py {Path(sys.argv[0]).stem.removeprefix('bench_')}")
+        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
+    return sys.argv[1:]
 
 
 @dataclass(frozen=True)

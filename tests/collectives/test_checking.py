@@ -105,6 +105,15 @@ def test_errors_of_the_algorithm_itself_come_through_with_the_case():
     assert told.value.__notes__ == ["raised by the algorithm for 2 ranks, 0 elements"]
 
 
+def test_what_is_no_algorithm_and_no_number_of_ranks_is_refused():
+    with pytest.raises(TypeError, match="rank 0: an algorithm is a generator of rounds, this one returned None"):
+        collectives.check(lambda rank, size, count: None)
+    for ranks in ([], [0], 0):
+        with pytest.raises(ValueError, match="ranks: expected numbers of ranks, each at least 1, given"):
+            collectives.check(ALGORITHMS["allreduce"]["ring"], ranks)
+    assert {case.size for case in collectives.check(ALGORITHMS["allreduce"]["ring"], 3).cases} == {3}
+
+
 def test_a_report_draws():
     figure = check(naive_ring, ranks=range(1, 4)).draw()
     assert figure.axes
