@@ -131,17 +131,17 @@ class ParameterServer(Synchronous):
             np.divide(self.statistics, len(self.workers), out=self.message[self.network.layout.size : -1])
             self.message[-1] = loss
         self.push()
-        self.refused = None
+        self.refused, refusal = None, -float(np.finfo(self.network.dtype).max)  # no loss is that
         if self.serves:
             try:
                 self.serve()
             except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
-                self.refused, self.held[-1] = error, -math.inf
+                self.refused, self.held[-1] = error, refusal
         self.pull()
         if self.works:
             self.statistics[:] = self.replica[self.network.layout.size : -1]
         loss = float((self.replica if self.works else self.held)[-1])
-        if loss == -math.inf:
+        if loss == refusal:
             self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
             return 0.0
         return loss
