@@ -136,11 +136,14 @@ def write(events: list[dict], directory: Path) -> None:
 
 
 def excerpt(events: list[dict], steps: int = 6) -> list[dict]:
-    """The events of a few steps in the middle."""
+    """What happened during a few steps in the middle."""
     first = next((e["name"] for e in events if e["rank"] == 0 and e["name"] not in ("read", "wait")), "")
     starts = sorted(e["start"] for e in events if e["name"] == first and e["rank"] == 0)
     if not starts:
         return events
     middle = len(starts) // 2
     lo, hi = starts[middle], starts[min(middle + steps, len(starts) - 1)]
-    return [e for e in events if e["end"] > lo and e["start"] < hi] if hi > lo else events
+    if hi <= lo:
+        return events
+    within = [e for e in events if e["end"] > lo and e["start"] < hi]
+    return [e | {"start": max(e["start"], lo), "end": min(e["end"], hi)} for e in within]
