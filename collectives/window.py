@@ -39,6 +39,7 @@ from collectives.shared import SLOT, SharedCollectives
 __all__ = ["SharedWindow"]
 
 HUGE = os.MFD_HUGETLB
+FAILED, PROCESS, HANDLE = 8, 10, 11  # words of the flags: 8 and 9 whether a rank has failed, and whose which file is
 HUGE_PAGES = 4  # that a rank's memory must fill to lie in such: at most a fifth is left over
 LINE = 128  # bytes: processors fetch cache lines in pairs
 # Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy
@@ -166,8 +167,8 @@ class SharedWindow(SharedCollectives):
     def _map_pages(self, nbytes, page, kind=0):
         """The same, of pages of so many bytes; `kind` is what memfd_create has to know of them."""
         stretch = -(-nbytes // page) * page
-        comm, total = self.comm, stretch * self.size
-        handle = open_together(comm, total, kind)
+        flags, total = self.flags, stretch * self.size
+        handle = open_together(flags, total, kind)
 
         def touched():  # whoever writes first gets the page, from the memory next to its core
             memory = np.frombuffer(mmap.mmap(handle, total), np.uint8).reshape(self.size, stretch)
@@ -176,8 +177,8 @@ class SharedWindow(SharedCollectives):
 
         try:
             if kind:  # likewise; and a page that cannot be had says so here, where the first touch would end in a kill
-                on_all(comm, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
-            return on_all(comm, total, touched)
+                on_all(flags, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
+            return on_all(flags, total, touched)
         finally:
             os.close(handle)
 
@@ -187,38 +188,47 @@ def huge_page_size() -> int:
     return meminfo("Hugepagesize", 2 << 20)
 
 
-def open_together(comm: MPI.Intracomm, nbytes: int, kind: int = 0) -> int:
+def open_together(flags: "Flags", nbytes: int, kind: int = 0) -> int:
     """An anonymous file that every rank has open (collective); returns this rank's descriptor of it."""
 
     def created():
-        if comm.rank:
+        if flags.rank:
             return -1
         if not kind:  # the system counts huge pages apart
             refuse_more_than_there_is(nbytes)
         handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
         os.ftruncate(handle, nbytes)
+        flags.tell(PROCESS, os.getpid())
+        flags.tell(HANDLE, handle)
         return handle
 
-    handle = on_all(comm, nbytes, created)
-    path = comm.bcast(f"/proc/{os.getpid()}/fd/{handle}")
+    handle = on_all(flags, nbytes, created)
+    path = f"/proc/{flags.first[PROCESS]}/fd/{flags.first[HANDLE]}"
     try:
-        return on_all(comm, nbytes, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return on_all(flags, nbytes, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
     finally:
         if handle >= 0:
             os.close(handle)
 
 
-def on_all(comm: MPI.Intracomm, nbytes: int, act: Callable):
-    """act() on every rank (collective). What keeps any rank from it is raised on every rank."""
+def on_all(flags: "Flags", nbytes: int, act: Callable):
+    """act() on every rank (collective). What keeps any rank from it is raised on every rank.
+
+    The ranks tell by flags, for which they do not wait without end, as they would in messages.
+    """
     result, problem = None, None
     try:
         result = act()
     except OSError as error:
         problem = error
-    for rank, error in enumerate(comm.allgather(problem)):
-        if error:
-            need = f"{nbytes / 2**20:.1f} MiB for {comm.size} ranks"
-            raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
+    word = FAILED + (flags.count & 1)  # nobody writes it again before all have met once more
+    flags.tell(word, int(problem is not None))
+    flags.together(f"making {nbytes / 2**20:.1f} MiB of shared memory")
+    if any(flags.told(word)):
+        for rank, error in enumerate(flags.comm.allgather(problem)):
+            if error:
+                need = f"{nbytes / 2**20:.1f} MiB for {flags.size} ranks"
+                raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
     return result
 
 
@@ -239,7 +249,7 @@ class Flags:
 
     Words of a line: 0 and 1 belong to the meetings, by turns: a rank that arrives writes the signature of its call, and
     beside it a bit that changes from use to use. One store says both, and a word is not written again before all have
-    read it: that takes a meeting more. 3, 4, 6 and 7 are what the ranks like to tell each other with `tell`; on the
+    read it: that takes a meeting more. 2, 3, 4, 6 and 7 are what the ranks like to tell each other with `tell`; on the
     first rank's line 5 is the next number to `claim`.
     """
 
@@ -253,7 +263,6 @@ class Flags:
         for word in range(8):
             self.mine[word] = int(word == 1)  # as if all had met twice
         self.first = lines[0]
-        self.turn = open_together(comm, 1)  # locked by the rank whose turn it is to claim
         self.window.Lock_all()
         self.fence = self.window.Sync
         self.count = 0
@@ -261,6 +270,7 @@ class Flags:
         cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
         self.looks = LOOKS if self.size <= len(cores) else 0
         comm.Barrier()
+        self.turn = open_together(self, 1)  # locked by the rank whose turn it is to claim
 
     def agree(self, signature: int, what: str) -> bool:
         """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then.
@@ -302,11 +312,20 @@ class Flags:
 
     def claim(self) -> int:
         """The next number: 0, 1, 2, ... over all ranks of the node, none twice."""
-        fcntl.lockf(self.turn, fcntl.LOCK_EX)  # 3 us; MPI_Fetch_and_op takes 16 in Open MPI
+        if not self._turns():
+            self._wait(self.first, lambda _: self._turns(), "its turn to claim")
         number = self.first[5]
         self.first[5] = number + 1
         fcntl.lockf(self.turn, fcntl.LOCK_UN)
         return number
+
+    def _turns(self):
+        """Take the turn to claim if nobody has it: 3 us with its end, where MPI_Fetch_and_op takes 16 in Open MPI."""
+        try:
+            fcntl.lockf(self.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def _comes(self, line, word, shown, what):
         """Wait for a rank, and say whether it shows the same."""
