@@ -128,3 +128,9 @@ def test_ranks_that_disagree_on_the_size_of_the_batch_are_told(comm):
     mine = slice(2 * comm.rank, 2 * comm.rank + 2)
     with pytest.raises(ValueError, match="ranks disagree on the size of the global batch; here it is"):
         trainer.step(x[mine], y[mine], 6 + (comm.rank == 2))
+    steps(comm, trainer, [6])
+    before = trainer.parameters.copy()
+    with pytest.raises(ValueError, match="ranks disagree on the size of the global batch: 6, 6, 99"):
+        trainer.step(x[mine], y[mine], 99 if comm.rank == 2 else 6)  # no factors are told there
+    assert (trainer.parameters == before).all()
+    assert np.isfinite(trainer.step(x[mine], y[mine], 6))
