@@ -191,9 +191,7 @@ def test_observing_on_some_ranks_only_is_refused(comm, ranks, monkeypatch):
     from collectives import Communicator
 
     monkeypatch.setenv("RINGPROP_DEBUG", str(comm.rank))
-    with pytest.raises(
-        ValueError, match=r"rank 0 has .*'debug': False.*, rank 1 .*'debug': True"
-    ):
+    with pytest.raises(ValueError, match=r"rank 0 has .*'debug': False.*, rank 1 .*'debug': True"):
         Communicator(comm)
     monkeypatch.delenv("RINGPROP_DEBUG")
     with pytest.raises(ValueError, match=r"observe calls: rank 0 has \{'watch': 0.0"):
