@@ -304,6 +304,7 @@ def to_accuracy(world, meeting: str, target: float, limit: int | None, most: int
         import torch
 
         trainer = peer.trainer("lenet5", lr, False, momentum)
+        start_alike(trainer.model.module, many)
 
         def predict(x):
             with torch.no_grad():
@@ -335,6 +336,22 @@ def to_accuracy(world, meeting: str, target: float, limit: int | None, most: int
     if peer:
         peer.end()
     return found
+
+
+def start_alike(model, many) -> None:
+    """PyTorch's LeNet-5 gets our first parameters: else luck would tell who is first."""
+    import torch
+
+    ours = dict(many.network.layout.items(many.parameters))
+    layers = {name.rpartition(".")[0] for name in ours}
+    for layer, theirs in zip(sorted(layers, key=int), (m for m in model if hasattr(m, "weight")), strict=True):
+        weight = ours[f"{layer}.W"]
+        if weight.ndim == 2 and weight.shape[0] == 800:  # images are flattened channels first there
+            weight = weight.reshape(4, 4, 50, -1).transpose(2, 0, 1, 3).reshape(800, -1)
+        weight = weight.T if weight.ndim == 2 else weight.transpose(3, 2, 0, 1)
+        with torch.no_grad():
+            theirs.weight.copy_(torch.from_numpy(weight.copy()))
+            theirs.bias.copy_(torch.from_numpy(ours[f"{layer}.b"].copy()))
 
 
 def overlap(world, steps: int) -> dict:
