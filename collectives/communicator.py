@@ -237,7 +237,7 @@ class Communicator(MPI.Intracomm):
             if self._queue.agreed is not None:
                 self._queue.agreed(True)
             return None
-        return self._queue.start(plan, buffers, plan.free if key is None else NATIVE.free)
+        return self._queue.start(operation, plan, buffers, plan.free if key is None else NATIVE.free)
 
     # ------------------------------------------------------------------------------------- the collectives
 

@@ -7,17 +7,22 @@
 The collectives of a communicator run one after another, in the order in which they were started: the order that MPI
 asks of all ranks, and one transfer at a time has the whole bandwidth. A collective is a list of calls (executor.py),
 and advancing it means to make those that need not wait. That is done by `poke`, by Test of any request, or, where the
-communicator was made with progress=True, by a thread that looks every 0.2 ms.
+communicator was made with progress=True, by a thread that looks every 0.2 ms. What nobody
+has waited for when the program ends is named (unfinished.py).
 
 What of it hides behind computing (measured, two hosts): with messages above the MPI library's eager limit nothing, as
 they move only inside MPI calls; with eager limit and socket buffers raised above the message 53-59% at 400 Mbit/s and
 74-78% at 100 Mbit/s, of at most 88%. On one host the cores that would copy are busy computing, and nothing hides.
 """
 
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
+
+from collectives import unfinished
 
 INTERVAL = 0.2e-3  # seconds between two looks of the progress thread
 
@@ -25,12 +30,14 @@ INTERVAL = 0.2e-3  # seconds between two looks of the progress thread
 class Request:
     """A collective in flight. It keeps the caller's buffers alive until it is done.
 
+    what : the operation
     agreed : function (whether to wait) -> whether all ranks have said that they call it alike; None if none is to
     started : what the watchdog has to know of it (watchdog.py); None without one
     """
 
-    def __init__(self, queue, plan, buffers, release, agreed):
-        self.queue, self.plan, self.buffers, self.release = queue, plan, buffers, release
+    def __init__(self, queue, what, plan, buffers, release, agreed):
+        self.queue, self.what, self.plan, self.buffers, self.release = queue, what, plan, buffers, release
+        self.code, self.line = caller()
         self.at = 0  # the next of the plan's calls
         self.done = False
         self.agreed, self.error, self.started = agreed, None, None
@@ -54,6 +61,11 @@ class Request:
 
     test, wait = Test, Wait
 
+    @property
+    def place(self) -> str:
+        """Where it was started."""
+        return f"{Path(self.code.co_filename).name}:{self.line} in {self.code.co_name}"
+
     def advance(self, blocking: bool) -> bool:
         """Make the calls that need not wait, or all; true at the end."""
         if self.agreed is not None:
@@ -73,6 +85,14 @@ class Request:
                 return False
             self.at += 1
         return True
+
+
+def caller() -> tuple:
+    """Code and line outside this package that have called into it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
 
 
 def waitall(requests: Iterable) -> None:
@@ -104,14 +124,16 @@ class Queue:
         self.thread = None
         self.agreed = None  # of the next collective, in debug mode (watchdog.py)
 
-    def start(self, plan, buffers, release=lambda: None) -> Request:
+    def start(self, what, plan, buffers, release=lambda: None) -> Request:
         """Begin a collective, behind those that are in flight. `release` is called when it is done."""
-        request = Request(self, plan, buffers, release, self.agreed)
+        request = Request(self, what, plan, buffers, release, self.agreed)
         self.agreed = None
+        unfinished.expect_the_end()
         with self.lock:
             plan.busy += 1
             self.waiting.append(request)
             if len(self.waiting) == 1:
+                unfinished.queues.add(self)
                 self.changed(True)
             self.poke()
         if self.progress and self.thread is None:
@@ -143,6 +165,7 @@ class Queue:
         request.release()
         if not self.waiting:
             self.filled.clear()
+            unfinished.queues.discard(self)
             self.changed(False)
 
     def _run(self):
@@ -155,6 +178,10 @@ class Queue:
         """End the thread; nothing may be in flight."""
         if self.waiting:
             raise RuntimeError(f"{len(self.waiting)} collectives are still in flight: Wait for their requests first")
+        self.stop()
+
+    def stop(self):
+        """End the thread, whatever is in flight."""
         self.closed = True
         self.filled.set()
         if self.thread is not None:

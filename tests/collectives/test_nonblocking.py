@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from collectives import nonblocking
+from parallel import launch
 
 COUNT = 50_000  # long enough for rendezvous
 
@@ -111,3 +112,45 @@ def test_buffers_live_and_plans_stay_while_in_flight(communicator, ranks):
             communicator.release()
         communicator.send("go on", 1)
     request.Wait()
+
+
+FORGETFUL = """
+import numpy as np
+from mpi4py import MPI
+from collectives import Communicator, unfinished
+
+def step():
+    for _ in range(2):
+        made.Iallreduce(MPI.IN_PLACE, np.ones(200_000))  # so long that it needs both ranks
+
+made = Communicator(MPI.COMM_WORLD, progress=THREAD)
+unfinished.PATIENCE *= 0.1 if THREAD else 1
+made.Barrier()
+WHAT
+"""
+EACH = "for a nonblocking allreduce of [IN_PLACE, (200000,) float64] (started at program.py:8 in step), 2 times"
+# What the program does -> whether a thread advances it, status, what is said, what is not.
+ENDS = {
+    "step()": (False, 0, ["rank 0: the program ends", "rank 1: the program ends", EACH], ["not finished"]),
+    "step(); MPI.Finalize()": (False, 0, ["rank 0: the program ends", "rank 1: the program ends", EACH], ["not fin"]),
+    "step() if made.rank else made.Iallreduce(MPI.IN_PLACE, np.ones(200_000)).Wait()": (
+        True,
+        0,
+        ["rank 1: the program ends", "rank 1: 1 not finished in 0.5 s more: other ranks"],
+        ["rank 0"],
+    ),
+    "step(); 1 // (1 - made.rank)": (False, 1, ["ZeroDivisionError", "rank 1: an exception ends", EACH], []),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_what_nobody_waited_for_is_named_at_the_end(what, tmp_path):
+    """And the end is neither a segmentation fault nor without end, and the ranks that do wait are not let down."""
+    thread, status, said, unsaid = ENDS[what]
+    program, lines = tmp_path / "program.py", []
+    program.write_text(FORGETFUL.replace("THREAD", str(thread)).replace("WHAT", what))
+    got = launch.run([program], ranks=2, timeout=30, stdout=lines.append)
+    text = "".join(lines)
+    assert got == status, text
+    assert all(words in text for words in said), text
+    assert not any(words in text for words in unsaid), text
