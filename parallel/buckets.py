@@ -56,17 +56,15 @@ def cut(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
 
 
 class Buckets:
-    """The flat arrays of one trainer, and how gradients in them become one sum (collective).
+    """A flat array that is summed over ranks in pieces, while it fills from its beginning (collective).
 
     Parameters
     ----------
     communicator : collectives.Communicator
         Buckets travel on duplicates of it, with its algorithm.
-    layout : Layout
-        Of the parameters.
-    tail : int
-        Elements that are summed with the gradients.
-    dtype : NumPy dtype
+    array : 1-d array
+    ends : where layers end in it, in elements
+    size : elements up to the last end; what is behind goes with the last bucket
     bucket, first : float
         MiB that fill a bucket, and the first one.
     overlap : str
@@ -74,42 +72,28 @@ class Buckets:
 
     Attributes
     ----------
-    parameters, gradients, tail : flat arrays
-    summed_tail : array
-        The sums of the tail, after `sum`; those of the gradients are where the gradients were.
+    buckets : list of arrays
+        Parts of the array, in its order.
+    stops : list of int
+        Where each ends.
     say : callable
         Told what `auto` has found.
     """
 
-    def __init__(
-        self,
-        communicator,
-        layout: Layout,
-        tail: int,
-        dtype,
-        bucket: float = 25,
-        first: float = 1,
-        overlap: str = "auto",
-    ):
+    def __init__(self, communicator, array, ends: Iterable[int], size: int, bucket: float, first: float, overlap: str):
         if overlap not in OVERLAPS:
             raise ValueError(f"overlap {overlap!r}: expected one of {', '.join(OVERLAPS)}")
         if not (bucket > 0 and first > 0):
             raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first} for the first")
-        size, itemsize = layout.size, np.dtype(dtype).itemsize
-        self.parameters = np.zeros(size, dtype)
-        self.message = np.zeros(size + tail, dtype)
-        self.gradients, self.tail = self.message[:size], self.message[size:]
-        self.summed_tail, self.region = self.tail, layout.region()
-        first, rest = (max(1, int(mib * MIB) // itemsize) for mib in (first, bucket))
-        buckets = cut(layout.ends.values(), size, first, rest) if size else [slice(0, 0)]
-        buckets[-1] = slice(buckets[-1].start, size + tail)
-        self.buckets = [self.message[bucket] for bucket in buckets]
-        self.stops = [bucket.stop for bucket in buckets[:-1]]  # the last one leaves when the loss is in it
+        first, rest = (max(1, int(mib * MIB) // array.itemsize) for mib in (first, bucket))
+        places = cut(ends, size, first, rest) if size else [slice(0, 0)]
+        places[-1] = slice(places[-1].start, array.size)
+        self.buckets, self.stops = [array[place] for place in places], [place.stop for place in places]
         self.trial, self.overlap = None, overlap
         if overlap == "auto":
             ways = ["thread", "poke", "none"] if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else ["poke", "none"]
             self.overlap = "none"
-            if self.stops and communicator.size > 1:  # else there is nothing to hide, or nothing to hide it behind
+            if len(places) > 1 and communicator.size > 1:  # else there is nothing to hide, or nothing to hide it behind
                 self.trial = Trial(ways)
         threads = {"thread"} if overlap == "thread" or (self.trial and "thread" in self.trial.ways) else set()
         # On communicators of their own, so that their messages meet no others; only one of them has a thread.
@@ -118,29 +102,20 @@ class Buckets:
         self.launched, self.pending = 0, []
         self.say: Callable[[str], None] = lambda line: None
 
-    def slots(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-        """Moments of the optimizer: every rank has all."""
-        self.moments = {name: np.zeros_like(self.parameters) for name in names}
-        return self.moments
+    @property
+    def early(self) -> bool:
+        """Whether buckets leave before the end."""
+        return self.overlap != "none"
 
-    def told(self) -> None:
-        """`tail` is written: it leaves with the last bucket."""
-
-    def start(self, statistics: np.ndarray) -> None:
-        """Parameters and statistics are those of rank 0."""
-        self.root.Bcast(self.parameters, root=0)
-        self.root.Bcast(statistics, root=0)
-
-    def begin(self, samples: slice | None = None, total: int = 0) -> dict:
-        """A step begins: gradients that are `ready` from now on are final. Whose samples they are does not matter."""
+    def begin(self) -> None:
+        """Nothing of the array is final any more."""
         self.launched, self.pending = 0, []
         if self.trial:
             self.overlap, self.clock = self.trial.next(), time.perf_counter()
-        return {}
 
     def ready(self, end: int) -> None:
-        """The gradients up to `end` are finished: what makes a bucket leaves."""
-        if self.overlap == "none":
+        """The array is final up to `end`: what makes a bucket leaves."""
+        if not self.early:
             return
         while self.launched < len(self.stops) and self.stops[self.launched] <= end:
             self._launch()
@@ -149,14 +124,14 @@ class Buckets:
 
     def sum(self) -> None:
         """Return when all buckets are summed; those that have not left do so now."""
-        if self.overlap == "none":
-            for bucket in self.buckets:
-                self.communicators["poke"].Allreduce(MPI.IN_PLACE, bucket)
-        else:
+        if self.early:
             while self.launched < len(self.buckets):
                 self._launch()
             for request in self.pending:
                 request.Wait()
+        else:
+            for bucket in self.buckets:
+                self.communicators["poke"].Allreduce(MPI.IN_PLACE, bucket)
         if self.trial and self.trial.add(time.perf_counter() - self.clock):
             self._decide()
 
@@ -173,23 +148,77 @@ class Buckets:
         if self.overlap != "thread" and "thread" in self.communicators:
             self.communicators.pop("thread").Free()
 
-    def update(self, optimizer: Optimizer, step: int) -> None:
-        """Every rank makes the same update of its own parameters."""
-        optimizer.update(self.parameters, self.gradients, self.moments, step, self.region)
-
     def describe(self) -> str:
-        """How gradients are summed, in words."""
+        """How many, how long, and what moves them, in words."""
         sizes = [bucket.nbytes / MIB for bucket in self.buckets]
         number = f"{len(sizes)} buckets of" if len(sizes) > 1 else "one bucket of"
         each = f"{min(sizes):.3g} to {max(sizes):.3g}" if len(sizes) > 1 else f"{sizes[0]:.3g}"
         how = "measured in the first steps" if self.trial else self.overlap
-        return f"gradients summed by messages, {number} {each} MiB, overlap {how}"
+        return f"{number} {each} MiB, overlap {how}"
 
     def close(self) -> None:
         """Free the communicators (collective)."""
         for communicator in self.communicators.values():
             communicator.Free()
         self.communicators = {}
+
+
+class Messages:
+    """The flat arrays of one trainer whose ranks share no memory (collective).
+
+    Parameters
+    ----------
+    communicator : collectives.Communicator
+    layout : Layout
+        Of the parameters.
+    tail : int
+        Elements that are summed with the gradients.
+    dtype : NumPy dtype
+    bucketing : bucket, first, overlap
+        As for Buckets.
+
+    Attributes
+    ----------
+    parameters, gradients, tail : flat arrays
+    summed_tail : array
+        The sums of the tail, after `sum`; those of the gradients are where the gradients were.
+    """
+
+    def __init__(self, communicator, layout: Layout, tail: int, dtype, bucketing: dict):
+        size = layout.size
+        self.parameters = np.zeros(size, dtype)
+        message = np.zeros(size + tail, dtype)
+        self.gradients, self.tail = message[:size], message[size:]
+        self.summed_tail, self.region = self.tail, layout.region()
+        self.buckets = Buckets(communicator, message, layout.ends.values(), size, **bucketing)
+        self.communicator = communicator
+        self.ready, self.sum, self.close = self.buckets.ready, self.buckets.sum, self.buckets.close
+
+    def slots(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """Moments of the optimizer: every rank has all."""
+        self.moments = {name: np.zeros_like(self.parameters) for name in names}
+        return self.moments
+
+    def start(self, statistics: np.ndarray) -> None:
+        """Parameters and statistics are those of rank 0."""
+        self.communicator.Bcast(self.parameters, root=0)
+        self.communicator.Bcast(statistics, root=0)
+
+    def begin(self, samples: slice | None = None, total: int = 0) -> dict:
+        """A step begins: gradients that are `ready` from now on are final. Whose samples they are does not matter."""
+        self.buckets.begin()
+        return {}
+
+    def told(self) -> None:
+        """`tail` is written: it leaves with the last bucket."""
+
+    def update(self, optimizer: Optimizer, step: int) -> None:
+        """Every rank makes the same update of its own parameters."""
+        optimizer.update(self.parameters, self.gradients, self.moments, step, self.region)
+
+    def describe(self) -> str:
+        """How gradients are summed, in words."""
+        return f"gradients summed by messages, {self.buckets.describe()}"
 
 
 class Trial:

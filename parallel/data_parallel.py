@@ -18,7 +18,7 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.breakdown import DEFAULT
-from parallel.buckets import Buckets
+from parallel.buckets import Messages
 from parallel.node_memory import NodeMemory, nodes_of, why_not
 from parallel.synchronous import Synchronous
 
@@ -36,7 +36,7 @@ class DistributedDataParallel(Synchronous):
         Sum gradients in the memory that the ranks of a node share; auto: where all nodes have equally many ranks, and
         more than one.
     overlap : {"auto", "thread", "poke", "none"}
-        What moves messages while backprop goes on; see buckets.py. auto: none where ranks share a node, and cores.
+        What moves messages while backprop goes on; see buckets.py. auto: none where all ranks share a node, and cores.
     bucket, first_bucket : float
         MiB of gradients that make a message, and the first one.
     limit : float
@@ -68,10 +68,10 @@ class DistributedDataParallel(Synchronous):
         self.why_messages = "as asked" if node_memory == "off" else why_not(self.nodes)
         if node_memory == "on" and self.why_messages:
             raise ValueError(f"gradients cannot be summed in node-shared memory: {self.why_messages}; use messages")
-        if overlap == "auto" and len(set(self.nodes)) < communicator.size:
+        if overlap == "auto" and len(set(self.nodes)) == 1:
             overlap = "none"
         self.limit = limit
-        self.messages = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
+        self.bucketing = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
         super().__init__(network, loss, optimizer, communicator, seed)
         self.slots = self.sums.slots(optimizer.slots)
         self.told = False  # whether the sums have this step's loss and statistics
@@ -82,10 +82,13 @@ class DistributedDataParallel(Synchronous):
         layout, dtype = self.network.layout, self.network.dtype
         tail = ALIGN + self.network.state_layout.size
         if self.why_messages:
-            self.sums = Buckets(self.communicator, layout, tail, dtype, **self.messages)
-            self.sums.say = lambda line: self.say(line)
+            self.sums = Messages(self.communicator, layout, tail, dtype, self.bucketing)
         else:
-            self.sums = NodeMemory(self.communicator, self.nodes, self.network, self.optimizer, tail, self.limit)
+            self.sums = NodeMemory(
+                self.communicator, self.nodes, self.network, self.optimizer, tail, self.bucketing, self.limit
+            )
+        if self.sums.buckets:
+            self.sums.buckets.say = lambda line: self.say(line)
         self.parameters, self.gradients = self.sums.parameters, self.sums.gradients
 
     @property

@@ -12,8 +12,9 @@ does the work of one that is late, instead of waiting for it.
 
 Of wide layers the ranks tell no gradients but their factors, which whoever claims a block multiplies: see factors.py.
 Where an update needs norms of whole tensors, or nodes have to exchange sums, each rank has a share instead: meet; sum
-the share, and between nodes with equally many ranks add up what holders of the same share have; update it; meet. So the
-cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and a meeting (a few
+the share; update it; meet. Between nodes with equally many ranks the holders of the same share add up what they have,
+in buckets (buckets.py): one leaves as soon as all ranks of the node have finished its gradients, while backprop goes
+on. So the cables carry each gradient once. Cost of a step: 2 / p reads of all ranks' gradients, and a meeting (a few
 microseconds). Source of the two levels: Jia et al. 2018.
 """
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
@@ -32,6 +34,7 @@ from collectives.window import SharedWindow
 from nn.layout import ALIGN, Region
 from nn.network import Network
 from nn.optimizers import Optimizer
+from parallel.buckets import Buckets
 from parallel.factors import Factors, Wide, wide_layers
 
 
@@ -137,6 +140,8 @@ class NodeMemory:
     optimizer : Optimizer
     tail : int
         Elements that are summed with the gradients and wanted by every rank.
+    bucketing : bucket, first, overlap
+        How sums travel between nodes, as for Buckets.
     limit : float
         Seconds after which a rank that waits for others gives up.
 
@@ -157,6 +162,7 @@ class NodeMemory:
         network: Network,
         optimizer: Optimizer,
         tail: int,
+        bucketing: dict,
         limit: float = 300.0,
     ):
         self.network = network
@@ -188,6 +194,14 @@ class NodeMemory:
         self._plans: dict[tuple[Wide, ...], list[Block]] = {}  # by what is told by factors
         self.steps = self.numbers = 0  # begun; claimed in earlier ones
         self._small: dict[int, tuple] = {}  # elements -> (array, plan of its sum)
+        self.buckets, self._filling = None, []  # what travels between nodes; the calls that sum each
+        if self.between:
+            ends = (end - lo for end in network.layout.ends.values() if lo < end < hi)
+            self.buckets = Buckets(self.between, self.wire, ends, room, **bucketing)
+            for start, stop in pairwise([0, *self.buckets.stops[:-1], room]):
+                operands = [each[lo + start : lo + stop] for each in parts]
+                self._filling.append(self._adding(operands, [self.wire[start:stop]]))
+            self._filling[-1] += self._sum_tails
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
         """Every rank signs its arrays, and looks for all signatures: memory that two share by mistake is found."""
@@ -255,6 +269,9 @@ class NodeMemory:
         """
         self.steps += 1
         self.before = self.steps * (len(self.parameters) + 1)  # what FINISHED counts from
+        if self.buckets:
+            self.filled = 0
+            self.buckets.begin()
         wide = self.factors.chosen(total)
         self._blocks = self._cut(wide)
         first, last = (samples.start, samples.stop) if samples else (NONE, NONE)
@@ -266,6 +283,8 @@ class NodeMemory:
     def ready(self, end: int) -> None:
         """The gradients up to `end` are finished."""
         self.window.flags.tell(FINISHED, self.before + end)
+        if self.buckets and self.buckets.early:
+            self._fill(wait=False)
 
     def told(self) -> None:
         """`tail` is written."""
@@ -285,14 +304,31 @@ class NodeMemory:
         if len(set(totals := flags.told(TOTAL))) > 1:
             self.meet("the size of the batch")  # none tells the next one before all have read these
             raise ValueError(f"ranks disagree on the size of the global batch: {', '.join(map(str, totals))}")
+        if self.buckets:
+            self._fill(wait=True)
+            self.buckets.sum()
+            return
         for add in self._sum_tails:
             add()
-        if self.claims:
-            return
-        flags.until(FINISHED, self.before + len(self.parameters), "the sum of gradients")
-        self._blocks[0].add([])
-        if self.between:
-            self.between.Allreduce(MPI.IN_PLACE, self.wire)
+        if not self.claims:
+            flags.until(FINISHED, self.before + len(self.parameters), "the sum of gradients")
+            self._blocks[0].add([])
+
+    def _fill(self, wait: bool) -> None:
+        """Sum this rank's share, bucket by bucket, so far as all ranks of the node have finished it."""
+        flags, stops = self.window.flags, self.buckets.stops
+        while self.filled < len(stops):
+            last = self.filled == len(stops) - 1  # with the tails
+            stop = self.share.stop if last else self.share.start + stops[self.filled]
+            late = min(flags.told(FINISHED)) < self.before + stop or (last and min(flags.told(TOLD)) < self.steps)
+            if late and not wait:
+                break
+            flags.until(FINISHED, self.before + stop, "the sum of gradients")
+            for add in self._filling[self.filled]:
+                add()
+            self.buckets.ready(stops[self.filled])
+            self.filled += 1
+        self.buckets.ready(0)  # moves those that have left
 
     def sum_small(self, array: np.ndarray) -> None:
         """Sum a small array over the shares, in place: the part of a norm that each holds.
@@ -348,10 +384,13 @@ class NodeMemory:
         here = f"gradients summed in the memory that the {self.count} ranks of a node share, parameters there once"
         if self.factors.layers:
             here += "; of wide layers their factors, where that is less"
-        return here if self.between is None else f"{here}, sums exchanged between {self.between.size} nodes"
+        if self.buckets:
+            here += f", sums exchanged between {self.between.size} nodes in {self.buckets.describe()}"
+        return here
 
     def close(self) -> None:
         """Free the window and the communicator between nodes (collective)."""
-        if self.between:
+        if self.buckets:
+            self.buckets.close()
             self.between.Free()
         self.window.free()

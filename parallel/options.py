@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
+import math
+import re
 import sys
 import tomllib
 from dataclasses import dataclass, field
@@ -21,24 +24,32 @@ GROUPS = {
     "ranks": "how ranks share the work",
     "checkpoint_steps": "the run",
 }
+BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and moved
 # Options that only some values of another one read.
 READERS = (
     ("compress", "strategy", ("ddp", "ps")),
     ("momentum", "optimizer", ("sgd", "rmsprop", "lars")),
     ("nesterov", "optimizer", ("sgd",)),
     ("label_smoothing", "loss", ("cross-entropy",)),
+    ("allreduce", "strategy", ("ddp",)),
     ("node_memory", "strategy", ("ddp",)),
-    *((name, "strategy", ("ddp",)) for name in ("overlap", "bucket", "first_bucket")),
-    *((name, "node_memory", ("auto", "off")) for name in ("overlap", "bucket", "first_bucket")),
+    *((name, "strategy", ("ddp",)) for name in BUCKETING),
     ("servers", "strategy", ("ps",)),
     ("offload", "strategy", ("zero1", "zero2", "fsdp")),
     ("unit", "strategy", ("zero1", "zero2", "fsdp")),
     ("prefetch", "strategy", ("fsdp",)),
     ("server_place", "strategy", ("ps",)),
 )
+# Every number is in a range: counts are at least 1 and other numbers at least 0, but for these.
+FROM_0 = ("epochs", "seed", "prefetch")
+ABOVE_0 = ("bucket", "first_bucket", "unit")
+BELOW_1 = ("momentum", "label_smoothing", "mask")
 # Options that sum gradients in a way of their own, and those that say how the usual way does it.
-MESSAGES = ("node_memory", "overlap", "bucket", "first_bucket")
-OWN_WAY = {"compress": ("reproducible", *MESSAGES), "reproducible": ("accumulate", "sync_batch_norm", *MESSAGES)}
+MESSAGES = ("node_memory", *BUCKETING)
+OWN_WAY = {
+    "compress": ("reproducible", *MESSAGES),
+    "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
+}
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
 
@@ -100,11 +111,11 @@ class Options:
     )
     overlap: str = option(
         "auto",
-        "ddp by messages: what moves them during backprop (auto: none, unless another is measured to be faster)",
+        "ddp: what moves messages during backprop (auto: none, unless another is measured to be faster)",
         ("auto", "thread", "poke", "none"),
     )
-    bucket: float = option(25.0, "ddp by messages: MiB of gradients in one", metavar="MIB")
-    first_bucket: float = option(1.0, "ddp by messages: MiB of gradients in the first one", metavar="MIB")
+    bucket: float = option(25.0, "ddp: MiB of gradients in a message", metavar="MIB")
+    first_bucket: float = option(1.0, "ddp: MiB of gradients in the first message", metavar="MIB")
     compress: str | None = option(
         None,
         "ddp, ps: fewer bytes: fp16, qsgd:LEVELS, terngrad, onebit, signsgd, topk:RATIO, threshold:LIMIT, dgc:RATIO, "
@@ -126,7 +137,9 @@ class Options:
         None, "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8"
     )
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
-    watch: float = option(300.0, "seconds that ranks may wait for each other before the run ends and says who did")
+    watch: float = option(
+        300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
+    )
     threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
 
     # the run
@@ -158,6 +171,9 @@ class Parser(argparse.ArgumentParser):
     """Wrong options are one message, without the list of all that there are; whoever parses says it."""
 
     def error(self, message: str):
+        if misspelt := re.fullmatch(r"unrecognized arguments: (--[^\s=]+).*", message):
+            near = difflib.get_close_matches(misspelt[1], self._option_string_actions, n=1)
+            message = f"no option {misspelt[1]}" + (f": did you mean {near[0]}?" if near else "")
         raise OptionError(f"{message} (--help lists the options)")
 
 
@@ -167,6 +183,7 @@ def parser() -> argparse.ArgumentParser:
         prog="train.py",
         description="Train a neural network on one process or many ranks.",
         epilog="On a cluster: mpirun -n 4 python -m mpi4py scripts/train.py --data mnist --model lenet5",
+        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", metavar="FILE.toml", help="read options from this file; flags win")
@@ -175,11 +192,11 @@ def parser() -> argparse.ArgumentParser:
             group = parser.add_argument_group(GROUPS[f.name])
         kind = type_of(f)
         if kind is bool:
-            group.add_argument("--" + f.name.replace("_", "-"), action="store_true", help=f.metadata["help"])
+            group.add_argument(flag(f.name), action="store_true", help=f.metadata["help"])
             continue
-        default = "" if f.default is None else f" (default: {f.default})"
+        default = f" (default: {shown})" if (shown := shown_default(f)) else ""
         group.add_argument(
-            "--" + f.name.replace("_", "-"),
+            flag(f.name),
             type=kind,
             choices=f.metadata["choices"],
             metavar=f.metadata["metavar"] or (None if f.metadata["choices"] else kind.__name__.upper()),
@@ -193,10 +210,20 @@ def type_of(f: dataclasses.Field) -> type:
     return next(kind for kind in (bool, int, float, str) if kind.__name__ in str(f.type))
 
 
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def shown_default(f: dataclasses.Field) -> str:
+    """Empty where nothing is done unless asked for."""
+    off = f.default is None or (not f.default and type_of(f) is not int)
+    return "" if off else str(f.default)
+
+
 def parse(argv: list[str] | None = None) -> Options:
     """Options from the command line; raises OptionError where they make no sense by themselves (`check`)."""
     argparser = parser()
-    given = vars(argparser.parse_args(sys.argv[1:] if argv is None else argv))
+    given = vars(argparser.parse_args(joined(sys.argv[1:] if argv is None else argv)))
     try:
         values = read_toml(given.pop("config")) if "config" in given else {}
         values |= given
@@ -207,6 +234,17 @@ def parse(argv: list[str] | None = None) -> Options:
     except OptionError as error:
         argparser.error(str(error))
     return options
+
+
+def joined(argv: list[str]) -> list[str]:
+    """`--lr -1e-3` as `--lr=-1e-3`: argparse takes the second for an option otherwise, and not for a wrong number."""
+    found: list[str] = []
+    for word in argv:
+        if found and found[-1].startswith("--") and re.match(r"-(\.?\d|inf|nan)", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def read_toml(path: str) -> dict:
@@ -248,9 +286,8 @@ def resumed(values: dict) -> dict:
         raise OptionError(f"--resume {directory} goes on in that directory, given --out {values['out']}: leave it out")
     for key, value in values.items():
         if key not in FREE_ON_RESUME and before.get(key) != value:
-            flag = "--" + key.replace("_", "-")
             raise OptionError(
-                f"--resume {directory}: that run has {flag} {before.get(key)}, given {value}: leave it out"
+                f"--resume {directory}: that run has {flag(key)} {before.get(key)}, given {value}: leave it out"
             )
     known = {f.name for f in dataclasses.fields(Options)}
     found = {k: v for k, v in before.items() if k in known} | {"ranks": None, "threads": None} | values
@@ -262,40 +299,14 @@ def resumed(values: dict) -> dict:
 
 def check(options: Options) -> None:
     """Refuse numbers out of range and options that others leave without effect, by name."""
-    for name in (
-        "ranks",
-        "epochs",
-        "batch",
-        "limit",
-        "patience",
-        "checkpoint_steps",
-        "threads",
-        "seed",
-        "length",
-        "reproducible",
-        "linear_scaling",
-        "accumulate",
-        "check_replicas",
-        "servers",
-        "prefetch",
-    ):
-        value, least = getattr(options, name), 0 if name in ("epochs", "seed", "prefetch") else 1
-        if value is not None and value < least:
-            raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, given {value}")
-    for name in ("lr", "momentum", "weight_decay", "label_smoothing", "mask", "watch"):
-        if not getattr(options, name) >= 0:
-            raise OptionError(f"--{name.replace('_', '-')} must not be negative, given {getattr(options, name)}")
-    for name in ("bucket", "first_bucket", "unit"):
-        if not getattr(options, name) > 0:
-            raise OptionError(f"--{name.replace('_', '-')} must be above 0, given {getattr(options, name)}")
-    for name in ("momentum", "label_smoothing", "mask"):
-        if getattr(options, name) >= 1:
-            raise OptionError(f"--{name.replace('_', '-')} must be below 1, given {getattr(options, name)}")
+    for f in dataclasses.fields(Options):
+        if (value := getattr(options, f.name)) is not None and type_of(f) in (int, float):
+            check_number(f.name, type_of(f), value)
     defaults = {f.name: f.default for f in dataclasses.fields(Options)}
     for way, others in OWN_WAY.items():
         for name in others if getattr(options, way) else ():
             if getattr(options, name) != defaults[name]:
-                raise OptionError(f"--{name.replace('_', '-')} does not go with --{way}: leave one of them out")
+                raise OptionError(f"{flag(name)} does not go with --{way}: leave one of them out")
     if options.find_lr and options.resume:
         raise OptionError("--find-lr tries rates on a network that has not learned yet: leave out --resume")
     if options.length != defaults["length"] and not options.data.startswith(TEXTS):
@@ -305,6 +316,38 @@ def check(options: Options) -> None:
     for name, other, readers in READERS:
         if getattr(options, name) != defaults[name] and getattr(options, other) not in readers:
             raise OptionError(
-                f"--{name.replace('_', '-')} has no effect with --{other.replace('_', '-')} {getattr(options, other)}: "
+                f"{flag(name)} has no effect with {flag(other)} {getattr(options, other)}: "
                 f"leave it out, or use {', '.join(readers)}"
             )
+
+
+def check_number(name: str, kind: type, value: float) -> None:
+    """Refuse a number out of its range."""
+    if kind is int:
+        least = 0 if name in FROM_0 else 1
+        fits, allowed = value >= least, f"at least {least}"
+    elif name in BELOW_1:
+        fits, allowed = 0 <= value < 1, "at least 0 and below 1"
+    elif name in ABOVE_0:
+        fits, allowed = 0 < value < math.inf, "above 0 and finite"
+    else:
+        fits, allowed = 0 <= value < math.inf, "at least 0 and finite"
+    if not fits:
+        raise OptionError(f"{flag(name)} must be {allowed}, given {value}")
+
+
+def check_one_node(options: Options) -> None:
+    """Refuse what has no effect where all ranks share a node."""
+    if options.node_memory == "on" and (asked := of_messages(options)):
+        raise OptionError(
+            f"{asked[0]} has no effect with --node-memory on where all ranks share a node: "
+            "gradients are summed in its memory, without messages; leave one of them out"
+        )
+
+
+def of_messages(options: Options) -> list[str]:
+    """What was asked of messages, as on the command line: how they sum, are cut, and move."""
+    asked = [name for name in BUCKETING if getattr(options, name) != getattr(Options, name)]
+    if options.allreduce not in ("auto", "shared"):
+        asked.append("allreduce")
+    return [f"{flag(name)} {getattr(options, name)}" for name in asked]

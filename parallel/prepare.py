@@ -21,7 +21,7 @@ from nn.learning_rates import Plateau
 from nn.losses import Loss
 from nn.optimizers import Optimizer
 from parallel import build, compression, launch
-from parallel.options import OptionError, Options
+from parallel.options import OptionError, Options, check_one_node
 from parallel.push_pull import cut, roles
 from parallel.reproducible import shards, tree_sum
 
@@ -118,6 +118,8 @@ def check_strategy(options: Options, ranks: int | None, network: Network, optimi
         shards.refuse_norms(optimizer)
     if not ranks:
         return 1
+    if not launch.inside():
+        check_one_node(options)
     workers = ranks
     if options.strategy == "ps":
         found, servers = roles(ranks, options.servers, options.server_place)

@@ -10,7 +10,7 @@ from parallel.compression.parameter_server import CompressedParameterServer
 from parallel.data_parallel import DistributedDataParallel
 from parallel.master_worker import DataParallel
 from parallel.node_memory import nodes_of
-from parallel.options import Options
+from parallel.options import check_one_node, of_messages
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible.data_parallel import ReproducibleDataParallel
 from parallel.reproducible.master_worker import ReproducibleMasterWorker
@@ -27,8 +27,9 @@ def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
     if options.reproducible:
         return ReproducibleDataParallel(network, loss, optimizer, communicator, options.seed, options.reproducible)
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
-    asked = options.allreduce not in ("auto", "shared") and len(set(nodes_of(communicator))) == 1
-    asked |= any(getattr(options, name) != getattr(Options, name) for name in ("overlap", "bucket", "first_bucket"))
+    if one_node := len(set(nodes_of(communicator))) == 1:
+        check_one_node(options)
+    asked = one_node and of_messages(options)
     return DistributedDataParallel(
         network,
         loss,

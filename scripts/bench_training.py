@@ -373,7 +373,7 @@ def overlap(world, steps: int) -> dict:
     first: list[float] = []
 
     def ready(end: int) -> None:
-        if end >= plain.sums.stops[0] and not first:
+        if end >= plain.sums.buckets.stops[0] and not first:
             first.append(time.perf_counter())
 
     for _ in range(steps + 1):

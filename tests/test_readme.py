@@ -19,7 +19,7 @@ import pytest
 
 import collectives
 from parallel import launch
-from parallel.options import GROUPS, Options, parser
+from parallel.options import GROUPS, Options, parser, shown_default
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -50,7 +50,7 @@ def options_table() -> str:
             rows.append(f"| **{GROUPS[field.name]}** | | |")
         choices = field.metadata["choices"]
         choices = f" (one of {', '.join(choices)})" if choices and len(choices) > 1 else ""
-        default = "" if field.default in (None, False) else f"`{field.default}`"
+        default = f"`{shown}`" if (shown := shown_default(field)) else ""
         rows.append(f"| `--{field.name.replace('_', '-')}` | {default} | {field.metadata['help']}{choices} |")
     return "\n".join(rows) + "\n"
 

@@ -92,14 +92,61 @@ def test_several_nodes(comm, nodes):
     """Two levels where nodes have equally many ranks, whatever the order of ranks; else messages."""
     for places in {4: ([0, 0, 2, 2], [0, 1, 0, 1]), 3: ([0, 0, 2],)}[comm.size]:
         nodes(places)
-        for allreduce in ("auto", "ring", "two_level", "shared", "native"):
-            make = maker(comm, allreduce, overlap="poke")
+        ways = {"auto": "thread", "ring": "poke", "two_level": "none", "shared": "poke", "native": "none"}
+        for allreduce, overlap in ways.items():
+            make = maker(comm, allreduce, overlap=overlap, **TINY)
             optimizers = ("momentum", "lamb") if allreduce == "auto" else ("sgd",)
             assert_equals_one_process(make, models=("cnn",), optimizers=optimizers, clips=(1,))
         many = distributed(comm, mlp())
         how = many.describe()
         assert "between 2 nodes" in how if comm.size == 4 else "nodes with different numbers of ranks (2, 1)" in how
         many.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(comm, nodes):
+    """Not before, though this rank has; the last one with the tails. A rank that does not wait sends wrong sums."""
+    nodes([0, 0, 2, 2])
+    sums = distributed(comm, mlp(), OPTIMIZERS["sgd"](), overlap="poke", **TINY).sums
+    buckets, size = sums.buckets, len(sums.gradients)
+    gradients = np.arange(size) + 1.0
+    half = comm.allgather(sums.share.start + buckets.stops[0])[1]  # to the end of the second rank's first bucket
+    assert len(buckets.stops) > 2 and half < size
+
+    def say(*ends):
+        """The first ranks of the nodes have finished so much, then the second ones; all look again."""
+        for turn, end in enumerate(ends):
+            if sums.window.rank == turn:
+                sums.ready(end)
+            comm.Barrier()
+        sums.ready(ends[sums.window.rank])
+        comm.Barrier()
+
+    for early in False, True:
+        sums.begin(total=8)
+        sums.gradients[:], sums.tail[:] = gradients * 10**comm.rank, comm.rank
+        if early:  # the control
+            sums.window.flags.told = lambda word: [10**9] * sums.count
+            sums.window.flags.until = lambda *_: None
+            sums.gradients[:half] = 0
+            sums.ready(size)
+            comm.Barrier()
+            sums.gradients[:half] = gradients[:half] * 10**comm.rank
+        else:
+            say(size, 0)
+            assert buckets.launched == 0, "the second rank has finished nothing"
+            say(size, half)
+            assert 0 < buckets.launched < len(buckets.stops) and (sums.window.rank == 0 or buckets.launched == 1)
+            sums.told()
+            say(size, size)
+            assert buckets.launched == len(buckets.stops), "all has left before the end"
+            sums.sum()
+            assert (sums.summed_tail == 0 + 1 + 2 + 3).all()
+        if early:
+            buckets.sum()
+        right = (sums.wire[: sums.share.stop - sums.share.start] == 1111 * gradients[sums.share]).all()
+        assert right != early
+    comm.Barrier()
 
 
 def test_overlap_must_be_shown_to_be_faster():
@@ -130,12 +177,12 @@ def test_overlap_auto_tries_all_ways_tells_and_changes_no_bit(comm, nodes):
     many = distributed(comm, mlp(), overlap="auto", **MESSAGES)
     plain = distributed(comm, mlp(), overlap="poke", **MESSAGES)
     many.say = said.append
-    assert "overlap measured in the first steps" in many.describe() and len(many.sums.buckets) > 3
+    assert "overlap measured in the first steps" in many.describe() and len(many.sums.buckets.buckets) > 3
     for _ in range(6):
         for batch in batches("mlp", many.shard):
             assert many.step(*batch) == plain.step(*batch)
     assert len(said) == 1 and all(way in said[0] for way in ("overlap ", "thread ", "poke ", "none ", " ms"))
-    assert len(set(comm.allgather(many.sums.overlap))) == 1, "rank 0 decides for all"
+    assert len(set(comm.allgather(many.sums.buckets.overlap))) == 1, "rank 0 decides for all"
     assert (many.parameters == plain.parameters).all()
 
 
@@ -206,8 +253,9 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     from collectives.window import SharedWindow
 
     many = distributed(comm, mlp(), overlap="poke", **MESSAGES)
-    bucket, second = many.sums.buckets[:2]
-    many.sums.buckets[1] = many.sums.message[len(bucket) - 8 : len(bucket) + len(second)]
+    buckets = many.sums.buckets.buckets
+    bucket, second = buckets[:2]
+    buckets[1] = bucket.base[len(bucket) - 8 : len(bucket) + len(second)]
     train(many, "mlp")
     assert difference(many.parameters, one_process("mlp", "momentum")[0].parameters) > 1e-6
 

@@ -1,5 +1,6 @@
 """Wrong options are refused before any rank is started: in one message, with status 2, however the run is started."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallel import job, launch
-from parallel.options import OptionError, Options, parse
+from parallel.options import OptionError, Options, flag, parse, type_of
 from parallel.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +67,21 @@ WRONG = [
     ("--out {run}", "already holds a run: continue it with --resume"),
     ("--resume {begun}", "no checkpoint was saved there; start again"),
     ("--find-lr --resume {run}", "--find-lr tries rates on a network that has not learned yet"),
-    ("--lr -1", "--lr must not be negative, given -1.0 (--help lists the options)"),
+    ("--lr -1", "--lr must be at least 0 and finite, given -1.0 (--help lists the options)"),
+    ("--allreduce ring --node-memory on", "--allreduce ring has no effect with --node-memory on where all ranks share"),
     ("--strategy pps", "invalid choice: 'pps'"),
 ]
+
+
+NUMBERS = [f for f in dataclasses.fields(Options) if type_of(f) in (int, float)]
+
+
+@pytest.mark.parametrize("f", NUMBERS, ids=lambda f: f.name)
+def test_every_number_has_a_range(f):
+    wrong = ["-1", "-3"] if type_of(f) is int else ["-1", "-1e-3", "-.5", "nan", "inf", "-inf", "1e999"]
+    for value in wrong:
+        with pytest.raises(OptionError, match=rf"^{flag(f.name)} must be .*, given {type_of(f)(value)} \(--help"):
+            parse([flag(f.name), value])
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +145,8 @@ def test_what_is_prepared_is_of_the_options():
     ("ranks", "words"),
     [
         ([["--compress", "topk:2"]] * 3, "error: topk: the ratio must be above 0"),
-        ([[], ["--lr", "-1"]], "error on rank 1: --lr must not be negative"),
+        ([[], ["--lr", "-1"]], "error on rank 1: --lr must be at least 0"),
+        ([["--allreduce", "ring", "--node-memory", "on"]] * 2, "error: --allreduce ring has no effect"),
     ],
 )
 def test_under_mpiexec_it_is_said_once(tmp_path, ranks, words):
