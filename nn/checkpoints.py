@@ -7,6 +7,7 @@ manifest lists only complete files, and a file that has changed since is found b
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -56,10 +57,14 @@ def _replacing(path: Path) -> Iterator[_Hashed]:
         finally:
             os.close(directory)
     except OSError as error:
+        why = error.strerror
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            disk = os.statvfs(path.parent)
+            free = disk.f_bavail * disk.f_frsize + (temporary.stat().st_size if temporary.exists() else 0)
+            why += f": {free:,} bytes were free"
         raise type(error)(
             error.errno,
-            f"cannot write {file.size if file else 0:,} bytes to {path} ({error.strerror}); "
-            "what was there before is kept",
+            f"cannot write {file.size if file else 0:,} bytes to {path} ({why}); what was there before is kept",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -104,13 +104,18 @@ draw_timeline(excerpt(events[0], steps=2), title="master and workers: two steps"
 # The master's two jobs are separated. **Workers** read their own part of the batch and compute; a **server** has
 # the parameters and the optimizer. In every step workers **push** gradients, the server adds them up in worker order
 # and updates, and the workers **pull** parameters. Push and pull are schedules like the ring of the last notebook; the
-# very text that runs is drawn here, with three workers and one server, rank 3:
+# very text that runs is drawn here, one after the other, with three workers and one server, rank 3. Every arrow is a
+# whole vector:
+
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.8))
-fig.subplots_adjust(left=0.06, right=0.97, bottom=0.25, top=0.74)
-collectives.draw(push, 4, 12, axes[0], servers=1)
-collectives.draw(pull, 4, 12, axes[1], servers=1)
+def step(rank, size, count, **servers):
+    """Gradients to the servers in round 1, parameters to the workers in round 2."""
+    yield from push(rank, size, count, **servers)
+    yield from pull(rank, size, count, **servers)
+
+
+collectives.draw(step, 4, 12, title="push to one server, then pull", servers=1)
 
 # %%
 # %%mpi -n 4 --with work,train,nn,np,Sequential -o w_ps,events
@@ -136,17 +141,20 @@ draw_timeline(excerpt(events[0], steps=3), title="one parameter server, rank 3")
 # Now workers wait for the server, and the server for the workers. And everything passes through **one** rank: with w
 # workers it receives w vectors, and sends w.
 #
-# The way out is to **cut the parameters among many servers**. They may live on the workers, so that no rank stands
-# idle: each worker serves a quarter.
+# The way out is to **cut the parameters among many servers**: on the left two of them, ranks 2 and 3, each with half.
+# They may live on the workers too, so that no rank stands idle: on the right each worker serves a quarter. A colour is
+# a place in the vector.
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.8))
-fig.subplots_adjust(left=0.06, right=0.97, bottom=0.25, top=0.74)
-collectives.draw(push, 4, 12, axes[0], servers=4, place="workers")
-collectives.draw(pull, 4, 12, axes[1], servers=4, place="workers")
+fig, axes = plt.subplots(1, 2, figsize=(11, 4.6))
+fig.subplots_adjust(left=0.06, right=0.97, bottom=0.2, top=0.78)
+collectives.draw(step, 4, 12, axes[0], title="two workers, two servers", servers=2)
+collectives.draw(step, 4, 12, axes[1], title="a server on every worker", servers=4, place="workers")
+plt.show()
 
 # %% [markdown]
-# Look at it again: after the push each rank has the sum of one quarter, after the pull everybody has everything. That
+# Follow one colour on the right: in round 1 all that there is of it is added up on one rank, in round 2 it goes out to
+# all. So after the push each rank has the sum of one quarter, and after the pull everybody has everything. That
 # is a **reduce-scatter** and an **allgather**, and both together are an allreduce. With as many servers as workers the
 # parameter server has turned into:
 #

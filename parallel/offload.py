@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 ALIGN = 4096  # bytes: arrays begin at pages
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def shards(names: list[str], size: int, dtype, directory: str | Path | None, communicator) -> dict[str, np.ndarray]:
@@ -22,21 +23,37 @@ def shards(names: list[str], size: int, dtype, directory: str | Path | None, com
     Raises
     ------
     OSError
-        On all ranks: which one has no room in `directory`, for which file, the bytes needed and free.
+        On all ranks: which of them cannot have their file in `directory`, and the bytes needed and free.
     """
     if directory is None or not names:
         return {name: np.zeros(size, dtype) for name in names}
-    stretch = -(-size * np.dtype(dtype).itemsize // ALIGN) * ALIGN
+    directory, stretch = Path(directory), -(-size * np.dtype(dtype).itemsize // ALIGN) * ALIGN
     memory, problem = None, None
     try:
-        memory = mapped(Path(directory), stretch * len(names), communicator.rank)
+        memory = mapped(directory, stretch * len(names), communicator.rank)
     except OSError as error:
         problem = error
-    for rank, error in enumerate(communicator.allgather(problem)):
-        if error:
-            raise OSError(error.errno, f"offload: rank {rank}: {error.strerror}")
+    problems = communicator.allgather(problem)
+    if failing := [rank for rank, each in enumerate(problems) if each]:
+        del memory
+        communicator.Barrier()  # all have given back what they had
+        free = communicator.allgather(room(directory))[failing[0]]
+        error, who = problems[failing[0]], f"rank{'s' * (len(failing) > 1)} {', '.join(map(str, failing))}"
+        if error.errno not in FULL:
+            raise OSError(error.errno, f"offload: {who}: {error.strerror}")
+        raise OSError(
+            error.errno,
+            f"offload: no room for {who}: each of {communicator.size} ranks needs {stretch * len(names):,} bytes in "
+            f"{directory}, where {free:,} are free ({error.strerror})",
+        )
     memory = np.frombuffer(memory, np.uint8)
     return {name: memory[i * stretch :].view(dtype)[:size] for i, name in enumerate(names)}
+
+
+def room(directory: Path) -> int:
+    """Free bytes where `directory` is, or would be."""
+    found = os.statvfs(next(place for place in (directory, *directory.absolute().parents) if place.exists()))
+    return found.f_bavail * found.f_frsize
 
 
 def mapped(directory: Path, nbytes: int, rank: int) -> mmap.mmap:
@@ -52,14 +69,9 @@ def mapped(directory: Path, nbytes: int, rank: int) -> mmap.mmap:
     try:
         os.posix_fallocate(handle, 0, nbytes)
         return mmap.mmap(handle, nbytes)
-    except OSError as error:
-        found = os.statvfs(directory)
+    except OSError:
         os.ftruncate(handle, 0)
-        raise OSError(
-            error.errno,
-            f"{file} needs {nbytes:,} bytes, {directory} has {found.f_bavail * found.f_frsize:,} free "
-            f"({error.strerror})",
-        ) from error
+        raise
     finally:
         os.unlink(file)
         os.close(handle)

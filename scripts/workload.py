@@ -19,20 +19,43 @@ INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "resnet20": COLOURS, "v
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help=f"one of {', '.join(sorted(MODELS))}, and its numbers: mlp:784,30,10")
-    parser.add_argument("--input", help="shape of one sample, such as 224,224,3; by default what the model is made for")
-    parser.add_argument("--classes", type=int, help="outputs, or the vocabulary")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="for the bytes")
+    parser.add_argument(
+        "--input",
+        type=shape,
+        metavar="SHAPE",
+        help="of one sample, such as 224,224,3 (height, width, channels); by default what the model is made for",
+    )
+    parser.add_argument("--classes", type=outputs, metavar="N", help="outputs, or the vocabulary")
+    parser.add_argument("--dtype", choices=["float32", "float64"], help="for the bytes (default: float32)")
     options = parser.parse_args()
     if not options.model:
+        for name in ("input", "classes", "dtype"):
+            if getattr(options, name) is not None:
+                parser.error(f"--{name} needs a model: {', '.join(sorted(MODELS))}")
         print(comparison(), training_time(), sep="\n\n")
         return
+    in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
     try:
-        in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
-        if options.input:
-            in_shape = tuple(int(n) for n in options.input.split(","))
-        print(report(build(options.model, in_shape, options.classes or classes, options.dtype)))
+        network = build(
+            options.model, options.input or in_shape, options.classes or classes, options.dtype or "float32"
+        )
     except ValueError as error:
         parser.error(str(error))
+    print(report(network))
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """ "8,8,1" as (8, 8, 1)."""
+    numbers = text.split(",")
+    if not all(n.strip().isdecimal() and int(n) for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected whole numbers of at least 1, such as 8,8,1; given {text!r}")
+    return tuple(map(int, numbers))
+
+
+def outputs(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The workload report: counts by hand, the published table, the arithmetic, and that nothing is allocated."""
 
+import runpy
 import subprocess
 import sys
 import tracemalloc
@@ -111,5 +112,21 @@ def test_script():
     assert table.returncode == 0 and "VGG-16" in table.stdout and "22 h" in table.stdout
     layers = run("cnn", "--input", "8,8,1")
     assert layers.returncode == 0 and "Conv2d(1, " in layers.stdout
-    wrong = run("vgg61")
-    assert wrong.returncode == 2 and "did you mean 'vgg16'" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_wrong_words_are_refused_by_name(monkeypatch, capsys):
+    script = runpy.run_path(str(SCRIPT))
+    for line, words in (
+        ("vgg61", "did you mean 'vgg16'"),
+        ("cnn --input x", "argument --input: expected whole numbers of at least 1, such as 8,8,1; given 'x'"),
+        ("cnn --input 8,0,1", "argument --input: expected whole numbers of at least 1"),
+        ("cnn --input 8,,1", "given '8,,1'"),
+        ("cnn --classes 0", "argument --classes: expected a whole number of at least 1, given '0'"),
+        ("cnn --classes 1.5", "given '1.5'"),
+        ("--classes 5", "--classes needs a model: alexnet, "),
+        ("--input x", "argument --input: "),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *line.split()])
+        with pytest.raises(SystemExit, match="2"):
+            script["main"]()
+        assert words in " ".join(capsys.readouterr().err.split())
