@@ -136,6 +136,14 @@ OPERATIONS = {
 }
 
 
+def most_rounds(size: int, count: int) -> int:
+    """More rounds than a rank could need that sends, receives, adds and copies every element by itself.
+
+    What takes more does not end, and is told so soon: of 17 ranks and 35 elements after 2,548 rounds.
+    """
+    return 4 * size * (count + 1) + 100
+
+
 def prove(
     operation: str,
     rounds: Callable,
@@ -160,7 +168,8 @@ def prove(
     if define.rooted:
         options["root"] = root
     buffers = [define.before(r, size, count, root) for r in range(size)]
-    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous)
+    most = most_rounds(size, total(count, size))
+    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous, most)
     for r in range(size):
         expected = define.after(r, size, count, root)
         if expected is None:
@@ -185,7 +194,7 @@ def prove_barrier(rounds, size, synchronous):
                 if name != "x":
                     knows[rank]["x"][0] = knows[rank]["x"][0].union(*heard)
 
-    stats = simulate(listening, knows, synchronous)
+    stats = simulate(listening, knows, synchronous, most_rounds(size, 1))
     for r in range(size):
         if missing := set(range(size)) - knows[r]["x"][0]:
             raise WrongResult(f"rank {r} leaves the barrier before it has heard of ranks {sorted(missing)}")

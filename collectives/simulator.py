@@ -17,7 +17,7 @@ from collectives.steps import Copy, Recv, RecvReduce, Reduce, Round, Send, Step
 
 Value = tuple[tuple[int, int], ...]
 UNSET = None  # scratch nobody has written
-ENDLESS = 1_000_000  # rounds
+ENDLESS = 100_000  # rounds, for schedules of which nobody says how many they need at most
 
 
 class ScheduleError(AssertionError):
@@ -74,6 +74,7 @@ class Rank:
     buffers: dict[str, list]
     given: set[str]  # the buffers that are not scratch
     round: int = -1  # the round it is in, from 0
+    busy: int = 0  # rounds so far in which it did something
     steps: list[Step] | None = None  # of this round; None between rounds
     awaited: list[tuple[int, Step]] = field(default_factory=list)  # receives without their message, with their place
     arrived: dict[int, list] = field(default_factory=dict)  # place of a receive in the round -> payload
@@ -89,7 +90,10 @@ class Message:
 
 
 def simulate(
-    program: Callable[[int], Iterable[Round]], buffers: list[dict[str, list]], synchronous: bool = True
+    program: Callable[[int], Iterable[Round]],
+    buffers: list[dict[str, list]],
+    synchronous: bool = True,
+    most: int = ENDLESS,
 ) -> Stats:
     """Run program(rank) for every rank; `buffers` is changed in place.
 
@@ -98,6 +102,8 @@ def simulate(
     program : rank -> rounds of that rank
     buffers : for each rank, name -> list of values that have `+`. A buffer that is not named is scratch.
     synchronous : whether a send finishes only when its message is taken
+    most : rounds of a rank, not counting empty ones, after which the schedule is refused as endless; counting them, so
+        many for each rank
 
     Raises
     ------
@@ -115,6 +121,7 @@ def simulate(
             if rank.steps is None:
                 if not enter_round(r, ranks, wires, stats):
                     break
+                refuse_endless(r, rank, most, len(ranks))
                 ready.extend({message.send.peer for message in rank.unsent})
             senders = take_messages(r, rank, wires, stats)
             if synchronous:
@@ -143,10 +150,9 @@ def enter_round(r, ranks, wires, stats) -> bool:
         rank.finished = True
         return False
     rank.round += 1
-    if rank.round == ENDLESS:
-        raise RuleBroken(f"rank {r} is in its round {ENDLESS:,}: the schedule does not seem to end")
     stats.rounds[r] += 1
     rank.steps = check_round(r, rank, steps, len(ranks))
+    rank.busy += bool(rank.steps)
     rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]
     rank.arrived = {}
     rank.unsent = [Message(rank.buffers[s.buf][s.lo : s.hi], s, rank) for s in rank.steps if isinstance(s, Send)]
@@ -155,6 +161,16 @@ def enter_round(r, ranks, wires, stats) -> bool:
         stats.messages[r] += 1
         stats.sent[r] += len(message.payload)
     return True
+
+
+def refuse_endless(r, rank, most, size):
+    """A generator that yields for ever: doing something, or empty rounds."""
+    if rank.busy > most:
+        raise RuleBroken(f"rank {r} is in its round {rank.round:,}: the schedule does not end; {most:,} would be many")
+    if rank.round >= most * size:
+        raise RuleBroken(
+            f"rank {r} is in its round {rank.round:,}, of which {rank.busy:,} had steps with elements: it does not end"
+        )
 
 
 def take_messages(r, rank, wires, stats) -> set[int]:

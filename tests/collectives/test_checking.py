@@ -1,5 +1,7 @@
 """collectives.check tells a learner what is wrong, and how good what is right is."""
 
+import time
+
 import pytest
 
 import collectives
@@ -84,6 +86,39 @@ def test_every_operation_and_roots():
     assert check(from_zero, operation="broadcast", ranks=range(1, 5))
     with pytest.raises(ValueError, match="no operation 'bcast'"):
         check(from_zero, operation="bcast")
+
+
+def test_what_does_not_end_is_told_so_soon():
+    def lap(rank, size, count):
+        while size > 3:
+            yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "got", 0, count)
+        yield from ALGORITHMS["allreduce"]["ring"].rounds(rank, size, count)
+
+    def nothing(rank, size, count):
+        while rank == size - 1:
+            yield ()
+
+    def one_by_one(rank, size, count):
+        """Every pair's element by element, one message at a time; the others have a round of nothing meanwhile."""
+        for source, target in ((s, t) for s in range(size) for t in range(size) if s != t):
+            for i in range(count):
+                if rank == source:
+                    yield (Send(target, "x", i, i + 1),)
+                else:
+                    yield (Recv(source, f"from {source}", i, i + 1),) if rank == target else ()
+        for source in range(size):
+            for i in range(count if source != rank else 0):
+                yield (collectives.Reduce("x", i, i + 1, f"from {source}", i),)
+
+    begin = time.process_time()
+    report = check(lap, ranks=[3, 17], counts=[35])
+    assert str(report) == (
+        "wrong: 17 ranks, 35 elements: rank 15 is in its round 2,548: the schedule does not end; 2,548 would be many"
+    )
+    report = check(nothing, ranks=[17], counts=[35])
+    assert "rank 16 is in its round 43,316, of which 0 had steps with elements: it does not end" in str(report)
+    assert time.process_time() - begin < 3
+    assert check(one_by_one, ranks=[1, 2, 6])
 
 
 def test_a_barrier_must_hear_of_everyone():
