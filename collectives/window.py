@@ -197,7 +197,11 @@ def open_together(flags: "Flags", nbytes: int, kind: int = 0) -> int:
         if not kind:  # the system counts huge pages apart
             refuse_more_than_there_is(nbytes)
         handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
-        os.ftruncate(handle, nbytes)
+        try:
+            os.ftruncate(handle, nbytes)
+        except OSError:
+            os.close(handle)
+            raise
         flags.tell(PROCESS, os.getpid())
         flags.tell(HANDLE, handle)
         return handle
@@ -205,14 +209,14 @@ def open_together(flags: "Flags", nbytes: int, kind: int = 0) -> int:
     handle = on_all(flags, nbytes, created)
     path = f"/proc/{flags.first[PROCESS]}/fd/{flags.first[HANDLE]}"
     try:
-        return on_all(flags, nbytes, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return on_all(flags, nbytes, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), undo=os.close)
     finally:
         if handle >= 0:
             os.close(handle)
 
 
-def on_all(flags: "Flags", nbytes: int, act: Callable):
-    """act() on every rank (collective). What keeps any rank from it is raised on every rank.
+def on_all(flags: "Flags", nbytes: int, act: Callable, undo: Callable = lambda result: None):
+    """act() on every rank (collective). What keeps any rank from it is raised on every rank, after undo(its result).
 
     The ranks tell by flags, for which they do not wait without end, as they would in messages.
     """
@@ -225,6 +229,8 @@ def on_all(flags: "Flags", nbytes: int, act: Callable):
     flags.tell(word, int(problem is not None))
     flags.together(f"making {nbytes / 2**20:.1f} MiB of shared memory")
     if any(flags.told(word)):
+        if problem is None:
+            undo(result)
         for rank, error in enumerate(flags.comm.allgather(problem)):
             if error:
                 need = f"{nbytes / 2**20:.1f} MiB for {flags.size} ranks"

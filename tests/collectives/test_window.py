@@ -330,6 +330,29 @@ def test_more_memory_than_there_is(window, comm):
     assert (x == 2).all()
 
 
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("rank, call", [(1, "open"), (0, "ftruncate")])
+def test_what_one_rank_cannot_have_leaves_no_file_open_on_the_others(window, comm, monkeypatch, rank, call):
+    def files():
+        return len(os.listdir("/proc/self/fd"))
+
+    def fails(*arguments):
+        if comm.rank == rank:
+            raise OSError(24, "no more")
+        return real(*arguments)
+
+    before, real = files(), getattr(os, call)
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(OSError, match=f"no shared memory.*rank {rank}: no more") as told:
+        window.empty(5)
+    monkeypatch.undo()
+    assert files() == before and told.value.errno == 24
+    x = window.empty(5)
+    x[:] = 1
+    window.allreduce(None, x)()
+    assert (x == 2).all()
+
+
 @pytest.mark.mpi(ranks=[1, 4])
 def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
     from collectives.window import SharedWindow
