@@ -1,6 +1,6 @@
 """A neural-network engine in NumPy, whose backprop you can read. It knows nothing of ranks or MPI.
 
-Start with nn/layer.py (the contract of a layer) and nn/dense.py (the four equations of backprop), then nn/training.py.
+Start with nn/layer.py (the contract of a layer) and nn/dense.py (the four equations of backprop), then nn/serial.py.
 """
 
 from nn import data, models
@@ -36,7 +36,8 @@ from nn.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from nn.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
 from nn.reshaping import Flatten, Reshape
-from nn.training import Callback, NonFiniteLoss, Serial, Training, evaluate, fit
+from nn.serial import NonFiniteLoss, Serial
+from nn.training import Callback, Training, evaluate, fit
 
 __all__ = [
     "GELU",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nn.layer import Layer
-from nn.training import NonFiniteLoss, Serial
+from nn.serial import NonFiniteLoss, Serial
 
 
 def predict(trainer: Serial, x: np.ndarray, batch: int = 500) -> np.ndarray:

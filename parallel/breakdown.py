@@ -18,7 +18,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from nn.training import Callback, Serial
+from nn.serial import Serial
+from nn.training import Callback
 
 PARTS = ("compute", "wait", "communicate", "update", "input")
 OWN = {"compute": 0, "forward": 0, "backward": 0, "loss": 0, "communicate": 2, "update": 3}  # names of phases

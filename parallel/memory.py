@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from nn.training import Serial
+from nn.serial import Serial
 from parallel.breakdown import wrap
 
 KINDS = ("parameters", "gradients", "moments")

@@ -22,7 +22,7 @@ from mpi4py.MPI import IN_PLACE
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
-from nn.training import check_state, state_kinds
+from nn.serial import check_state, state_kinds
 from parallel.push_pull import cut, pull, push, roles
 from parallel.synchronous import Synchronous, agree
 

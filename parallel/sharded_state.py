@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from nn.network import Bad
-from nn.training import check_state, state_kinds
+from nn.serial import check_state, state_kinds
 from parallel.synchronous import Synchronous
 from parallel.units import Cut, Unit
 

@@ -18,7 +18,8 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.network import Bad, Network
 from nn.optimizers import Optimizer
-from nn.training import Callback, Serial
+from nn.serial import Serial
+from nn.training import Callback
 from parallel.uneven import Total
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from nn.checkpoints import write_atomically
-from nn.training import Serial
+from nn.serial import Serial
 from parallel.breakdown import phases_of, wrap
 
 MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit

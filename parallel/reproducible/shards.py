@@ -26,7 +26,7 @@ from nn.layout import ALIGN
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import LAMB, LARS, Optimizer
-from nn.training import Serial
+from nn.serial import Serial
 from parallel.reproducible.tree_sum import TreeSum
 from parallel.uneven import Total
 

@@ -15,7 +15,7 @@ from nn.layer import Layer, Sequential
 from nn.losses import CrossEntropyLoss
 from nn.network import Network
 from nn.optimizers import SGD
-from nn.training import Serial
+from nn.serial import Serial
 
 PNG = b"\x89PNG"
 

@@ -13,7 +13,7 @@ from nn.lbfgs import LBFGS, Point, Vectors, between
 from nn.losses import CrossEntropyLoss
 from nn.network import Network
 from nn.optimizers import SGD
-from nn.training import Serial
+from nn.serial import Serial
 
 
 def problem(function, start, **options):

@@ -12,7 +12,7 @@ from nn.losses import CrossEntropyLoss
 from nn.memory import ALIGN, SMALL, Memory
 from nn.models import build
 from nn.optimizers import SGD
-from nn.training import Serial
+from nn.serial import Serial
 
 LARGE = (SMALL, 4)  # 64 KiB of float32
 

@@ -17,7 +17,7 @@ from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 from nn.models.resnet import Subsample
 from nn.network import Network
 from nn.optimizers import SGD
-from nn.training import Serial
+from nn.serial import Serial
 
 IMAGENET = (224, 224, 3), 1000
 SIZES = {  # parameters, from the papers or, where they do not say, from the tables of other implementations

@@ -64,6 +64,16 @@ def test_micro_batches_sum_to_the_batch():
     assert losses == pytest.approx(loss, rel=1e-12)
 
 
+def test_a_batch_that_fails_leaves_nothing_to_the_next():
+    whole, failed = trainer(), trainer()
+    x, y = data().x[:10], data().y[:10]
+    for part, total, method in ((x[4:, :5], 10, "step"), (x[4:, :5], 10, "accumulate"), (x[4:], 3, "step")):
+        failed.accumulate(-x[:4], y[:4], 10)
+        with pytest.raises(ValueError):
+            getattr(failed, method)(part, y[4:], total)
+    assert failed.step(x, y) == whole.step(x, y) and (failed.parameters == whole.parameters).all()
+
+
 def test_learns():
     t = trainer()
     training = nn.fit(t, loader(), 20, test=loader(shuffle=False))

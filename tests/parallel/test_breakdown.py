@@ -97,7 +97,8 @@ def test_what_is_read_ahead_is_no_input():
     loader = nn.Loader(dataset(), 10, transform=slowed(lambda x, keys: x, SLOW), timeline=breakdown.loader)
     batches = loader.epoch(0)
     next(batches)  # the only block
-    assert SLOW <= breakdown.spent[4] < 2 * SLOW, "what the thread read, and this one waited for, counts once"
+    # The thread has begun a moment before this one waits.
+    assert SLOW / 2 < breakdown.spent[4] < 2 * SLOW, "what the thread read, and this one waited for, counts once"
     assert not list(batches) or breakdown.spent[4] < 2 * SLOW
 
 
