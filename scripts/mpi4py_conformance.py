@@ -4,10 +4,12 @@
     python scripts/mpi4py_conformance.py --ranks 1,2,3
     python scripts/mpi4py_conformance.py --brief
     python scripts/mpi4py_conformance.py --ranks 4 allreduce=rabenseifner allgather=doubling
+    python scripts/mpi4py_conformance.py --brief --every --ranks 2
 
 The test files test_cco_buf.py and test_cco_vec.py come, unmodified, from the source distribution of the mpi4py that is
 installed, fetched by pip. What follows the options is passed to Communicator; an operation that is not named runs the
-algorithm that short messages take on a network. All of it takes some minutes on two cores, with --brief half of that.
+algorithm that short messages take on a network. All of it takes some minutes on two cores, with --brief half of that;
+--every makes nine runs of each, in which every algorithm of every operation has its turn.
 """
 
 import argparse
@@ -35,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="1,2,3,4,5", metavar="N,...", help="numbers of ranks (default: %(default)s)")
     parser.add_argument("--brief", action="store_true", help="on several ranks leave out the tests that repeat others")
+    parser.add_argument("--every", action="store_true", help="run all with every algorithm, `shared` included")
     parser.add_argument("--tests", type=Path, help="mpi4py's test directory, if it is already here")
     parser.add_argument("--this-rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("algorithms", nargs="*", metavar="OPERATION=NAME", help="as for collectives.Communicator")
@@ -42,18 +45,31 @@ def main() -> int:
     if options.this_rank:
         return run_tests(options.tests, options.brief, dict(a.split("=") for a in options.algorithms))
     tests = options.tests or fetch()
+    runs = [[*chosen, *options.algorithms] for chosen in turns()] if options.every else [options.algorithms]
     worst = 0
     for ranks in map(int, options.ranks.split(",")):
-        said: list[str] = []
-        flags = ["--this-rank", *(["--brief"] if options.brief else []), "--tests", tests]
-        command = [Path(__file__), *flags, *options.algorithms]
-        status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append, env=GIVE_WAY | os.environ)
-        summary = re.findall(r"^conformance: (.*)$", "".join(said), re.MULTILINE)
-        print(f"{ranks} ranks: {summary[0] if summary and not status else f'failed, status {status}'}", flush=True)
-        if status or len(summary) != 1:
-            print("".join(said))
-        worst = worst or status or int(len(summary) != 1)
+        for chosen in runs:
+            said: list[str] = []
+            flags = ["--this-rank", *(["--brief"] if options.brief else []), "--tests", tests]
+            command = [Path(__file__), *flags, *chosen]
+            status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append, env=GIVE_WAY | os.environ)
+            summary = re.findall(r"^conformance: (.*)$", "".join(said), re.MULTILINE)
+            what = " ".join([f"{ranks} ranks", *(chosen if options.every else [])])
+            print(f"{what}: {summary[0] if summary and not status else f'failed, status {status}'}", flush=True)
+            if status or len(summary) != 1:
+                print("".join(said))
+            worst = worst or status or int(len(summary) != 1)
     return worst
+
+
+def turns() -> list[list[str]]:
+    """OPERATION=NAME of each operation, so often that every name has been there."""
+    from collectives import ALGORITHMS
+    from collectives.selection import SHARED
+
+    names = {op: [*entries, *(["shared"] if op in SHARED else [])] for op, entries in ALGORITHMS.items()}
+    longest = max(map(len, names.values()))
+    return [[f"{op}={known[k % len(known)]}" for op, known in names.items()] for k in range(longest)]
 
 
 def fetch() -> Path:
@@ -84,17 +100,21 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
     from collectives import Communicator
     from collectives.executor import Plan
     from collectives.selection import TABLE
+    from collectives.shared import DirectPlan, SharedPlan, ShortPlan
 
     algorithms = {operation: rows[0][1] for operation, rows in TABLE["network"].items()} | algorithms
-    run = Plan.__call__
     ours = 0
 
-    def counting(plan):
-        nonlocal ours
-        ours += 1
-        run(plan)
+    def counting(run):
+        def call(plan):
+            nonlocal ours
+            ours += 1
+            run(plan)
 
-    Plan.__call__ = counting
+        return call
+
+    for kind in (Plan, SharedPlan, ShortPlan, DirectPlan):
+        kind.__call__ = counting(kind.__call__)
     world = MPI.COMM_WORLD
     MPI.COMM_WORLD = Communicator(world, **algorithms)
     MPI.COMM_SELF = Communicator(MPI.COMM_SELF, **algorithms)
