@@ -56,8 +56,8 @@ class Clip:
     limit: float
 
     def __post_init__(self):
-        if not self.limit > 0:
-            raise ValueError(f"{type(self).__name__}: the limit must be positive, given {self.limit}")
+        if not 0 < self.limit < math.inf:
+            raise ValueError(f"{type(self).__name__}: the limit must be positive and finite, given {self.limit}")
 
     def __call__(self, g: np.ndarray, region: Region, sum_over_ranks: SumOverRanks | None = None) -> None:
         """Clip the gradients g of a region in place.

@@ -263,10 +263,12 @@ def parse(
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)
 
-    warmup = steps(given.pop("warmup", 0))
+    warmup = steps(warmup_epochs := given.pop("warmup", 0))
     start = given.pop("warmup_from", lr if "base_batch" in given else 0.0)
     base_batch = given.pop("base_batch", None)
     if name in ("cosine", "polynomial"):
+        if warmup and warmup >= steps(epochs):
+            raise ValueError(f"learning rate {text!r}: {warmup_epochs:g} epochs of warm-up leave none of {epochs}")
         given |= {"steps": steps(epochs), "begin": warmup}
     elif name == "exponential":
         given["every"] = steps_per_epoch
@@ -305,6 +307,8 @@ KEYS = {
     "plateau": ("factor", "patience", "metric"),
 }
 FOR_ALL = ("warmup", "warmup_from", "base_batch")
+WHOLE = ("patience", "base_batch")
+MOST = 1e9  # of any number: steps are counted in integers
 
 
 def _options(text: str, name: str, rest: str) -> dict:
@@ -322,11 +326,12 @@ def _options(text: str, name: str, rest: str) -> dict:
             elif key == "at":
                 given[key] = tuple(float(epoch) for epoch in value.split("/"))
             else:
-                given[key] = int(value) if key in ("patience", "base_batch") else float(value)
+                given[key] = int(value) if key in WHOLE else float(value)
         except ValueError as error:
-            raise ValueError(f"learning rate {text!r}: {key} must be a number, given {value!r}") from error
-        if key != "metric" and not min(np.atleast_1d(given[key])) >= 0:
-            raise ValueError(f"learning rate {text!r}: {key} must not be negative, given {value!r}")
+            kind = "a whole number" if key in WHOLE else "a number"
+            raise ValueError(f"learning rate {text!r}: {key} must be {kind}, given {value!r}") from error
+        if key != "metric" and not all(0 <= number < MOST for number in np.atleast_1d(given[key])):
+            raise ValueError(f"learning rate {text!r}: {key} must be at least 0 and below {MOST:g}, given {value!r}")
     return given
 
 

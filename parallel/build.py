@@ -61,9 +61,20 @@ def network(options: Options, data: data.Data) -> nn.Network:
         init=options.init,
         output_activation=output,
     )
+    check_kind(options, data, network)
     if options.sync_batch_norm:
         synchronise(network)
     return network
+
+
+def check_kind(options: Options, data: data.Data, network: nn.Network) -> None:
+    """Refuse numbers where a network takes ids, and ids where it takes numbers."""
+    x, _ = data.train.batch(slice(0, 1))
+    if (x.dtype.kind in "iu") != network.takes_ids:
+        takes, holds, other = ("ids", "numbers", "mlp") if network.takes_ids else ("numbers", "ids", "transformer")
+        raise ValueError(
+            f"--model {options.model} takes {takes}, and {options.data} holds {holds}: use --model {other}"
+        )
 
 
 def synchronise(network: nn.Network) -> None:
@@ -105,7 +116,7 @@ def augmentation(text: str | None) -> list:
         kind, _, number = part.partition(":")
         if kind == "flip" and not number:
             transforms.append(data.RandomFlip())
-        elif kind == "crop" and number.isdigit():
+        elif kind == "crop" and number.isdecimal() and int(number):
             transforms.append(data.RandomCrop(int(number)))
         else:
             raise ValueError(f"--augment {text}: unknown part {part!r}; expected crop:PIXELS, flip, or crop:4,flip")

@@ -14,6 +14,7 @@ import math
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +51,10 @@ OWN_WAY = {
     "compress": ("reproducible", *MESSAGES),
     "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
 }
+# Options that one process does not read.
+BETWEEN_RANKS = ("strategy", "allreduce", *MESSAGES, "unit", "prefetch", "check_replicas")
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def option(default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None):
@@ -171,9 +175,8 @@ class Parser(argparse.ArgumentParser):
     """Wrong options are one message, without the list of all that there are; whoever parses says it."""
 
     def error(self, message: str):
-        if misspelt := re.fullmatch(r"unrecognized arguments: (--[^\s=]+).*", message):
-            near = difflib.get_close_matches(misspelt[1], self._option_string_actions, n=1)
-            message = f"no option {misspelt[1]}" + (f": did you mean {near[0]}?" if near else "")
+        if unknown := re.fullmatch(r"unrecognized arguments: ([^\s=]+).*", message):
+            message = f"no option {nearest(unknown[1], self._option_string_actions)}"
         raise OptionError(f"{message} (--help lists the options)")
 
 
@@ -220,6 +223,12 @@ def shown_default(f: dataclasses.Field) -> str:
     return "" if off else str(f.default)
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name, and which one may have been meant."""
+    near = difflib.get_close_matches(name if name.startswith("-") else f"--{name}", known, n=1)
+    return repr(name) + (f": did you mean {near[0]}?" if near else "")
+
+
 def parse(argv: list[str] | None = None) -> Options:
     """Options from the command line; raises OptionError where they make no sense by themselves (`check`)."""
     argparser = parser()
@@ -259,11 +268,11 @@ def read_toml(path: str) -> dict:
     known = {f.name: f for f in dataclasses.fields(Options)}
     for key, value in values.items():
         if key not in known:
-            raise OptionError(f"--config {path}: unknown option {key!r}; known are {', '.join(known)}")
+            raise OptionError(f"--config {path}: no option {nearest(flag(key), map(flag, known))}")
         kind = type_of(known[key])
         fits = isinstance(value, (int, float) if kind is float else kind)
         if not fits or isinstance(value, bool) != (kind is bool):
-            raise OptionError(f"--config {path}: {key} must be {kind.__name__}, given {value!r}")
+            raise OptionError(f"--config {path}: {key} must be {KINDS[kind]}, given {value!r}")
         choices = known[key].metadata["choices"]
         if choices and value not in choices:
             raise OptionError(f"--config {path}: {key} must be one of {', '.join(choices)}, given {value!r}")
@@ -300,8 +309,16 @@ def resumed(values: dict) -> dict:
 def check(options: Options) -> None:
     """Refuse numbers out of range and options that others leave without effect, by name."""
     for f in dataclasses.fields(Options):
-        if (value := getattr(options, f.name)) is not None and type_of(f) in (int, float):
+        value = getattr(options, f.name)
+        if value is not None and type_of(f) in (int, float):
             check_number(f.name, type_of(f), value)
+        if value == "":
+            raise OptionError(f"{flag(f.name)} must not be empty: leave it out")
+    for name in ("accumulate", "reproducible"):
+        if (getattr(options, name) or 1) > options.batch:
+            raise OptionError(
+                f"{flag(name)} must be at most the {options.batch} samples of --batch, given {getattr(options, name)}"
+            )
     defaults = {f.name: f.default for f in dataclasses.fields(Options)}
     for way, others in OWN_WAY.items():
         for name in others if getattr(options, way) else ():

@@ -21,7 +21,7 @@ from parallel import build, launch, reports
 from parallel.breakdown import Breakdown, draw_breakdown
 from parallel.job import default_directory, program
 from parallel.memory import Ledger, resident
-from parallel.options import Options
+from parallel.options import BETWEEN_RANKS, Options, flag
 from parallel.prepare import Parts, check_checkpoints, prepare
 from parallel.timeline import Timeline
 from parallel.timeline import write as write_timeline
@@ -61,7 +61,7 @@ def train(options: Options) -> dict:
     say(network.summary())
     say(f"{data.name}: {len(data.train):,} training and {len(data.test):,} test samples")
     learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
-    say(f"{describe_ranks(trainer, options.strategy)}; {learning}")
+    say(f"{describe_ranks(trainer, options)}; {learning}")
     say()
     if options.find_lr:
         say(reports.find_rate(trainer, train_loader, out, write=rank == 0))
@@ -249,11 +249,13 @@ def environment(world) -> dict:
     return found
 
 
-def describe_ranks(trainer: nn.Serial, strategy: str) -> str:
+def describe_ranks(trainer: nn.Serial, options: Options) -> str:
     communicator = getattr(trainer, "communicator", None)
     count = communicator.size if communicator else 1
     if count == 1:
-        return "one process" + (f" (--strategy {strategy} begins at --ranks 2)" if strategy != "ddp" else "")
+        asked = [name for name in BETWEEN_RANKS if getattr(options, name) != getattr(Options, name)]
+        idle = [f"{flag(name)} {getattr(options, name)}" for name in asked]
+        return "one process" + (f" (without effect below --ranks 2: {', '.join(idle)})" if idle else "")
     how = trainer.describe() if hasattr(trainer, "describe") else ""
     return f"{count} ranks, {type(trainer).__name__}{': ' * bool(how)}{how}"
 

@@ -191,6 +191,8 @@ def _arrays(name: str, dtype) -> list[Dataset]:
         )
     if not path.exists():
         raise DataNotFound(f"{path}: no such file; an .npz file must hold {', '.join(keys)}")
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: not an .npz file; expected the arrays {', '.join(keys)}")
     try:
         if path.is_dir():
             arrays = [np.load(path / f"{key}.npy", mmap_mode="r", allow_pickle=False) for key in keys]

@@ -202,6 +202,8 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small):
     assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
     train("--resume", out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4
+    said = train("--resume", out, "--strategy", "zero2", "--unit", "2")
+    assert "one process (without effect below --ranks 2: --strategy zero2, --unit 2.0)" in said
     said = train("--resume", out, "--epochs", "5", "--ranks", "2", "--strategy", "zero1")
     assert "ZeRO1" in said and result(out)["epochs"] == 5
 
@@ -239,7 +241,7 @@ def test_config_file_lies_below_the_flags(tmp_path):
 # What is refused before anything runs (status 2), and what goes wrong while it runs (status 1).
 WRONG = [
     (["--lr", "-1"], 2, "--lr must be at least 0 and finite, given -1.0"),
-    (["--epocs", "3"], 2, "no option --epocs: did you mean --epochs?"),
+    (["--epocs", "3"], 2, "no option '--epocs': did you mean --epochs?"),
     (["--epochs", "x"], 2, "invalid int value: 'x'"),
     (["--batch", "0"], 2, "--batch must be at least 1, given 0"),
     (["--momentum", "1"], 2, "--momentum must be at least 0 and below 1, given 1.0"),
@@ -255,7 +257,11 @@ WRONG = [
     (["--lr", "1e30", "--limit", "64"], 1, "the first value that is not finite is in"),
     (["--momentum", "0.9", "--optimizer", "adam"], 2, "--momentum has no effect with --optimizer adam"),
     (["--label-smoothing", "0.1", "--loss", "mse"], 2, "--label-smoothing has no effect with --loss mse"),
-    (["--overlap", "poke", "--node-memory", "on"], 2, "--overlap poke has no effect with --node-memory on"),
+    (
+        ["--ranks", "2", "--overlap", "poke", "--node-memory", "on"],
+        2,
+        "--overlap poke has no effect with --node-memory on",
+    ),
     (["--reproducible", "4", "--bucket", "1"], 2, "--bucket does not go with --reproducible"),
     (["--allreduce", "ring", "--strategy", "fsdp"], 2, "--allreduce has no effect with --strategy fsdp"),
     (["--loss", "mse"], 2, "--loss mse: the targets of digits are classes: use cross-entropy"),

@@ -20,6 +20,15 @@ WRONG = [
     ("--model mlp:65,10", "expected 64"),
     ("--model transformer", "transformer takes sequences of ids"),
     ("--data dgits", "no data set 'dgits'; known: digits"),
+    ("--data {file}.npz", "not an .npz file; expected the arrays x_train"),
+    ("--data=", "--data must not be empty: leave it out"),
+    ("--model mlp --data stdlib", "--model mlp takes numbers, and stdlib holds ids: use --model transformer"),
+    ("--model encoder:8,2 --data {floats} --loss mse", "only sequences of ids can be masked"),
+    ("--model transformer:8,2 --data {floats} --loss mse", "takes ids, and {floats} holds numbers: use --model mlp"),
+    ("epochs 3", "no option 'epochs': did you mean --epochs?"),
+    ("--config {file}.toml", "no option '--epoch': did you mean --epochs?"),
+    ("--accumulate 33", "--accumulate must be at most the 32 samples of --batch, given 33"),
+    ("--reproducible 64", "--reproducible must be at most the 32 samples of --batch, given 64"),
     ("--data mnist --data-dir nowhere", "get_data.py mnist --data-dir nowhere"),
     ("--length 5", "--length has no effect with --data digits: leave it out, or use stdlib"),
     ("--mask 0.5", "--mask: cnn predicts the next byte"),
@@ -29,10 +38,12 @@ WRONG = [
     ("--nesterov", "nesterov needs a momentum above 0"),
     ("--clip norm:-1", "clip 'norm:-1': expected value:LIMIT"),
     ("--augment crip:4", "unknown part 'crip:4'; expected crop:PIXELS"),
+    ("--augment crop:0", "unknown part 'crop:0'; expected crop:PIXELS"),
     ("--augment crop:8", "shifted by 8 pixels nothing is left of an image of 8 x 8"),
     ("--augment crop:99 --data stdlib --model transformer", "RandomCrop: expects images"),
     ("--augment flip --data stdlib --model transformer", "RandomFlip: expects images"),
     ("--schedule cosin", "unknown schedule 'cosin'"),
+    ("--schedule cosine --linear-scaling 16 --epochs 5", "5 epochs of warm-up leave none of 5"),
     ("--schedule plateau:metric=los", "no metric 'los'; use test_loss, loss, accuracy"),
     ("--linear-scaling 16 --schedule cosine:base_batch=8", "say the same: leave one out"),
     ("--sync-batch-norm", "cnn has no batch normalisation"),
@@ -89,11 +100,15 @@ def places(tmp_path_factory):
     """A file, the directory of a run, and that of one that was ended before it saved anything."""
     where = tmp_path_factory.mktemp("places")
     (where / "file").write_text("")
+    (where / "file.npz").write_text("hello")
+    (where / "file.toml").write_text("epoch = 3")
+    x, y = np.zeros((40, 3)), np.zeros(40)
+    np.savez(where / "floats.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     for name in ("run", "begun"):
         (where / name / "checkpoints").mkdir(parents=True)
         (where / name / "config.json").write_text("{}")
     (where / "run" / "checkpoints" / "manifest.json").write_text('{"format": 1, "checkpoints": [{}]}')
-    return {name: str(where / name) for name in ("file", "run", "begun")}
+    return {name: str(where / name) for name in ("file", "run", "begun")} | {"floats": str(where / "floats.npz")}
 
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
@@ -101,7 +116,7 @@ def test_no_rank_is_started_for_a_wrong_option(line, words, places, tmp_path, mo
     monkeypatch.setattr(job, "start_ranks", lambda *_: pytest.fail("ranks were started"))
     out = [] if "--out" in line or "--resume" in line else ["--out", str(tmp_path / "run")]
     assert job.main(["--ranks", "4", *out, *line.format(**places).split()]) == job.WRONG_OPTION
-    said = capsys.readouterr()
+    said, words = capsys.readouterr(), words.format(**places)
     assert said.err.startswith("error: ") and said.err.count("error: ") == 1 and words in said.err and not said.out
     assert not list(tmp_path.iterdir())
 
