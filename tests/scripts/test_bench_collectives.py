@@ -100,13 +100,18 @@ def test_rows_of_a_case(monkeypatch):
     assert "goal 1.00: MISSED" in second.note
     for row in (third, fourth):
         assert row.peer is None and row.ratio is None and row.note.startswith("PyTorch is not installed")
+    result["times"]["sums alone"] = side(2e-6)
+    first, second, floor, *_ = bench.compare(result)
+    assert "goal 0.33, below the floor of 0.50: met" in first.note and "goal 1.00: MISSED" in second.note
+    assert floor.case == "allreduce, 1 MiB, sums alone" and math.isclose(floor.ours, 2)
 
 
 def test_a_job_of_its_own_whose_malloc_keeps_memory(nothing_left):
     import bench_collectives as bench
 
-    shared, private = bench.rows(quick=True, only="control")
-    assert (shared.case, private.case) == ("control, 1 MiB, shared arrays", "control, 1 MiB, private arrays")
+    shared, private, floor = bench.rows(quick=True, only="control")
+    names = ("shared arrays", "private arrays", "sums alone")
+    assert (shared.case, private.case, floor.case) == tuple(f"control, 1 MiB, {name}" for name in names)
     assert shared.peer == private.peer > 0 and shared.ours > 0 and shared.ranks == 2
     assert list(bench.rows(quick=True, only="no such case")) == []
 
