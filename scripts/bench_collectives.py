@@ -297,7 +297,7 @@ def mpi_call(comm, operation: str, x):
 
 
 def sum_alone(x) -> None:
-    """What an allreduce of two ranks makes each of them do, without the other: add one half of x to the other, twice."""
+    """What an allreduce of two ranks makes each of them do, but alone: add two halves of x, store the sum in both."""
     import numpy as np
 
     from collectives.shared import BLOCK
