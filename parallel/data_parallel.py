@@ -11,6 +11,8 @@ Cost of a step over one process's: see there. Source: Li et al. 2020 (PyTorch Di
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 
 from nn.layout import ALIGN
@@ -88,7 +90,8 @@ class DistributedDataParallel(Synchronous):
                 self.communicator, self.nodes, self.network, self.optimizer, tail, self.bucketing, self.limit
             )
         if self.sums.buckets:
-            self.sums.buckets.say = lambda line: self.say(line)
+            this = weakref.proxy(self)  # no cycle
+            self.sums.buckets.say = lambda line: this.say(line)
         self.parameters, self.gradients = self.sums.parameters, self.sums.gradients
 
     @property

@@ -21,6 +21,7 @@ Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP).
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -290,7 +291,8 @@ class FullyShardedDataParallel(ZeRO2):
     ):
         self.prefetch = prefetch
         super().__init__(network, loss, optimizer, communicator, seed, unit_bytes, offload)
-        self.run.common.fetch = self.fetch
+        this = weakref.proxy(self)  # no cycle
+        self.run.common.fetch = lambda run: this.fetch(run)
 
     def place_parameters(self, found):
         if self.prefetch is None:

@@ -8,6 +8,7 @@ the gradient of the batch, uneven parts included. A strategy says how the sum is
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -48,7 +49,8 @@ class Synchronous(Serial):
         self.shard = (communicator.rank, communicator.size)
         self._agree(network, loss, optimizer, seed)
         super().__init__(network, loss, optimizer, seed)
-        self.run.common.all_sum = self.all_sum
+        this = weakref.proxy(self)  # no cycle: shared memory goes with the trainer, not when garbage is collected
+        self.run.common.all_sum = lambda array: this.all_sum(array)
 
     def start_alike(self) -> None:
         """Parameters and running statistics are rank 0's on all ranks (collective)."""

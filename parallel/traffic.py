@@ -95,25 +95,28 @@ class Traffic:
         return counted
 
     def _counting(self, method: Callable, operation: str) -> Callable:
+        rank, size, counted, counts = self.communicator.rank, self.communicator.size, self.bytes, self.calls
+
         def call(*buffers, **options):
-            self.calls[operation] += 1
-            self.bytes[operation] += self._sent(operation, buffers, options)
+            counts[operation] += 1
+            counted[operation] += sent(operation, buffers, options, rank, size)
             return method(*buffers, **options)
 
         return call
 
-    def _sent(self, operation: str, buffers: tuple, options: dict) -> int:
-        size, rank = self.communicator.size, self.communicator.rank
-        vector = operation in VECTOR
-        if operation in WHOLE:
-            second, times = WHOLE[operation]
-            whole = buffers[1] if second or is_in_place(buffers[0]) else buffers[0]
-            return times * nbytes(whole, size, vector) * (size - 1) // size
-        if operation in BLOCK:
-            root = options.get("root", buffers[2] if len(buffers) > 2 else 0) if operation.startswith("gather") else -1
-            return 0 if rank == root else nbytes(buffers[0], 1, False)
-        root = options.get("root", buffers[2] if len(buffers) > 2 else 0)  # scatter
-        return nbytes(buffers[0], size, vector) * (size - 1) // size if rank == root else 0
+
+def sent(operation: str, buffers: tuple, options: dict, rank: int, size: int) -> int:
+    """Bytes that this rank has to send in a call with these arguments."""
+    vector = operation in VECTOR
+    if operation in WHOLE:
+        second, times = WHOLE[operation]
+        whole = buffers[1] if second or is_in_place(buffers[0]) else buffers[0]
+        return times * nbytes(whole, size, vector) * (size - 1) // size
+    if operation in BLOCK:
+        root = options.get("root", buffers[2] if len(buffers) > 2 else 0) if operation.startswith("gather") else -1
+        return 0 if rank == root else nbytes(buffers[0], 1, False)
+    root = options.get("root", buffers[2] if len(buffers) > 2 else 0)  # scatter
+    return nbytes(buffers[0], size, vector) * (size - 1) // size if rank == root else 0
 
 
 def nbytes(buffer, parts: int, vector: bool) -> int:

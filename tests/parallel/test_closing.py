@@ -1,0 +1,56 @@
+"""A trainer that is closed and let go is gone at once, and its shared memory: it does not wait for the collector."""
+
+import gc
+import weakref
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+from equality import MODELS, batches
+
+import nn
+from parallel.options import Options
+
+
+@contextmanager
+def no_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def shared_memory() -> int:
+    """Mappings of anonymous files that this process has."""
+    with open("/proc/self/maps") as maps:
+        return sum("/memfd:" in line for line in maps)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_nothing_refers_to_a_closed_trainer(comm):
+    from collectives import Communicator
+    from parallel.strategies import STRATEGIES
+    from parallel.traffic import Traffic
+
+    ways = [{}, {"reproducible": 4}], STRATEGIES
+    cases = [options | {"strategy": name} for options, name in product(*ways)]
+    cases += [{"strategy": "ddp", "overlap": way} for way in ("poke", "thread")]
+    cases += [{"strategy": name, "compress": "topk:0.1"} for name in ("ddp", "ps")]
+    before, most = shared_memory(), 0
+    with no_collector():
+        for case in cases:
+            communicator = Communicator(comm)
+            made = MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), Traffic(communicator)
+            trainer = STRATEGIES[case["strategy"]](Options(**case, batch=16), *made)
+            for batch in batches("mlp", trainer.shard, 2):
+                trainer.step(*batch)
+            most = max(most, shared_memory())
+            there = weakref.ref(trainer)
+            trainer.close()
+            communicator.release()
+            del made, trainer, communicator
+            assert there() is None, f"{case}: {gc.get_referrers(there())}"
+            assert shared_memory() == before, case
+    assert most > before, "control: there was some"
