@@ -23,9 +23,7 @@ import numpy as np
 from collectives.algorithms import ALGORITHMS, Algorithm
 from collectives.networks import NETWORKS, Network
 from collectives.steps import Blocks, Round
-from collectives.walking import Flight, Span, Trace, Walk
-
-__all__ = ["Flight", "Price", "Span", "Trace", "price"]
+from collectives.walking import Trace, Walk
 
 WALK_AT_MOST = 4_000_000  # steps; about 10 s
 

@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from collectives import drawing_marks as marks
-from collectives.clock import Flight, Price, price, read
+from collectives.clock import Price, price, read
 from collectives.drawing_timeline import draw_timeline
 from collectives.networks import NETWORKS, ROUNDS, Network
 from collectives.replay import Replay
 from collectives.steps import Blocks
+from collectives.walking import Flight
 
 __all__ = ["animate", "draw", "draw_buffers", "draw_timeline"]
 

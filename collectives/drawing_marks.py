@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from collectives.clock import Flight, Price
+from collectives.clock import Price
 from collectives.networks import ROUNDS
 from collectives.replay import NOWHERE, Replay
 from collectives.steps import Copy, RecvReduce, Reduce
+from collectives.walking import Flight
 
 INK, GREY, LINE, EMPTY = "#1f2430", "#7b8494", "#d5d9e0", "#eef0f3"
 WHOLE = "#42526e"  # of a message that carries the whole vector, which has no place in it

@@ -119,8 +119,7 @@ ROUNDS = Network(Link(1.0, 0.0), Link(1.0, 0.0))
 def fit(points: Iterable[tuple[float, float]], overhead: float = 0.0) -> Link:
     """The link that explains measured messages: least squares of the relative error of alpha + n beta.
 
-    Relative, because a ping-pong spans six orders of magnitude: plain least squares would see the largest
-    messages only.
+    Relative, because a ping-pong spans six orders of magnitude: plain least squares would see the largest only.
 
     Parameters
     ----------
@@ -173,7 +172,7 @@ def lower_bound(op: str, p: int, n: float, network: Network) -> float:
     Parameters
     ----------
     op : str
-        A collective: "allreduce", "broadcast", "reduce_scatter" ...; case and a trailing "v" do not matter.
+        A name in ALGORITHMS: "allreduce", "broadcast", "reduce_scatter" ...
     p : int
         Ranks.
     n : float
@@ -185,9 +184,7 @@ def lower_bound(op: str, p: int, n: float, network: Network) -> float:
     ValueError
         The operation is not known.
     """
-    name = op.lower()
-    name = name if name in _TRAFFIC else name.removesuffix("v")
-    if name not in _TRAFFIC:
+    if op not in _TRAFFIC:
         raise ValueError(f"no lower bound for {op!r}: known are {', '.join(_TRAFFIC)}")
     if p == 1:
         return 0.0
@@ -196,12 +193,11 @@ def lower_bound(op: str, p: int, n: float, network: Network) -> float:
     hops = lambda k: math.ceil(math.log2(k))
     if nodes == 1 or g == 1:
         link = network.inside if nodes == 1 else network.between
-        return max(hops(p) * link.alpha, _TRAFFIC[name](p, (p - 1) / p) * n * link.beta)
-    volume = _TRAFFIC[name](nodes, (p - g) / p) * n
-    if name == "alltoall":  # n is what one rank sends; all ranks of a node send through one port
+        return max(hops(p) * link.alpha, _TRAFFIC[op](p, (p - 1) / p) * n * link.beta)
+    volume = _TRAFFIC[op](nodes, (p - g) / p) * n
+    if op == "alltoall":  # n is what one rank sends; all ranks of a node send through one port
         volume *= g
-    # The ranks of a node can call on as many nodes at once: 1 + g times as many nodes know after each
-    # message.
+    # The g ranks of a node can tell as many nodes at once: after each message 1 + g times as many nodes know.
     across = math.ceil(round(math.log(nodes, 1 + g), 9))
     fastest = min(network.inside.alpha, network.between.alpha)
     latency = max(hops(p) * fastest, across * network.between.alpha)
@@ -213,8 +209,7 @@ def _gbit(rate: float, efficiency: float = 1.0) -> float:
     return 8e-9 / (rate * efficiency)
 
 
-# Line rates are what the name says; latencies are typical published ones: replace them by your own
-# measurement.
+# Line rates are what the name says; latencies are typical published ones: replace them by your own measurement.
 NETWORKS = {
     "workstation": Network(
         inside=Link(0.5e-6, 1 / 8e9, 0.2e-6),

@@ -8,8 +8,8 @@ Elements that always travel together are one cell, so that the cost is in messag
 
 import numpy as np
 
-from collectives.clock import Trace
 from collectives.steps import Blocks, Copy, RecvReduce, Reduce, Send, blocks
+from collectives.walking import Trace
 
 NOWHERE = -1  # where scratch stood that nothing was written to
 

@@ -42,8 +42,7 @@ class Span(NamedTuple):
 class Trace:
     """All that happened: every round, every message, and the order of beginnings and ends of rounds.
 
-    `log` holds ("begin" or "end", rank, round) in causal order: a round ends after those it received from
-    began.
+    `log` holds ("begin" or "end", rank, round) in causal order: a round ends after those it received from began.
     """
 
     rounds: list[Span] = field(default_factory=list)
@@ -54,8 +53,8 @@ class Trace:
 class Walk:
     """Walk ranks 0 .. mine - 1.
 
-    Where mine < size these are one node that stands for all: what a rank sends to a rank of another node, its
-    own node gets from the rank as far away on the other side, at the same moment.
+    Where mine < size these are one node that stands for all: what a rank sends to a rank of another node, its own node
+    gets from the rank as far away on the other side, at the same moment.
     """
 
     def __init__(self, program, name, size, itemsize, network, mine, trace):
@@ -76,10 +75,9 @@ class Walk:
                 gc.enable()
 
     def walk(self):
-        # Two kinds of events in order of time: a rank begins its next round (flight is None), or the first
-        # byte of a message reaches the port of the rank. Ranks in step have events at equal times, hence a
-        # heap of the distinct times and a list for each. Written flat, with local names: this loop is all of
-        # the cost.
+        # Two kinds of events in order of time: a rank begins its next round (flight is None), or the first byte of a
+        # message reaches the port of the rank. Ranks in step have events at equal times, hence a heap of the distinct
+        # times and a list for each. Written flat, with local names: this loop is all of the cost.
         size, mine, itemsize, trace = self.size, self.mine, self.itemsize, self.trace
         node, links = self.network.ranks_per_node, (self.network.inside, self.network.between)
         gamma, copy = self.network.gamma * itemsize, self.network.copy * itemsize

@@ -157,8 +157,8 @@ def double_tree_cost(p, n):
 def double_tree(rank, size, count, segment=SEGMENT):
     """Two binary trees, each for half of x in k segments: 4 (lg p + k) messages of n/2k, half of them added.
 
-    For many segments that is 4 k alpha + 2 n beta + n gamma. Within a quarter of that,
-    as the waves of the two trees delay each other at their ports.
+    For many segments that is 4 k alpha + 2 n beta + n gamma. It is within a quarter of what the clock finds, as the
+    waves of the two trees delay each other at their ports.
 
     Segments climb a tree and are added, and go down again from its root while others still climb; who is inside one
     tree is a leaf of the other, so that both directions of every link are busy. The rounds count common time t: segment
@@ -187,11 +187,12 @@ def double_tree(rank, size, count, segment=SEGMENT):
         yield tuple(steps)
 
 
-def two_level_cost(p, n):
-    return Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p)
-
-
-@algorithm("allreduce", cost=two_level_cost, ordered=False, requires=NODES)
+@algorithm(
+    "allreduce",
+    cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p),  # of a rank on each node: the ring
+    ordered=False,
+    requires=NODES,
+)
 def two_level(rank, size, count, nodes=None):
     """Sum inside each node, then between nodes, then share: 2(M-1)/M n/g bytes of a rank cross the network.
 

@@ -4,7 +4,7 @@ Short x: binomial. Long x: chain where there are many more segments than ranks, 
 """
 
 from collectives.algorithms import allgather
-from collectives.algorithms.registry import SEGMENT, Cost, algorithm, how_many, log2, segments
+from collectives.algorithms.registry import SEGMENT, Cost, algorithm, how_many, log2, segments, subtree
 from collectives.steps import Recv, Send, part
 
 
@@ -24,9 +24,7 @@ def binomial(rank, size, count, root=0):
     Counted from the root, rank r gets it from r with its lowest set bit cleared.
     """
     me = (rank - root) % size
-    bit = 1
-    while bit < size and not me & bit:
-        bit *= 2
+    bit = subtree(me, size)
     if me:
         yield (Recv((me - bit + root) % size, "x", 0, count),)
     while bit := bit // 2:
@@ -65,9 +63,7 @@ def scatter_allgather(rank, size, count, root=0):
     1994.
     """
     me = (rank - root) % size
-    bit = 1
-    while bit < size and not me & bit:
-        bit *= 2
+    bit = subtree(me, size)
 
     def parts(first, last):
         return part(count, size, first)[0], part(count, size, min(last, size) - 1)[1]

@@ -1,6 +1,6 @@
 """Gather: x of rank i becomes block i of the root's y."""
 
-from collectives.algorithms.registry import Cost, algorithm, log2
+from collectives.algorithms.registry import Cost, algorithm, log2, subtree
 from collectives.algorithms.scatter import offsets
 from collectives.steps import Copy, Recv, Send, blocks
 
@@ -26,9 +26,7 @@ def binomial(rank, size, count, root=0):
     """
     block = blocks(count, size)
     me = (rank - root) % size
-    lowest = 1
-    while lowest < size and not me & lowest:
-        lowest *= 2
+    lowest = subtree(me, size)
     at = offsets(block, size, root, me, min(me + lowest, size))
     yield (Copy("tmp", 0, at[1], "x", 0),)
     bit = 1

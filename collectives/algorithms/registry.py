@@ -91,6 +91,14 @@ def log2(n: int) -> int:
     return (n - 1).bit_length()
 
 
+def subtree(place: int, size: int) -> int:
+    """The places that hang from one in the binomial tree over 0 ... size - 1, itself included, were it full.
+
+    That is the lowest set bit of the place; of the root, place 0, the smallest power of two that is at least `size`.
+    """
+    return place & -place or 1 << log2(size)
+
+
 def how_many(count: int, segment: int) -> int:
     """The number of segments, at least one, none longer than `segment`, that `count` elements are cut into."""
     return max(1, -(-count // segment))

@@ -1,6 +1,6 @@
 """Scatter: block i of the root's x becomes y of rank i."""
 
-from collectives.algorithms.registry import Cost, algorithm, log2
+from collectives.algorithms.registry import Cost, algorithm, log2, subtree
 from collectives.steps import Copy, Recv, Send, blocks
 
 
@@ -25,9 +25,7 @@ def binomial(rank, size, count, root=0):
     """
     block = blocks(count, size)
     me = (rank - root) % size
-    bit = 1
-    while bit < size and not me & bit:
-        bit *= 2
+    bit = subtree(me, size)
     at = offsets(block, size, root, me, min(me + bit, size))
     if me:
         yield (Recv((me - bit + root) % size, "tmp", 0, at[-1]),)

@@ -219,8 +219,8 @@ def test_fit_recovers_a_link_from_noisy_points():
 def test_lower_bound():
     n = 1e6
     assert lower_bound("allreduce", 8, n, HOCKNEY) == pytest.approx(2 * 7 / 8 * n * BETA)
-    assert lower_bound("Allreduce", 9, 8, HOCKNEY) == pytest.approx(4 * ALPHA)
-    assert lower_bound("allgatherv", 8, n, HOCKNEY) == pytest.approx(7 / 8 * n * BETA)
+    assert lower_bound("allreduce", 9, 8, HOCKNEY) == pytest.approx(4 * ALPHA)
+    assert lower_bound("allgather", 8, n, HOCKNEY) == pytest.approx(7 / 8 * n * BETA)
     assert lower_bound("barrier", 8, 0, HOCKNEY) == pytest.approx(3 * ALPHA)
     assert lower_bound("allreduce", 1, n, HOCKNEY) == 0
     with pytest.raises(ValueError, match="'sort'"):
