@@ -30,6 +30,7 @@ PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    launch.settle()
     if launch.rank_from_environment() and {"-h", "--help"}.intersection(argv):
         return 0  # rank 0 says it
     try:

@@ -37,6 +37,10 @@ TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as wit
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
+# From a wheel: no fabric to look for (a start takes 0.2 s instead of 1.2), no message about one.
+_NO_FABRIC = {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
+
+
 class LaunchError(RuntimeError):
     """The ranks could not be started."""
 
@@ -97,14 +101,22 @@ def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
     chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # allow more ranks than cores
     chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # the same, Open MPI 4
     if mpiexec.parent == Path(sys.executable).parent:
-        # From a wheel: no fabric to look for (a start takes 0.2 s instead of 1.2), no message about one.
-        chosen |= {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
+        chosen |= _NO_FABRIC
         # Every job would bind its ranks to the same first cores; the scheduler does better.
         chosen["PRTE_MCA_hwloc_default_binding_policy"] = "none"
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
             chosen |= {name: "1", f"{name}_CONFIRM": "1"}
     return chosen
+
+
+def settle() -> None:
+    """In a rank that the user's own mpirun started, before MPI is imported: look for no fabric, as in `settings`."""
+    size = os.environ.get("OMPI_COMM_WORLD_SIZE")
+    one_node = size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if one_node and os.access(Path(sys.executable).with_name("mpiexec"), os.X_OK):
+        for name, value in _NO_FABRIC.items():
+            os.environ.setdefault(name, value)
 
 
 class Job:

@@ -152,6 +152,19 @@ def test_inside_by_environment(monkeypatch, environment, rank, size):
             launch.run(["-c", ""], 2)
 
 
+@pytest.mark.parametrize(("ranks_here", "found"), [("4", {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi"}), ("2", {})])
+def test_ranks_of_one_node_look_for_no_fabric(monkeypatch, tmp_path, ranks_here, found):
+    """Where MPI is from a wheel: a cluster's mpiexec is not beside Python. And several nodes need their network."""
+    given = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": ranks_here, "OMPI_MCA_osc": "of the user"}
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    launch.settle()
+    assert os.environ == given
+    (tmp_path / "mpiexec").touch(mode=0o755)
+    launch.settle()
+    assert os.environ == given | found
+
+
 def test_ranks_know_that_they_are_inside():
     status, lines, _ = run("from parallel import launch; print(launch.inside(), launch.size_from_environment() == 2)")
     assert status == 0 and lines == ["True True\n"] * 2
