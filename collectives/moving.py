@@ -186,7 +186,7 @@ class MovingPlanner:
             all_ = as_bytes(message, slices_of(message, self.size))
             keep.append(message.datatype)
             if own is None:  # in place: the root's block is where it belongs
-                own = Bytes(all_.block(root), ((0, all_.block(root).nbytes),))
+                own = Bytes(all_.block(root), ((0, all_.block(root).nbytes),), all_.pack)
             self.check_lengths(operation, all_.block(root).nbytes, own.memory.nbytes)
         length = own.memory.nbytes
         name = self.choose(asked, operation, length * self.size, vector=vector)
