@@ -16,15 +16,14 @@ are those that the trainer counts; the network cards' own count, headers and all
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
 import netlab
-from benchmarking import Row, arguments
+from benchmarking import Row, arguments, in_lab
 
 MODEL, IN_SHAPE, CLASSES, BATCH = "mlp:784,512,512,10", (784,), 10, 64  # samples a rank
 METHODS = (
@@ -50,17 +49,13 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
     if reason := netlab.why_not():
         yield Row(LAB, None, note=reason)
         return
-    here = Path(__file__).resolve()
-    mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", 2, sys.executable, "-m", "mpi4py", here]
-    lab = [sys.executable, here.with_name("netlab.py"), "run", "--hosts", 2, "--rate", f"{RATE}mbit", "--"]
     methods = [method for method in IN_LAB if only in f"{method}, {LAB}"]
-    task = json.dumps({"methods": methods, "turns": QUICK_TURNS if quick else TURNS})
-    done = subprocess.run(list(map(str, [*lab, *mpiexec, task])), capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "rror" in line] or done.stderr.splitlines()
-        yield Row(LAB, None, note=f"failed: {' '.join(said)[:300]}")
+    task = {"methods": methods, "turns": QUICK_TURNS if quick else TURNS}
+    try:
+        found = in_lab(__file__, [json.dumps(task)], hosts=2, rate=RATE)
+    except RuntimeError as error:
+        yield Row(LAB, None, note=f"failed: {error}")
         return
-    found = json.loads(done.stdout.splitlines()[-1])
     dense = min(found["ddp"]["step"], found["none"]["step"])
     for method, mine in found.items():
         yield Row(f"{method}, {LAB}", mine["step"], dense, "dense", "ms", 2, 1, explain(mine))
@@ -91,10 +86,13 @@ def one_core(method: str, repeats: int) -> Row:
         given[:] = gradients
         return given
 
+    def speed(milliseconds: float) -> str:
+        return f"{gradients.nbytes / milliseconds / 1e3:,.0f}"
+
     if method.startswith("powersgd"):  # no messages of single ranks: its two products and what follows
         reducer = reducing(method, layout, Alone(1))
-        encode, length = fastest(lambda step: reducer(fresh(), step), repeats), None
-        decode = 0.0
+        took = fastest(lambda step: reducer(fresh(), step), repeats)
+        note = f"{speed(took)} MB/s"
     else:
         from parallel.compression import parse
 
@@ -102,14 +100,9 @@ def one_core(method: str, repeats: int) -> Row:
         message = compressor.encode(gradients.copy(), 0)
         encode = fastest(lambda step: compressor.encode(fresh(), step), repeats)
         decode = fastest(lambda step: compressor.decode(message, total), repeats)
-        length = len(message)
-    speed = f"{gradients.nbytes / encode / 1e3:,.0f} MB/s"
-    speed += (
-        f" and {gradients.nbytes / decode / 1e3:,.0f}, {gradients.nbytes / length:.0f} times fewer bytes"
-        if length
-        else ""
-    )
-    return Row(f"{method}, one core", encode + decode, None, "", "ms", 1, 1, speed)
+        took, fewer = encode + decode, gradients.nbytes / len(message)
+        note = f"{speed(encode)} MB/s and {speed(decode)}, {fewer:.0f} times fewer bytes"
+    return Row(f"{method}, one core", took, None, "", "ms", 1, 1, note)
 
 
 def fastest(call: Callable[[int], object], repeats: int) -> float:
@@ -192,7 +185,8 @@ def work(task: dict) -> None:
     for method, trainer in trainers.items():
         calls[f"step {method}"] = lambda _, trainer=trainer: trainer.step(x, y, 2 * BATCH)
         if method != "ddp":
-            messages[method] = listen(trainer.wire.traffic)
+            trainer.wire.traffic.bytes = log = Log()
+            messages[method] = log.messages
             reducer = reducing(method, trainer.network.layout, Alone(2), world.Get_rank())
             calls[f"compress {method}"] = lambda step, r=reducer: r(gradients, step)
 
@@ -230,11 +224,16 @@ def work(task: dict) -> None:
         print(json.dumps(found), flush=True)
 
 
-def listen(traffic) -> list[int]:
-    """The bytes of every message from now on."""
-    found, count = [], traffic._sent
-    traffic._sent = lambda *given: found.append(count(*given)) or found[-1]
-    return found
+class Log(Counter):
+    """Bytes by operation, as Traffic counts them, and `messages`: those of every message."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages: list[int] = []
+
+    def __setitem__(self, operation: str, total: int) -> None:
+        self.messages.append(total - self[operation])
+        super().__setitem__(operation, total)
 
 
 def card_bytes() -> int:

@@ -7,15 +7,11 @@ two hosts with two ranks each, dealt out by slot or by host, show what two level
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import netlab
-from benchmarking import Row, arguments
+from benchmarking import Row, arguments, in_lab
 
-HERE = Path(__file__).resolve().parent
 LABS = ((4, 1, "slot"), (2, 2, "slot"), (2, 2, "node"))  # hosts, ranks a host, dealt out by
 ALGORITHMS = ("ring", "segmented_ring", "rabenseifner", "two_level")
 RATE, NBYTES = 400, 16 << 20  # Mbit/s, bytes
@@ -32,15 +28,12 @@ def rows(quick: bool, only: str) -> Iterator[Row]:
         case = f"{hosts} hosts x {slots} by {dealt}, {nbytes >> 20} MiB"
         if only not in case:
             continue
-        mpiexec = Path(sys.executable).with_name("mpiexec")
-        ranks = [mpiexec, "-n", hosts * slots, "--map-by", dealt, sys.executable, "-m", "mpi4py", __file__]
-        lab = [sys.executable, HERE / "netlab.py", "run", "--hosts", hosts, "--slots", slots, "--rate", f"{rate}mbit"]
-        command = [*lab, "--", *ranks, nbytes, 2 if quick else 5, "native", *ALGORITHMS]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            yield Row(case, None, note=f"failed: {done.stderr.strip()[-200:]}")
+        given = [nbytes, 2 if quick else 5, "native", *ALGORITHMS]
+        try:
+            times = in_lab(__file__, given, hosts, rate, slots, options=["--map-by", dealt])
+        except RuntimeError as error:
+            yield Row(case, None, note=f"failed: {error}")
             continue
-        times = json.loads(done.stdout.splitlines()[-1])
         bound = least(hosts, nbytes, rate)
         for name in ALGORITHMS:
             note = f"{bound / times[name]:.0%} of the bound, native {bound / times['native']:.0%}"
@@ -74,7 +67,8 @@ def measure(nbytes: int, repeats: int, names: Sequence[str]) -> dict[str, float]
             communicator.Allreduce(MPI.IN_PLACE, x)
             times.append(world.allreduce(time.perf_counter() - start, MPI.MAX))
         right = world.Get_size() * (world.Get_size() + 1) / 2
-        assert (x == right).all(), f"{name} is wrong on rank {world.Get_rank()}"
+        if not (x == right).all():
+            raise ArithmeticError(f"rank {world.Get_rank()}: allreduce of {x.size} float32 by {name} is wrong")
         communicator.release()
         best[name] = min(times[1:]) * 1e3
     return best

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean, median
 
 import netlab
 from bench_engine import Case, make_batches
-from benchmarking import Row, arguments
+from benchmarking import Row, arguments, in_lab
 
 from parallel import launch
 
@@ -127,24 +125,17 @@ def overlap_rows(quick: bool) -> Iterator[Row]:
     if reason := netlab.why_not():
         yield Row(OVERLAP, None, note=reason)
         return
-    here = Path(__file__).resolve()
-    mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", 2]
-    for name, value in LAB_SETTINGS.items():
-        mpiexec += ["--mca", name, value]
-    lab = [sys.executable, here.with_name("netlab.py"), "run", "--hosts", 2, "--rate", f"{LAB_RATE}mbit", "--"]
-    command = [*lab, *mpiexec, sys.executable, "-m", "mpi4py", here, json.dumps({"case": OVERLAP, "quick": quick})]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        yield Row(OVERLAP, None, note=f"failed: {done.stderr.strip()[-200:]}")
+    settings = [word for name, value in LAB_SETTINGS.items() for word in ("--mca", name, value)]
+    try:
+        found = in_lab(__file__, [json.dumps({"case": OVERLAP, "quick": quick})], 2, LAB_RATE, options=settings)
+    except RuntimeError as error:
+        yield Row(OVERLAP, None, note=f"failed: {error}")
         return
-    found = json.loads(done.stdout.splitlines()[-1])
     after, talk, plain = (found[key] for key in ("after", "communication", "none"))
     for way in ("thread", "poke"):
         hidden, hidable = plain - found[way], min(after, talk)
-        note = (
-            f"hides {hidden:.0f} of {hidable:.0f} ms that could be: {hidden / hidable:.0%}; backprop after the first "
-        )
-        note += f"bucket takes {after:.0f} ms, communication {talk:.0f} ms"
+        note = f"hides {hidden:.0f} of {hidable:.0f} ms that could be: {hidden / hidable:.0%}; "
+        note += f"backprop after the first bucket takes {after:.0f} ms, communication {talk:.0f} ms"
         yield Row(f"{OVERLAP}: {way}", found[way], plain, "no overlap", "ms", 2, 1, note)
 
 

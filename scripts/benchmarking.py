@@ -1,4 +1,4 @@
-"""What the benchmark suites share: a row of results, tables, geometric means.
+"""What the benchmark suites share: a row of results, geometric means, what runs in a lab of several hosts.
 
 A suite is a file bench_NAME.py beside this one, with a function
 
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import netlab
 
 
 def arguments(about: str) -> list[str]:
@@ -23,6 +26,26 @@ def arguments(about: str) -> list[str]:
         print(f"{about}\nStart it with: python scripts/bench.py {Path(sys.argv[0]).stem.removeprefix('bench_')}")
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     return sys.argv[1:]
+
+
+def in_lab(suite: str, given: Sequence, hosts: int, rate: int, slots: int = 1, options: Sequence = ()) -> dict:
+    """What a suite's file tells when it is started with `given` on the hosts of a lab (netlab.py), `slots` ranks each.
+
+    It tells it as JSON, in its last line. `rate` is that of the cables in Mbit/s; `options` are mpiexec's.
+
+    Raises
+    ------
+    RuntimeError
+        What it said when it failed.
+    """
+    lab = [sys.executable, netlab.__file__, "run", "--hosts", hosts, "--slots", slots, "--rate", f"{rate}mbit", "--"]
+    mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", hosts * slots, *options]
+    command = [*lab, *mpiexec, sys.executable, "-m", "mpi4py", Path(suite).resolve(), *given]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        said = done.stderr.splitlines()
+        raise RuntimeError(" ".join([line for line in said if "rror" in line] or said)[:300])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @dataclass(frozen=True)
