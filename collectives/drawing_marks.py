@@ -11,6 +11,7 @@ from collectives.walking import Flight
 INK, GREY, LINE, EMPTY = "#1f2430", "#7b8494", "#d5d9e0", "#eef0f3"
 WHOLE = "#42526e"  # of a message that carries the whole vector, which has no place in it
 LEFT, RIGHT, TOP, BOTTOM = 0.85, 0.3, 1.05, 0.85  # inches around the axes
+WITHIN = dict(marker="s", ms=6, mfc="white", mec=INK, mew=1.2, lw=0)  # the sign of what moves within a rank
 SQUARE = 1.08  # from a square to the next of the same rank, in sides
 
 
@@ -173,18 +174,7 @@ def draw_messages(ax, priced, replay, network, itemsize, alpha=1.0):
             ax.plot(flight.dest, end, "+", ms=5, zorder=5, **ring)
     for span in priced.trace.rounds:
         if any(type(step) in (Copy, Reduce) and step.lo < step.hi for step in span.steps):
-            ax.plot(
-                span.rank,
-                span.start / unit,
-                "s",
-                ms=6,
-                mfc="white",
-                mec=INK,
-                mew=1.2,
-                zorder=6,
-                alpha=alpha,
-                clip_on=False,
-            )
+            ax.plot(span.rank, span.start / unit, **WITHIN, zorder=6, alpha=alpha, clip_on=False)
 
 
 def legend(ax, priced, replay):
@@ -199,8 +189,7 @@ def legend(ax, priced, replay):
     if came - {RecvReduce}:
         handles.append(Line2D([], [], label="replaces what is there", marker=">", ms=6, **line))
     if local:
-        square = dict(marker="s", ms=6, mfc="white", mec=INK, lw=0)
-        handles.append(Line2D([], [], label="moves within the rank", **square))
+        handles.append(Line2D([], [], label="moves within the rank", **WITHIN))
     pieces = len(replay.pieces) - 1
     if pieces > 1:
         width, height = size_of(ax)

@@ -16,8 +16,6 @@ from mpi4py import MPI
 
 from collectives.networks import Link, Network, fit
 
-__all__ = ["measure_link", "measure_network", "neighbours", "ping_pong"]
-
 SIZES = tuple(4**k for k in range(1, 12))  # 4 B ... 4 MiB
 MEMORY = 1 << 20  # bytes: beyond the first- and second-level caches, as a bucket of gradients is
 BURST = 64

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["NETWORKS", "ROUNDS", "Link", "Network", "fit", "lower_bound"]
-
 
 @dataclass(frozen=True)
 class Link:

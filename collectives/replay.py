@@ -54,8 +54,8 @@ class Replay:
     Attributes
     ----------
     states : list over ranks of lists of {buffer: Contents}
-        Entry 0 is the state before the first round, entry k the one after round k - 1. What an element of "x" holds
-        before it is overwritten unread is no part of the algorithm, and is left out.
+        Entry 0 is the state before the first round, entry k the one after round k - 1. Elements of "x" that are
+        overwritten before they are read are empty at first: what they held is no part of the algorithm.
     times : lists of the same shape
         When that state was reached.
     carried : list of (origins, lengths), one for each flight of the trace

@@ -64,28 +64,20 @@ def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
     return ParameterServer(*arguments)
 
 
-def sharded(kind: type[Sharded]):
-    def make(options, network, loss, optimizer, communicator) -> Sharded:
-        more = {"prefetch": options.prefetch} if kind is FullyShardedDataParallel else {}
-        unit = int(options.unit * 2**20)
-        if options.reproducible:
-            more["shards"] = options.reproducible
-        made = REPRODUCIBLE[kind] if options.reproducible else kind
-        return made(network, loss, optimizer, communicator, options.seed, unit, options.offload, **more)
+def sharded(options, network, loss, optimizer, communicator) -> Sharded:
+    plain, reproducible = SHARDED[options.strategy]
+    kind, more = plain, {}
+    if options.reproducible:
+        kind, more = reproducible, {"shards": options.reproducible}
+    if plain is FullyShardedDataParallel:
+        more["prefetch"] = options.prefetch
+    unit = int(options.unit * 2**20)
+    return kind(network, loss, optimizer, communicator, options.seed, unit, options.offload, **more)
 
-    return make
 
-
-REPRODUCIBLE = {
-    ZeRO1: ReproducibleZeRO1,
-    ZeRO2: ReproducibleZeRO2,
-    FullyShardedDataParallel: ReproducibleFullyShardedDataParallel,
+SHARDED = {
+    "zero1": (ZeRO1, ReproducibleZeRO1),
+    "zero2": (ZeRO2, ReproducibleZeRO2),
+    "fsdp": (FullyShardedDataParallel, ReproducibleFullyShardedDataParallel),
 }
-STRATEGIES = {
-    "ddp": ddp,
-    "dp": dp,
-    "ps": ps,
-    "zero1": sharded(ZeRO1),
-    "zero2": sharded(ZeRO2),
-    "fsdp": sharded(FullyShardedDataParallel),
-}
+STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded)}
