@@ -83,10 +83,17 @@ class Communicator(MPI.Intracomm):
         limit = float(os.environ.get("RINGPROP_WATCH", 0)) if watch is None else watch
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") != "0"
-        told = MPI.Intracomm(self).allgather({"watch": limit, "abort": abort, "debug": debug})
-        for rank, other in enumerate(told):  # those who observe would wait for the others
-            if other != told[0]:
-                raise ValueError(f"ranks disagree on how to observe calls: rank 0 has {told[0]}, rank {rank} {other}")
+        selection = self._planner.selection
+        facts = {
+            "how to observe calls": {"watch": limit, "abort": abort, "debug": debug},
+            "algorithms": selection.names,
+            "the table of algorithms": selection.table,
+        }
+        told = MPI.Intracomm(self).allgather(facts)
+        for rank, others in enumerate(told):  # some would wait for messages that others do not send
+            for what, first in told[0].items():
+                if others[what] != first:
+                    raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
         if limit or debug:
             self._observe(limit, abort, debug)
 

@@ -63,7 +63,10 @@ class BatchNorm(Layer):
         self.synchronized, self.init = synchronized, init
 
     def __repr__(self):
-        return f"{type(self).__name__}({self.features}{', synchronized=True' if self.synchronized else ''})"
+        given = f", eps={self.eps}" if self.eps != 1e-5 else ""
+        given += f", momentum={self.momentum}" if self.momentum != 0.1 else ""
+        given += ", synchronized=True" if self.synchronized else ""
+        return f"{type(self).__name__}({self.features}{given})"
 
     def specs(self, in_shape):
         if len(in_shape) not in self.dimensions or in_shape[-1] != self.features:

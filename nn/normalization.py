@@ -39,7 +39,8 @@ class LayerNorm(Layer):
         self.features, self.eps, self.bias = features, eps, bias
 
     def __repr__(self):
-        return f"LayerNorm({self.features}{'' if self.bias else ', bias=False'})"
+        eps = f", eps={self.eps}" if self.eps != 1e-5 else ""
+        return f"LayerNorm({self.features}{eps}{'' if self.bias else ', bias=False'})"
 
     def specs(self, in_shape):
         _check_features(in_shape, self.features)
@@ -104,7 +105,7 @@ class RMSNorm(Layer):
         self.features, self.eps = features, eps
 
     def __repr__(self):
-        return f"RMSNorm({self.features})"
+        return f"RMSNorm({self.features}{f', eps={self.eps}' if self.eps != 1e-6 else ''})"
 
     def specs(self, in_shape):
         _check_features(in_shape, self.features)

@@ -35,6 +35,14 @@ OVERLAPS = ("auto", "thread", "poke", "none")
 ROUNDS = 9  # steps of each way that `auto` makes; the first of each is not counted
 
 
+def check_bucketing(bucket: float, first: float, overlap: str) -> None:
+    """Refuse what no buckets can be made of."""
+    if overlap not in OVERLAPS:
+        raise ValueError(f"overlap {overlap!r}: expected one of {', '.join(OVERLAPS)}")
+    if not (bucket > 0 and first > 0):
+        raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first} for the first")
+
+
 def cut(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
     """Buckets over range(total).
 
@@ -81,10 +89,6 @@ class Buckets:
     """
 
     def __init__(self, communicator, array, ends: Iterable[int], size: int, bucket: float, first: float, overlap: str):
-        if overlap not in OVERLAPS:
-            raise ValueError(f"overlap {overlap!r}: expected one of {', '.join(OVERLAPS)}")
-        if not (bucket > 0 and first > 0):
-            raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first} for the first")
         first, rest = (max(1, int(mib * MIB) // array.itemsize) for mib in (first, bucket))
         places = cut(ends, size, first, rest) if size else [slice(0, 0)]
         places[-1] = slice(places[-1].start, array.size)

@@ -20,7 +20,7 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.breakdown import DEFAULT
-from parallel.buckets import Messages
+from parallel.buckets import Messages, check_bucketing
 from parallel.node_memory import NodeMemory, nodes_of, why_not
 from parallel.synchronous import Synchronous
 
@@ -47,7 +47,11 @@ class DistributedDataParallel(Synchronous):
     Raises
     ------
     ValueError
-        node_memory="on" where it is not possible; the message says why.
+        node_memory="on" where it is not possible; the message says why. Buckets or an overlap that cannot be.
+    OSError
+        Too little memory that ranks of a node can share.
+    ReplicaError
+        As for Synchronous.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class DistributedDataParallel(Synchronous):
         first_bucket: float = 1.0,
         limit: float = 300.0,
     ):
+        check_bucketing(bucket, first_bucket, overlap)
         if node_memory not in NODE_MEMORY:
             raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
         self.nodes = nodes_of(communicator)
@@ -103,7 +108,7 @@ class DistributedDataParallel(Synchronous):
         return DEFAULT if self.why_messages else (*DEFAULT, ("communicate", "sums.meet", True))
 
     def step(self, x, y, total=None):
-        total = len(x) if total is None else total
+        total = self.size_of_batch(x, total)
         common = self.run.common
         common.factors = self.sums.begin(None if self.parts else self.place(len(x), total), total)
         self.told, common.ready = False, self.sums.ready
@@ -119,7 +124,7 @@ class DistributedDataParallel(Synchronous):
     def tell(self, loss: float) -> None:
         """Let loss and running statistics follow the gradients: their mean, so that replicas stay alike."""
         self.told, tail = True, self.sums.tail
-        tail[0] = loss
+        tail[0], tail[1] = loss, self.total
         if self.statistics.size:
             np.divide(self.statistics, self.shard[1], out=tail[ALIGN:])
         self.sums.told()
@@ -130,6 +135,7 @@ class DistributedDataParallel(Synchronous):
             self.tell(loss)
         self.sums.sum()
         summed = self.sums.summed_tail
+        self.refuse_other_totals(float(summed[1]))
         if self.statistics.size:
             self.statistics[:] = summed[ALIGN:]
         return float(summed[0])

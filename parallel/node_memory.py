@@ -56,9 +56,9 @@ def why_not(nodes: list[int]) -> str:
     return ""
 
 
-# Words of the window's flags: the size of the global batch; how far gradients are finished; of which step the tail is
-# written; from which sample to which the rank tells factors, NONE where it made gradients.
-TOTAL, FINISHED, TOLD, FIRST, LAST, NONE = 2, 3, 4, 6, 7, -1
+# Words of the window's flags: how far gradients are finished; of which step the tail is written; from which sample to
+# which the rank tells factors, NONE where it made gradients.
+FINISHED, TOLD, FIRST, LAST, NONE = 2, 3, 4, 6, -1
 # Bytes of a block: those that are worth a claim; those of which a cache holds what is read and written.
 SUMS = 1 << 14, 1 << 18
 PRODUCTS = 1 << 18, 1 << 19  # BLAS copies gy for each
@@ -277,7 +277,6 @@ class NodeMemory:
         first, last = (samples.start, samples.stop) if samples else (NONE, NONE)
         self.window.flags.tell(FIRST, first)
         self.window.flags.tell(LAST, last)
-        self.window.flags.tell(TOTAL, total)
         return self.factors.begin(wide, samples, total)
 
     def ready(self, end: int) -> None:
@@ -291,19 +290,10 @@ class NodeMemory:
         self.window.flags.tell(TOLD, self.steps)
 
     def sum(self) -> None:
-        """Sum what all ranks have written into `tail`; and the gradients, unless that is left to who updates them.
-
-        Raises
-        ------
-        ValueError
-            On every rank: global batches of different sizes, of which each rank would make other blocks.
-        """
+        """Sum what all ranks have written into `tail`; and the gradients, unless that is left to who updates them."""
         flags = self.window.flags
         self.ready(len(self.parameters))
         flags.until(TOLD, self.steps, "the loss")
-        if len(set(totals := flags.told(TOTAL))) > 1:
-            self.meet("the size of the batch")  # none tells the next one before all have read these
-            raise ValueError(f"ranks disagree on the size of the global batch: {', '.join(map(str, totals))}")
         if self.buckets:
             self._fill(wait=True)
             self.buckets.sum()

@@ -57,6 +57,35 @@ class Synchronous(Serial):
         self.communicator.Bcast(self.parameters, root=0)
         self.communicator.Bcast(self.statistics, root=0)
 
+    def step(self, x, y, total=None):
+        """As for Serial.
+
+        Raises
+        ------
+        ValueError
+            Also where this rank was not told the size of the global batch, or ranks were told different ones.
+        """
+        return super().step(x, y, self.size_of_batch(x, total))
+
+    def size_of_batch(self, x: np.ndarray, total: int | None) -> int:
+        """The samples of the global batch that this step is about, as it was told to."""
+        if total is None:
+            if self.shard[1] > 1:
+                raise ValueError(
+                    f"step {self.steps} on {self.shard[1]} ranks: step(x, y, total) needs the number of samples that "
+                    "all ranks have together, as a Loader gives it"
+                )
+            total = len(x)
+        self.total = total
+        return total
+
+    def refuse_other_totals(self, summed: float) -> None:
+        """`summed`: what all ranks were told, in the precision of the network."""
+        mean = summed / self.shard[1]
+        if abs(mean - self.total) > 1e-6 * mean:
+            totals = ", ".join(map(str, self.communicator.allgather(self.total)))
+            raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
+
     def first_sample(self, total):
         if isinstance(total, Total):  # ranks with data of their own
             return total.first
@@ -140,6 +169,7 @@ class Synchronous(Serial):
             self.communicator,
             {
                 "network": f"{network.in_shape} -> {network.out_shape}, parameters {shapes}",
+                **{f"layer {path}": repr(layer) for path, layer, _, _ in network.layers()},
                 "dtype": str(network.dtype),
                 "loss": repr(loss),
                 "optimizer": repr(optimizer),
@@ -170,8 +200,8 @@ def agree(communicator, mine: dict[str, object]) -> None:
     everyone = communicator.allgather(mine)
     for key, value in everyone[0].items():
         for rank, theirs in enumerate(everyone):
-            if theirs[key] != value:
-                raise ReplicaError(f"ranks disagree on the {key}: rank 0: {value}, rank {rank}: {theirs[key]}")
+            if theirs.get(key) != value:
+                raise ReplicaError(f"ranks disagree on the {key}: rank 0: {value}, rank {rank}: {theirs.get(key)}")
 
 
 def data_facts(data: Data) -> dict[str, str]:

@@ -196,3 +196,19 @@ def test_observing_on_some_ranks_only_is_refused(comm, ranks, monkeypatch):
     monkeypatch.delenv("RINGPROP_DEBUG")
     with pytest.raises(ValueError, match=r"observe calls: rank 0 has \{'watch': 0.0"):
         Communicator(comm, watch=comm.rank * 9.0)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_other_algorithms_on_some_ranks_are_refused(comm, ranks, monkeypatch, tmp_path):
+    """One would send what another does not wait for."""
+    from collectives import Communicator
+    from collectives.selection import TABLE, save
+
+    with pytest.raises(ValueError, match=r"ranks disagree on algorithms: rank 0 has .*'ring'.*, rank 1 .*'doubling'"):
+        Communicator(comm, allreduce=("ring", "doubling")[comm.rank])
+    table = tmp_path / "table.json"
+    save(table, {"node": TABLE["network"]})
+    if comm.rank:
+        monkeypatch.setenv("RINGPROP_TUNE", str(table))
+    with pytest.raises(ValueError, match="ranks disagree on the table of algorithms"):
+        Communicator(comm)

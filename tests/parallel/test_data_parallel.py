@@ -433,13 +433,47 @@ def test_ranks_that_disagree_are_told_what_on(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_ranks_with_other_layers_are_told_which(comm):
+    """Also where all parameters have the same shapes."""
+    from parallel import ReplicaError
+
+    for ours, theirs, says in (
+        (nn.Tanh(), nn.ReLU(), "layer 1: rank 0: Tanh(), rank 1: ReLU()"),
+        (nn.Dropout(0.5), nn.Dropout(0.1), "layer 1: rank 0: Dropout(0.5), rank 1: Dropout(0.1)"),
+        (nn.BatchNorm1d(4, eps=0.1), nn.BatchNorm1d(4), "layer 1: rank 0: BatchNorm1d(4, eps=0.1), rank 1"),
+    ):
+        network = nn.Network(nn.Sequential(nn.Linear(3, 4), ours if comm.rank == 0 else theirs), (3,), np.float64)
+        with pytest.raises(ReplicaError) as error:
+            distributed(comm, network)
+        assert f"ranks disagree on the {says}" in str(error.value)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_the_size_of_the_global_batch_must_be_given_and_alike(comm, nodes):
+    """Else a gradient would be summed over ranks that divide by different numbers."""
+    x, y, total = batches("mlp", (comm.rank, 2))[0]
+    for places, options in ([0, 0], {}), ([0, 0], MESSAGES), ([0, 1], {}):
+        nodes(places)
+        many = distributed(comm, mlp(), **options)
+        before = many.parameters.copy()
+        with pytest.raises(ValueError, match=r"step 0 on 2 ranks: step\(x, y, total\) needs the number of samples"):
+            many.step(x, y)
+        with pytest.raises(ValueError, match="ranks disagree on the size of the global batch"):
+            many.step(x, y, total + comm.rank)
+        assert (many.parameters == before).all()
+        many.step(x, y, total)
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
 def test_what_cannot_be_is_refused(comm, nodes):
     with pytest.raises(ValueError, match="node_memory 'yes': expected one of auto, on, off"):
         distributed(comm, mlp(), node_memory="yes")
-    with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
-        distributed(comm, mlp(), node_memory="off", overlap="late")
-    with pytest.raises(ValueError, match="buckets must hold more than 0 MiB, given 0 and 1"):
-        distributed(comm, mlp(), node_memory="off", bucket=0)
+    for node_memory in "on", "off":
+        with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
+            distributed(comm, mlp(), node_memory=node_memory, overlap="late")
+        with pytest.raises(ValueError, match="buckets must hold more than 0 MiB, given 0 and 1"):
+            distributed(comm, mlp(), node_memory=node_memory, bucket=0)
     nodes([0, 1])
     with pytest.raises(ValueError, match="cannot be summed in node-shared memory: one rank a node"):
         distributed(comm, mlp(), node_memory="on")
