@@ -1,0 +1,41 @@
+"""Ranks begin with the parameters and running statistics of rank 0, whatever they have drawn themselves."""
+
+import numpy as np
+import pytest
+from equality import SEED, cnn
+
+import nn
+from nn.layout import Layout
+from parallel.options import Options
+
+
+@pytest.mark.mpi(ranks=4)
+def test_first_values_are_those_of_rank_0(comm, monkeypatch):
+    from collectives import Communicator
+    from parallel import data_parallel
+    from parallel.strategies import STRATEGIES
+
+    want = nn.Serial(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    draw = Layout.draw
+    monkeypatch.setattr(Layout, "draw", lambda layout, name, seed: draw(layout, name, seed) + comm.rank // 2)
+    control = nn.Serial(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    assert (control.parameters == want.parameters).all() == (control.statistics == want.statistics).all()
+    assert (control.parameters == want.parameters).all() == (comm.rank < 2)
+    network = lambda: cnn(synchronized=False)  # reproducible trainers refuse the other
+    cases = [{"strategy": "ddp", "node_memory": way} for way in ("on", "off")]
+    cases += [{"strategy": name, "compress": "topk:0.1"} for name in ("ddp", "ps")]
+    cases += [{"strategy": name, "reproducible": 4} for name in ("ddp", "ps", "dp")]
+    cases += [{"strategy": "ps", "servers": 2, "server_place": "workers"}, {"strategy": "dp"}]
+    for case in cases:
+        with monkeypatch.context() as patch:  # where parameters are shared, both ranks of a node draw the same
+            patch.setattr(data_parallel, "nodes_of", lambda communicator: [0, 0, 2, 2])
+            options = Options(**case, seed=SEED)
+            trainer = STRATEGIES[case["strategy"]](
+                options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm)
+            )
+        trainer.check_replicas()
+        if getattr(trainer, "works", True):
+            np.testing.assert_array_equal(trainer.parameters, want.parameters, err_msg=str(case))
+            np.testing.assert_array_equal(trainer.statistics, want.statistics, err_msg=str(case))
+        trainer.close()
+        trainer.communicator.release()
