@@ -49,7 +49,8 @@ def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
             ends = []
             for trainer in (many, make(comm, mlp, method, servers=servers, place=place)):
                 trainer.compressor.tell_epoch(3)
-                trainer.load_state(kept)
+                if ends:  # the first one goes on as if nothing had been
+                    trainer.load_state(kept)
                 for batch in history[3:]:
                     trainer.step(*batch)
                 trainer.check_replicas()
