@@ -1,9 +1,11 @@
 """A step in parts is the step: every strategy adds up the gradients of micro-batches, some ranks' parts empty."""
 
+import numpy as np
 import pytest
-from equality import BATCH, OPTIMIZERS, SEED, batches, difference, mlp, one_process
+from equality import BATCH, CLIPS, OPTIMIZERS, SEED, batches, difference, mlp, train
 
 import nn
+from nn.layer import Sequential
 from nn.training import step_in_parts
 from parallel.options import Options
 
@@ -17,16 +19,23 @@ EVERYTHING = [
 ]
 
 
+def network():
+    """What is dropped depends on the place of a sample in the global batch, so on that of its part."""
+    layers = nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Dropout(0.3), nn.Linear(24, 10)
+    return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
+
+
 @pytest.mark.mpi(ranks=4)
 def test_every_strategy(comm):
     from collectives import Communicator
     from parallel.strategies import STRATEGIES
 
-    one, losses = one_process("mlp", "adam", 1)
+    one = nn.Serial(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](CLIPS[1]), SEED)
+    losses = train(one, "mlp")
     for given in EVERYTHING:
         options = Options(batch=BATCH, seed=SEED, **given)
         optimizer = OPTIMIZERS["adam"](one.optimizer.clip)
-        many = STRATEGIES[options.strategy](options, mlp(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+        many = STRATEGIES[options.strategy](options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
         found = [step_in_parts(many, *batch, parts=3) for batch in batches("mlp", many.shard)]
         assert found == pytest.approx(losses, rel=1e-12), given
         alone = many.alone()

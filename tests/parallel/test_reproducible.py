@@ -229,6 +229,27 @@ def test_nor_on_the_masters_workers(comm):
         assert (losses, sha if comm.rank == 0 else "") == expected(comm, model, optimizer), f"{model}, {optimizer}"
 
 
+@pytest.mark.mpi(ranks=3)
+def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_under_any_strategy(comm):
+    """An epoch of one process, then one of three ranks, are two epochs of one process."""
+    from collectives import Communicator
+    from parallel.options import Options
+    from parallel.strategies import STRATEGIES
+
+    communicator, model, optimizer = Communicator(comm), "cnn", OPTIMIZERS["adam"]
+    one = ReproducibleSerial(MODELS[model](), nn.CrossEntropyLoss(), optimizer(), 5, SHARDS)
+    fingerprint(one, model)
+    kept = one.snapshot()
+    want = fingerprint(one, model)
+    for name, make in STRATEGIES.items():
+        options = Options(strategy=name, reproducible=SHARDS, seed=5)
+        many = make(options, MODELS[model](), nn.CrossEntropyLoss(), optimizer(), communicator)
+        many.load_state(kept)
+        losses, sha = fingerprint(many, model)
+        assert losses == want[0] and (comm.rank or sha == want[1]), name
+        many.close()
+
+
 @pytest.mark.mpi(ranks=2)
 def test_control_without_it_bits_differ_but_little(comm):
     from collectives import Communicator
