@@ -132,6 +132,7 @@ class Queue:
         with self.lock:
             plan.busy += 1
             self.waiting.append(request)
+            self.filled.set()
             if len(self.waiting) == 1:
                 unfinished.queues.add(self)
                 self.changed(True)
@@ -139,7 +140,6 @@ class Queue:
         if self.progress and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self.thread.start()
-        self.filled.set()
         return request
 
     def poke(self) -> None:

@@ -153,10 +153,8 @@ class DataParallel(Synchronous):
         return self.gather_outputs(self.forward(samples)[0])
 
     def evaluate(self, x, y):
-        if self.master:
-            return super().evaluate(x, y)
-        self.predict(x)
-        return np.zeros(3)
+        z = self.predict(x)  # an empty batch too: the workers do not know
+        return self.score(z, y) if self.master and len(x) else np.zeros(3)
 
     def look(self, parts):
         """At the samples that the master gave this rank, in place of what the loader did."""

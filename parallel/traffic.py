@@ -66,7 +66,14 @@ class Traffic:
 
     def Dup(self, *arguments, **options) -> Traffic:
         """A duplicate that counts here too."""
-        other = Traffic(self.communicator.Dup(*arguments, **options))
+        return self._with(self.communicator.Dup(*arguments, **options))
+
+    def Split(self, *arguments, **options) -> Traffic:
+        """Some of the ranks, whose messages count here too."""
+        return self._with(self.communicator.Split(*arguments, **options))
+
+    def _with(self, communicator) -> Traffic:
+        other = Traffic(communicator)
         other.bytes, other.calls = self.bytes, self.calls
         return other
 

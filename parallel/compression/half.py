@@ -59,7 +59,7 @@ class Half(Compressor):
         if maximum:
             maximum(largest)
         room = float(np.finfo(np.float16).max) / self.shard[1]
-        exponent = math.floor(math.log2(room / largest[0])) if 0 < largest[0] < math.inf else 0
+        exponent = math.floor(math.log2(room) - math.log2(largest[0])) if 0 < largest[0] < math.inf else 0
         scale = 2.0 ** min(max(exponent, EXPONENTS[0]), EXPONENTS[1])
         self.mine.reshape(-1).view(np.float16)[: self.length] = np.multiply(g, scale, out=g)
         return scale

@@ -5,9 +5,9 @@ gradients of the shards part(V, p, r), one after another, each in a forward and 
 summed in one fixed binary tree (tree_sum.py). So no rounding depends on p: parameters after training are equal
 bit for bit on 1, 2, 3, ... ranks, and so are losses, running statistics and accuracies.
 
-What else could tell p apart is fixed too: BLAS works with one thread (its sums depend on the number of threads), every
-shard starts from the running statistics of the step's begin, and the mean of those of all shards is kept. Equal bits
-need equal instructions: hosts with the same kind of processor, NumPy and BLAS.
+What else could tell p apart is fixed too: BLAS works with one thread, in this process from now on (its sums depend on
+the number of threads), every shard starts from the running statistics of the step's begin, and the mean of those of all
+shards is kept. Equal bits need equal instructions: hosts with the same kind of processor, NumPy and BLAS.
 
 Cost: batches of 1/V of the size for the layers, and what the tree costs; memory for at most 2 log2 V more gradients.
 Measured, one core, batch 64 in 8 shards: a step takes 1.6 times as long for LeNet-5, 3.7 times for an MLP 784-128-10.

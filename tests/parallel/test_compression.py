@@ -199,6 +199,7 @@ def test_fp16_rounds_to_eleven_bits_whatever_the_scale():
     for scale in (1e-30, 1.0, 1e30):
         g = gradients() * scale
         np.testing.assert_allclose(sent(attached("fp16"), g), g, rtol=2**-11, atol=np.abs(g).max() * 2**-24)
+    assert not sent(attached("fp16"), gradients() * 1e-306).any(), "below the smallest number that can be scaled up"
     assert not math.isfinite(np.abs(sent(attached("fp16"), np.full(layout().size, np.nan))).max())
 
 

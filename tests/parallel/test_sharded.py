@@ -187,6 +187,7 @@ def test_every_call_is_counted(comm):
             48 * first,
         ),
         (lambda: traffic.Dup().Allreduce(IN_PLACE, x[:3]), 32),
+        (lambda: traffic.Split(first).Allreduce(IN_PLACE, x[:4]), 0 if first else 32),
         (lambda: traffic.Barrier(), 0),
         (lambda: traffic.allgather(1), 0),
     ]:
