@@ -62,10 +62,8 @@ def _replacing(path: Path) -> Iterator[_Hashed]:
             disk = os.statvfs(path.parent)
             free = disk.f_bavail * disk.f_frsize + (temporary.stat().st_size if temporary.exists() else 0)
             why += f": {free:,} bytes were free"
-        raise type(error)(
-            error.errno,
-            f"cannot write {file.size if file else 0:,} bytes to {path} ({why}); what was there before is kept",
-        ) from error
+        what = f"{file.size:,} bytes to {path}" if file else str(path)
+        raise type(error)(error.errno, f"cannot write {what} ({why}); what was there before is kept") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -109,10 +107,9 @@ class Checkpoints:
             return []
         except ValueError as error:
             raise CheckpointError(f"{self._manifest} is not JSON ({error}): was it edited?") from error
-        if content.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{self._manifest}: format {content.get('format')}, but this version of ringprop reads {FORMAT}"
-            )
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise CheckpointError(f"{self._manifest}: format {found}, but this version of ringprop reads {FORMAT}")
         return content["checkpoints"]
 
     def save(
@@ -170,7 +167,7 @@ class Checkpoints:
             try:
                 state, progress = _read(path, entry["sha256"])
             except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-                problems.append(f"{path}: {error}")
+                problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
                 warnings.warn(f"CHECKPOINT DAMAGED, trying the one before. {problems[-1]}", stacklevel=2)
                 continue
             return state, progress, path

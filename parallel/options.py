@@ -265,19 +265,23 @@ def read_toml(path: str) -> dict:
         raise OptionError(f"--config {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise OptionError(f"--config {path}: {error}") from None
-    known = {f.name: f for f in dataclasses.fields(Options)}
-    for key, value in values.items():
+    known = [f.name for f in dataclasses.fields(Options)]
+    for key in values:
         if key not in known:
             raise OptionError(f"--config {path}: no option {nearest(flag(key), map(flag, known))}")
-        kind = type_of(known[key])
-        fits = isinstance(value, (int, float) if kind is float else kind)
-        if not fits or isinstance(value, bool) != (kind is bool):
-            raise OptionError(f"--config {path}: {key} must be {KINDS[kind]}, given {value!r}")
-        choices = known[key].metadata["choices"]
-        if choices and value not in choices:
-            raise OptionError(f"--config {path}: {key} must be one of {', '.join(choices)}, given {value!r}")
-        values[key] = kind(value)
-    return values
+    return {key: of_its_kind(f"--config {path}", key, value) for key, value in values.items()}
+
+
+def of_its_kind(where: str, name: str, value):
+    """The value of an option from a file, which must be of its type and among its choices."""
+    f = next(f for f in dataclasses.fields(Options) if f.name == name)
+    kind, choices = type_of(f), f.metadata["choices"]
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or isinstance(value, bool) != (kind is bool):
+        raise OptionError(f"{where}: {name} must be {KINDS[kind]}, given {value!r}")
+    if choices and value not in choices:
+        raise OptionError(f"{where}: {name} must be one of {', '.join(choices)}, given {value!r}")
+    return kind(value)
 
 
 def resumed(values: dict) -> dict:
@@ -285,12 +289,16 @@ def resumed(values: dict) -> dict:
     directory = Path(values["resume"])
     try:
         before = json.loads((directory / "config.json").read_text())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise OptionError(
             f"--resume {directory}: no config.json there, so this is not the directory of a run"
         ) from None
+    except OSError as error:
+        raise OptionError(f"--resume {directory}: config.json cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise OptionError(f"--resume {directory}: config.json is not JSON ({error})") from None
+    if not isinstance(before, dict):
+        raise OptionError(f"--resume {directory}: config.json holds no options")
     if Path(values.get("out") or directory) != directory:
         raise OptionError(f"--resume {directory} goes on in that directory, given --out {values['out']}: leave it out")
     for key, value in values.items():
@@ -298,8 +306,9 @@ def resumed(values: dict) -> dict:
             raise OptionError(
                 f"--resume {directory}: that run has {flag(key)} {before.get(key)}, given {value}: leave it out"
             )
-    known = {f.name for f in dataclasses.fields(Options)}
-    found = {k: v for k, v in before.items() if k in known} | {"ranks": None, "threads": None} | values
+    known = [f.name for f in dataclasses.fields(Options) if before.get(f.name) is not None]
+    found = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in known}
+    found |= {"ranks": None, "threads": None} | values
     for name, other, readers in READERS:  # another strategy has no use for some options of the one before
         if name in FREE_ON_RESUME and name not in values and found.get(other) not in (None, *readers):
             found.pop(name, None)

@@ -54,8 +54,8 @@ def prepare(options: Options) -> Parts:
     """
     try:
         return _prepare(options, size(options))
-    except (ValueError, TypeError, OSError, MemoryError) as error:
-        raise OptionError(str(error)) from error
+    except (ValueError, TypeError, OSError, MemoryError, checkpoints.CheckpointError) as error:
+        raise OptionError(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")) from error
 
 
 def _prepare(options: Options, ranks: int | None) -> Parts:
@@ -69,6 +69,7 @@ def _prepare(options: Options, ranks: int | None) -> Parts:
     if options.out:
         check_directory("--out", options.out)
         if not options.find_lr:
+            check_directory("--out", os.path.join(options.out, "checkpoints"))
             check_checkpoints(options)
     data = build.datasets(options)
     network = build.network(options, data)

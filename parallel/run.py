@@ -11,6 +11,7 @@ import shlex
 import socket
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -210,8 +211,15 @@ def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, 
     check_checkpoints(options)
     if options.resume is None:
         return None
-    state, progress, file = kept.load()
-    trainer.load_state(state)
+    with warnings.catch_warnings(record=True) as damaged:
+        warnings.simplefilter("always")
+        state, progress, file = kept.load()
+    for each in damaged:  # every rank has found it; one says so
+        say(f"warning: {each.message}")
+    try:
+        trainer.load_state(state)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: {error}") from error
     say(f"continuing from {file}: epoch {progress['epoch']}, step {trainer.steps}")
     return progress
 

@@ -75,6 +75,10 @@ WRONG = [
     ("--reproducible 4 --strategy fsdp --clip global:1", "needs norms of whole tensors"),
     ("--reproducible 4 --strategy zero1 --optimizer lars", "needs norms of whole tensors"),
     ("--out {file}", "is a file, no directory"),
+    ("--resume {list}", "config.json holds no options"),
+    ("--resume {text}", "config.json: lr must be a number, given 'x'"),
+    ("--resume {cut}", "manifest.json is not JSON"),
+    ("--resume {odd}", "manifest.json: format None, but this version of ringprop reads 1"),
     ("--out {run}", "already holds a run: continue it with --resume"),
     ("--resume {begun}", "no checkpoint was saved there; start again"),
     ("--find-lr --resume {run}", "--find-lr tries rates on a network that has not learned yet"),
@@ -107,8 +111,15 @@ def places(tmp_path_factory):
     for name in ("run", "begun"):
         (where / name / "checkpoints").mkdir(parents=True)
         (where / name / "config.json").write_text("{}")
+    for name, config, manifest in (
+        ("list", "[]", "{}"), ("text", '{"lr": "x"}', "{}"), ("cut", "{}", "{"), ("odd", "{}", "[]"),
+    ):  # fmt: skip
+        (where / name / "checkpoints").mkdir(parents=True)
+        (where / name / "config.json").write_text(config)
+        (where / name / "checkpoints" / "manifest.json").write_text(manifest)
     (where / "run" / "checkpoints" / "manifest.json").write_text('{"format": 1, "checkpoints": [{}]}')
-    return {name: str(where / name) for name in ("file", "run", "begun")} | {"floats": str(where / "floats.npz")}
+    names = "file", "run", "begun", "list", "text", "cut", "odd"
+    return {name: str(where / name) for name in names} | {"floats": str(where / "floats.npz")}
 
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
