@@ -177,7 +177,9 @@ class Planner(MovingPlanner):
 
     def two_level(self, send, x, op):
         """Allreduce over several nodes: each node sums in its memory, and its ranks each carry a part between nodes."""
-        members = {node: [r for r in range(self.size) if self.nodes[r] == node] for node in dict.fromkeys(self.nodes)}
+        members: dict[int, list[int]] = {}
+        for r, node in enumerate(self.nodes):
+            members.setdefault(node, []).append(r)
         here = members[self.nodes[self.rank]].index(self.rank)
         carriers = min(map(len, members.values()))
         parts = [part(x.size, carriers, i) if i < carriers else (0, 0) for i in range(self.node.Get_size())]

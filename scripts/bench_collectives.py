@@ -149,6 +149,7 @@ def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
     place = "node"
     for result in measure(cases, 0.01 if quick else 0.2):
         op, nbytes, sides, place = (result[key] for key in ("operation", "nbytes", "times", "place"))
+        sides.pop(FLOOR, None)  # no algorithm
         for name, side in sides.items():
             times.setdefault(op, {}).setdefault(name, {})[nbytes] = side["seconds"]
         best = min(sides, key=lambda name: sides[name]["seconds"])

@@ -201,7 +201,9 @@ def two_level(rank, size, count, nodes=None):
     all of their node. With one rank on each node, or all on one, it is a ring or a direct exchange.
     """
     nodes = [0] * size if nodes is None else nodes
-    members = {node: [r for r in range(size) if nodes[r] == node] for node in dict.fromkeys(nodes)}
+    members = {}
+    for r, node in enumerate(nodes):
+        members.setdefault(node, []).append(r)
     mine = members[nodes[rank]]
     here, g = mine.index(rank), min(map(len, members.values()))
     piece = segments(0, count, g)

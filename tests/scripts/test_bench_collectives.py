@@ -143,6 +143,20 @@ def test_a_tuned_table_is_one_that_the_selection_reads(tmp_path, monkeypatch, no
     assert Selection({}, [0, 0]).table["reduce_scatter"][-1][1] in json.dumps(rows)
 
 
+def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypatch):
+    import bench_collectives as bench
+
+    from collectives.selection import load
+
+    side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
+    times = {"ring": side(5e-6), "shared": side(3e-6), bench.FLOOR: side(1e-6)}
+    result = {"operation": "allreduce", "nbytes": MIB, "ranks": 2, "place": "node", "library": "Some MPI 1.0"}
+    monkeypatch.setattr(bench, "measure", lambda cases, seconds: iter([result | {"times": times}]))
+    (row,) = bench.rows(only="allreduce", tune=tmp_path / "table.json")
+    assert row.case == "allreduce, 1 MiB: shared" and math.isclose(row.ours, 3)
+    assert load(tmp_path / "table.json") == {"node": {"allreduce": [(math.inf, "shared")]}}
+
+
 def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
     import bench
 
