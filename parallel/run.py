@@ -298,7 +298,7 @@ def draw_curves(history: list[dict], file: Path) -> None:
 
 def files_in(out: Path) -> list[str]:
     """What a run has left to look at."""
-    names = "result.json", "metrics.jsonl", "curves.png", "timeline.png", "inspection/", "checkpoints/"
+    names = "result.json", "metrics.jsonl", "curves.png", "breakdown.png", "timeline.png", "inspection/", "checkpoints/"
     return [name for name in names if (out / name).exists()]
 
 
