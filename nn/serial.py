@@ -97,7 +97,19 @@ class Serial:
         self.region = layout.region()
 
     def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None) -> float:
-        """One optimizer step on this shard (x, y) of a global batch of `total` samples; returns the batch's mean loss.
+        """One optimizer step on this shard (x, y) of a global batch of `total` samples.
+
+        Parameters
+        ----------
+        x : (N, *in_shape) array
+        y : (N,) integers, the classes; or what else the loss compares N outputs with
+        total : int or None
+            None where this shard is the whole batch.
+
+        Returns
+        -------
+        float
+            The mean loss over the global batch.
 
         Raises
         ------
@@ -214,13 +226,15 @@ class Serial:
         return min(found, key=lambda bad: bad.depth, default=None)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """The network's output for a batch, in evaluation mode."""
+        """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""
         self.run.common.training = False
         return self.network.forward(self.p, x, self.run)[0]
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Sums over a batch: [loss, correct, outputs], float64. Correct counts outputs whose largest entry is y; it is
-        NaN where targets are no classes."""
+        """Sums over a batch: [loss, correct, outputs], (3,) float64.
+
+        Correct counts outputs whose largest entry is y; it is NaN where targets are no classes.
+        """
         return self.score(self.predict(x), y) if len(x) else np.zeros(3)
 
     def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
