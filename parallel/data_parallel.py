@@ -135,7 +135,7 @@ class DistributedDataParallel(Synchronous):
             self.tell(loss)
         self.sums.sum()
         summed = self.sums.summed_tail
-        self.refuse_other_totals(float(summed[1]))
+        self.refuse_other_totals(float(summed[1]) / self.shard[1])
         if self.statistics.size:
             self.statistics[:] = summed[ALIGN:]
         return float(summed[0])

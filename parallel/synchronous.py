@@ -79,9 +79,8 @@ class Synchronous(Serial):
         self.total = total
         return total
 
-    def refuse_other_totals(self, summed: float) -> None:
-        """`summed`: what all ranks were told, in the precision of the network."""
-        mean = summed / self.shard[1]
+    def refuse_other_totals(self, mean: float) -> None:
+        """`mean`: of what all ranks were told, in the precision of the network."""
         if abs(mean - self.total) > 1e-6 * mean:
             totals = ", ".join(map(str, self.communicator.allgather(self.total)))
             raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")

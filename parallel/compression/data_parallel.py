@@ -59,15 +59,16 @@ class CompressedDataParallel(Synchronous):
         self.start_alike()
         self.compressor = compressor.attach(self.region, network.dtype, seed, self.shard)
         self.wire = Wire(communicator)
-        self.together = np.zeros(1 + len(self.statistics))  # loss and running statistics
+        self.together = np.zeros(2 + len(self.statistics))  # loss, size of the batch, running statistics
         self.reductions = 0
 
     def combine(self, loss: float) -> float:
         """Sum loss, statistics and compressed gradients. A loss that is not finite leaves the memories as they are."""
-        self.together[0] = loss
-        np.divide(self.statistics, self.shard[1], out=self.together[1:])
+        self.together[:2] = loss, self.total
+        np.divide(self.statistics, self.shard[1], out=self.together[2:])
         self.wire.allreduce(self.together)
-        self.statistics[:] = self.together[1:]
+        self.refuse_other_totals(self.together[1] / self.shard[1])
+        self.statistics[:] = self.together[2:]
         loss = float(self.together[0])
         if math.isfinite(loss):
             self.compressor.reduce(self.gradients, self.wire, self.steps)

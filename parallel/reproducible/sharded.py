@@ -73,15 +73,16 @@ class ReproducibleSharded(Reproducible):
             self.trees[unit.number].add(whole)
 
     def add_leaf(self, loss):
-        self.message[0], self.message[1:] = loss, self.statistics
+        self.message[:2], self.message[2:] = (loss, self.total), self.statistics
         self.tail_tree.add(self.message)
 
     def combine(self, loss):
         for unit, tree in zip(self.cut.units, self.trees, strict=True):
             self.gradient_shard[unit.blocks] = tree.reduce_scatter()
-        total = self.tail_tree.allreduce()
-        np.divide(total[1:], self.shards, out=self.statistics)
-        return float(total[0])
+        summed = self.tail_tree.allreduce()
+        self.refuse_other_totals(float(summed[1]) / self.shards)
+        np.divide(summed[2:], self.shards, out=self.statistics)
+        return float(summed[0])
 
     def memory(self):
         return with_trees(super().memory(), *self.trees)

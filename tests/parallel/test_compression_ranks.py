@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_arrays_that_were_sent(comm):
     lengths, encode = [], many.compressor.encode
     many.compressor.encode = lambda *given: lengths.append(encode(*given)) or lengths[-1]
     equality.train(many, "mlp", 3)
-    others = 2 * (many.together.nbytes * 2 // 3)  # an allreduce of the loss
+    others = 2 * many.together.nbytes * 2 // 3  # an allreduce of the loss
     sent, dense = many.bytes_sent().values()
     assert sent == 2 * np.mean([len(message) for message in lengths]) + others
     assert dense * 3 == 4 * (many.gradients.nbytes + many.together.nbytes)

@@ -39,6 +39,17 @@ def distributed(comm, network, optimizer=None, allreduce="auto", **options):
     return DistributedDataParallel(network, nn.CrossEntropyLoss(), optimizer, communicator, SEED, **options)
 
 
+def strategy(comm, **options):
+    """The trainer that these options of the command line ask for."""
+    from collectives import Communicator
+    from parallel.options import Options
+    from parallel.strategies import STRATEGIES
+
+    options = Options(seed=SEED, **options)
+    network, optimizer = mlp(), OPTIMIZERS["momentum"]()
+    return STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+
+
 def maker(comm, allreduce="auto", **options):
     """What assert_equals_one_process makes its trainers with; when it makes the next, ranks must agree on the last."""
     before = []
@@ -461,6 +472,13 @@ def test_the_size_of_the_global_batch_must_be_given_and_alike(comm, nodes):
         with pytest.raises(ValueError, match="ranks disagree on the size of the global batch"):
             many.step(x, y, total + comm.rank)
         assert (many.parameters == before).all()
+        many.step(x, y, total)
+        many.close()
+    nodes([0, 0])
+    for options in {"strategy": "zero1"}, {"strategy": "fsdp", "reproducible": 4}, {"compress": "topk:0.1"}:
+        many = strategy(comm, **options)
+        with pytest.raises(ValueError, match="step 0: ranks disagree on the size of the global batch: 16, 17"):
+            many.step(x, y, total + comm.rank)
         many.step(x, y, total)
         many.close()
 
