@@ -155,6 +155,7 @@ class Options:
     inspect: bool = option(False, "after training: confusion, misclassified samples, distributions, dead units")
     timeline: bool = option(False, "record what every rank did when: trace.json and timeline.png")
     memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
+    no_pictures: bool = option(False, "draw no curves.png and breakdown.png: a short run ends a second earlier")
     out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR")
     resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR")
 
@@ -162,7 +163,7 @@ class Options:
 # What a resumed run may change; all else is part of the result and comes from its config.json.
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
-    "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline",
+    "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
     "strategy", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
 }  # fmt: skip
 

@@ -105,8 +105,9 @@ def train(options: Options) -> dict:
     memory = ledger.report() if ledger else ""  # before pictures take memory of their own
     if rank == 0:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-        draw_curves(training.history, out / "curves.png")
-        draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
+        if not options.no_pictures:
+            draw_curves(training.history, out / "curves.png")
+            draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
         if events:
             write_timeline(events, out)
         if options.inspect:

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--model", "mlp:64,16,10", "--limit", "100", "--epochs", "3", "--dtype", "float64", "--momentum", "0.9"]
+DRAWN = ["--model", "mlp:64,16,10", "--limit", "100", "--epochs", "3", "--dtype", "float64", "--momentum", "0.9"]
+SMALL = [*DRAWN, "--no-pictures"]  # they take most of the time of so short a run
+RESUME = ["--no-pictures", "--resume"]
 # Long enough to be stopped in the middle: 1,437 samples one by one, saved every 100 steps.
 LONG = ["--model", "mlp:64,16,10", "--batch", "8", "--epochs", "12", "--checkpoint-steps", "100", "--lr", "0.01"]
+LONG += ["--no-pictures"]
 
 
 def command(*args: str) -> list[str]:
@@ -77,7 +80,7 @@ def test_help_is_complete_and_instant():
 def small(tmp_path_factory):
     """(directory, what it said) of a finished run on one process: to look at, and to go on from a copy."""
     out = tmp_path_factory.mktemp("small") / "run"
-    return out, train(*SMALL, "--out", out)
+    return out, train(*DRAWN, "--out", out)
 
 
 def test_a_run_directory_has_everything(small):
@@ -112,11 +115,12 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
         np.testing.assert_allclose(parameters(tmp_path / name), one, rtol=1e-10, atol=1e-13)
         assert result(tmp_path / name)["accuracy"] == result(small[0])["accuracy"]
         assert result(tmp_path / name)["ranks"] == ranks
+        assert not list((tmp_path / name).glob("*.png"))
 
 
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
     """What `make train` does, half as long."""
-    train("--ranks", "2", "--epochs", "15", "--out", tmp_path / "run")
+    train("--ranks", "2", "--epochs", "15", "--no-pictures", "--out", tmp_path / "run")
     assert result(tmp_path / "run")["accuracy"] >= 0.97
 
 
@@ -191,7 +195,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, small):
     before = result(out)
     last = sorted((out / "checkpoints").glob("step-*.npz"))[-1]
     last.write_bytes(last.read_bytes()[:-10])
-    said = train("--resume", out, "--ranks", "2")
+    said = train(*RESUME, out, "--ranks", "2")
     assert said.count("DAMAGED") == 1 and last.name in said and "UserWarning" not in said
     assert result(out)["steps"] == before["steps"]
     np.testing.assert_allclose(parameters(out), parameters(small[0]), rtol=1e-10, atol=1e-13)
@@ -205,11 +209,11 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small):
     out = shutil.copytree(small[0], tmp_path / "run")
     assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
     assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
-    train("--resume", out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
+    train(*RESUME, out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4
-    said = train("--resume", out, "--strategy", "zero2", "--unit", "2")
+    said = train(*RESUME, out, "--strategy", "zero2", "--unit", "2")
     assert "one process (without effect below --ranks 2: --strategy zero2, --unit 2.0)" in said
-    said = train("--resume", out, "--epochs", "5", "--ranks", "2", "--strategy", "zero1")
+    said = train(*RESUME, out, "--epochs", "5", "--ranks", "2", "--strategy", "zero1")
     assert "ZeRO1" in said and result(out)["epochs"] == 5
 
 

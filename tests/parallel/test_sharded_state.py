@@ -158,7 +158,7 @@ def test_a_full_directory_is_refused_by_name(comm, shared_tmp_path, monkeypatch)
 
 
 def run(*arguments):
-    command = [sys.executable, ROOT / "scripts/train.py", *map(str, arguments)]
+    command = [sys.executable, ROOT / "scripts/train.py", "--no-pictures", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
