@@ -29,7 +29,7 @@ TABLE: dict[str, dict[str, Rows]] = {
         "allreduce": [(4 << 10, "native"), (ANY, "shared")],
         "alltoall": [(ANY, "pairwise")],
         "barrier": [(ANY, "native")],
-        "broadcast": [(256 << 10, "native"), (1 << 20, "shared"), (ANY, "native")],
+        "broadcast": [(ANY, "native")],
         "exscan": [(ANY, "doubling")],
         "gather": [(ANY, "flat")],
         "reduce": [(16 << 20, "native"), (ANY, "shared")],

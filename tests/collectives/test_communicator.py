@@ -648,8 +648,8 @@ def test_explain(communicator, ranks):
     from mpi4py import MPI
 
     explain = communicator.explain
-    assert explain("broadcast", 16) == (
-        "broadcast of 16 float32, 2 ranks on one node: native, because the default table says so up to 262,144 bytes"
+    assert explain("reduce_scatter", 16) == (
+        "reduce_scatter of 16 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"
     )
     assert "shared, because the default table says so from here on" in explain("allreduce", 10000)
     assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")
