@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.networks import Link, Network, fit
+from collectives.world import nodes_of
 
 SIZES = tuple(4**k for k in range(1, 12))  # 4 B ... 4 MiB
 MEMORY = 1 << 20  # bytes: beyond the first- and second-level caches, as a bucket of gradients is
@@ -54,11 +55,9 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
 
 def neighbours(comm: MPI.Intracomm) -> tuple[list[int], list[int]]:
     """The other ranks on the node of rank 0, and those on other nodes (collective)."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    node_of = comm.allgather(node.bcast(comm.Get_rank()))  # of each rank: the first rank on its node
-    node.Free()
-    near = [rank for rank in range(1, len(node_of)) if node_of[rank] == node_of[0]]
-    return near, [rank for rank in range(1, len(node_of)) if node_of[rank] != node_of[0]]
+    first, *others = nodes_of(comm)
+    near = [rank for rank, node in enumerate(others, 1) if node == first]
+    return near, [rank for rank, node in enumerate(others, 1) if node != first]
 
 
 def measure_link(comm: MPI.Intracomm, peer: int, sizes: Sequence[int] = SIZES, seconds: float = 0.2) -> Link:

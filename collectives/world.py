@@ -21,6 +21,16 @@ class WorldError(RuntimeError):
     """The ranks that were launched do not form one MPI world."""
 
 
+def nodes_of(comm) -> list[int]:
+    """For each rank the first rank on its node (collective)."""
+    from mpi4py import MPI
+
+    node = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED))
+    first = node.bcast(comm.Get_rank())
+    node.Free()
+    return comm.allgather(first)
+
+
 def check_world(comm=None):
     """Refuse to run as N separate worlds of one rank.
 

@@ -44,7 +44,7 @@ def measure(
     Parameters
     ----------
     hosts : list of int
-        For each rank the first rank on its host; see node_memory.nodes_of.
+        For each rank the first rank on its host; see collectives.world.nodes_of.
     clock : callable
         Seconds; one that all ranks of a host share.
     trips : int

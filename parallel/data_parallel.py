@@ -15,13 +15,14 @@ import weakref
 
 import numpy as np
 
+from collectives.world import nodes_of
 from nn.layout import ALIGN
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.breakdown import DEFAULT
 from parallel.buckets import Messages, check_bucketing
-from parallel.node_memory import NodeMemory, nodes_of, why_not
+from parallel.node_memory import NodeMemory, why_not
 from parallel.synchronous import Synchronous
 
 NODE_MEMORY = ("auto", "on", "off")

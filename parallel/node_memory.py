@@ -38,14 +38,6 @@ from parallel.buckets import Buckets
 from parallel.factors import Factors, Wide, wide_layers
 
 
-def nodes_of(communicator: MPI.Intracomm) -> list[int]:
-    """For each rank the first rank on its node (collective)."""
-    node = MPI.Intracomm(communicator.Split_type(MPI.COMM_TYPE_SHARED))
-    first = node.bcast(communicator.rank)
-    node.Free()
-    return communicator.allgather(first)
-
-
 def why_not(nodes: list[int]) -> str:
     """Why ranks on these nodes do not share memory; empty where they can."""
     sizes = Counter(nodes)
@@ -135,7 +127,7 @@ class NodeMemory:
     ----------
     communicator : collectives.Communicator
     nodes : list of int
-        The node of each rank, as `nodes_of` gives it; `why_not` must be empty.
+        The node of each rank, as `collectives.world.nodes_of` gives it; `why_not` must be empty.
     network : Network
     optimizer : Optimizer
     tail : int

@@ -27,11 +27,11 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from collectives.world import nodes_of
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.breakdown import DEFAULT
-from parallel.node_memory import nodes_of
 from parallel.offload import shards
 from parallel.sharded_state import ShardedState
 from parallel.units import Cut, Joined, Slots, Unit

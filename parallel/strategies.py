@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from collectives.world import nodes_of
 from parallel import compression
 from parallel.compression.data_parallel import CompressedDataParallel
 from parallel.compression.parameter_server import CompressedParameterServer
 from parallel.data_parallel import DistributedDataParallel
 from parallel.master_worker import DataParallel
-from parallel.node_memory import nodes_of
 from parallel.options import check_one_node, of_messages
 from parallel.parameter_server import ParameterServer
 from parallel.reproducible.data_parallel import ReproducibleDataParallel

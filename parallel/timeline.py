@@ -78,8 +78,8 @@ class Timeline:
     def _offset(self):
         if self.communicator is None:
             return None
+        from collectives.world import nodes_of
         from parallel.clocks import measure
-        from parallel.node_memory import nodes_of
 
         return measure(self.communicator, nodes_of(self.communicator), self.clock)
 

@@ -197,11 +197,10 @@ def work(task: dict) -> None:
     from mpi4py import MPI
 
     from collectives.selection import Selection
+    from collectives.world import nodes_of
 
     world = MPI.COMM_WORLD
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    place = Selection({}, world.allgather(node.bcast(world.Get_rank()))).place
-    node.Free()
+    place = Selection({}, nodes_of(world)).place
     name, version = MPI.get_vendor()
     facts = {"ranks": world.Get_size(), "place": place, "library": f"{name} {'.'.join(map(str, version))}"}
     gloo = Gloo(world, task["gloo"]) if task["gloo"] else None

@@ -267,7 +267,7 @@ import socket, time
 from mpi4py import MPI
 from collectives import Communicator
 from parallel.clocks import measure
-from parallel.node_memory import nodes_of
+from collectives.world import nodes_of
 
 ahead = {"h1": 7.0, "h2": 19.0}[socket.gethostname()]
 world = Communicator(MPI.COMM_WORLD)

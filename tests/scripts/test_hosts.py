@@ -54,7 +54,7 @@ from bench_compression import card_bytes
 from collectives import Communicator
 from collectives.steps import part
 from parallel import DistributedDataParallel, FullyShardedDataParallel
-from parallel.node_memory import nodes_of
+from collectives.world import nodes_of
 
 world = MPI.COMM_WORLD
 rank, size = world.rank, world.size
