@@ -125,7 +125,7 @@ class DistributedDataParallel(Synchronous):
     def tell(self, loss: float) -> None:
         """Let loss and running statistics follow the gradients: their mean, so that replicas stay alike."""
         self.told, tail = True, self.sums.tail
-        tail[0], tail[1] = loss, self.total
+        tail[:3] = loss, *self.totals(first=self.shard[0] == 0)
         if self.statistics.size:
             np.divide(self.statistics, self.shard[1], out=tail[ALIGN:])
         self.sums.told()
@@ -136,7 +136,7 @@ class DistributedDataParallel(Synchronous):
             self.tell(loss)
         self.sums.sum()
         summed = self.sums.summed_tail
-        self.refuse_other_totals(float(summed[1]) / self.shard[1])
+        self.refuse_other_totals(float(summed[1]) / self.shard[1], float(summed[2]))
         if self.statistics.size:
             self.statistics[:] = summed[ALIGN:]
         return float(summed[0])

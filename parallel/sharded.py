@@ -101,7 +101,7 @@ class Sharded(ShardedState):
         self.spread()
         self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
         self.region = Joined(self.cut, rank)
-        self.message = np.zeros(2 + self.network.state_layout.size, self.network.dtype)  # loss, batch, statistics
+        self.message = np.zeros(3 + self.network.state_layout.size, self.network.dtype)  # loss, totals, statistics
 
     def zeros_for_all(self, size: int) -> np.ndarray:
         """Memory that is reduced over all ranks: shared where that saves copies."""
@@ -116,11 +116,11 @@ class Sharded(ShardedState):
 
     def combine(self, loss: float) -> float:
         """Sum the loss; take the mean of the ranks' running statistics, so that replicas stay alike."""
-        self.message[:2] = loss, self.total
-        np.divide(self.statistics, self.shard[1], out=self.message[2:])
+        self.message[:3] = loss, *self.totals(first=self.shard[0] == 0)
+        np.divide(self.statistics, self.shard[1], out=self.message[3:])
         self.all_sum(self.message)
-        self.refuse_other_totals(float(self.message[1]) / self.shard[1])
-        self.statistics[:] = self.message[2:]
+        self.refuse_other_totals(float(self.message[1]) / self.shard[1], float(self.message[2]))
+        self.statistics[:] = self.message[3:]
         return float(self.message[0])
 
     def update(self) -> None:

@@ -79,11 +79,20 @@ class Synchronous(Serial):
         self.total = total
         return total
 
-    def refuse_other_totals(self, mean: float) -> None:
-        """`mean`: of what all ranks were told, in the precision of the network."""
-        if abs(mean - self.total) > 1e-6 * mean:
+    def totals(self, first: bool) -> tuple[int, int]:
+        """What is summed over all ranks so that they find out that they disagree on the size of the batch."""
+        return self.total, self.total if first else 0
+
+    def refuse_other_totals(self, mean: float, first: float) -> None:
+        """`mean` of what the ranks were told, and what the first one was, as all of them know it from the sums."""
+        if abs(mean - first) > 1e-6 * first:  # all ranks are here
             totals = ", ".join(map(str, self.communicator.allgather(self.total)))
             raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
+        if abs(self.total - first) > 1e-6 * first:
+            raise ValueError(
+                f"step {self.steps}: ranks disagree on the size of the global batch: it is {first:g} on rank 0, "
+                f"{self.total} on rank {self.communicator.rank}"
+            )
 
     def first_sample(self, total):
         if isinstance(total, Total):  # ranks with data of their own

@@ -59,16 +59,16 @@ class CompressedDataParallel(Synchronous):
         self.start_alike()
         self.compressor = compressor.attach(self.region, network.dtype, seed, self.shard)
         self.wire = Wire(communicator)
-        self.together = np.zeros(2 + len(self.statistics))  # loss, size of the batch, running statistics
+        self.together = np.zeros(3 + len(self.statistics))  # loss, totals, running statistics
         self.reductions = 0
 
     def combine(self, loss: float) -> float:
         """Sum loss, statistics and compressed gradients. A loss that is not finite leaves the memories as they are."""
-        self.together[:2] = loss, self.total
-        np.divide(self.statistics, self.shard[1], out=self.together[2:])
+        self.together[:3] = loss, *self.totals(first=self.shard[0] == 0)
+        np.divide(self.statistics, self.shard[1], out=self.together[3:])
         self.wire.allreduce(self.together)
-        self.refuse_other_totals(self.together[1] / self.shard[1])
-        self.statistics[:] = self.together[2:]
+        self.refuse_other_totals(*(self.together[1:3] / (self.shard[1], 1)))
+        self.statistics[:] = self.together[3:]
         loss = float(self.together[0])
         if math.isfinite(loss):
             self.compressor.reduce(self.gradients, self.wire, self.steps)

@@ -73,15 +73,15 @@ class ReproducibleSharded(Reproducible):
             self.trees[unit.number].add(whole)
 
     def add_leaf(self, loss):
-        self.message[:2], self.message[2:] = (loss, self.total), self.statistics
+        self.message[:3], self.message[3:] = (loss, *self.totals(first=self.leaf == 0)), self.statistics
         self.tail_tree.add(self.message)
 
     def combine(self, loss):
         for unit, tree in zip(self.cut.units, self.trees, strict=True):
             self.gradient_shard[unit.blocks] = tree.reduce_scatter()
         summed = self.tail_tree.allreduce()
-        self.refuse_other_totals(float(summed[1]) / self.shards)
-        np.divide(summed[2:], self.shards, out=self.statistics)
+        self.refuse_other_totals(float(summed[1]) / self.shards, float(summed[2]))
+        np.divide(summed[3:], self.shards, out=self.statistics)
         return float(summed[0])
 
     def memory(self):

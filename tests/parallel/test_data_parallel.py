@@ -483,6 +483,19 @@ def test_the_size_of_the_global_batch_must_be_given_and_alike(comm, nodes):
         many.close()
 
 
+@pytest.mark.mpi(ranks=3)
+def test_a_rank_that_has_the_mean_of_other_totals_does_not_notice_but_they_do(comm):
+    """Told 6, 4, 8 the sums look as they should; who differs from the first rank says so, and waits for nobody."""
+    many = distributed(comm, mlp(), **MESSAGES)
+    x, y, _ = batches("mlp", (comm.rank, 3))[0]
+    total = (26, 24, 28)[comm.rank]
+    if comm.rank == 0:
+        many.step(x, y, total)
+    else:
+        with pytest.raises(ValueError, match=f"it is 26 on rank 0, {total} on rank {comm.rank}"):
+            many.step(x, y, total)
+
+
 @pytest.mark.mpi(ranks=2)
 def test_what_cannot_be_is_refused(comm, nodes):
     with pytest.raises(ValueError, match="node_memory 'yes': expected one of auto, on, off"):
