@@ -52,7 +52,7 @@ OWN_WAY = {
     "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
 }
 # Options that one process does not read.
-BETWEEN_RANKS = ("strategy", "allreduce", *MESSAGES, "unit", "prefetch", "check_replicas")
+BETWEEN_RANKS = ("strategy", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 

@@ -82,8 +82,9 @@ def refuse_one_process(options: Options) -> None:
     if options.strategy == "ps":
         raise OptionError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
     if options.compress:
-        raise OptionError("--compress: one process sends nothing; start several with --ranks, or leave it out")
-    if options.offload:
+        way = ", or leave it out" if options.resume is None else ", as that run was"
+        raise OptionError(f"--compress {options.compress}: one process sends nothing; start several with --ranks{way}")
+    if options.offload and options.resume is None:
         raise OptionError("--offload: one process has no shards; start several with --ranks, or leave it out")
 
 

@@ -136,13 +136,21 @@ def test_no_rank_is_started_for_a_wrong_option(line, words, places, tmp_path, mo
     ("line", "words"),
     [
         ("--strategy ps", "needs ranks for workers and servers"),
-        ("--compress fp16", "one process sends nothing"),
+        ("--compress fp16", "--compress fp16: one process sends nothing; .* or leave it out"),
         ("--strategy fsdp --offload there", "one process has no shards"),
     ],
 )
 def test_what_one_process_cannot_do(line, words):
     with pytest.raises(OptionError, match=words):
         prepare(parse(line.split()))
+
+
+def test_one_process_goes_on_with_what_ranks_began():
+    """What only says how ranks do it has no effect; what is part of the result is refused in other words."""
+    options = parse(["--strategy", "fsdp", "--offload", "there"])
+    assert prepare(dataclasses.replace(options, resume="run")).network
+    with pytest.raises(OptionError, match="start several with --ranks, as that run was"):
+        prepare(dataclasses.replace(parse(["--compress", "fp16"]), resume="run"))
 
 
 def test_what_can_be_done_is_prepared(monkeypatch, tmp_path):
