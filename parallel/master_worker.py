@@ -23,6 +23,7 @@ from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
 from parallel.synchronous import Synchronous
+from parallel.uneven import Total
 
 MASTER = 0
 
@@ -62,6 +63,11 @@ class DataParallel(Synchronous):
 
     def compute_gradients(self, x, y, total):
         """All ranks take part; x and y are those of the master."""
+        if isinstance(total, Total):
+            raise ValueError(
+                "with dp the master reads for all ranks, and `join` gives every rank its own: use ddp, zero1, zero2, "
+                "fsdp, or ps"
+            )
         common = self.run.common
         common.training, common.step = True, self.steps
         samples = self.scatter_batch(x)

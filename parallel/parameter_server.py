@@ -123,7 +123,14 @@ class ParameterServer(Synchronous):
         return total
 
     def compute_gradients(self, x, y, total):
-        return super().compute_gradients(x, y, total) if self.works else 0.0
+        if self.works:
+            return super().compute_gradients(x, y, total)
+        if len(x):
+            raise ValueError(
+                f"rank {self.communicator.rank} only serves, and was given {len(x)} samples: give them to workers "
+                f"(ranks {self.workers[0]} to {self.workers[-1]}), or let workers be servers"
+            )
+        return 0.0
 
     def combine(self, loss):
         """Push, let the servers update, pull: the loss comes back with the parameters, as it was when they decided."""
