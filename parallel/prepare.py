@@ -115,7 +115,7 @@ def check_strategy(options: Options, ranks: int | None, network: Network, optimi
         method = compression.parse(options.compress)
         method.check(optimizer)
         if options.strategy == "ps":
-            method.check_messages()
+            method.check_messages(options.servers)
     if options.reproducible and options.strategy in SHARDED:
         shards.refuse_norms(optimizer)
     if not ranks:

@@ -66,8 +66,8 @@ class Compressor:
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError where this method cannot work with that optimizer."""
 
-    def check_messages(self) -> None:
-        """Raise ValueError where this method has no messages for parameter servers."""
+    def check_messages(self, servers: int) -> None:
+        """Raise ValueError where this method has no messages for so many parameter servers."""
         if self.no_messages:
             raise ValueError(f"{self!r} does not work with parameter servers: {self.no_messages}")
 

@@ -47,7 +47,7 @@ class CompressedParameterServer(ParameterServer):
     Raises
     ------
     ValueError
-        A method that has no such messages, or cannot work with this optimizer.
+        A method that has no such messages, not for so many servers, or cannot work with this optimizer.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CompressedParameterServer(ParameterServer):
         servers: int = 1,
         place: str = "own",
     ):
-        compressor.check_messages()
+        compressor.check_messages(servers)
         compressor.check(optimizer)
         agree(communicator, {"compression": repr(compressor)})
         super().__init__(network, loss, optimizer, communicator, seed, servers, place)

@@ -131,6 +131,14 @@ class DGC(Sparse):
                 "use SGD, RMSprop or LARS with momentum 0, or Adagrad: dgc:RATIO,momentum=M sets that of dgc"
             )
 
+    def check_messages(self, servers):
+        super().check_messages(servers)
+        if self.clip and servers > 1:
+            raise ValueError(
+                f"dgc: clip={self.clip:g} is for the norm of the whole gradient, of which each of {servers} parameter "
+                "servers gets a slice: use one server, or no clip"
+            )
+
     def tell_epoch(self, steps):
         self.epoch = self.epoch or steps
 

@@ -81,6 +81,16 @@ def test_a_gradient_that_is_no_number_is_refused():
             ClipNorm(1e9)(g, LAYOUT.region())
 
 
+def test_a_norm_beyond_single_precision_is_a_number():
+    """The squares of such entries are no float32, their root is."""
+    g = np.full(LAYOUT.size, 1e25, np.float32)
+    squares = squared_norms([g], LAYOUT.region())[0]
+    for name, array in LAYOUT.items(g):
+        assert math.isclose(squares[name], array.size * 1e50, rel_tol=1e-6)
+    ClipGlobalNorm(1.0)(g, LAYOUT.region())
+    assert math.isclose(float(np.linalg.norm(g)), 1, rel_tol=1e-5)
+
+
 def test_clips_from_the_command_line():
     assert clipping.parse("global:1.5") == ClipGlobalNorm(1.5)
     assert clipping.parse("norm:2") == ClipNorm(2.0) != clipping.parse("value:2")

@@ -58,6 +58,7 @@ WRONG = [
     ("--compress fp16:3", "what is '3'? fp16 takes nothing"),
     ("--compress qsgd:x", "levels must be a number, given 'x'"),
     ("--compress qsgd:0", "levels must be 1 to 32767, given 0"),
+    ("--compress dgc:0.1,clip=1 --strategy ps --servers 2", "dgc: clip=1 is for the norm of the whole gradient"),
     ("--compress topk:2", "topk: the ratio must be above 0 and at most 1"),
     ("--compress topk:0.1,foo=3", "topk takes ratio=NUMBER"),
     ("--compress threshold:-1", "the limit must not be negative"),
