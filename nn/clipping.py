@@ -46,13 +46,14 @@ def squared_norms(
 def _square(x: np.ndarray) -> float:
     """|x|^2, blocks summed in double precision; also squared in it where that is too much for x's own."""
     step, total = BLOCK_BYTES // x.itemsize, 0.0
-    for lo in range(0, len(x), step):
-        block = x[lo : lo + step]
-        square = float(block @ block)
-        if square == math.inf:
-            block = block.astype(np.float64)
+    with np.errstate(over="ignore"):
+        for lo in range(0, len(x), step):
+            block = x[lo : lo + step]
             square = float(block @ block)
-        total += square
+            if square == math.inf:
+                block = block.astype(np.float64)
+                square = float(block @ block)
+            total += square
     return total
 
 
