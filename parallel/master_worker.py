@@ -68,6 +68,11 @@ class DataParallel(Synchronous):
                 "with dp the master reads for all ranks, and `join` gives every rank its own: use ddp, zero1, zero2, "
                 "fsdp, or ps"
             )
+        if len(x) and not self.master:
+            raise ValueError(
+                f"rank {self.communicator.rank} is a worker of the master, and was given {len(x)} samples: a worker "
+                "gets its part from the master; a loader for this trainer's `shard` gives it none"
+            )
         common = self.run.common
         common.training, common.step = True, self.steps
         samples = self.scatter_batch(x)

@@ -69,9 +69,13 @@ def test_where_ranks_cannot_have_their_own(comm):
             with pytest.raises(ValueError, match=reason):
                 many.step(x, y, total)
         many.close()
-    many = make(comm, {"strategy": "ps"}, mlp())
     x, y = data()[2][0]
-    if not many.works:
-        with pytest.raises(ValueError, match=r"rank 2 only serves, and was given 4 samples: give them to workers \(ra"):
-            many.step(x, y, 12)
-    many.close()
+    for strategy, reason in (
+        ("ps", "only serves, and was given 4 samples"),
+        ("dp", "is a worker of the master, and was"),
+    ):
+        many = make(comm, {"strategy": strategy}, mlp())
+        if comm.rank == 2:
+            with pytest.raises(ValueError, match=f"rank 2 {reason}"):
+                many.step(x, y, 12)
+        many.close()
