@@ -126,14 +126,26 @@ def continue_with(options: Options) -> str:
     """The command that continues this run, or starts it again where nothing was saved yet."""
     if not (Path(options.out or "") / "checkpoints" / "manifest.json").exists():
         return "start again (nothing was saved yet)"
-    ranks = f" --ranks {options.ranks}" if options.ranks else ""
-    return f"{program()} --resume {shlex.quote(options.out)}{ranks}"
+    return again(options)
 
 
-def program() -> str:
+def again(options: Options) -> str:
+    """The command that continues this run on as many ranks, started in the same way."""
+    resume = f"--resume {shlex.quote(options.out)}"
+    if options.ranks:
+        return f"{program()} {resume} --ranks {options.ranks}"
+    if size := launch.size_from_environment():
+        starter = (
+            "srun" if "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ else "mpirun"
+        )
+        return f"{starter} -n {size} {program('-m mpi4py ')} {resume}"
+    return f"{program()} {resume}"
+
+
+def program(module: str = "") -> str:
     """How to call this program again from here, for messages."""
     beside = os.path.relpath(sys.executable)
-    return f"{'python' if beside.startswith('..') else beside} {sys.argv[0]}"
+    return f"{'python' if beside.startswith('..') else beside} {module}{sys.argv[0]}"
 
 
 def default_directory(options: Options) -> str:

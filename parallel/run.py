@@ -20,7 +20,7 @@ import nn
 from nn import callbacks, checkpoints
 from parallel import build, launch, reports
 from parallel.breakdown import Breakdown, draw_breakdown
-from parallel.job import default_directory, program
+from parallel.job import again, default_directory, program
 from parallel.memory import Ledger, resident
 from parallel.options import BETWEEN_RANKS, Options, flag
 from parallel.prepare import Parts, check_checkpoints, prepare
@@ -309,9 +309,8 @@ def elapsed(since: float) -> str:
 
 def what_next(options: Options) -> str:
     call = program()
-    ranks = f" --ranks {options.ranks}" if options.ranks else ""
     return (
-        f"what next:\n  {call} --resume {shlex.quote(options.out)}{ranks} --epochs {options.epochs + 10}   # train on\n"
+        f"what next:\n  {again(options)} --epochs {options.epochs + 10}   # train on\n"
         f"  {call} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
         f"  {call} --help   # models, data sets, options; notebooks/ explain how it works"
     )

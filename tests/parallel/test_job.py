@@ -109,6 +109,8 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
     env = launch.settings(2, mpiexec) | os.environ
     done = subprocess.run(args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert "  mpirun -n 2 " in done.stdout
+    assert f"python -m mpi4py scripts/train.py --resume {tmp_path / 'two'} --epochs 13" in done.stdout
     train(*SMALL, "--out", tmp_path / "three", "--ranks", "3", "--allreduce", "doubling")
     one = parameters(small[0])
     for name, ranks in (("two", 2), ("three", 3)):
