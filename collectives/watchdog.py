@@ -189,11 +189,13 @@ class Watchdog(threading.Thread):
             self.look()
             if self.seen == said or self.asked > self.since or time.monotonic() - self.since < patience:
                 continue
-            if self.doing() is not None:
-                said = self.seen
-                print(self.report(self.ask()), file=sys.stderr, flush=True)
-                if self.abort:
-                    self.comm.Abort(STATUS)
+            if self.doing() is None:  # it computes: look at its stack again after as long, not ten times a second
+                self.since = time.monotonic()
+                continue
+            said = self.seen
+            print(self.report(self.ask()), file=sys.stderr, flush=True)
+            if self.abort:
+                self.comm.Abort(STATUS)
 
     def look(self):
         """See whether another call has begun."""

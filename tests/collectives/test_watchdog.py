@@ -1,5 +1,7 @@
 """Hanging programs are told as who waits for whom; calls that do not fit are refused by all ranks."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,19 @@ def test_a_hanging_program_is_reported_once_and_ended(what, tmp_path):
     assert text.count("watchdog: rank") == 1, text
     for words in CASES[what]:
         assert words in text, text
+
+
+@pytest.mark.mpi(ranks=1)
+def test_the_stack_of_a_rank_that_computes_is_left_alone(comm, monkeypatch):
+    """A long epoch in node-shared memory makes no calls: its stack is looked at once in so many seconds."""
+    from collectives import Communicator, watchdog
+
+    looks, read = [], watchdog.read_stack
+    monkeypatch.setattr(watchdog, "read_stack", lambda *given: looks.append(1) or read(*given))
+    communicator = Communicator(comm, watch=0.3)
+    time.sleep(2)
+    communicator.release()
+    assert 1 <= len(looks) <= 7, looks
 
 
 @pytest.mark.mpi(ranks=[2])
