@@ -135,10 +135,8 @@ def again(options: Options) -> str:
     if options.ranks:
         return f"{program()} {resume} --ranks {options.ranks}"
     if size := launch.size_from_environment():
-        starter = (
-            "srun" if "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ else "mpirun"
-        )
-        return f"{starter} -n {size} {program('-m mpi4py ')} {resume}"
+        by_slurm = "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ
+        return f"{'srun' if by_slurm else 'mpirun'} -n {size} {program('-m mpi4py ')} {resume}"
     return f"{program()} {resume}"
 
 
