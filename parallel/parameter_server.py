@@ -76,6 +76,7 @@ class ParameterServer(Synchronous):
         rank = communicator.rank
         agree(communicator, {"parameter servers": f"{servers} on {place}"})
         self.workers, self.hosts = roles(communicator.size, servers, place)
+        self.server_place = place
         self.works, self.serves = rank in self.workers, rank in self.hosts
         self.slices = cut(network.layout.size + network.state_layout.size, servers)
         super().__init__(network, loss, optimizer, communicator, seed)

@@ -23,9 +23,11 @@ from parallel.synchronous import Synchronous
 def ddp(options, network, loss, optimizer, communicator) -> Synchronous:
     if options.compress:
         method = compression.parse(options.compress)
-        return CompressedDataParallel(network, loss, optimizer, communicator, method, options.seed)
+        return CompressedDataParallel(network, loss, optimizer, communicator, options.seed, compressor=method)
     if options.reproducible:
-        return ReproducibleDataParallel(network, loss, optimizer, communicator, options.seed, options.reproducible)
+        return ReproducibleDataParallel(
+            network, loss, optimizer, communicator, options.seed, shards=options.reproducible
+        )
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
     if one_node := len(set(nodes_of(communicator))) == 1:
         check_one_node(options)
@@ -51,16 +53,18 @@ def dp(options, network, loss, optimizer, communicator) -> DataParallel:
             f"{communicator.size}, or fewer ranks"
         )
     if options.reproducible:
-        return ReproducibleMasterWorker(network, loss, optimizer, communicator, options.seed, options.reproducible)
+        return ReproducibleMasterWorker(
+            network, loss, optimizer, communicator, options.seed, shards=options.reproducible
+        )
     return DataParallel(network, loss, optimizer, communicator, options.seed)
 
 
 def ps(options, network, loss, optimizer, communicator) -> ParameterServer:
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     if options.compress:
-        return CompressedParameterServer(*arguments[:4], compression.parse(options.compress), *arguments[4:])
+        return CompressedParameterServer(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:
-        return ReproducibleParameterServer(*arguments, options.reproducible)
+        return ReproducibleParameterServer(*arguments, shards=options.reproducible)
     return ParameterServer(*arguments)
 
 

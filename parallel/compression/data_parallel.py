@@ -11,9 +11,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from nn.losses import Loss
-from nn.network import Network
-from nn.optimizers import Optimizer
 from parallel.compression.base import Compressor
 from parallel.compression.wire import Wire
 from parallel.synchronous import Synchronous, agree
@@ -44,21 +41,13 @@ class CompressedDataParallel(Synchronous):
         Ranks that were given different methods.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        loss: Loss,
-        optimizer: Optimizer,
-        communicator,
-        compressor: Compressor,
-        seed: int = 0,
-    ):
-        compressor.check(optimizer)
-        agree(communicator, {"compression": repr(compressor)})
-        super().__init__(network, loss, optimizer, communicator, seed)
+    def __init__(self, *arguments, compressor: Compressor, **options):
+        super().__init__(*arguments, **options)
+        compressor.check(self.optimizer)
+        agree(self.communicator, {"compression": repr(compressor)})
         self.start_alike()
-        self.compressor = compressor.attach(self.region, network.dtype, seed, self.shard)
-        self.wire = Wire(communicator)
+        self.compressor = compressor.attach(self.region, self.network.dtype, self.seed, self.shard)
+        self.wire = Wire(self.communicator)
         self.together = np.zeros(3 + len(self.statistics))  # loss, totals, running statistics
         self.reductions = 0
 

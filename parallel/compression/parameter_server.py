@@ -14,9 +14,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from mpi4py import MPI
 
-from nn.losses import Loss
-from nn.network import Network
-from nn.optimizers import Optimizer
 from parallel.compression.base import Compressor
 from parallel.compression.data_parallel import PREFIX, deal
 from parallel.parameter_server import ParameterServer
@@ -50,22 +47,12 @@ class CompressedParameterServer(ParameterServer):
         A method that has no such messages, not for so many servers, or cannot work with this optimizer.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        loss: Loss,
-        optimizer: Optimizer,
-        communicator,
-        compressor: Compressor,
-        seed: int = 0,
-        servers: int = 1,
-        place: str = "own",
-    ):
-        compressor.check_messages(servers)
-        compressor.check(optimizer)
-        agree(communicator, {"compression": repr(compressor)})
-        super().__init__(network, loss, optimizer, communicator, seed, servers, place)
-        layout, dtype = network.layout, network.dtype
+    def __init__(self, *arguments, compressor: Compressor, **options):
+        super().__init__(*arguments, **options)
+        compressor.check_messages(len(self.hosts))
+        compressor.check(self.optimizer)
+        agree(self.communicator, {"compression": repr(compressor)})
+        layout, dtype, seed = self.network.layout, self.network.dtype, self.seed
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         regions = [layout.region(part.start, part.stop) for part in self.shares]
         self.memories: dict[str, np.ndarray] = {}  # of all slices together, in the order of the layout
@@ -76,18 +63,19 @@ class CompressedParameterServer(ParameterServer):
             for encoder, part in zip(self.compressor, self.shares, strict=True):
                 encoder.memory = {name: memory[part] for name, memory in self.memories.items()}
         if self.serves:
-            own = regions[self.hosts.index(communicator.rank)]
+            own = regions[self.hosts.index(self.communicator.rank)]
             self.decoder = copy.copy(compressor).attach(own, dtype, seed, (0, len(self.workers)))
-        self._push_the_rest_plainly(servers, place)
+        self._push_the_rest_plainly()
         self.method, self.sent, self.pushes = repr(compressor), 0, 0
 
-    def _push_the_rest_plainly(self, servers: int, place: str) -> None:
+    def _push_the_rest_plainly(self) -> None:
         """The schedule of `push` for what is not compressed: running statistics, and the loss."""
-        size = self.network.layout.size
-        rest = [(max(lo, size) - size, max(hi, size) - size) for lo, hi in self.slices]
-        vectors = {"x": self.message[size:]} if self.works else {}
+        first = self.network.layout.size
+        rest = [(max(lo, first) - first, max(hi, first) - first) for lo, hi in self.slices]
+        vectors = {"x": self.message[first:]} if self.works else {}
         vectors |= {"y": self.sums[self.own.stop - self.own.start :]} if self.serves else {}
-        rounds = push(self.communicator.rank, self.communicator.size, rest, servers, place, 1)
+        rank, size, servers = self.communicator.rank, self.communicator.size, len(self.hosts)
+        rounds = push(rank, size, rest, servers, self.server_place, 1)
         self.pushing.free()
         self.pushing = self.communicator.compile(rounds, **vectors)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from nn.losses import Loss
-from nn.network import Network
-from nn.optimizers import Optimizer
 from parallel.reproducible.shards import Replicated
-from parallel.synchronous import Synchronous, agree
+from parallel.synchronous import Synchronous
 
 
 class ReproducibleDataParallel(Replicated, Synchronous):
@@ -27,12 +24,9 @@ class ReproducibleDataParallel(Replicated, Synchronous):
         If ranks were given different networks, losses, optimizers or numbers of shards.
     """
 
-    def __init__(
-        self, network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, shards: int = 8
-    ):
-        super().__init__(network, loss, optimizer, communicator, seed)
-        agree(communicator, {"number of virtual shards": shards})
-        self.start(shards, communicator)
+    def __init__(self, *arguments, shards: int = 8, **options):
+        super().__init__(*arguments, **options)
+        self.start(shards, self.communicator)
         self.start_alike()
 
     def close(self):

@@ -12,9 +12,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from collectives.steps import part
-from nn.losses import Loss
-from nn.network import Network
-from nn.optimizers import Optimizer
 from parallel.master_worker import DataParallel
 from parallel.reproducible.shards import fixed_point, refuse_micro_batches, refuse_synchronized, with_trees
 from parallel.reproducible.tree_sum import TreeSum
@@ -37,16 +34,14 @@ class ReproducibleMasterWorker(DataParallel):
         More ranks than shards; synchronised statistics, which need all shards at once.
     """
 
-    def __init__(
-        self, network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, shards: int = 8
-    ):
-        refuse_synchronized(network)
-        super().__init__(network, loss, optimizer, communicator, seed)
-        agree(communicator, {"number of virtual shards": shards})
-        self.shards, count = shards, len(self.message)
-        for_master = [(0, count)] + [(count, count)] * (communicator.size - 1)
-        self.tree = TreeSum(shards, count, network.dtype, communicator, for_master)
-        self.loss_tree = TreeSum(shards, 1, network.dtype)  # the master has all losses
+    def __init__(self, *arguments, shards: int = 8, **options):
+        super().__init__(*arguments, **options)
+        refuse_synchronized(self.network)
+        agree(self.communicator, {"number of virtual shards": shards})
+        self.shards, count, dtype = shards, len(self.message), self.network.dtype
+        for_master = [(0, count)] + [(count, count)] * (self.communicator.size - 1)
+        self.tree = TreeSum(shards, count, dtype, self.communicator, for_master)
+        self.loss_tree = TreeSum(shards, 1, dtype)  # the master has all losses
         self.threads = threadpool_limits(1, user_api="blas")
 
     def virtual(self) -> Iterator[tuple[slice, int]]:

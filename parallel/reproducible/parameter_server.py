@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.losses import Loss
-from nn.network import Network
-from nn.optimizers import Optimizer
 from parallel.parameter_server import ParameterServer
-from parallel.reproducible.sharded import refuse_norms
-from parallel.reproducible.shards import Reproducible, with_trees
+from parallel.reproducible.shards import Reproducible, refuse_norms, with_trees
 from parallel.reproducible.tree_sum import TreeSum
-from parallel.synchronous import agree
 
 
 class ReproducibleParameterServer(Reproducible, ParameterServer):
@@ -34,30 +29,19 @@ class ReproducibleParameterServer(Reproducible, ParameterServer):
         More workers than shards; synchronised statistics; on several servers LARS, LAMB or clipping by norms.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        loss: Loss,
-        optimizer: Optimizer,
-        communicator,
-        seed: int = 0,
-        servers: int = 1,
-        place: str = "own",
-        shards: int = 8,
-    ):
-        if servers > 1:
-            refuse_norms(optimizer)
-        super().__init__(network, loss, optimizer, communicator, seed, servers, place)
-        agree(communicator, {"number of virtual shards": shards})
+    def __init__(self, *arguments, shards: int = 8, **options):
+        super().__init__(*arguments, **options)
+        if len(self.hosts) > 1:
+            refuse_norms(self.optimizer)
         self.start(shards)
-        count, dtype, workers = self.slices[-1][1], network.dtype, len(self.workers)
+        count, dtype, workers = self.slices[-1][1], self.network.dtype, len(self.workers)
         cuts, end = [], 0
-        for rank in range(communicator.size):
+        for rank in range(self.communicator.size):
             lo, hi = self.slices[self.hosts.index(rank)] if rank in self.hosts else (end, end)
             cuts.append((lo, hi))
             end = hi
-        self.tree = TreeSum(shards, count, dtype, communicator, cuts, workers)
-        self.loss_tree = TreeSum(shards, 1, dtype, communicator, holders=workers)  # every server needs all of it
+        self.tree = TreeSum(shards, count, dtype, self.communicator, cuts, workers)
+        self.loss_tree = TreeSum(shards, 1, dtype, self.communicator, holders=workers)  # every server needs all of it
 
     def add_leaf(self, loss):
         if self.works:

@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.losses import Loss
-from nn.network import Network
-from nn.optimizers import Optimizer
 from parallel.reproducible.shards import Reproducible, refuse_norms, with_trees
 from parallel.reproducible.tree_sum import TreeSum
-from parallel.sharded import UNIT_BYTES, FullyShardedDataParallel, ZeRO1, ZeRO2
-from parallel.synchronous import agree
+from parallel.sharded import FullyShardedDataParallel, ZeRO1, ZeRO2
 
 
 class ReproducibleSharded(Reproducible):
@@ -26,7 +22,7 @@ class ReproducibleSharded(Reproducible):
 
     Parameters
     ----------
-    network, loss, optimizer, communicator, seed, unit_bytes, offload, more
+    network, loss, optimizer, communicator, seed, unit_bytes, offload
         As for the stage without it.
     shards : int
         V: into how many virtual shards every batch is cut; at least as many as ranks.
@@ -37,23 +33,11 @@ class ReproducibleSharded(Reproducible):
         More ranks than shards; synchronised statistics; LARS, LAMB or clipping by norms.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        loss: Loss,
-        optimizer: Optimizer,
-        communicator,
-        seed: int = 0,
-        unit_bytes: int = UNIT_BYTES,
-        offload: str | None = None,
-        shards: int = 8,
-        **more,
-    ):
-        refuse_norms(optimizer)
-        super().__init__(network, loss, optimizer, communicator, seed, unit_bytes, offload, **more)
-        agree(communicator, {"number of virtual shards": shards})
+    def __init__(self, *arguments, shards: int = 8, **options):
+        super().__init__(*arguments, **options)
+        refuse_norms(self.optimizer)
         self.start(shards)
-        ranks, dtype = range(communicator.size), network.dtype
+        communicator, ranks, dtype = self.communicator, range(self.shard[1]), self.network.dtype
         self.trees = [
             TreeSum(
                 shards,

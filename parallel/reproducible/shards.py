@@ -51,6 +51,10 @@ class Reproducible:
     def start(self, shards: int) -> None:
         """Called at the end of the constructor."""
         refuse_synchronized(self.network)
+        if communicator := getattr(self, "communicator", None):
+            from parallel.synchronous import agree  # with MPI, which one process does without
+
+            agree(communicator, {"number of virtual shards": shards})
         rank, size = self.shard
         self.shards, self.shard = shards, (rank, size, shards)
         self.mine = (0, 0) if rank is None else part(shards, size, rank)

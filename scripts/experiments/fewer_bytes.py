@@ -145,7 +145,9 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     name = method.removesuffix(FORGETS)
     network = nn.models.build(chosen.model, data.in_shape, data.classes)
     optimizer = nn.SGD(chosen.lr, momentum=0.0 if name.startswith("dgc") else 0.9)
-    trainer = CompressedDataParallel(network, nn.CrossEntropyLoss(), optimizer, communicator, parse(name), seed)
+    trainer = CompressedDataParallel(
+        network, nn.CrossEntropyLoss(), optimizer, communicator, seed, compressor=parse(name)
+    )
     loader = nn.Loader(data.train, chosen.batch, seed, shard=trainer.shard)
     test = nn.Loader(data.test, 500, shuffle=False, shard=trainer.shard)
     trainer.compressor.tell_epoch(len(loader))

@@ -12,8 +12,8 @@ def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
     from parallel import CompressedParameterServer, compression
 
     rule = OPTIMIZERS[optimizer]()
-    arguments = network(), nn.CrossEntropyLoss(), rule, Communicator(comm), compression.parse(method)
-    return CompressedParameterServer(*arguments, SEED, servers, place)
+    arguments = network(), nn.CrossEntropyLoss(), rule, Communicator(comm), SEED, servers, place
+    return CompressedParameterServer(*arguments, compressor=compression.parse(method))
 
 
 LAYOUTS = [(1, "own"), (2, "own"), (2, "workers"), (3, "workers")]

@@ -22,7 +22,7 @@ def compressed(comm, text: str, network=equality.mlp, optimizer=None, loss=None)
     communicator = Communicator(comm)
     optimizer = optimizer or nn.SGD(0.1, weight_decay=1e-3)
     return CompressedDataParallel(
-        network(), loss or nn.CrossEntropyLoss(), optimizer, communicator, parse(text), equality.SEED
+        network(), loss or nn.CrossEntropyLoss(), optimizer, communicator, equality.SEED, compressor=parse(text)
     )
 
 

@@ -166,7 +166,7 @@ def test_bits_do_not_depend_on_the_number_of_ranks(comm):
     communicator = Communicator(comm)
     for model, optimizer in product(MODELS, OPTIMIZERS) if comm.size <= 3 else SOME:
         many = ReproducibleDataParallel(
-            MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5, SHARDS
+            MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5, shards=SHARDS
         )
         assert fingerprint(many, model) == expected(comm, model, optimizer), f"{model}, {optimizer}"
         many.check_replicas()
@@ -206,9 +206,9 @@ def test_nor_on_workers_and_servers(comm):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             if optimizer == "clipped" and servers > 1:
                 with pytest.raises(ValueError, match=r"ClipGlobalNorm.*needs norms of whole tensors"):
-                    ReproducibleParameterServer(*arguments, servers, place, SHARDS)
+                    ReproducibleParameterServer(*arguments, servers, place, shards=SHARDS)
                 continue
-            many = ReproducibleParameterServer(*arguments, servers, place, SHARDS)
+            many = ReproducibleParameterServer(*arguments, servers, place, shards=SHARDS)
             losses, sha = fingerprint(many, model)
             assert losses == want[0], f"{model}, {optimizer}, {servers} servers on {place}"
             assert comm.rank or sha == want[1], f"{model}, {optimizer}, {servers} servers on {place}"
@@ -223,7 +223,7 @@ def test_nor_on_the_masters_workers(comm):
     communicator = Communicator(comm)
     for model, optimizer in SOME:
         arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
-        many = ReproducibleMasterWorker(*arguments, SHARDS)
+        many = ReproducibleMasterWorker(*arguments, shards=SHARDS)
         losses, sha = fingerprint(many, model)
         many.close()
         assert (losses, sha if comm.rank == 0 else "") == expected(comm, model, optimizer), f"{model}, {optimizer}"
@@ -307,4 +307,5 @@ def test_ranks_that_disagree_on_the_shards_are_told(comm):
     from parallel import ReplicaError, ReproducibleDataParallel
 
     with pytest.raises(ReplicaError, match="disagree on the number of virtual shards: rank 0: 8, rank 1: 4"):
-        ReproducibleDataParallel(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), 0, [8, 4][comm.rank])
+        arguments = mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm)
+        ReproducibleDataParallel(*arguments, shards=[8, 4][comm.rank])
