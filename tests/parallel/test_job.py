@@ -133,7 +133,7 @@ def test_the_classical_experiment(tmp_path):
     options = (
         "--model mlp:784,30,10 --activation sigmoid --loss quadratic --optimizer sgd --lr 3.0 --batch 10 --data mnist"
     )
-    train(*options.split(), "--ranks", "2", "--epochs", "1", "--out", tmp_path / "run")
+    train(*options.split(), "--ranks", "2", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
     assert result(tmp_path / "run")["accuracy"] >= 0.93
 
 
