@@ -26,6 +26,7 @@ from collectives.steps import Blocks, Round
 from collectives.walking import Trace, Walk
 
 WALK_AT_MOST = 4_000_000  # steps; about 10 s
+ENDLESS = 4_000_000  # steps of one rank
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,12 @@ def price(
     def walk(mine, count):
         return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)
 
-    if trace or _steps_in_all(partial(_rounds_of, rounds, size, count, options), size) <= WALK_AT_MOST:
+    steps, longest = _steps_in_all(partial(_rounds_of, rounds, size, count, options), size, trace)
+    if longest > ENDLESS and not closed_form:
+        raise ValueError(
+            f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
+        )
+    if trace or steps <= WALK_AT_MOST:
         return _priced(walk(size, count), "walk")
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
     if size % node == 0:
@@ -154,18 +160,21 @@ def _rounds_of(rounds, size, count, options, rank):
     return rounds(rank, size, count, **options)
 
 
-def _steps_in_all(program, size) -> float:
-    """Estimated from a few ranks: the first and the longest count once, the median stands for all others."""
-    sample = sorted({0, 1 % size, size // 3, size // 2, size - 1})
+def _steps_in_all(program, size, exactly) -> tuple[float, int]:
+    """Steps of all ranks, and of the longest; if not `exactly`, estimated from a few.
+
+    The first and the longest count once, the median stands for all others.
+    """
+    sample = range(size) if exactly else sorted({0, 1 % size, size // 3, size // 2, size - 1})
     steps = [_length(program(rank)) for rank in sample]
-    return max(steps) + steps[0] + float(np.median(steps)) * size
+    return max(steps) + steps[0] + float(np.median(steps)) * size, max(steps)
 
 
 def _length(rounds) -> int:
     total = 0
     for steps in rounds:
-        total += len(steps)
-        if total > WALK_AT_MOST:
+        total += len(steps) or 1  # a schedule may also yield nothing without end
+        if total > ENDLESS:
             break
     return total
 

@@ -1,5 +1,7 @@
 """The clock agrees with what can be counted by hand, also where nodes share a port."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -157,6 +159,31 @@ def test_a_very_large_ring_equals_its_closed_form():
     expected = 2 * (p - 1) * (ALPHA + 4 * n / p * BETA) + (p - 1) * 4 * n / p * GAMMA
     assert got.seconds == pytest.approx(expected, rel=1e-9)
     assert got.messages == 2 * p * (p - 1)
+
+
+def test_two_levels_on_many_nodes_take_seconds():
+    """The ranks of a node are found in one pass: 2 s where it once took minutes."""
+    p = 16_384
+    begin = time.process_time()
+    got = price(ALGORITHMS["allreduce"]["two_level"], p, p, 4, "gpu-100g", nodes=[rank // 8 for rank in range(p)])
+    assert got.rounds == 2 * 7 + 2 * (p // 8 - 1) and time.process_time() - begin < 30
+
+
+def test_what_does_not_end_is_refused(monkeypatch):
+    monkeypatch.setattr(clock, "ENDLESS", 10_000)
+
+    def nothing(rank, size, count):
+        while rank == size - 1:
+            yield ()
+
+    def lap(rank, size, count):
+        while True:
+            yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)
+
+    for endless in (nothing, lap):
+        for trace in (False, True):
+            with pytest.raises(ValueError, match=f"a rank of {endless.__name__} takes more than 10,000 steps, if it"):
+                price(endless, 4, 8, trace=trace)
 
 
 def test_more_bytes_and_slower_links_never_cost_less():
