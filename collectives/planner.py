@@ -16,7 +16,7 @@ from collectives.executor import Plan, copying
 from collectives.messages import array, incoming, is_in_place, name_of, outgoing, refuse_overlap, room
 from collectives.moving import NATIVE, MovingPlanner, Sequence
 from collectives.program import Program
-from collectives.shared import OPERATIONS, operation
+from collectives.reducing import OPERATIONS, operation
 from collectives.steps import part
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).

@@ -26,20 +26,13 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.reducing import operation
 from collectives.steps import part
 
 SLOT = 1 << 19  # bytes of each of a rank's two slots: a segment
 SMALL = 1 << 13  # bytes of a vector that every rank sums itself
 SMALL_PRIVATE = 1 << 14  # the same for an allreduce of private arrays
-BLOCK = 1 << 17  # bytes that are reduced at a time: the operands' blocks stay in the second-level cache
 ALIGN = 64  # bytes: ranks work on different cache lines
-
-OPERATIONS = {
-    MPI.SUM.handle: ("SUM", np.add, "iufc"),
-    MPI.PROD.handle: ("PROD", np.multiply, "iufc"),
-    MPI.MAX.handle: ("MAX", np.maximum, "iuf"),
-    MPI.MIN.handle: ("MIN", np.minimum, "iuf"),
-}
 
 Copies = list[tuple[np.ndarray, np.ndarray]]  # (target, source)
 
@@ -402,54 +395,3 @@ def alike(send, recv, size, name=None):
     for what, array in (("send", send), ("recv", recv)) if name is None else ((name, recv),):
         if array.size != size:
             raise ValueError(f"{what} has {array.size} elements where {size} are needed")
-
-
-def operation(op: MPI.Op, dtype):
-    """(name, combine): combine(operands, targets) -> calls that reduce the operands, in order, into every target."""
-    if op.handle not in OPERATIONS:
-        raise ValueError("shared memory reduces with SUM, PROD, MAX and MIN only")
-    name, ufunc, kinds = OPERATIONS[op.handle]
-    if dtype.kind not in kinds:
-        raise TypeError(f"{name} of {dtype} is not defined")
-
-    def combine(operands, targets):
-        size, step = operands[0].size, max(1, BLOCK // dtype.itemsize)
-        return [
-            reducing(ufunc, [o[at : at + step] for o in operands], [t[at : at + step] for t in targets])
-            for at in range(0, size, step)
-        ]
-
-    return name, combine
-
-
-def reducing(ufunc, operands, targets) -> Callable[[], None]:
-    """One block. float16 is summed in float32 and rounded once."""
-    first, *rest = operands
-    total, *copies = targets
-    if first.dtype == np.float16:
-        total, copies = np.empty(first.shape, np.float32), targets
-    elif any(np.may_share_memory(total, operand) for operand in rest[1:]):  # still to be read when total is written
-        total, copies = np.empty_like(first), targets
-    if not rest:
-        return lambda: [target.__setitem__(..., first) for target in targets if target is not first]
-    second, *later = rest
-    kind = total.dtype
-
-    def reduce():
-        ufunc(first, second, total, dtype=kind)
-        for operand in later:
-            ufunc(total, operand, total)
-        for copy in copies:
-            copy[...] = total
-
-    if later or kind != first.dtype:
-        return reduce
-    if not copies:
-        return partial(ufunc, first, second, total)
-    (copy,) = copies
-
-    def reduce_two():  # without a keyword and loops: half a microsecond less
-        ufunc(first, second, total)
-        copy[...] = total
-
-    return reduce_two

@@ -28,7 +28,7 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
-from collectives.shared import operation
+from collectives.reducing import operation
 from collectives.steps import part
 from collectives.window import SharedWindow
 from nn.layout import ALIGN, Region

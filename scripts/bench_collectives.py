@@ -300,7 +300,7 @@ def sum_alone(x) -> None:
     """What an allreduce of two ranks makes each of them do, but alone: add two halves of x, store the sum in both."""
     import numpy as np
 
-    from collectives.shared import BLOCK
+    from collectives.reducing import BLOCK
 
     step, half = BLOCK // x.itemsize, x.size // 2
     for at in range(0, half, step):
