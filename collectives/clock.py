@@ -21,6 +21,7 @@ from itertools import zip_longest
 import numpy as np
 
 from collectives.algorithms import ALGORITHMS, Algorithm
+from collectives.algorithms.registry import NODES
 from collectives.networks import NETWORKS, Network
 from collectives.steps import Blocks, Round
 from collectives.walking import Trace, Walk
@@ -96,7 +97,8 @@ def price(
     trace : bool
         Keep every round and message (drawing.py reads them); always walks every rank.
     **options
-        For the algorithm: root, segment and the like.
+        For the algorithm: root, segment and the like. An entry of the registry that asks for `nodes` gets those of the
+        network, filled one after the other, where they are not given.
 
     Raises
     ------
@@ -111,6 +113,8 @@ def price(
     if size < 1 or itemsize < 1:
         raise ValueError(f"need size >= 1 and itemsize >= 1, not {size} and {itemsize}")
     name, rounds, closed_form = read(algorithm)
+    if isinstance(algorithm, Algorithm) and algorithm.requires == NODES:
+        options.setdefault("nodes", [rank // network.ranks_per_node for rank in range(size)])
 
     def walk(mine, count):
         return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)

@@ -246,8 +246,8 @@ class NodeMemory:
         )
 
     def start(self, statistics: np.ndarray) -> None:
-        """Parameters and statistics are those of the first node."""
-        self.meet("the first parameters")
+        """Parameters and statistics are those of the first rank of the first node."""
+        self.window.broadcast(statistics)()
         if self.between:
             self.between.Bcast(self.parameters[self.share], root=0)
             self.between.Bcast(statistics, root=0)

@@ -169,6 +169,13 @@ def test_two_levels_on_many_nodes_take_seconds():
     assert got.rounds == 2 * 7 + 2 * (p // 8 - 1) and time.process_time() - begin < 30
 
 
+def test_nodes_are_those_of_the_network_where_none_are_given():
+    two_level, nodes = ALGORITHMS["allreduce"]["two_level"], [rank // 8 for rank in range(32)]
+    got = price(two_level, 32, 320, 4, "gpu-100g")
+    assert str(got) == str(price(two_level, 32, 320, 4, "gpu-100g", nodes=nodes))
+    assert 0 < got.bytes_between < price(two_level, 32, 320, 4, "gpu-100g", nodes=[0] * 32).bytes_between
+
+
 def test_what_does_not_end_is_refused(monkeypatch):
     monkeypatch.setattr(clock, "ENDLESS", 10_000)
 
