@@ -47,6 +47,7 @@ class Synchronous(Serial):
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0):
         self.communicator = communicator
         self.shard = (communicator.rank, communicator.size)
+        self.total = 0  # samples in the global batch of this step
         self._agree(network, loss, optimizer, seed)
         super().__init__(network, loss, optimizer, seed)
         this = weakref.proxy(self)  # no cycle: shared memory goes with the trainer, not when garbage is collected

@@ -238,6 +238,7 @@ def test_control_without_communication_differs(comm, options):
         if not options:
             many.sums.wire[: many.sums.share.stop - many.sums.share.start] = many.gradients[many.sums.share]
         many.sums.summed_tail[:] = many.sums.tail
+        many.sums.summed_tail[1:3] = 3 * many.total, many.total  # what would find it out
 
     many.sums.sum = keep_to_myself
     train(many, "mlp")
