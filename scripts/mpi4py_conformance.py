@@ -85,8 +85,9 @@ def fetch() -> Path:
                     f"conformance: pip cannot fetch the source distribution of {name} (no network?), so nothing was "
                     "tested. Unpack it yourself and name its test directory with --tests."
                 )
+            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
             with tarfile.open(Path(directory) / f"{name}.tar.gz") as file:
-                file.extractall(directory, filter="data")
+                file.extractall(directory, **safely)
             (Path(directory) / name).rename(BUILD / name)
     return BUILD / name / "test"
 
