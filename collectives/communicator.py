@@ -9,6 +9,7 @@ found by address, size, dtype and flags of the arrays, and by the operation.
 """
 
 import os
+from functools import wraps
 
 import numpy as np
 from mpi4py import MPI
@@ -384,6 +385,24 @@ class Communicator(MPI.Intracomm):
         key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle), *buffers)
         request = self._start(key, "reduce_scatter", buffers, *buffers, None, op, algorithm)
         return request or super().Ireduce_scatter_block(sendbuf, recvbuf, op)
+
+
+def finishing(name):
+    """A collective of Python objects, the MPI library's own, that lets ours finish first."""
+    own = getattr(MPI.Intracomm, name)
+
+    @wraps(own)
+    def method(self, *args, **kwargs):
+        if self._planner is not None:
+            self._queue.finish()
+        return own(self, *args, **kwargs)
+
+    return method
+
+
+OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"
+for name in OF_OBJECTS.split():
+    setattr(Communicator, name, finishing(name))
 
 
 def fingerprint(operation, algorithm, detail, a, b=None):

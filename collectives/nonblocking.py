@@ -7,8 +7,10 @@
 The collectives of a communicator run one after another, in the order in which they were started: the order that MPI
 asks of all ranks, and one transfer at a time has the whole bandwidth. A collective is a list of calls (executor.py),
 and advancing it means to make those that need not wait. That is done by `poke`, by Test of any request, or, where the
-communicator was made with progress=True, by a thread that looks every 0.2 ms. What nobody
-has waited for when the program ends is named (unfinished.py).
+communicator was made with progress=True, by a thread that looks every 0.2 ms. A blocking collective of the same
+communicator, lower-case ones included, lets them finish first. Not so Send, Recv and Probe, which know nothing of them:
+where another rank has to Wait before it can answer, a thread or a Wait before is needed. What nobody has waited for
+when the program ends is named (unfinished.py).
 
 What of it hides behind computing (measured, two hosts): with messages above the MPI library's eager limit nothing, as
 they move only inside MPI calls; with eager limit and socket buffers raised above the message 53-59% at 400 Mbit/s and

@@ -154,3 +154,23 @@ def test_what_nobody_waited_for_is_named_at_the_end(what, tmp_path):
     assert got == status, text
     assert all(words in text for words in said), text
     assert not any(words in text for words in unsaid), text
+
+
+@pytest.mark.mpi(ranks=2)
+def test_collectives_of_objects_let_those_in_flight_finish(comm):
+    """One rank waits before the broadcast, the other after it: both are right."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator = Communicator(comm, watch=20)
+    x, first = np.full(1000, comm.rank + 1.0), comm.rank == 0
+    for _ in range(3):
+        x[:] = comm.rank + 1
+        request = communicator.Iallreduce(MPI.IN_PLACE, x)
+        if first:
+            request.Wait()
+        assert communicator.bcast("all of us" if first else None) == "all of us"
+        assert communicator.allgather(comm.rank) == [0, 1]
+        assert request.Test() and (x == 3).all()
+    communicator.release()
