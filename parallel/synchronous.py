@@ -64,7 +64,8 @@ class Synchronous(Serial):
         Raises
         ------
         ValueError
-            Also where this rank was not told the size of the global batch, or ranks were told different ones.
+            Also where this rank was not told the size of the global batch. Strategies whose ranks all get one message
+            with the loss (ddp, compressed too, and the sharded ones) find in it that ranks were told different sizes.
         """
         return super().step(x, y, self.size_of_batch(x, total))
 
