@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.flags import UNSIGNED, marks_of
 from collectives.reducing import operation
 from collectives.steps import part
 
@@ -65,7 +66,7 @@ class SharedPlan:
         self.window, self.what, self.turns, self.twice, self.peers = window, what, turns, twice, peers
         self.otherwise, self.general = otherwise, None
         digest = hashlib.blake2b(f"{what} at {peers and peers.place}".encode(), digest_size=7).digest()
-        self.signature = int.from_bytes(digest, "little")
+        self.marks = marks_of(int.from_bytes(digest, "little"))
 
     @property
     def gone(self) -> bool:
@@ -80,7 +81,7 @@ class SharedPlan:
         now = self.turns[0][start]
         for target, source in now.put:
             target[...] = source
-        if not flags.agree(self.signature, what):
+        if not flags.meet(self.marks, what):
             return self.settle()
         for k in range(1, len(self.turns) + 1):
             for step in now.work:
@@ -121,7 +122,7 @@ class ShortPlan(SharedPlan):
     def __init__(self, window, what, turns, **more):
         super().__init__(window, what, turns, **more)
         self.turns = [(turn.put, [*turn.work, *starmap(copying, turn.get)]) for turn in turns[0]]
-        self.agree = window.flags.agree
+        self.meet = window.flags.meet
 
     def __call__(self):
         self.used = True
@@ -130,7 +131,7 @@ class ShortPlan(SharedPlan):
         window.turn += 1
         for target, source in put:
             target[...] = source
-        if not self.agree(self.signature, self.what):
+        if not self.meet(self.marks, self.what):
             return self.settle()
         for step in work:
             step()
@@ -142,19 +143,21 @@ class DirectPlan(SharedPlan):
 
     def __init__(self, window, what, put, work, peers, otherwise):
         super().__init__(window, what, [], True, peers, otherwise)
-        self.put, self.work = [copying(target, source) for target, source in put], work
-        self.agree, self.together = window.flags.agree, window.flags.together
+        self.put, self.work = put, work
+        self.meet = window.flags.meet
 
     def __call__(self):
         self.used = True
-        for step in self.put:
-            step()
-        if not self.agree(self.signature, self.what):
+        meet, what = self.meet, self.what
+        for target, source in self.put:
+            target[...] = source
+        if not meet(self.marks, what):
             self.window.turn += 1  # others may have put something into slots
             return self.settle()
         for step in self.work:
             step()
-        return self.together(self.what)
+        meet(UNSIGNED, what)
+        return None
 
 
 class SharedCollectives:

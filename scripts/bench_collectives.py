@@ -300,9 +300,9 @@ def sum_alone(x) -> None:
     """What an allreduce of two ranks makes each of them do, but alone: add two halves of x, store the sum in both."""
     import numpy as np
 
-    from collectives.reducing import BLOCK
+    from collectives.reducing import PAIR
 
-    step, half = BLOCK // x.itemsize, x.size // 2
+    step, half = PAIR // x.itemsize, x.size // 2
     for at in range(0, half, step):
         a, b = x[at : min(at + step, half)], x[half + at : half + min(at + step, half)]
         np.add(a, b, a)
