@@ -24,7 +24,9 @@ from nn.network import Network
 from nn.optimizers import Optimizer
 from nn.serial import check_state, state_kinds
 from parallel.push_pull import cut, pull, push, roles
-from parallel.synchronous import Synchronous, agree
+from parallel.synchronous import Synchronous, agree, differ
+
+TAIL = 3  # numbers behind every vector: the loss, and what ranks were told of the batch's size (Synchronous.totals)
 
 
 class ParameterServer(Synchronous):
@@ -47,8 +49,10 @@ class ParameterServer(Synchronous):
         Ranks that compute, and that serve.
     slices : list of (lo, hi)
         Of every server in the vector of parameters and running statistics.
+    addends : int
+        Vectors that servers add up in a step.
     held : array or None
-        A server's slice, and the loss behind it.
+        A server's slice, and the tail behind it.
 
     Raises
     ------
@@ -76,7 +80,7 @@ class ParameterServer(Synchronous):
         rank = communicator.rank
         agree(communicator, {"parameter servers": f"{servers} on {place}"})
         self.workers, self.hosts = roles(communicator.size, servers, place)
-        self.server_place = place
+        self.server_place, self.addends = place, len(self.workers)
         self.works, self.serves = rank in self.workers, rank in self.hosts
         self.slices = cut(network.layout.size + network.state_layout.size, servers)
         super().__init__(network, loss, optimizer, communicator, seed)
@@ -86,16 +90,16 @@ class ParameterServer(Synchronous):
         self.between_servers = communicator.Split(self.serves) if everyone else self.between_workers
         self.start_alike()
         self._take_slice()
-        arguments = rank, communicator.size, self.slices, servers, place, 1
+        arguments = rank, communicator.size, self.slices, servers, place, TAIL
         vectors = {"x": (self.message, self.replica)} if self.works else {}
         vectors |= {"y": (self.sums, self.held)} if self.serves else {}
         self.pushing = communicator.compile(push(*arguments), **{name: pair[0] for name, pair in vectors.items()})
         self.pulling = communicator.compile(pull(*arguments), **{name: pair[1] for name, pair in vectors.items()})
 
     def allocate(self) -> None:
-        """A worker's vectors: gradients or parameters, then running statistics, then the loss."""
+        """A worker's vectors: gradients or parameters, then running statistics, then the tail."""
         layout, count = self.network.layout, self.slices[-1][1]
-        self.message, self.replica = np.zeros((2, count + 1), self.network.dtype)
+        self.message, self.replica = np.zeros((2, count + TAIL), self.network.dtype)
         self.gradients, self.parameters = self.message[: layout.size], self.replica[: layout.size]
 
     def _take_slice(self) -> None:
@@ -105,7 +109,7 @@ class ParameterServer(Synchronous):
         self.slots = {}
         if self.serves:
             lo, hi = self.slices[self.hosts.index(self.communicator.rank)]
-            self.held = np.append(self.replica[lo:hi], self.replica[-1:])
+            self.held = np.append(self.replica[lo:hi], self.replica[-TAIL:])
             self.sums = np.zeros_like(self.held)
             self.own = slice(lo, max(lo, min(hi, layout.size)))  # of the parameters
             self.region = layout.region(self.own.start, self.own.stop)
@@ -136,40 +140,42 @@ class ParameterServer(Synchronous):
     def combine(self, loss):
         """Push, let the servers update, pull: the loss comes back with the parameters, as it was when they decided."""
         if self.works:
-            np.divide(self.statistics, len(self.workers), out=self.message[self.network.layout.size : -1])
-            self.message[-1] = loss
+            np.divide(self.statistics, len(self.workers), out=self.message[self.network.layout.size : -TAIL])
+            self.message[-TAIL:] = loss, *self.totals(first=self.shard[0] == 0)
         self.push()
         self.refused, refusal = None, -float(np.finfo(self.network.dtype).max)  # no loss is that
         if self.serves:
             try:
                 self.serve()
             except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
-                self.refused, self.held[-1] = error, refusal
+                self.refused, self.held[-TAIL] = error, refusal
         self.pull()
         if self.works:
-            self.statistics[:] = self.replica[self.network.layout.size : -1]
-        loss = float((self.replica if self.works else self.held)[-1])
+            self.statistics[:] = self.replica[self.network.layout.size : -TAIL]
+        loss, told, first = map(float, (self.replica if self.works else self.held)[-TAIL:])
+        self.refuse_other_totals(told / self.addends, first)
         if loss == refusal:
             self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
             return 0.0
         return loss
 
     def push(self) -> None:
-        """Gradients, statistics and loss from the workers to the servers, which add them up."""
+        """Gradients, statistics and tail from the workers to the servers, which add them up."""
         if self.serves:
             self.sums[:] = 0
         self.communicator.Run(self.pushing, "push")
 
     def serve(self) -> None:
-        """Update this server's slice, unless the loss is not finite: every server knows it, and all do the same."""
+        """Update this server's slice, unless the tail forbids it: every server has it, and all do the same."""
         n = self.own.stop - self.own.start
-        self.held[n:] = self.sums[n:]  # statistics and loss are sums already
-        if math.isfinite(self.sums[-1]):
+        self.held[n:] = self.sums[n:]  # statistics and tail are sums already
+        loss, told, first = map(float, self.sums[-TAIL:])
+        if math.isfinite(loss) and not differ(told / self.addends, first):
             sum_over_ranks = self._sum_small if len(self.hosts) > 1 else None
             self.optimizer.update(self.held[:n], self.sums[:n], self.slots, self.steps, self.region, sum_over_ranks)
 
     def pull(self) -> None:
-        """Parameters, statistics and loss from the servers to the workers."""
+        """Parameters, statistics and tail from the servers to the workers."""
         self.communicator.Run(self.pulling, "pull")
 
     def update(self):
@@ -241,9 +247,9 @@ class ParameterServer(Synchronous):
         self.statistics[:] = whole("state", self.network.state_layout)
         vector = np.concatenate([whole("param", layout), self.statistics])
         if self.works:
-            self.replica[:-1] = vector
+            self.replica[:-TAIL] = vector
         if self.serves:
-            self.held[:-1] = vector[slice(*self.slices[self.hosts.index(self.communicator.rank)])]
+            self.held[:-TAIL] = vector[slice(*self.slices[self.hosts.index(self.communicator.rank)])]
             for slot, mine in self.slots.items():
                 mine[:] = whole(f"optimizer/{slot}", layout)[self.own]
         self.steps = int(state["steps"])
@@ -264,7 +270,7 @@ class ParameterServer(Synchronous):
             self.held[:] = snapshot["held"]
 
     def memory(self) -> dict[str, int]:
-        """Of vectors as they are: a server's slice and its sums have running statistics and the loss in them."""
+        """Of vectors as they are: a server's slice and its sums have running statistics and the tail in them."""
         values = self.held.nbytes if self.serves else 0
         vectors = self.replica.nbytes + self.message.nbytes if self.works else 0
         moments = sum(slot.nbytes for slot in self.slots.values())

@@ -64,8 +64,8 @@ class Synchronous(Serial):
         Raises
         ------
         ValueError
-            Also where this rank was not told the size of the global batch. Strategies whose ranks all get one message
-            with the loss (ddp, compressed too, and the sharded ones) find in it that ranks were told different sizes.
+            Also where this rank was not told the size of the global batch, or ranks were told different ones: all
+            strategies but dp, where only the master is asked, find that in the message with the loss.
         """
         return super().step(x, y, self.size_of_batch(x, total))
 
@@ -87,10 +87,10 @@ class Synchronous(Serial):
 
     def refuse_other_totals(self, mean: float, first: float) -> None:
         """`mean` of what the ranks were told, and what the first one was, as all of them know it from the sums."""
-        if abs(mean - first) > 1e-6 * first:  # all ranks are here
+        if differ(mean, first):  # all ranks are here
             totals = ", ".join(map(str, self.communicator.allgather(self.total)))
             raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
-        if abs(self.total - first) > 1e-6 * first:
+        if differ(self.total, first):
             raise ValueError(
                 f"step {self.steps}: ranks disagree on the size of the global batch: it is {first:g} on rank 0, "
                 f"{self.total} on rank {self.communicator.rank}"
@@ -197,6 +197,11 @@ class CheckReplicas(Callback):
     def on_step(self, training, loss):
         if training.trainer.steps % self.steps == 0:
             training.trainer.check_replicas()
+
+
+def differ(total: float, first: float) -> bool:
+    """Whether two sizes of a batch do, as sums of float32 tell them."""
+    return abs(total - first) > 1e-6 * first
 
 
 def agree(communicator, mine: dict[str, object]) -> None:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from parallel.compression.base import Compressor
 from parallel.compression.data_parallel import PREFIX, deal
-from parallel.parameter_server import ParameterServer
+from parallel.parameter_server import TAIL, ParameterServer
 from parallel.push_pull import push
 from parallel.synchronous import agree
 
@@ -69,13 +69,13 @@ class CompressedParameterServer(ParameterServer):
         self.method, self.sent, self.pushes = repr(compressor), 0, 0
 
     def _push_the_rest_plainly(self) -> None:
-        """The schedule of `push` for what is not compressed: running statistics, and the loss."""
+        """The schedule of `push` for what is not compressed: running statistics, and the tail."""
         first = self.network.layout.size
         rest = [(max(lo, first) - first, max(hi, first) - first) for lo, hi in self.slices]
         vectors = {"x": self.message[first:]} if self.works else {}
         vectors |= {"y": self.sums[self.own.stop - self.own.start :]} if self.serves else {}
         rank, size, servers = self.communicator.rank, self.communicator.size, len(self.hosts)
-        rounds = push(rank, size, rest, servers, self.server_place, 1)
+        rounds = push(rank, size, rest, servers, self.server_place, TAIL)
         self.pushing.free()
         self.pushing = self.communicator.compile(rounds, **vectors)
 

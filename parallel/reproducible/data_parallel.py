@@ -29,5 +29,15 @@ class ReproducibleDataParallel(Replicated, Synchronous):
         self.start(shards, self.communicator)
         self.start_alike()
 
+    def add_leaf(self, loss):
+        self.message_totals[:] = self.totals(first=self.leaf == 0)
+        super().add_leaf(loss)
+
+    def combine(self, loss):
+        loss = super().combine(loss)
+        told, first = map(float, self.message_totals)
+        self.refuse_other_totals(told / self.shards, first)
+        return loss
+
     def close(self):
         self.tree.release()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallel.parameter_server import ParameterServer
+from parallel.parameter_server import TAIL, ParameterServer
 from parallel.reproducible.shards import Reproducible, refuse_norms, with_trees
 from parallel.reproducible.tree_sum import TreeSum
 
@@ -34,6 +34,7 @@ class ReproducibleParameterServer(Reproducible, ParameterServer):
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
         self.start(shards)
+        self.addends = shards
         count, dtype, workers = self.slices[-1][1], self.network.dtype, len(self.workers)
         cuts, end = [], 0
         for rank in range(self.communicator.size):
@@ -41,20 +42,20 @@ class ReproducibleParameterServer(Reproducible, ParameterServer):
             cuts.append((lo, hi))
             end = hi
         self.tree = TreeSum(shards, count, dtype, self.communicator, cuts, workers)
-        self.loss_tree = TreeSum(shards, 1, dtype, self.communicator, holders=workers)  # every server needs all of it
+        self.tail_tree = TreeSum(shards, TAIL, dtype, self.communicator, holders=workers)  # for every server
 
     def add_leaf(self, loss):
         if self.works:
-            self.message[self.network.layout.size : -1] = self.statistics
-            self.message[-1] = loss
-            self.tree.add(self.message[:-1])
-            self.loss_tree.add(self.message[-1:])
+            self.message[self.network.layout.size : -TAIL] = self.statistics
+            self.message[-TAIL:] = loss, *self.totals(first=self.leaf == 0)
+            self.tree.add(self.message[:-TAIL])
+            self.tail_tree.add(self.message[-TAIL:])
 
     def push(self):
-        mine, loss = self.tree.reduce_scatter(), self.loss_tree.allreduce()
+        mine, tail = self.tree.reduce_scatter(), self.tail_tree.allreduce()
         if self.serves:
-            self.sums[:-1], self.sums[-1] = mine, loss[0]
-            statistics = self.sums[self.own.stop - self.own.start : -1]
+            self.sums[:-TAIL], self.sums[-TAIL:] = mine, tail
+            statistics = self.sums[self.own.stop - self.own.start : -TAIL]
             np.divide(statistics, self.shards, out=statistics)
 
     def memory(self):
@@ -63,4 +64,4 @@ class ReproducibleParameterServer(Reproducible, ParameterServer):
     def close(self):
         super().close()
         self.tree.release()
-        self.loss_tree.release()
+        self.tail_tree.release()

@@ -120,12 +120,13 @@ class Replicated(Reproducible):
         self.tree = TreeSum(shards, len(self.message), self.network.dtype, communicator)
 
     def allocate(self) -> None:
-        """Gradients, behind them the loss, and behind that running statistics: a leaf of the tree."""
+        """Gradients, behind them loss and totals, and behind those running statistics: a leaf of the tree."""
         super().allocate()
         size = self.network.layout.size
         self.message = np.zeros(size + ALIGN + self.network.state_layout.size, self.network.dtype)
         self.gradients = self.message[:size]
-        self.message_loss, self.message_statistics = self.message[size : size + 1], self.message[size + ALIGN :]
+        self.message_loss, self.message_totals = self.message[size : size + 1], self.message[size + 1 : size + 3]
+        self.message_statistics = self.message[size + ALIGN :]
 
     def add_leaf(self, loss):
         self.message_loss[0], self.message_statistics[:] = loss, self.statistics

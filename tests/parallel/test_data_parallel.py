@@ -476,11 +476,23 @@ def test_the_size_of_the_global_batch_must_be_given_and_alike(comm, nodes):
         many.step(x, y, total)
         many.close()
     nodes([0, 0])
-    for options in {"strategy": "zero1"}, {"strategy": "fsdp", "reproducible": 4}, {"compress": "topk:0.1"}:
+    ps = {"strategy": "ps", "server_place": "workers"}
+    for options in (
+        {"strategy": "zero1"},
+        {"strategy": "fsdp", "reproducible": 4},
+        {"reproducible": 4},
+        {"compress": "topk:0.1"},
+        ps,
+        ps | {"servers": 2, "reproducible": 4},
+        ps | {"servers": 2, "compress": "topk:0.1"},
+    ):
         many = strategy(comm, **options)
+        before = many.parameters.copy()
         with pytest.raises(ValueError, match="step 0: ranks disagree on the size of the global batch: 16, 17"):
             many.step(x, y, total + comm.rank)
+        assert (many.parameters == before).all(), options
         many.step(x, y, total)
+        assert not (many.parameters == before).all(), options
         many.close()
 
 
