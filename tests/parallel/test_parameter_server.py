@@ -185,7 +185,7 @@ def test_the_same_bits_for_any_number_of_servers_anywhere(comm):
 
 @pytest.mark.mpi(ranks=3)
 def test_controls_differ(comm):
-    """The comparison above can fail: a server that takes its own gradient for the sum, statistics that are not shared."""
+    """The comparison above can fail: a server that takes its own gradient for the sum, statistics not shared."""
     one, _ = one_process("mlp", "momentum")
     many = make(comm, mlp, servers=2, place="workers")
     whole = many.push
