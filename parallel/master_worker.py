@@ -180,6 +180,9 @@ class DataParallel(Synchronous):
         self.broadcast_model()
         super().check_replicas()
 
+    def describe(self):
+        return f"rank {MASTER} is the master: it reads, computes the loss and updates"
+
     def _blocks(self, rows: np.ndarray | None) -> list | None:
         """The master's array of all samples' rows as a message with a block for each rank."""
         if rows is None:

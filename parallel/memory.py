@@ -83,9 +83,10 @@ class Ledger:
         if not everyone:
             return ""
         ranks, psi = len(everyone), trainer.network.layout.count
-        row = lambda title, sizes: f"{title:<11}" + "".join(f"  {size / 2**20:9.2f}" for size in sizes)
+        unit, word = (2**20, "MiB") if sum(mine[kind] for kind in KINDS) >= 2**20 else (2**10, "KiB")
+        row = lambda title, sizes: f"{title:<11}" + "".join(f"  {size / unit:9.2f}" for size in sizes)
         lines = [
-            f"memory of each rank in MiB, {type(trainer).__name__}, Psi = {psi:,} parameters, N = {ranks}",
+            f"memory of each rank in {word}, {type(trainer).__name__}, Psi = {psi:,} parameters, N = {ranks}",
             "rank       " + "".join(f"{name:>11}" for name in (*KINDS, "sum", "in transit", "resident")),
         ]
         for rank, found in enumerate(everyone):
@@ -101,8 +102,8 @@ class Ledger:
             lines.append("ranks of a node share one copy of parameters and moments, which is counted here for each")
         if self.traffic and self.steps:
             told = WIRE.get(type(trainer).__name__)
-            unit = psi * trainer.network.dtype.itemsize * (max(1, ranks - 1) / ranks if told else 1)
-            times = ", ".join(f"{found['sent'] / unit:.2f}" for found in everyone)
+            vector = psi * trainer.network.dtype.itemsize * (max(1, ranks - 1) / ranks if told else 1)
+            times = ", ".join(f"{found['sent'] / vector:.2f}" for found in everyone)
             line = f"sent in a step by each rank: {times} Psi"
             lines.append(f"{line} (N-1)/N elements; the formula says {told}" if told else f"{line} elements")
         return "\n".join(lines)
