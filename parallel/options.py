@@ -226,8 +226,9 @@ def shown_default(f: dataclasses.Field) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name, and which one may have been meant."""
-    near = difflib.get_close_matches(name if name.startswith("-") else f"--{name}", known, n=1)
-    return repr(name) + (f": did you mean {near[0]}?" if near else "")
+    words = [each[2:] for each in known if each.startswith("--")]  # dashes would make all names look alike
+    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
+    return repr(name) + (f": did you mean --{near[0]}?" if near else "")
 
 
 def parse(argv: list[str] | None = None) -> Options:
@@ -264,10 +265,12 @@ def read_toml(path: str) -> dict:
             values = {key.replace("-", "_"): value for key, value in tomllib.load(file).items()}
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"--config {path}: {error}") from None
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise OptionError(f"--config {path} is not TOML ({error})") from None
     known = [f.name for f in dataclasses.fields(Options)]
-    for key in values:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            raise OptionError(f"--config {path}: options stand in no table: leave out [{key}]")
         if key not in known:
             raise OptionError(f"--config {path}: no option {nearest(flag(key), map(flag, known))}")
     return {key: of_its_kind(f"--config {path}", key, value) for key, value in values.items()}

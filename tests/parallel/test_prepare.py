@@ -26,7 +26,12 @@ WRONG = [
     ("--model encoder:8,2 --data {floats} --loss mse", "only sequences of ids can be masked"),
     ("--model transformer:8,2 --data {floats} --loss mse", "takes ids, and {floats} holds numbers: use --model mlp"),
     ("epochs 3", "no option 'epochs': did you mean --epochs?"),
+    ("foo", "no option 'foo' (--help"),
+    ("--learning-rate 1", "no option '--learning-rate' (--help"),
     ("--config {file}.toml", "no option '--epoch': did you mean --epochs?"),
+    ("--config {file}.npz", "{file}.npz is not TOML (Expected '=' after a key"),
+    ("--config {floats}", "{floats} is not TOML ('utf-8' codec can't decode"),
+    ("--config {table}.toml", "options stand in no table: leave out [train]"),
     ("--accumulate 33", "--accumulate must be at most the 32 samples of --batch, given 33"),
     ("--reproducible 64", "--reproducible must be at most the 32 samples of --batch, given 64"),
     ("--data mnist --data-dir nowhere", "get_data.py mnist --data-dir nowhere"),
@@ -107,6 +112,7 @@ def places(tmp_path_factory):
     (where / "file").write_text("")
     (where / "file.npz").write_text("hello")
     (where / "file.toml").write_text("epoch = 3")
+    (where / "table.toml").write_text("[train]\nepochs = 3")
     x, y = np.zeros((40, 3)), np.zeros(40)
     np.savez(where / "floats.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     for name in ("run", "begun"):
@@ -119,7 +125,7 @@ def places(tmp_path_factory):
         (where / name / "config.json").write_text(config)
         (where / name / "checkpoints" / "manifest.json").write_text(manifest)
     (where / "run" / "checkpoints" / "manifest.json").write_text('{"format": 1, "checkpoints": [{}]}')
-    names = "file", "run", "begun", "list", "text", "cut", "odd"
+    names = "file", "table", "run", "begun", "list", "text", "cut", "odd"
     return {name: str(where / name) for name in names} | {"floats": str(where / "floats.npz")}
 
 
