@@ -5,6 +5,7 @@ What is heavy (NumPy, MPI) is imported only once the number of threads is set, a
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -35,13 +36,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0  # rank 0 says it
     try:
         options = parse(argv)
-        if not launch.inside():
-            options.out = options.out or default_directory(options)
-            if options.ranks and options.ranks > 1:
-                from parallel.prepare import prepare
+        if options.ranks and options.ranks > 1 and not launch.inside():
+            from parallel.prepare import prepare
 
-                prepare(options)
-                return start_ranks(options, argv)
+            prepare(options)
+            options.out = options.out or default_directory(options)
+            return start_ranks(options, argv)
     except OptionError as error:
         return fail(error, WRONG_OPTION)
     set_threads(options.threads or max(1, launch.cores() // local_ranks()))
@@ -147,9 +147,18 @@ def program(module: str = "") -> str:
 
 
 def default_directory(options: Options) -> str:
+    """Make runs/DATE-DATA-MODEL, or -2, -3, ... of it where runs began in the same second; return its name."""
     model = options.model.replace(":", "-").replace(",", "-").replace("/", "-")
     data = Path(options.data).stem.replace(":", "-")
-    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model}"
+    name = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model}"
+    for directory in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))):
+        try:
+            os.makedirs(directory)
+            return directory
+        except FileExistsError:
+            continue  # another run has it
+        except OSError as error:
+            raise OptionError(f"{directory} cannot be made ({error.strerror}): give another place by --out") from None
 
 
 def set_threads(threads: int) -> None:

@@ -158,8 +158,12 @@ EACH_ITS_OWN = ("--out", "--ranks", "RINGPROP_DATA", "RINGPROP_TRACEBACK")  # wh
 
 
 def ranks(options: Options):
-    """A Communicator over all ranks, or None where this process is the only one and nothing launched it."""
+    """A Communicator over all ranks, or None where this process is the only one and nothing launched it.
+
+    `options.out` is a directory from now on, the same on all.
+    """
     if not launch.inside():
+        options.out = options.out or default_directory(options)
         return None
     from mpi4py import MPI
 
@@ -309,8 +313,10 @@ def elapsed(since: float) -> str:
 
 def what_next(options: Options) -> str:
     call = program()
+    saved = bool(checkpoints.Checkpoints(Path(options.out) / "checkpoints").entries())
     return (
-        f"what next:\n  {again(options)} --epochs {options.epochs + 10}   # train on\n"
-        f"  {call} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
-        f"  {call} --help   # models, data sets, options; notebooks/ explain how it works"
+        "what next:\n"
+        + f"  {again(options)} --epochs {options.epochs + 10}   # train on\n" * saved
+        + f"  {call} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
+        + f"  {call} --help   # models, data sets, options; notebooks/ explain how it works"
     )

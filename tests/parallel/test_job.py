@@ -100,6 +100,13 @@ def test_a_run_directory_has_everything(small):
     assert "holds a run" in said or "already" in said
 
 
+def test_training_on_is_advised_where_there_is_something_to_train_on(tmp_path):
+    said = train("--model", "mlp", "--limit", "10", "--epochs", "0", "--no-pictures", "--out", tmp_path / "run")
+    assert "what next:" in said and "# train on" not in said
+    said = train("--model", "mlp", "--limit", "10", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
+    assert f"--resume {tmp_path}/run --epochs 11   # train on" in said
+
+
 def test_ranks_compute_what_one_process_does(tmp_path, small):
     """Two ranks that mpiexec starts from outside, and three that the program starts itself."""
     from parallel import launch

@@ -175,6 +175,17 @@ def test_what_can_be_done_is_prepared(monkeypatch, tmp_path):
     assert len(started) == len(lines) and not list(tmp_path.iterdir())
 
 
+def test_runs_of_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job.time, "strftime", lambda _: "20260102-030405")
+    made = [job.default_directory(Options(model="mlp:64,10")) for _ in range(3)]
+    assert made == [f"runs/20260102-030405-digits-mlp-64-10{more}" for more in ("", "-2", "-3")]
+    assert all(os.path.isdir(directory) for directory in made)
+    monkeypatch.chdir("/proc")
+    with pytest.raises(OptionError, match=r"^runs/.* cannot be made \(.*\): give another place by --out"):
+        job.default_directory(Options())
+
+
 def test_what_is_prepared_is_of_the_options():
     options = Options(model="mlp:64,8,10", dtype="float64", optimizer="adam", lr=0.5)
     data, network, loss, optimizer = prepare(options)
