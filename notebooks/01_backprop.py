@@ -134,7 +134,7 @@ assert np.allclose(forward(x_train, W1, b1, W2, b2)[1][0], a2, rtol=1e-12)  # 1,
 #
 # We want $\partial C / \partial W$ and $\partial C / \partial b$ for both layers: 2,260 numbers. The slow way is to
 # change one parameter by a little, run the network again, and see by how much the cost changes. That takes 2,261
-# evaluations.
+# evaluations; or 4,520, where each parameter is changed in both directions, as below, which is more exact.
 
 
 # %%
