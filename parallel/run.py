@@ -182,7 +182,7 @@ def ranks(options: Options):
     world = Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
     if options.ranks and options.ranks != world.size:
         raise ValueError(f"--ranks {options.ranks}, but {world.size} ranks were started: leave --ranks to the launcher")
-    options.out = world.bcast(options.out or default_directory(options))  # rank 0's clock decides
+    options.out = world.bcast((options.out or default_directory(options)) if world.rank == 0 else None)
     return world
 
 

@@ -107,6 +107,16 @@ def test_training_on_is_advised_where_there_is_something_to_train_on(tmp_path):
     assert f"--resume {tmp_path}/run --epochs 11   # train on" in said
 
 
+def test_ranks_that_mpiexec_starts_make_one_directory(tmp_path):
+    from parallel import launch
+
+    args = [ROOT / "scripts/train.py", "--model", "mlp", "--limit", "10", "--epochs", "1", "--no-pictures"]
+    lines = []
+    assert launch.run(args, 2, timeout=60, cwd=tmp_path, stdout=lines.append) == 0, "".join(lines)
+    (made,) = (tmp_path / "runs").iterdir()
+    assert result(made)["ranks"] == 2
+
+
 def test_ranks_compute_what_one_process_does(tmp_path, small):
     """Two ranks that mpiexec starts from outside, and three that the program starts itself."""
     from parallel import launch
