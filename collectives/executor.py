@@ -160,7 +160,7 @@ class PlanCache(dict):
         """Free a plan."""
         plan = self.pop(key)
         self.bytes -= plan.bytes
-        self.known.entries.clear()  # it may be among them
+        self.known.forget(plan)
         plan.free()
 
     def free(self):

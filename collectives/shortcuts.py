@@ -41,6 +41,13 @@ class Known:
         key, entries = id(array), self.entries
         entries[key] = array.dtype, array.flags.num, plan.__call__, weakref.ref(array, lambda _: entries.pop(key, None))
 
+    def forget(self, plan: Callable) -> None:
+        """Let go of a plan that goes, and of no other: an array is noted only when its plan is made."""
+        for key in list(self.entries):  # entries may go meanwhile, with their arrays
+            entry = self.entries.get(key)
+            if entry is not None and entry[2].__self__ is plan:
+                self.entries.pop(key, None)
+
 
 class Calls:
     """How many calls that wait for other ranks have begun: collectives, and others."""
