@@ -29,8 +29,27 @@ class Flags:
 
     Words of a line: 0 and 1 belong to the meetings, by turns: a rank that arrives writes the signature of its call, and
     beside it a bit that changes from use to use. One store says both, and a word is not written again before all have
-    read it: that takes a meeting more. 2, 3, 4, 6 and 7 are what the ranks like to tell each other with `tell`; on the
-    first rank's line 5 is the next number to `claim`.
+    read it: that takes a meeting more. 2, 3, 4, 6 and 7 are what the ranks like to tell each other with `tell`, 8 to 11
+    what window.py does; on the first rank's line 5 is the next number to `claim`.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks, all on one node; creating the flags is collective.
+    limit : float
+        Seconds after which a rank that waits for others gives up.
+
+    Attributes
+    ----------
+    count : int
+        Meetings so far.
+    turn : int
+        Descriptor of a file that the rank whose turn it is to claim has locked: -1 until window.py opens it.
+
+    Raises
+    ------
+    TimeoutError
+        In whatever waits: others did not come within `limit`; the message names them.
     """
 
     def __init__(self, comm, limit):
@@ -50,7 +69,7 @@ class Flags:
         cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
         self.looks = LOOKS if self.size <= len(cores) else 0
         comm.Barrier()
-        self.turn = -1  # descriptor of a file that is locked by the rank whose turn it is to claim
+        self.turn = -1
 
     def meet(self, marks: tuple[int, int], what: str) -> bool:
         """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then.
@@ -142,6 +161,7 @@ class Flags:
                     )
 
     def free(self):
+        """Free the window, and close the file (collective)."""
         self.window.Unlock_all()
         self.mine, self.first, self.others = None, None, []
         self.window.Free()

@@ -1,13 +1,13 @@
-"""Node-shared memory: arrays that every rank of a node can read and write, and flags to take turns with.
+"""Node-shared memory: arrays that every rank of a node can read and write.
 
     window = SharedWindow(comm)                  # collective; all ranks of comm on one node
     x = window.empty((1000, 1000), "f4")         # collective; one for each rank, seen by all
     allreduce = window.allreduce(None, x)        # local: plans a call on these arrays ...
     allreduce()                                  # ... which all ranks then make, as often as they like
 
-The collectives are in shared.py. Nothing is sent: each rank reduces its slice of the vector over all ranks' arrays and
-writes it back to all, in blocks that stay in cache. Each element is summed by one rank, in rank order, so that the
-results of all ranks are equal to the last bit.
+The collectives are in shared.py, the flags by which ranks meet in flags.py. Nothing is sent: each rank reduces its
+slice of the vector over all ranks' arrays and writes it back to all, in blocks that stay in cache. Each element is
+summed by one rank, in rank order, so that the results of all ranks are equal to the last bit.
 
 Arrays live in anonymous files (memfd_create) that all ranks map: memory goes with the last array that needs it, no
 array ever points to memory that is gone, and nothing is left behind, whatever end the ranks come to.
@@ -17,6 +17,7 @@ Arrays of 8 MiB and more lie in huge pages where the administrator allows them (
 """
 
 import errno
+import math
 import mmap
 import os
 import weakref
@@ -33,6 +34,7 @@ from collectives.shared import SLOT, SharedCollectives
 __all__ = ["SharedWindow"]
 
 HUGE = os.MFD_HUGETLB
+LARGEST = 1 << 62  # bytes of a file: offsets have 63 bits
 FAILED, PROCESS, HANDLE = 8, 10, 11  # words of the flags: 8 and 9 whether a rank has failed, and whose which file is
 HUGE_PAGES = 4  # that a rank's memory must fill to lie in such: at most a fifth is left over
 # Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy
@@ -97,17 +99,16 @@ class SharedWindow(SharedCollectives):
         Raises
         ------
         ValueError
-            Shapes or dtypes that differ between ranks.
+            Shapes or dtypes that differ between ranks; a negative length.
         OSError
             Not enough memory, or ranks that may not see each other's files in /proc.
         """
-        dtype = np.dtype(dtype)
-        shape = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),)
+        shape, dtype = shape_of(shape), np.dtype(dtype)
         told = self.comm.allgather((shape, dtype.str))
         for rank, other in enumerate(told):
             if other != told[0]:
                 raise ValueError(f"empty: rank 0 asks for {told[0]}, rank {rank} for {other}")
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         memory = self._map(max(nbytes, 1))
         own = np.frombuffer(memoryview(memory[self.rank]), np.uint8)
         number, arrays = self._made, self._arrays
@@ -122,11 +123,13 @@ class SharedWindow(SharedCollectives):
 
         Raises
         ------
+        ValueError
+            A negative length.
         OSError
             As `empty`.
         """
-        shape, dtype = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),), np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        shape, dtype = shape_of(shape), np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
         memory = self._map(max(1, -(-nbytes // self.size)))
         return memory.reshape(-1)[:nbytes].view(dtype).reshape(shape)
 
@@ -150,6 +153,8 @@ class SharedWindow(SharedCollectives):
 
     def _map(self, nbytes: int) -> np.ndarray:
         """New memory for every rank, one row each of at least so many bytes: a file that all map, of whole pages."""
+        if nbytes * self.size > LARGEST:  # on all ranks alike, where the first one alone would make the file
+            raise OSError(errno.ENOMEM, f"no shared memory ({nbytes / 2**20:.1f} MiB for {self.size} ranks)")
         if nbytes >= HUGE_PAGES * (page := huge_page_size()):
             try:
                 return self._map_pages(nbytes, page, HUGE)
@@ -174,6 +179,14 @@ class SharedWindow(SharedCollectives):
             return on_all(flags, total, touched)
         finally:
             os.close(handle)
+
+
+def shape_of(shape) -> tuple[int, ...]:
+    """A shape as a tuple, without negative lengths."""
+    shape = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}: an array has no negative lengths")
+    return shape
 
 
 def huge_page_size() -> int:

@@ -256,6 +256,12 @@ def test_what_is_refused(window, comm):
         call()
     with pytest.raises(ValueError, match=r"rank 0 asks for \(\(4,\), '<f4'\), rank 1 for"):
         window.empty(4 + comm.rank, "f4")
+    for make in (window.empty, window.common):
+        with pytest.raises(ValueError, match=r"shape \(4, -1\): an array has no negative lengths"):
+            make((4, -1), "f4")
+        for shape in ((1 << 61, 1), (1 << 40, 1 << 40)):
+            with pytest.raises(OSError, match="no shared memory"):
+                make(shape)
     x[:] = 1
     window.allreduce(None, x)()
     assert (x == comm.size).all()
