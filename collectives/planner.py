@@ -56,12 +56,20 @@ class Planner(MovingPlanner):
 
     def schedule(self, rounds, op, buffers):
         """A schedule of the caller's own on named arrays."""
+        if not buffers:
+            raise ValueError("compile: give at least one array by its name in the schedule, such as x=array")
         messages = {name: incoming(array) for name, array in buffers.items()}
         first = next(iter(messages.values()))
         for message in messages.values():
             same_type(first, message)
+        program = Program(rounds, together=first.half)
+        for name, message in messages.items():
+            if (reach := program.reach.get(name, 0)) > message.count:
+                raise ValueError(
+                    f"compile: rank {self.rank}'s schedule needs {reach} elements of {name}, which has {message.count}"
+                )
         buffers = {name: m.bytes(0, m.count) for name, m in messages.items()}
-        return self.reducing(Program(rounds, together=first.half), buffers, first, op)
+        return self.reducing(program, buffers, first, op)
 
     def reducing(self, program, buffers, message, op, before=(), after=(), keep=()):
         """A plan that reduces elements of the message's datatype in named buffers."""

@@ -451,6 +451,25 @@ def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_a_schedule_of_ones_own_stays_inside_its_arrays(communicator, ranks):
+    from collectives import Copy, Recv, Send
+
+    x, y = np.zeros(5), np.arange(10.0)
+    other = 1 - communicator.rank
+    rounds = [(Send(other, "y", 0, 10), Recv(other, "x", 0, 10))]
+    with pytest.raises(ValueError, match=rf"rank {communicator.rank}'s schedule needs 10 elements of x, which has 5"):
+        communicator.compile(rounds, x=x, y=y)
+    with pytest.raises(ValueError, match="needs 12 elements of y, which has 10"):
+        communicator.compile([(Copy("x", 0, 5, "y", 7),)], x=x, y=y)
+    with pytest.raises(ValueError, match="at least one array"):
+        communicator.compile(rounds)
+    plan = communicator.compile([(Send(other, "y", 5, 10), Recv(other, "x", 0, 5))], x=x, y=y)
+    communicator.Run(plan)
+    np.testing.assert_array_equal(x, y[5:])
+    plan.free()
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks):
     from mpi4py import MPI
 
