@@ -247,8 +247,6 @@ class MovingPlanner:
         y = as_bytes(recv, slices_of(recv, self.size))
         nbytes = sum(hi - lo for lo, hi in y.blocks)
         name = self.choose(asked, "alltoall", nbytes, vector=vector)
-        if vector and name == "bruck":  # needs blocks of one length
-            name = "pairwise"
         if name == "native":
             return NATIVE
         if is_in_place(sendbuf):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.alltoall import EQUAL
 
 ANY = float("inf")
 Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first
@@ -189,6 +190,8 @@ class Selection:
             name, why = network, f"shared is {why}, but {reason}"
         if call.ordered and name not in ("native", "shared") and not ALGORITHMS[operation][name].ordered:
             name, why = ORDERED[operation], f"{name} does not keep rank order, which the operation needs"
+        if call.vector and name != "native" and ALGORITHMS[operation][name].requires == EQUAL:
+            name, why = VECTOR[operation], f"{name} needs blocks of one length"
         return name, why
 
     def cannot_share(self, call: Call) -> str:
@@ -236,6 +239,8 @@ def load(file: str | Path) -> dict[str, dict[str, Rows]]:
                 if limits != sorted(set(limits)) or limits[-1:] != [ANY]:
                     raise ValueError(f"{operation}: the limits {limits} must rise, and end with null")
                 names = [check_name(operation, name) for _, name in rows]
+                if "auto" in names:
+                    raise ValueError(f"{operation}: the table is what auto stands for; name an algorithm")
                 operations[operation] = list(zip(limits, names, strict=True))
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise ValueError(f"{file}: no table of algorithms: {error}") from error

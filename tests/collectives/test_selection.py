@@ -67,6 +67,15 @@ def test_what_is_chosen_can_always_run():
         assert not ALGORITHMS[operation][name].requires
 
 
+def test_blocks_of_different_lengths_take_no_algorithm_for_equal_ones():
+    selection = Selection({}, [0, 1])
+    assert selection.choose("bruck", Call("alltoall", 100)) == "bruck"
+    assert selection.reason("bruck", Call("alltoall", 100, vector=True)) == (
+        "pairwise",
+        "bruck needs blocks of one length",
+    )
+
+
 def test_a_file_replaces_rows(tmp_path, monkeypatch):
     file = tmp_path / "tune.json"
     save(file, {"network": {"allreduce": [(100, "doubling"), (ANY, "ring")]}})
@@ -85,6 +94,7 @@ def test_a_file_replaces_rows(tmp_path, monkeypatch):
         ("[]", "no table of algorithms"),
         ('{"moon": {}}', "no place 'moon'"),
         ('{"node": {"allreduce": [[null, "rind"]]}}', "no allreduce algorithm 'rind'"),
+        ('{"node": {"allreduce": [[null, "auto"]]}}', "name an algorithm"),
         ('{"node": {"allreduce": [[5, "ring"], [4, "ring"], [null, "ring"]]}}', "must rise"),
         ('{"node": {"allreduce": [[5, "ring"]]}}', "end with null"),
         ('{"node": {"allreduce": []}}', "end with null"),
