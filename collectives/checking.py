@@ -23,14 +23,17 @@ class WrongResult(ScheduleError):
 
 
 def held(rank, lo, hi):
+    """Elements lo ... hi - 1 as a rank has them at first."""
     return [((rank, i),) for i in range(lo, hi)]
 
 
 def summed(ranks, count):
+    """So many elements, each the sum over these ranks."""
     return [tuple((r, i) for r in ranks) for i in range(count)]
 
 
 def total(count, size):
+    """Elements up to the end of the last block."""
     return max(blocks(count, size)(r)[1] for r in range(size))
 
 
@@ -47,11 +50,13 @@ class Operation(NamedTuple):
 
 
 def own_block(rank, size, count, root):
+    """Before: x is the rank's block, and no more."""
     lo, hi = blocks(count, size)(rank)
     return {"x": held(rank, 0, hi - lo)}
 
 
 def all_elements(rank, size, count, root):
+    """Before: x is a whole vector."""
     return {"x": held(rank, 0, total(count, size))}
 
 
@@ -61,6 +66,7 @@ def unwritten(count):
 
 
 def gathered(size, count):
+    """Every rank's block in its place."""
     values = unwritten(total(count, size))  # what lies between blocks stays as it was
     for r in range(size):
         lo, hi = blocks(count, size)(r)
@@ -69,6 +75,7 @@ def gathered(size, count):
 
 
 def place_own(rank, size, count):
+    """Before an allgather: the rank's block is in its place in x, and nothing else."""
     values = unwritten(total(count, size))
     lo, hi = blocks(count, size)(rank)
     values[lo:hi] = held(rank, 0, hi - lo)
@@ -76,11 +83,13 @@ def place_own(rank, size, count):
 
 
 def scatter_before(rank, size, count, root):
+    """Every rank has room for its block in y; the root has all blocks in x."""
     lo, hi = blocks(count, size)(rank)
     return {"y": unwritten(hi - lo)} | (all_elements(rank, size, count, root) if rank == root else {})
 
 
 def gather_before(rank, size, count, root):
+    """Every rank has its block in x; the root has room for all in y."""
     return own_block(rank, size, count, root) | ({"y": unwritten(total(count, size))} if rank == root else {})
 
 
@@ -318,6 +327,9 @@ def check(
     ranks = [ranks] if isinstance(ranks, int) else list(ranks)
     if not ranks or min(ranks) < 1:
         raise ValueError(f"ranks: expected numbers of ranks, each at least 1, given {ranks}")
+    counts = None if counts is None else list(counts)
+    if counts is not None and (not counts or min(counts) < 0):
+        raise ValueError(f"counts: expected numbers of elements, each at least 0, given {counts}")
     rounds = getattr(algorithm, "rounds", algorithm)
     report = Report(rounds, operation)
     has_root = operation != "barrier" and OPERATIONS[operation].rooted

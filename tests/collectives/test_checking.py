@@ -147,6 +147,14 @@ def test_what_is_no_algorithm_and_no_number_of_ranks_is_refused():
         with pytest.raises(ValueError, match="ranks: expected numbers of ranks, each at least 1, given"):
             collectives.check(ALGORITHMS["allreduce"]["ring"], ranks)
     assert {case.size for case in collectives.check(ALGORITHMS["allreduce"]["ring"], 3).cases} == {3}
+    for counts in ([], [3, -1]):
+        with pytest.raises(ValueError, match="counts: expected numbers of elements, each at least 0, given"):
+            collectives.check(ALGORITHMS["allreduce"]["ring"], 3, counts=counts)
+
+
+def test_counts_that_can_be_read_once_hold_for_every_number_of_ranks():
+    report = check(ALGORITHMS["allreduce"]["ring"], ranks=[1, 2, 3], counts=iter([5, 7]))
+    assert [(case.size, case.count) for case in report.cases] == [(p, n) for p in (1, 2, 3) for n in (5, 7)]
 
 
 def test_a_report_draws():
