@@ -301,11 +301,11 @@ class Watchdog(threading.Thread):
 
     def missing(self, own, states) -> list[int]:
         """The ranks that are not in the collective that one is in, nor past it."""
-        same = (own["collectives"], own.get("name"))
+        number, name = own["collectives"], own.get("name")
         return [
             rank
             for rank in range(self.size)
             if (state := states.get(rank)) is None
-            or state["collectives"] < own["collectives"]
-            or (state["collectives"] == own["collectives"] and (same[0], state.get("name", same[1])) != same)
+            or state["collectives"] < number
+            or (state["collectives"] == number and state.get("name", name) != name)
         ]
