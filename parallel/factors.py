@@ -22,6 +22,9 @@ import numpy as np
 from nn.dense import Linear
 from nn.network import Network
 
+# A word of the window's flags: the step that a rank has begun, and behind so many bits the size of its batch.
+BEGUN, SHIFT = 7, 32
+
 
 class Wide:
     """The weight of one Linear layer, and its factors.
@@ -76,18 +79,32 @@ class Factors:
         """The layers whose factors pay for a batch of so many samples."""
         return tuple(layer for layer in self.layers if layer.pays(total))
 
-    def begin(self, chosen: tuple[Wide, ...], samples: slice | None, total: int) -> dict[str, Callable]:
-        """A step begins (collective): what keeps the factors of the chosen layers, by their paths.
+    def begin(self, step: int, total: int) -> tuple[Wide, ...]:
+        """A step with a batch of `total` samples begins: the layers that are told by factors.
 
-        `samples` is the place of this rank's samples in the global batch; None where it makes gradients.
+        Where they need more room, which ranks make together, and ranks were told different sizes of the batch, there
+        are none: so no rank waits for one that has room enough, and all find in the sums that they disagree.
         """
+        if not self.layers:
+            return ()
+        flags, begun = self.window.flags, step << SHIFT
+        flags.tell(BEGUN, begun + total)
+        chosen = self.chosen(total)
         if small := [layer for layer in chosen if len(layer.gy) < total * layer.rows]:
-            if not self.window.flags.agree(total, "the size of the batch"):
-                raise ValueError(f"ranks disagree on the size of the global batch; here it is {total}")
+            flags.until(BEGUN, begun, "the size of the batch")
+            if len(set(flags.told(BEGUN))) > 1:
+                return ()
             for layer in small:
                 rows, (inputs, outputs) = total * layer.rows, layer.shape
                 layer.x = self.window.common((inputs, rows), layer.dtype)
                 layer.gy = self.window.common((rows, outputs), layer.dtype)
+        return chosen
+
+    def keepers(self, chosen: tuple[Wide, ...], samples: slice | None) -> dict[str, Callable]:
+        """What keeps the factors of the chosen layers, by their paths.
+
+        `samples` is the place of this rank's samples in the global batch; None where it makes gradients.
+        """
         if samples is None:
             return {}
         for layer in chosen:

@@ -264,12 +264,12 @@ class NodeMemory:
         if self.buckets:
             self.filled = 0
             self.buckets.begin()
-        wide = self.factors.chosen(total)
+        wide = self.factors.begin(self.steps, total)
         self._blocks = self._cut(wide)
         first, last = (samples.start, samples.stop) if samples else (NONE, NONE)
         self.window.flags.tell(FIRST, first)
         self.window.flags.tell(LAST, last)
-        return self.factors.begin(wide, samples, total)
+        return self.factors.keepers(wide, samples)
 
     def ready(self, end: int) -> None:
         """The gradients up to `end` are finished."""

@@ -126,11 +126,17 @@ def test_ranks_that_disagree_on_the_size_of_the_batch_are_told(comm):
     trainer = distributed(comm)
     x, y = batch(6)
     mine = slice(2 * comm.rank, 2 * comm.rank + 2)
-    with pytest.raises(ValueError, match="ranks disagree on the size of the global batch; here it is"):
-        trainer.step(x[mine], y[mine], 6 + (comm.rank == 2))
+
+    def refused(*totals):
+        before = trainer.parameters.copy()
+        with pytest.raises(ValueError, match=f"size of the global batch: {', '.join(map(str, totals))}"):
+            trainer.step(x[mine], y[mine], totals[comm.rank])
+        assert (trainer.parameters == before).all()
+
+    refused(6, 6, 7)  # all need room for factors
     steps(comm, trainer, [6])
-    before = trainer.parameters.copy()
-    with pytest.raises(ValueError, match="ranks disagree on the size of the global batch: 6, 6, 99"):
-        trainer.step(x[mine], y[mine], 99 if comm.rank == 2 else 6)  # no factors are told there
-    assert (trainer.parameters == before).all()
+    refused(6, 6, 99)  # no factors are told there
+    refused(6, 6, 8)  # only there is too little room
+    refused(9, 6, 7)
     assert np.isfinite(trainer.step(x[mine], y[mine], 6))
+    assert np.isfinite(trainer.step(x[mine], y[mine], 12)), "all need more room"
