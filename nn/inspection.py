@@ -306,7 +306,8 @@ def find_learning_rate(
     around = min(9, len(losses))  # steps over which a slope is taken: single batches differ
     slopes = np.convolve(np.gradient(np.array(losses), np.log(rates)), np.ones(around) / around, "same")
     settled = min(len(losses) // 2, round(1 / (1 - smoothing)))  # before, the mean is of too few steps
-    return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(slopes[settled:]))]))
+    falls = slopes[settled : max(settled, int(np.argmin(losses))) + 1]  # what falls later has blown up before
+    return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(falls))]))
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:

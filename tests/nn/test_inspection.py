@@ -154,3 +154,17 @@ def test_learning_rate_finder_stops_when_the_loss_blows_up(tmp_path):
     assert saved(pictures.rate_search(search), tmp_path / "e.png")
     with pytest.raises(ValueError, match="only 1 steps"):
         inspection.find_learning_rate(trainer, [(x, y, len(x))])
+
+
+def test_the_learning_rate_is_not_looked_for_behind_a_blow_up():
+    """A loss that explodes and comes back falls fastest there."""
+    losses = np.concatenate([np.linspace(2.3, 1.7, 60), np.linspace(1.7, 5, 20), np.linspace(5, 2, 20)])
+
+    class Scripted:
+        optimizer = SimpleNamespace(lr=0.1)
+        step = lambda self, x, y, total: x
+        snapshot = restore = lambda self, *_: None
+
+    batches = [(loss, None, None) for loss in losses]
+    search = inspection.find_learning_rate(Scripted(), batches, 1e-4, 1e1, steps=100, smoothing=0.5)
+    assert len(search.losses) == 100 and search.suggestion < search.rates[60]
