@@ -5,7 +5,7 @@
 
 The upper-case methods keep mpi4py's signatures, with one keyword more: `algorithm`. What is not defined here is the MPI
 library's own. A call whose arguments have been seen before costs about a microsecond over its messages: the plan is
-found by address, size, dtype and flags of the arrays, and by the operation.
+found by address, size, dtype and flags of the arrays, and by the operation (keys.py).
 """
 
 import os
@@ -14,7 +14,8 @@ from functools import wraps
 import numpy as np
 from mpi4py import MPI
 
-from collectives.executor import PlanCache
+from collectives.executor import Once, PlanCache
+from collectives.keys import constant, fingerprint
 from collectives.messages import incoming
 from collectives.nonblocking import Draining, Queue
 from collectives.planner import NATIVE, Planner, can_share
@@ -22,10 +23,8 @@ from collectives.selection import Call
 from collectives.shortcuts import Calls, shortcuts
 
 IN_PLACE = MPI.IN_PLACE
-address = MPI.Get_address
 ndarray = np.ndarray
 HALF = np.dtype(np.float16).num
-UNKNOWN = object()  # a buffer that no key can name
 
 
 class Communicator(MPI.Intracomm):
@@ -403,49 +402,3 @@ def finishing(name):
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"
 for name in OF_OBJECTS.split():
     setattr(Communicator, name, finishing(name))
-
-
-def fingerprint(operation, algorithm, detail, a, b=None):
-    """A key under which a plan for these buffers may be kept; None where they are not NumPy arrays."""
-    if type(b) is ndarray:
-        end = address(b), b.size, b.dtype, b.flags.num
-        if type(a) is ndarray:
-            return (operation, algorithm, detail, address(a), a.size, a.dtype, a.flags.num, end)
-        if a is IN_PLACE:
-            return (operation, algorithm, detail, None, end)
-    a, b = describe(a), describe(b)
-    return None if a is UNKNOWN or b is UNKNOWN else (operation, algorithm, detail, a, b)
-
-
-def describe(spec):
-    """A buffer argument as part of a key."""
-    if spec is None or spec is IN_PLACE:
-        return None
-    data, *rest = spec if isinstance(spec, list | tuple) and spec else (spec,)
-    if type(data) is not ndarray:
-        return UNKNOWN
-    return (address(data), data.size, data.dtype, data.flags.num, *map(constant, rest))
-
-
-def constant(item):
-    """A count, sequence of counts, or datatype as part of a key.
-
-    A datatype, as an operation, is named by object and handle: a plan keeps alive those that the user made, so that
-    their objects' ids are not used again; handles tell apart the library's own.
-    """
-    if isinstance(item, MPI.Datatype):
-        return id(item), item.handle
-    return tuple(map(constant, item)) if hasattr(item, "__iter__") and not isinstance(item, str) else item
-
-
-class Once:
-    """A plan that nothing can find again: run, then freed."""
-
-    def __init__(self, plan):
-        self.plan = plan
-
-    def __call__(self):
-        try:
-            self.plan()
-        finally:
-            self.plan.free()

@@ -126,6 +126,19 @@ def copying(target: MPI.buffer, source: MPI.buffer) -> Callable[[], None]:
     return partial(target.__setitem__, WHOLE, source)
 
 
+class Once:
+    """A plan that nothing can find again: run, then freed."""
+
+    def __init__(self, plan: Callable):
+        self.plan = plan
+
+    def __call__(self):
+        try:
+            self.plan()
+        finally:
+            self.plan.free()
+
+
 class PlanCache(dict):
     """key -> plan, at most `limit` of them with at most `limit_bytes` of scratch memory in all.
 
