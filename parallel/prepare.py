@@ -125,7 +125,7 @@ def check_strategy(options: Options, ranks: int | None, network: Network, optimi
     workers = ranks
     if options.strategy == "ps":
         found, servers = roles(ranks, options.servers, options.server_place)
-        cut(network.layout.size, len(servers))
+        cut(network.layout.size + network.state_layout.size, len(servers))
         workers = len(found)
     if options.reproducible:
         tree_sum.check_holders(options.reproducible, workers)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ import nn
 from collectives import Deadlock, price, simulate
 from collectives.networks import Network
 from parallel import launch
+from parallel.options import Options
 from parallel.parameter_server import TAIL
+from parallel.prepare import check_strategy
 from parallel.push_pull import cut, pull, push, roles
 
 
@@ -119,6 +122,18 @@ def test_bad_layouts_are_refused_by_name():
     assert cut(60, 4) == [(0, 16), (16, 32), (32, 48), (48, 60)]
     with pytest.raises(nn.data.BatchTooSmall, match="2 samples cannot be cut among 3"):
         nn.Loader(dataset("mlp"), 2, shard=(None, 3))
+
+
+def test_as_many_servers_are_refused_before_there_are_ranks_as_by_the_strategy():
+    """Running statistics are among what is cut."""
+    network = nn.Network(nn.Sequential(nn.BatchNorm1d(3)), (3,))
+    values = network.layout.size + network.state_layout.size
+    most = values // 16
+    assert most > network.layout.size // 16
+    for servers in most, most + 1:
+        options = Options(strategy="ps", servers=servers, server_place="workers")
+        with nullcontext() if servers == most else pytest.raises(ValueError, match=f"{servers} servers for {values}"):
+            assert check_strategy(options, servers, network, nn.SGD(0.1)) == servers
 
 
 @pytest.mark.parametrize(
