@@ -22,6 +22,7 @@ from collectives.steps import part
 from nn.losses import Loss
 from nn.network import Network
 from nn.optimizers import Optimizer
+from nn.serial import check_state, state_kinds
 from parallel.synchronous import Synchronous
 from parallel.uneven import Total
 
@@ -32,7 +33,7 @@ class DataParallel(Synchronous):
     """`Serial` on many ranks, with rank 0 as the master; parameters are those of Synchronous.
 
     `shard` is the whole batch on the master and nothing elsewhere: workers get their samples from the master, in
-    evaluation too. Their parameters are those of the last broadcast.
+    evaluation too. Their parameters are those of the last broadcast, and they have no moments.
     """
 
     phases = (
@@ -60,6 +61,12 @@ class DataParallel(Synchronous):
         size = self.network.layout.size
         self.message = np.zeros(size + self.network.state_layout.size, self.network.dtype)
         self.gradients, self.message_statistics = self.message[:size], self.message[size:]
+
+    def initialize(self) -> None:
+        """Workers update nothing, and keep no moments."""
+        super().initialize()
+        if not self.master:
+            self.slots = {}
 
     def compute_gradients(self, x, y, total):
         """All ranks take part; x and y are those of the master."""
@@ -174,6 +181,16 @@ class DataParallel(Synchronous):
             if bad := super().look([samples]):
                 return bad
         return None
+
+    def load_state(self, state):
+        """Take over what `state` of any strategy returned on rank 0; workers leave the moments."""
+        if problem := check_state(state_kinds(self.network, self.optimizer.slots), state):
+            raise ValueError(problem)
+        mine = self.state()
+        super().load_state({name: array for name, array in state.items() if name in mine})
+
+    def restore(self, snapshot):
+        super().load_state(snapshot)  # of this rank, so without the moments that it has not
 
     def check_replicas(self):
         """As for all strategies, of what the master's broadcast brings."""

@@ -5,7 +5,7 @@ by what its strategy shards (Rajbhandari et al. 2020):
 
     nothing (2 + k) s Psi; moments 2 s Psi + k s Psi/N; and gradients s Psi + (1 + k) s Psi/N; and parameters all /N
 
-A worker of parameter servers keeps 2 s Psi, one of n servers (2 + k) s Psi/n, a rank that is both the sum.
+A worker keeps 2 s Psi, one of n parameter servers (2 + k) s Psi/n, a rank that is both the sum.
 
 What is whole for a moment only, the unit of layers in use, is told apart as "in transit". Activations are in the
 resident memory of the process, and in no formula.
@@ -41,7 +41,8 @@ def expected(trainer: Serial) -> dict[str, float]:
         vectors = psi * trainer.works + part
         return {"parameters": vectors, "gradients": vectors, "moments": part * len(trainer.optimizer.slots)}
     sharded = (*trainer.sharded, "moments") if hasattr(trainer, "sharded") else ()
-    whole = {"parameters": psi, "gradients": psi, "moments": psi * len(trainer.optimizer.slots)}
+    moments = psi * len(trainer.optimizer.slots) if getattr(trainer, "master", True) else 0
+    whole = {"parameters": psi, "gradients": psi, "moments": moments}
     return {kind: size / ranks if kind in sharded else size for kind, size in whole.items()}
 
 

@@ -100,6 +100,26 @@ def test_replicas_evaluation_micro_batches_and_resuming(comm):
         assert (alone.parameters == many.parameters).all() and alone.steps == many.steps
 
 
+@pytest.mark.mpi(ranks=2)
+def test_only_the_master_has_moments(comm):
+    """Memory is what the formula says; a snapshot, and a state that lacks something, are the same to all ranks."""
+    from parallel.memory import expected
+
+    many = make(comm, mlp, "adam")
+    found, psi = many.memory(), many.network.layout.count * 8
+    assert all(found[kind] == pytest.approx(size, abs=1000) for kind, size in expected(many).items())
+    assert sum(found.values()) == pytest.approx((2 if comm.rank else 4) * psi, rel=0.1)
+
+    history = batches("mlp", many.shard)
+    before = many.snapshot()
+    first = many.step(*history[0])
+    many.restore(before)
+    assert many.steps == 0 and many.step(*history[0]) == first
+    kept = comm.bcast({name: array.copy() for name, array in many.state().items() if not name.endswith("1.W")})
+    with pytest.raises(ValueError, match="the checkpoint lacks"):
+        many.load_state(kept)
+
+
 @pytest.mark.mpi(ranks=3)
 def test_nan_is_told_by_all_before_the_update(comm):
     for network in (mlp, cnn):
