@@ -132,10 +132,12 @@ class Communicator(MPI.Intracomm):
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL, progress: bool | None = None) -> "Communicator":
         """The same ranks, with the same settings but for `progress` where that is given (collective)."""
+        self._finish()
         return self._like(super().Dup(info), progress)
 
     def Split(self, color: int = 0, key: int = 0) -> "Communicator":
         """The ranks of one color, in order of their keys, with the same settings (collective)."""
+        self._finish()
         return self._like(super().Split(color, key))
 
     def _like(self, comm, progress=None):
@@ -179,6 +181,7 @@ class Communicator(MPI.Intracomm):
         Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node.
         """
         self._prepared()
+        self._finish()
         return self._planner.window.empty(shape, dtype)
 
     def explain(
@@ -222,6 +225,11 @@ class Communicator(MPI.Intracomm):
     def _prepared(self):
         if self._planner is None:
             self._prepare()
+
+    def _finish(self):
+        """Let what is in flight finish before a collective of the library: a rank may wait for it before it comes."""
+        if self._planner is not None:
+            self._queue.finish()
 
     def _new(self, key, operation, *arguments):
         """Plan a call that has not been seen before."""

@@ -156,6 +156,30 @@ def test_what_nobody_waited_for_is_named_at_the_end(what, tmp_path):
     assert not any(words in text for words in unsaid), text
 
 
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("name", ["Dup", "Split", "empty"])
+def test_what_makes_communicators_and_memory_lets_those_in_flight_finish(comm, name):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator = Communicator(comm, watch=5)
+    make = (lambda: communicator.empty(1000)) if name == "empty" else getattr(communicator, name)
+    x = np.ones(1 << 16)
+    request = communicator.Iallreduce(MPI.IN_PLACE, x)
+    if comm.rank == 0:
+        made = make()
+        request.Wait()
+    else:
+        request.Wait()
+        made = make()
+    assert (x == 2).all()
+    if name != "empty":
+        assert made.allreduce(1) == 2
+        made.Free()
+    communicator.release()
+
+
 @pytest.mark.mpi(ranks=2)
 def test_collectives_of_objects_let_those_in_flight_finish(comm):
     """One rank waits before the broadcast, the other after it: both are right."""
