@@ -22,7 +22,7 @@ from nn.serial import Serial
 from nn.training import Callback
 
 PARTS = ("compute", "wait", "communicate", "update", "input")
-OWN = {"compute": 0, "forward": 0, "backward": 0, "loss": 0, "communicate": 2, "update": 3}  # names of phases
+OWN = {"compute": 0, "forward": 0, "backward": 0, "loss": 0, "wait": 1, "communicate": 2, "update": 3}  # phases
 INPUT = 4
 DEFAULT = (("compute", "compute_gradients", False), ("communicate", "combine", True), ("update", "update", False))
 
@@ -31,8 +31,8 @@ class Breakdown(Callback):
     """Put "breakdown" into the record of every epoch; place it before what writes records.
 
     A phase that lies in another is no part of it. Phases that ranks do together are told apart into wait and
-    communicate; of the others those called compute, forward, backward, loss are compute, update is update, all else
-    communicate.
+    communicate; of the others those called compute, forward, backward, loss are compute; wait and update are
+    what they say, all else is communicate.
 
     Parameters
     ----------

@@ -102,11 +102,12 @@ class DistributedDataParallel(Synchronous):
 
     @property
     def phases(self) -> tuple[tuple[str, str, bool], ...]:
-        """What of a step is what, for the breakdown: ranks that share memory meet after the update as well.
+        """What of a step is what, for the breakdown: ranks that share memory wait for gradients and meet in the update.
 
         What is made of told factors counts as update: it is made there.
         """
-        return DEFAULT if self.why_messages else (*DEFAULT, ("communicate", "sums.meet", True))
+        more = ("wait", "sums.wait_for", False), ("communicate", "sums.meet", True)
+        return DEFAULT if self.why_messages else (*DEFAULT, *more)
 
     def step(self, x, y, total=None):
         total = self.size_of_batch(x, total)

@@ -293,7 +293,7 @@ class NodeMemory:
         for add in self._sum_tails:
             add()
         if not self.claims:
-            flags.until(FINISHED, self.before + len(self.parameters), "the sum of gradients")
+            self.wait_for(len(self.parameters))
             self._blocks[0].add([])
 
     def _fill(self, wait: bool) -> None:
@@ -305,7 +305,7 @@ class NodeMemory:
             late = min(flags.told(FINISHED)) < self.before + stop or (last and min(flags.told(TOLD)) < self.steps)
             if late and not wait:
                 break
-            flags.until(FINISHED, self.before + stop, "the sum of gradients")
+            self.wait_for(stop)
             for add in self._filling[self.filled]:
                 add()
             self.buckets.ready(stops[self.filled])
@@ -337,12 +337,16 @@ class NodeMemory:
         """Update the parameters, together with the other ranks of the node."""
         if self.claims:
             for block in self._claimed():
-                self.window.flags.until(FINISHED, self.before + block.place.stop, "the sum of gradients")
+                self.wait_for(block.place.stop)
                 block.add(self._told() if block.wide else [])
                 block.update(optimizer, step)
         else:
             self._blocks[0].update(optimizer, step, self.sum_small)
         self.meet("the update")
+
+    def wait_for(self, stop: int) -> None:
+        """Return when all ranks of the node have finished their gradients up to `stop`."""
+        self.window.flags.until(FINISHED, self.before + stop, "the sum of gradients")
 
     def _claimed(self) -> Iterator[Block]:
         """Blocks that no other rank has; each rank ends with a number that is none's."""
