@@ -80,9 +80,9 @@ class Communicator(MPI.Intracomm):
         **algorithms: str,
     ):
         self._prepare(progress, synchronous, algorithms)
-        limit = float(os.environ.get("RINGPROP_WATCH", 0)) if watch is None else watch
+        limit = seconds(os.environ.get("RINGPROP_WATCH", "0")) if watch is None else watch
         if debug is None:
-            debug = os.environ.get("RINGPROP_DEBUG", "0") != "0"
+            debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
         selection = self._planner.selection
         facts = {
             "how to observe calls": {"watch": limit, "abort": abort, "debug": debug},
@@ -392,6 +392,14 @@ class Communicator(MPI.Intracomm):
         key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle), *buffers)
         request = self._start(key, "reduce_scatter", buffers, *buffers, None, op, algorithm)
         return request or super().Ireduce_scatter_block(sendbuf, recvbuf, op)
+
+
+def seconds(text: str) -> float:
+    """RINGPROP_WATCH as a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"RINGPROP_WATCH={text} in the environment: expected seconds, 0 for never") from None
 
 
 def finishing(name):

@@ -87,10 +87,6 @@ class Flags:
         self.fence()
         return same
 
-    def agree(self, signature: int, what: str) -> bool:
-        """Meet, with a signature that was not there before."""
-        return self.meet(marks_of(signature), what)
-
     def together(self, what: str) -> None:
         """Meet, without a signature."""
         self.meet(UNSIGNED, what)

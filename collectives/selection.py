@@ -142,7 +142,7 @@ class Selection:
         self.given = dict(given)
         self.names = {}
         for op in ALGORITHMS:
-            self.names[op] = given.get(op) or check_name(op, os.environ.get(f"RINGPROP_{op.upper()}", "auto"))
+            self.names[op] = given.get(op) or from_environment(op)
         distinct = len(set(nodes))
         self.place = "node" if distinct == 1 else "network" if distinct == len(nodes) else "nodes"
         self.size = len(nodes)
@@ -209,6 +209,15 @@ def default_table(place: str, library: str = "") -> dict[str, Rows]:
     """The rows of a place, with this MPI library."""
     others = next((rows for name, rows in LIBRARIES.items() if library.startswith(name)), {})
     return TABLE[place] | others if place == "node" else TABLE[place]
+
+
+def from_environment(operation: str) -> str:
+    """What RINGPROP_ALLREDUCE and the like ask for."""
+    variable = f"RINGPROP_{operation.upper()}"
+    try:
+        return check_name(operation, os.environ.get(variable, "auto"))
+    except ValueError as error:
+        raise ValueError(f"{variable} in the environment: {error}") from None
 
 
 def check_name(operation: str, name: str) -> str:

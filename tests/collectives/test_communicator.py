@@ -568,7 +568,12 @@ def test_the_algorithm_is_chosen_by_call_keyword_and_environment(comm, ranks, mo
     assert x == 2
     native.release()
     monkeypatch.setenv("RINGPROP_ALLREDUCE", "rind")
-    with pytest.raises(ValueError, match="no allreduce algorithm 'rind': there are auto, native, shared, ring"):
+    says = "RINGPROP_ALLREDUCE in the environment: no allreduce algorithm 'rind': there are auto, native, shared, ring"
+    with pytest.raises(ValueError, match=says):
+        Communicator(comm)
+    monkeypatch.delenv("RINGPROP_ALLREDUCE")
+    monkeypatch.setenv("RINGPROP_WATCH", "1 min")
+    with pytest.raises(ValueError, match="RINGPROP_WATCH=1 min in the environment: expected seconds"):
         Communicator(comm)
     with pytest.raises(ValueError, match="no operation 'alreduce'"):
         Communicator(comm, alreduce="ring")
