@@ -5,12 +5,12 @@
     RINGPROP_TUNE=FILE python scripts/train.py ...       which collectives/selection.py then chooses by
 
 All sides but gloo take turns in one job, in another order each time, on the same private array; only shared arrays have
-memory of their own. Gloo and ours take turns in a second job: beside PyTorch ours take up to a third longer, where the
-library's do not. Every array begins at a page, and all its pages have been written. Before each call that is timed it
-is rewritten, so that each side finds it alike in the caches. Results are compared with the right ones before any call
-is timed. A sample is the slowest rank's mean of some calls. Samples in which a rank lost its core to another process
-are not calm, and do not count where there are enough others. Medians of the rest are compared. Where arrays lie in
-huge pages (collectives/window.py), the note says so.
+memory of their own. Gloo and ours take turns in a second job: with gloo's turns between them ours of 1 MiB took up to a
+third longer, and the library's as long as without. Every array begins at a page, and all its pages have been written.
+Before each call that is timed it is rewritten, so that each side finds it alike in the caches. Results are compared
+with the right ones before any call is timed. A sample is the slowest rank's mean of some calls. Samples in which a rank
+lost its core to another process are not calm, and do not count where there are enough others. Medians of the rest are
+compared. Where arrays lie in huge pages (collectives/window.py), the note says so.
 
 The floor: two ranks cannot be faster than each of them adds up half of the vector and stores it twice, in memory of its
 own and without waiting for anybody. It is measured for vectors that leave the caches.
