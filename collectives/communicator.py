@@ -181,7 +181,7 @@ class Communicator(MPI.Intracomm):
         Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node.
         """
         self._prepared()
-        self._finish()
+        self._queue.finish()
         return self._planner.window.empty(shape, dtype)
 
     def explain(
@@ -408,8 +408,7 @@ def finishing(name):
 
     @wraps(own)
     def method(self, *args, **kwargs):
-        if self._planner is not None:
-            self._queue.finish()
+        self._finish()
         return own(self, *args, **kwargs)
 
     return method

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
-from collectives.algorithms.alltoall import EQUAL
+from collectives.algorithms.registry import EQUAL
 
 ANY = float("inf")
 Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first

@@ -1,9 +1,7 @@
 """Alltoall: block q of every rank's x goes to rank q, which finds that of rank r in block r of its y."""
 
-from collectives.algorithms.registry import Cost, algorithm, log2
+from collectives.algorithms.registry import EQUAL, Cost, algorithm, log2
 from collectives.steps import Copy, Recv, Send, blocks
-
-EQUAL = "equal blocks"
 
 
 def layout(count, into, size):

@@ -31,6 +31,7 @@ SEGMENT = 1 << 16  # elements of x that a pipelined algorithm keeps in flight, w
 SEGMENT_BYTES = 60_000
 CONSECUTIVE = "consecutive blocks"  # the blocks of a list follow each other in rank order without gaps
 NODES = "nodes"  # needs the node of each rank
+EQUAL = "equal blocks"  # all blocks are of one length
 
 
 class Cost(NamedTuple):
