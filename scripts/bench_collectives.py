@@ -70,7 +70,7 @@ def rows(quick: bool = False, only: str = "", tune: str | None = None) -> Iterat
     ]
     for result in measure(cases, seconds):
         yield from compare(result)
-    if find_spec("torch") is None:
+    if cases and find_spec("torch") is None:
         yield Row("gloo", None, note="PyTorch is not installed")
     else:
         for result in measure([case | {"sides": OURS} for case in cases], seconds, gloo=True):

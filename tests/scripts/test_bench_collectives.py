@@ -116,6 +116,15 @@ def test_a_job_of_its_own_whose_malloc_keeps_memory(nothing_left):
     assert list(bench.rows(quick=True, only="no such case")) == []
 
 
+def test_without_pytorch_a_row_says_so(monkeypatch, nothing_left):
+    import bench_collectives as bench
+
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    *ours, gloo = bench.rows(quick=True, only="broadcast")
+    assert len(ours) == 2 and gloo.ours is None and gloo.note == "PyTorch is not installed"
+    assert list(bench.rows(quick=True, only="no such case")) == []
+
+
 def test_gloo_in_a_job_of_its_own(nothing_left):
     pytest.importorskip("torch")
     import bench_collectives as bench
