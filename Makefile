@@ -5,7 +5,7 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test bench notebooks lint format clean
+.PHONY: help train test bench notebooks lint format mutants clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ format: $(VENV)/.lint  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+mutants: $(VENV)/.mutation  ## change the code in 200 places, one at a time: does a test fail? (hours; goes on where it ended)
+	$(BIN)/python scripts/mutants.py
+
 clean:  ## remove the virtual environment and what tools left
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
@@ -51,4 +54,8 @@ $(VENV)/.bench: $(VENV)/.train
 
 $(VENV)/.lint: $(VENV)/.train
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[lint]"
+	@touch $@
+
+$(VENV)/.mutation: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI),test,mutation]"
 	@touch $@

@@ -1,9 +1,9 @@
 """Collective communication: every algorithm is a schedule, one small generator of rounds per rank, with four readers.
 
-    run    collectives.Communicator(MPI.COMM_WORLD).Allreduce(x, y)
+    run    collectives.run(my_allreduce, x=array), or communicator.Allreduce(x, y, algorithm=my_allreduce)
     check  collectives.check(my_allreduce, ranks=range(1, 18))
     price  collectives.price(...)
-    draw   collectives.draw(...)
+    draw   collectives.draw(...), draw_buffers(...), draw_timeline(...), animate(...)
 
 Start with collectives/steps.py (the vocabulary) and collectives/algorithms/allreduce.py (`ring`). Importing this
 package does not import mpi4py; `Communicator` and what else needs it is imported when it is first named.
@@ -12,29 +12,36 @@ package does not import mpi4py; `Communicator` and what else needs it is importe
 from importlib import import_module
 
 from collectives.algorithms import ALGORITHMS
-from collectives.checking import check
-from collectives.simulator import Deadlock, ScheduleError, simulate
-from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send, blocks, part
+from collectives.checking.check import check
+from collectives.checking.simulator import Deadlock, ScheduleError, simulate
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, blocks, part
 
 LATER = {
     "Communicator": "communicator",
-    "check_world": "world",
-    "install_excepthooks": "world",
-    "testall": "nonblocking",
-    "waitall": "nonblocking",
-    "draw": "drawing",
-    "price": "clock",
+    "check_world": "failures.launch_check",
+    "install_excepthooks": "failures.launch_check",
+    "testall": "running.nonblocking",
+    "waitall": "running.nonblocking",
+    "animate": "drawing.film",
+    "draw": "drawing.diagrams",
+    "draw_buffers": "drawing.diagrams",
+    "draw_timeline": "drawing.timeline",
+    "price": "pricing.price",
+    "run": "communicator",
 }
 
 __all__ = [
     "ALGORITHMS",
+    "Compute",
     "Copy",
     "Deadlock",
+    "Meet",
     "Recv",
     "RecvReduce",
     "Reduce",
     "ScheduleError",
     "Send",
+    "Slice",
     "blocks",
     "check",
     "part",

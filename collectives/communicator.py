@@ -5,33 +5,63 @@
 
 The upper-case methods keep mpi4py's signatures, with one keyword more: `algorithm`. What is not defined here is the MPI
 library's own. A call whose arguments have been seen before costs about a microsecond over its messages: the plan is
-found by address, size, dtype and flags of the arrays, and by the operation (keys.py).
+found by address, size, dtype and flags of the arrays, and by the operation (plan_cache.py).
 """
 
+import math
 import os
-from functools import wraps
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.executor import Once, PlanCache
-from collectives.keys import constant, fingerprint
-from collectives.messages import incoming
-from collectives.nonblocking import Draining, Queue
-from collectives.planner import NATIVE, Planner, can_share
-from collectives.selection import Call
-from collectives.shortcuts import Calls, shortcuts
+from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
+from collectives.choosing.selection import Call, seconds
+from collectives.failures.agreement import Agreement, facts
+from collectives.failures.launch_check import care_for_the_end
+from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
+from collectives.node_memory.reduction import libraries_differ
+from collectives.progress import Beside, Calls, beside, in_flight, outside, where
+from collectives.running.buffers import in_words, incoming
+from collectives.running.nonblocking import Queue
+from collectives.running.own_schedules import schedule
+from collectives.running.plan import NATIVE, Once
+from collectives.running.plan_cache import PlanCache, fingerprint
+from collectives.running.plan_reductions import can_share
+from collectives.running.planner import Planner
+from collectives.running.shortcuts import shortcuts
+from collectives.running.table import (
+    ALLGATHER,
+    ALLGATHERV,
+    ALLREDUCE,
+    ALLTOALL,
+    ALLTOALLV,
+    BARRIER,
+    BCAST,
+    EXSCAN,
+    GATHER,
+    GATHERV,
+    REDUCE,
+    REDUCE_SCATTER,
+    REDUCE_SCATTER_BLOCK,
+    SCAN,
+    SCATTER,
+    SCATTERV,
+)
 
 IN_PLACE = MPI.IN_PLACE
 ndarray = np.ndarray
-HALF = np.dtype(np.float16).num
+LATER = 10.0  # seconds after the watchdog that memory gives up waiting: it knows less of who waits for whom
+Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
 
 
 class Communicator(MPI.Intracomm):
     """An intracommunicator that runs hand-written collectives.
 
     It shares the handle of `comm` and works on a private duplicate, so that its messages never meet others. Creating
-    one is collective. Not for use by several threads at once.
+    one is collective; where it has several ranks, an exception or exit that ends one ends all, unless the program has
+    an excepthook of its own. Not for use by several threads at once.
 
     Parameters
     ----------
@@ -40,7 +70,8 @@ class Communicator(MPI.Intracomm):
         let a thread advance nonblocking collectives (nonblocking.py); needs MPI.THREAD_MULTIPLE, mpi4py's default
     watch : float
         seconds after which a call that does not end is reported, with who waits for whom (watchdog.py); 0 for never,
-        by default RINGPROP_WATCH
+        by default RINGPROP_WATCH. Ranks that wait in shared memory give up soon after it; after 300 s where none is
+        given
     abort : bool
         end all ranks after that report
     debug : bool
@@ -50,6 +81,11 @@ class Communicator(MPI.Intracomm):
     algorithms : operation=name
         e.g. allreduce="ring", reduce="native"; "auto", the default, chooses by size. The names are those of
         ALGORITHMS[operation]. A call may say otherwise: Allreduce(..., algorithm="doubling").
+
+    Notes
+    -----
+    What a reduction gives is what NumPy makes of it, whatever the algorithm and the size: integers wrap, MAX and MIN of
+    a NaN are NaN; operands meet in an order of the algorithm's own. "native", where it is asked for, is the library's.
 
     Raises
     ------
@@ -61,8 +97,9 @@ class Communicator(MPI.Intracomm):
 
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
-    _shortcuts = {}
+    _in_front = ()  # methods before which another function stands
     _watchdog = _agreement = None
+    _broken = ""  # why there can be no more calls
     _observed = {}  # watch, abort, debug, where one of them is on
 
     def __new__(cls, comm=None, **_):
@@ -79,8 +116,9 @@ class Communicator(MPI.Intracomm):
         debug: bool | None = None,
         **algorithms: str,
     ):
-        self._prepare(progress, synchronous, algorithms)
-        limit = seconds(os.environ.get("RINGPROP_WATCH", "0")) if watch is None else watch
+        given = os.environ.get("RINGPROP_WATCH") if watch is None else watch
+        beside(self._prepare, progress, synchronous, algorithms)
+        limit = seconds(given or 0)
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
         selection = self._planner.selection
@@ -89,56 +127,115 @@ class Communicator(MPI.Intracomm):
             "algorithms": selection.names,
             "the table of algorithms": selection.table,
         }
-        told = MPI.Intracomm(self).allgather(facts)
+        told = beside(MPI.Intracomm(self).allgather, facts)
         for rank, others in enumerate(told):  # some would wait for messages that others do not send
             for what, first in told[0].items():
                 if others[what] != first:
                     raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
+        if len(told) > 1:
+            care_for_the_end()
+        if given is not None:
+            self._planner.limit = limit + LATER if limit and abort else math.inf
         if limit or debug:
-            self._observe(limit, abort, debug)
+            beside(self._observe, limit, abort, debug)
 
     def _observe(self, limit, abort, debug):
-        """Note every call, for the watchdog and the check that ranks agree (watchdog.py)."""
-        from collectives.agreement import Agreement
-        from collectives.watchdog import Watchdog, watched
-
+        """Note every call, for the watchdog and the check that ranks agree (failures)."""
         self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
         if debug:
-            self._without_shortcuts()
             self._agreement = Agreement(native.Dup())
         if limit:
             self._watchdog = Watchdog(self._calls, native.Dup(), limit, abort)
             self._watchdog.start()
-        self.__class__ = watched(type(self))
+        self._stand_in_front(not debug)
+
+    def _stand_in_front(self, short: bool) -> None:
+        """Put before the methods what is to come before them: shortcuts, and what notes calls for the watchdog."""
+        for name in self._in_front:
+            del self.__dict__[name]
+        front = {}
+        if short and type(self) is Communicator and not self._planner.synchronous:  # a subclass may have other methods
+            below, known = self._planner.selection.native_below, self._cache.known.entries.get
+            front = shortcuts(self, MPI.Intracomm(self), below, in_flight, known)
+        if self._observed:
+            agree = self._agree if self._agreement else None
+            for name in (*COLLECTIVE, *PEER):
+                front[name] = counting(name, front.get(name) or getattr(self, name), self._calls, agree)
+        self.__dict__.update(front)
+        self._in_front = tuple(front)
+
+    def _agree(self, name, method, args, kwargs):
+        """Compare what all ranks are about to call: now, or where it is nonblocking, before it begins.
+
+        Raises
+        ------
+        ValueError
+            on every rank, with what two of them call and where
+        """
+        try:
+            must_agree = facts(name, method, self, args, kwargs, in_words)
+        except (ValueError, TypeError, BufferError) as error:
+            must_agree = f"{name} with a mistake: {error}"
+        if not name.startswith("I"):
+            self._queue.finish()  # others may wait for what is in flight before they come here
+        agreed = self._agreement.exchange(must_agree, where(outside()))
+        if name.startswith("I"):
+            self._queue.agreed = agreed
+        else:
+            agreed(True)
 
     def _prepare(self, progress=False, synchronous=False, algorithms=None):
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError("progress=True needs an MPI library that was started with MPI.THREAD_MULTIPLE")
-        self._planner = Planner(MPI.Intracomm(self).Dup(), algorithms or {}, synchronous)
+        native = MPI.Intracomm(self)
+        native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
+        self._planner = Planner(native.Dup(), algorithms or {}, synchronous)
+        self._planner.left = self._left
         self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
-        self._queue = Queue(self._in_flight, progress)
-        self._cache = PlanCache()
-        self._in_flight(False)
-        self._calls = Calls()
-        if type(self) is Communicator and not synchronous:  # a subclass may have other methods
-            below, waiting, known = self._planner.selection.native_below, self._queue.waiting, self._cache.known
-            self._shortcuts = shortcuts(self, MPI.Intracomm(self), below, waiting, known, self._calls)
-            self.__dict__.update(self._shortcuts)
+        self._cache, self._calls = PlanCache(), Calls()
+        quiet, moving = (self._cache, native), (Moving(self), Beside(native))
 
-    def _in_flight(self, any_):
-        """Called when the first nonblocking collective starts, and when the last one is done."""
-        self._plans = Draining(self) if any_ else self._cache
+        def changed(any_in_flight):
+            if not self._broken:
+                self._plans, self._library = moving if any_in_flight else quiet
+
+        self._queue = Queue(changed, progress)
+        self._stand_in_front(True)
+
+    def _left(self, error):
+        """A call has ended before its end: there is no later one, as that could take its messages for its own."""
+        rank, place = self.Get_rank(), where(outside())
+        self._broken = (
+            f"rank {rank} has left a collective before its end (at {place}: {type(error).__name__}), and its messages "
+            f"may still come: go on with another Communicator, or with this one after release() on all ranks"
+        )
+        self._stand_in_front(False)
+        self._cache.known.entries.clear()
+        self._plans = Broken(self._broken)
+        if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE:
+            raise RuntimeError(
+                f"rank {rank} got a longer message than it expects, one of another call: ranks call different "
+                f"collectives, or one with different counts, datatypes, roots or algorithms; or one of them has "
+                f"refused its arguments, or left a call before its end, and gone on. Communicator(debug=True), or "
+                f"RINGPROP_DEBUG=1, compares the calls of all ranks before data moves"
+            ) from error
 
     def Dup(self, info: MPI.Info = MPI.INFO_NULL, progress: bool | None = None) -> "Communicator":
         """The same ranks, with the same settings but for `progress` where that is given (collective)."""
-        self._finish()
-        return self._like(super().Dup(info), progress)
+        return self._like(self._waiting(super().Dup, info), progress)
+
+    def Clone(self) -> "Communicator":
+        """The same as Dup (collective)."""
+        return self._like(self._waiting(super().Clone))
 
     def Split(self, color: int = 0, key: int = 0) -> "Communicator":
         """The ranks of one color, in order of their keys, with the same settings (collective)."""
-        self._finish()
-        return self._like(super().Split(color, key))
+        return self._like(self._waiting(super().Split, color, key))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
+        """The ranks of a group (collective over the group)."""
+        return beside(super().Create_group, group, tag)  # what is in flight here may need ranks that are not in it
 
     def _like(self, comm, progress=None):
         """A communicator made of this one, with the same settings."""
@@ -154,10 +251,12 @@ class Communicator(MPI.Intracomm):
 
         The next collective makes them anew, with default settings.
         """
+        beside(self._release)
+
+    def _release(self):
         if self._planner is not None:
             self._queue.close()
             if self._observed:
-                self.__class__ = type(self).__base__
                 if self._watchdog is not None:
                     self._watchdog.stop()
                     self._watchdog.comm.Free()
@@ -167,13 +266,13 @@ class Communicator(MPI.Intracomm):
             self._cache.free()
             self._later_plans.free()
             self._planner.free()
-            self._without_shortcuts()
-            self._planner, self._plans = None, {}
+            self._stand_in_front(False)
+            self._planner, self._plans, self._broken = None, {}, ""
 
     def Free(self):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
         self.release()
-        super().Free()
+        beside(super().Free)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """An array of zeros in memory that the ranks of a node share, one for each rank, of one shape (collective).
@@ -181,239 +280,320 @@ class Communicator(MPI.Intracomm):
         Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node.
         """
         self._prepared()
-        self._queue.finish()
+        return self._waiting(self._shared, shape, dtype)
+
+    def _shared(self, shape, dtype):
         return self._planner.window.empty(shape, dtype)
 
-    def explain(
-        self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: str | None = None
-    ) -> str:
-        """Which algorithm a call runs, and why: explain("allreduce", 1000, "f4")."""
+    def explain(self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: Algorithm = None) -> str:
+        """Which algorithm a call runs, and why: explain("allreduce", 1000, "f4").
+
+        Each is a schedule that can be checked, priced and drawn, those in shared memory too; only "native" is not.
+        """
         self._prepared()
         selection, dtype = self._planner.selection, np.dtype(dtype)
         asked = selection.asked(operation, algorithm)
-        half, ordered = dtype.num == HALF, not op.Is_commutative()
-        call = Call(operation, count * dtype.itemsize, ordered=ordered, shareable=can_share(op, dtype), half=half)
-        name, why = selection.reason(asked, call)
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
-        return f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}: {name}, because {why}"
+        title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
+        if callable(asked):
+            return f"{title}: {getattr(asked, '__name__', asked)}, because asked for"
+        half, ordered = dtype == np.float16, not op.Is_commutative()
+        properties = {
+            "shareable": can_share(op, dtype),
+            "half": half,
+            "numpy": libraries_differ(op, dtype),
+        }
+        call = Call(operation, count * dtype.itemsize, ordered=ordered, **properties)
+        name, why = selection.reason(asked, call)
+        said = f"{title}: {name}, because {why}"
+        if name != "shared":
+            return said
+        several = selection.place == "nodes"
+        texts = [
+            n for n, e in ALGORITHMS[operation].items() if MEMORY in e.requires and (NODES in e.requires) == several
+        ]
+        return f"{said}; by where the arrays lie that is {' or '.join(texts)} of algorithms/shared.py"
 
-    def compile(self, rounds, op: MPI.Op = MPI.SUM, **buffers: np.ndarray):
-        """A schedule of one's own as a plan for `Run`: compile(rounds, x=gradients).
+    def compile(
+        self,
+        rounds: Iterable,
+        op: MPI.Op = MPI.SUM,
+        computations: dict[str, Callable] | None = None,
+        **buffers: np.ndarray,
+    ):
+        """A schedule of one's own as a plan for `Run` (collective): compile(rounds, x=gradients).
+
+        Before anything is sent all ranks' parts are run against each other without values, so that messages that do
+        not match, ranks that would wait for ever and races are refused on every rank.
 
         Parameters
         ----------
         rounds : iterable of tuples of steps
-            This rank's part; check it with `collectives.simulate`.
+            This rank's part. `collectives.check` says whether all parts together compute what they should.
         op : MPI.Op
             What RecvReduce and Reduce do.
+        computations : name -> function
+            What a Compute of that name calls, with an array for each slice that it reads, then each that it writes.
         buffers : contiguous arrays of one dtype
             What the steps name; other names are scratch. They must live as long as the plan; plan.free() ends it.
+            Those that other ranks name are read and written where they are if they come from `empty`, else in copies
+            that all ranks of the node see.
+
+        Raises
+        ------
+        ScheduleError
+            on every rank, for parts that do not fit each other; rank, round and step are named
+        ValueError, TypeError
+            on every rank, where one rank's part names what is not there: elements, computations, ranks of other nodes
+        OSError
+            on every rank, where they name each other's buffers and may have no shared memory
         """
         self._prepared()
-        return self._planner.schedule(rounds, op, buffers)
+        return self._waiting(schedule, self._planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
-        self._queue.finish()
-        plan()
-
-    def _without_shortcuts(self):
-        for name in self._shortcuts:
-            del self.__dict__[name]
-        self._shortcuts = {}
+        self._waiting(plan)
 
     def _prepared(self):
         if self._planner is None:
-            self._prepare()
+            beside(self._prepare)
 
-    def _finish(self):
-        """Let what is in flight finish before a collective of the library: a rank may wait for it before it comes."""
+    def _waiting(self, call, *args, **kwargs):
+        """What a call returns that waits for all ranks of this communicator: what they have begun here is done first.
+
+        A rank may wait for that before it comes; and what is in flight elsewhere moves meanwhile.
+        """
+        if not in_flight:
+            return call(*args, **kwargs)
         if self._planner is not None:
             self._queue.finish()
+        return beside(call, *args, **kwargs)
 
-    def _new(self, key, operation, *arguments):
+    def _collective(self, row, algorithm, more, a=None, b=None):
+        """Carry out a collective on one buffer or two: by the plan of its key, by a new one, or by the library."""
+        name, _, _, detail, kept = row
+        key = fingerprint(name, algorithm, detail(more), a, b) if kept else None
+        plan = self._plans.get(key) or self._new(key, row, algorithm, more, a, b)
+        return plan() if plan is not NATIVE else getattr(self._library, name)(*(a, b)[: row.buffers], *more)
+
+    def _new(self, key, row, algorithm, more, a=None, b=None):
         """Plan a call that has not been seen before."""
         self._prepared()
-        self._queue.finish()
-        plan = getattr(self._planner, operation)(*arguments)
+        if self._broken:
+            raise RuntimeError(self._broken)
+        plan = self._waiting(row.plan, self._planner, *(a, b)[: row.buffers], *more, algorithm)
         if key is not None:
-            return self._cache.put(key, plan)
-        return plan if plan is NATIVE else Once(plan)
+            self._cache.put(key, plan)
+            usual = row is ALLREDUCE and algorithm is None and more == (MPI.SUM,) and plan is not NATIVE
+            if usual and a is IN_PLACE and type(b) is ndarray:
+                self._cache.known.note(b, plan)  # for a shortcut
+        elif plan is not NATIVE:
+            plan = Once(plan)
+        return partial(beside, plan) if in_flight and plan is not NATIVE else plan
 
-    def _start(self, key, operation, buffers, *arguments):
-        """Start a nonblocking collective; None where it is the library's."""
+    def _start(self, row, algorithm, more, *buffers):
+        """Start the nonblocking form of a collective, ours or the library's."""
         self._prepared()
+        if self._broken:
+            raise RuntimeError(self._broken)
+        key = fingerprint(row.name, algorithm, row.detail(more), *buffers)
         plan = self._later_plans.get(key)
         if plan is None:
-            plan = getattr(self._later, operation)(*arguments)
+            plan = row.plan(self._later, *buffers, *more, algorithm)
             if key is not None:
                 self._later_plans.put(key, plan)
+        else:
+            plan.used = True  # so the cache spares it
         if plan is NATIVE:
             if self._queue.agreed is not None:
-                self._queue.agreed(True)
-            return None
-        return self._queue.start(operation, plan, buffers, plan.free if key is None else NATIVE.free)
+                beside(self._queue.agreed, True)
+            return getattr(MPI.Intracomm, f"I{row.name.lower()}")(self, *buffers, *more)
+        return self._queue.start(row.operation, plan, buffers, plan.free if key is None else NATIVE.free)
 
     # ------------------------------------------------------------------------------------- the collectives
+    #
+    # Buffers are what mpi4py takes: an array, or [data, count, datatype] and its kin. `algorithm` is a name of
+    # ALGORITHMS[operation], "native" for the MPI library's own, "shared" for the memory of a node, "auto", or a
+    # generator function of one's own (rank, size, count, ...) -> rounds, which is proven on all ranks before anything
+    # is sent. Without reductions its count, or its blocks, are in bytes. All raise
+    #
+    #   ValueError     counts, roots or buffers that do not fit each other; an algorithm that there is not
+    #   TypeError      datatypes that do not fit each other
+    #   BufferError    a receive buffer that is read-only
+    #   ScheduleError  an algorithm of one's own that is wrong: rank, round and step are named
+    #   TimeoutError   ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says
+    #   RuntimeError   a message of another call; and every call after one that was left before its end
 
-    def Barrier(self, algorithm: str | None = None):
+    def Barrier(self, algorithm: Algorithm = None):
         """Return when every rank has called it."""
-        key = "barrier", algorithm
-        plan = self._plans.get(key) or self._new(key, "barrier", algorithm)
-        return plan() if plan is not NATIVE else super().Barrier()
+        return self._collective(BARRIER, algorithm, ())
 
-    def Bcast(self, buf, root: int = 0, algorithm: str | None = None):
-        """buf of every rank = buf of the root."""
-        key = fingerprint("broadcast", algorithm, root, buf)
-        plan = self._plans.get(key) or self._new(key, "broadcast", buf, root, algorithm)
-        return plan() if plan is not NATIVE else super().Bcast(buf, root)
+    def Bcast(self, buf, root: int = 0, algorithm: Algorithm = None):
+        """buf of every rank = buf of the root; as many elements on every rank."""
+        return self._collective(BCAST, algorithm, (root,), buf)
 
-    def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
-        """recvbuf of rank i = block i of the root's sendbuf."""
-        key = fingerprint("scatter", algorithm, root, sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "scatter", sendbuf, recvbuf, root, algorithm)
-        return plan() if plan is not NATIVE else super().Scatter(sendbuf, recvbuf, root)
+    def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
+        """recvbuf of rank i, n elements = block i of the root's sendbuf, which has size * n."""
+        return self._collective(SCATTER, algorithm, (root,), sendbuf, recvbuf)
 
-    def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+    def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Scatter, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        plan = self._new(None, "scatter", sendbuf, recvbuf, root, algorithm, True)
-        return plan() if plan is not NATIVE else super().Scatterv(sendbuf, recvbuf, root)
+        return self._collective(SCATTERV, algorithm, (root,), sendbuf, recvbuf)
 
-    def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
-        """Block i of the root's recvbuf = sendbuf of rank i."""
-        key = fingerprint("gather", algorithm, root, sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "gather", sendbuf, recvbuf, root, algorithm)
-        return plan() if plan is not NATIVE else super().Gather(sendbuf, recvbuf, root)
+    def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
+        """Block i of the root's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
+        return self._collective(GATHER, algorithm, (root,), sendbuf, recvbuf)
 
-    def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: str | None = None):
+    def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Gather, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        plan = self._new(None, "gather", sendbuf, recvbuf, root, algorithm, True)
-        return plan() if plan is not NATIVE else super().Gatherv(sendbuf, recvbuf, root)
+        return self._collective(GATHERV, algorithm, (root,), sendbuf, recvbuf)
 
-    def Allgather(self, sendbuf, recvbuf, algorithm: str | None = None):
-        """Block i of every rank's recvbuf = sendbuf of rank i."""
-        key = fingerprint("allgather", algorithm, False, sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "allgather", sendbuf, recvbuf, algorithm)
-        return plan() if plan is not NATIVE else super().Allgather(sendbuf, recvbuf)
+    def Allgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
+        """Block i of every rank's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
+        return self._collective(ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
-    def Allgatherv(self, sendbuf, recvbuf, algorithm: str | None = None):
-        """As Allgather, with blocks [data, counts, displacements, datatype]."""
-        key = fingerprint("allgather", algorithm, True, sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "allgather", sendbuf, recvbuf, algorithm, True)
-        return plan() if plan is not NATIVE else super().Allgatherv(sendbuf, recvbuf)
+    def Allgatherv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
+        """As Allgather, with blocks [data, counts, displacements, datatype], the same on every rank."""
+        return self._collective(ALLGATHERV, algorithm, (), sendbuf, recvbuf)
 
-    def Alltoall(self, sendbuf, recvbuf, algorithm: str | None = None):
-        """Block i of recvbuf = block `rank` of rank i's sendbuf."""
-        key = fingerprint("alltoall", algorithm, False, sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "alltoall", sendbuf, recvbuf, algorithm)
-        return plan() if plan is not NATIVE else super().Alltoall(sendbuf, recvbuf)
+    def Alltoall(self, sendbuf, recvbuf, algorithm: Algorithm = None):
+        """Block i of recvbuf = block `rank` of rank i's sendbuf; both have size * n elements."""
+        return self._collective(ALLTOALL, algorithm, (), sendbuf, recvbuf)
 
-    def Alltoallv(self, sendbuf, recvbuf, algorithm: str | None = None):
+    def Alltoallv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides."""
-        key = fingerprint("alltoall", algorithm, True, sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "alltoall", sendbuf, recvbuf, algorithm, True)
-        return plan() if plan is not NATIVE else super().Alltoallv(sendbuf, recvbuf)
+        return self._collective(ALLTOALLV, algorithm, (), sendbuf, recvbuf)
 
-    def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: str | None = None):
-        """recvbuf of the root = sendbuf of rank 0 (+) ... (+) that of the last."""
-        key = fingerprint("reduce", algorithm, (id(op), op.handle, root), sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "reduce", sendbuf, recvbuf, op, root, algorithm)
-        return plan() if plan is not NATIVE else super().Reduce(sendbuf, recvbuf, op, root)
+    def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: Algorithm = None):
+        """recvbuf of the root, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
+        return self._collective(REDUCE, algorithm, (op, root), sendbuf, recvbuf)
 
-    def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        """recvbuf of every rank = sendbuf of rank 0 (+) ... (+) that of the last."""
-        key = fingerprint("allreduce", algorithm, (id(op), op.handle), sendbuf, recvbuf)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._new(key, "allreduce", sendbuf, recvbuf, op, algorithm)
-            usual = algorithm is None and sendbuf is IN_PLACE and op is MPI.SUM and type(recvbuf) is ndarray
-            if usual and plan is not NATIVE:
-                self._cache.known.note(recvbuf, plan)
-        return plan() if plan is not NATIVE else super().Allreduce(sendbuf, recvbuf, op)
+    def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """recvbuf of every rank, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
+        return self._collective(ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
-    def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        """recvbuf = block `rank` of the sum of every rank's sendbuf; `recvcounts` tells all blocks' lengths."""
-        if recvcounts is None:
-            recvcounts = self.allgather(incoming(recvbuf).count)
-        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle, constant(recvcounts)), sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, recvcounts, op, algorithm)
-        return plan() if plan is not NATIVE else super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
+    def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """recvbuf = block `rank` of the sum of every rank's sendbuf.
 
-    def Reduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        """recvbuf = block `rank` of the sum of every rank's sendbuf; blocks of one length."""
-        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle), sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "reduce_scatter", sendbuf, recvbuf, None, op, algorithm)
-        return plan() if plan is not NATIVE else super().Reduce_scatter_block(sendbuf, recvbuf, op)
+        `recvcounts` has the elements of every rank's block, whose sum sendbuf has; without it all ranks tell theirs.
+        """
+        counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
+        return self._collective(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
-    def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank."""
-        key = fingerprint("scan", algorithm, (id(op), op.handle), sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "scan", sendbuf, recvbuf, op, algorithm)
-        return plan() if plan is not NATIVE else super().Scan(sendbuf, recvbuf, op)
+    def Reduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """recvbuf, n elements = block `rank` of the sum of every rank's sendbuf, which has size * n."""
+        return self._collective(REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
 
-    def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; rank 0 keeps its own."""
-        key = fingerprint("exscan", algorithm, (id(op), op.handle), sendbuf, recvbuf)
-        plan = self._plans.get(key) or self._new(key, "exscan", sendbuf, recvbuf, op, algorithm)
-        return plan() if plan is not NATIVE else super().Exscan(sendbuf, recvbuf, op)
+    def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank; n elements each."""
+        return self._collective(SCAN, algorithm, (op,), sendbuf, recvbuf)
+
+    def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; n elements each; rank 0 keeps its own."""
+        return self._collective(EXSCAN, algorithm, (op,), sendbuf, recvbuf)
 
     # ------------------------------------------------------------------------------ the nonblocking ones
+    #
+    # They return a request at once; the buffers are not the caller's until its Wait() has returned or its Test() has
+    # said True. What is wrong with the arguments is raised at once; what the others do wrong (ValueError where ranks do
+    # not agree, with debug=True), and what the blocking forms raise while they run, by Wait and Test. They send
+    # messages only: no TimeoutError, and no algorithm that names other ranks' buffers.
 
     def poke(self) -> None:
         """Advance the nonblocking collectives in flight, without waiting."""
         if self._planner is not None:
             self._queue.poke()
 
-    def Ibcast(self, buf, root: int = 0, algorithm: str | None = None):
-        key = fingerprint("broadcast", algorithm, root, buf)
-        request = self._start(key, "broadcast", buf, buf, root, algorithm)
-        return request or super().Ibcast(buf, root)
+    def Ibcast(self, buf, root: int = 0, algorithm: Algorithm = None):
+        """Begin a Bcast: n elements on every rank. Returns its request."""
+        return self._start(BCAST, algorithm, (root,), buf)
 
-    def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        key = fingerprint("allreduce", algorithm, (id(op), op.handle), sendbuf, recvbuf)
-        request = self._start(key, "allreduce", (sendbuf, recvbuf), sendbuf, recvbuf, op, algorithm)
-        return request or super().Iallreduce(sendbuf, recvbuf, op)
+    def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """Begin an Allreduce: n elements in both buffers. Returns its request."""
+        return self._start(ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
-    def Iallgather(self, sendbuf, recvbuf, algorithm: str | None = None):
-        key = fingerprint("allgather", algorithm, None, sendbuf, recvbuf)
-        request = self._start(key, "allgather", (sendbuf, recvbuf), sendbuf, recvbuf, algorithm)
-        return request or super().Iallgather(sendbuf, recvbuf)
+    def Iallgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
+        """Begin an Allgather: n elements, and size * n. Returns its request."""
+        return self._start(ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
-    def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        if recvcounts is None:
-            recvcounts = self.allgather(incoming(recvbuf).count)
-        buffers = sendbuf, recvbuf
-        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle, constant(recvcounts)), *buffers)
-        request = self._start(key, "reduce_scatter", buffers, *buffers, recvcounts, op, algorithm)
-        return request or super().Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
+    def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """Begin a Reduce_scatter; without `recvcounts` ranks tell each other theirs first, and wait for it.
 
-    def Ireduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: str | None = None):
-        buffers = sendbuf, recvbuf
-        key = fingerprint("reduce_scatter", algorithm, (id(op), op.handle), *buffers)
-        request = self._start(key, "reduce_scatter", buffers, *buffers, None, op, algorithm)
-        return request or super().Ireduce_scatter_block(sendbuf, recvbuf, op)
+        Returns its request.
+        """
+        counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
+        return self._start(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+
+    def Ireduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+        """Begin a Reduce_scatter_block: size * n elements, and n. Returns its request."""
+        return self._start(REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
 
 
-def seconds(text: str) -> float:
-    """RINGPROP_WATCH as a number."""
+def run(
+    algorithm: Callable,
+    comm: MPI.Intracomm | None = None,
+    op: MPI.Op = MPI.SUM,
+    computations: dict[str, Callable] | None = None,
+    **buffers: np.ndarray,
+) -> None:
+    """Run an algorithm of one's own once, on given arrays: run(my_allreduce, x=gradients) (collective).
+
+    Parameters
+    ----------
+    algorithm : generator function (rank, size, count) -> rounds
+        where count is the number of elements of x
+    comm : the ranks; by default all
+    op, computations, buffers : as for `Communicator.compile`, which says what is raised
+    """
+    communicator = Communicator(comm or MPI.COMM_WORLD)
     try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"RINGPROP_WATCH={text} in the environment: expected seconds, 0 for never") from None
+        plan = communicator.compile(
+            algorithm(communicator.rank, communicator.size, buffers["x"].size), op, computations, **buffers
+        )
+        communicator.Run(plan)
+        plan.free()
+    finally:
+        communicator.release()
 
 
-def finishing(name):
-    """A collective of Python objects, the MPI library's own, that lets ours finish first."""
+class Broken:
+    """Stands in for the plans of a communicator that can have no more calls."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+    def get(self, key):
+        raise RuntimeError(self.why)
+
+
+class Moving:
+    """Stands in for a communicator's plans while collectives are in flight: its own are done first, others move."""
+
+    def __init__(self, communicator):
+        self.communicator = communicator
+
+    def get(self, key):
+        communicator = self.communicator
+        communicator._queue.finish()
+        plan = communicator._cache.get(key)
+        return plan if plan is None or plan is NATIVE else partial(beside, plan)
+
+
+def waiting(name):
+    """A collective of the MPI library's own that lets ours finish first."""
     own = getattr(MPI.Intracomm, name)
 
     @wraps(own)
     def method(self, *args, **kwargs):
-        self._finish()
-        return own(self, *args, **kwargs)
+        if not in_flight:
+            return own(self, *args, **kwargs)
+        return self._waiting(own, self, *args, **kwargs)
 
     return method
 
 
+LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent"
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"
-for name in OF_OBJECTS.split():
-    setattr(Communicator, name, finishing(name))
+for name in (*LIBRARY.split(), *OF_OBJECTS.split()):
+    setattr(Communicator, name, waiting(name))

@@ -7,6 +7,8 @@
 
 What is yielded is a **round**: a tuple of steps. Four readers understand the same text: the executor runs it over
 MPI, the simulator checks it for all ranks in one process, the clock prices it on a network, the drawing shows it.
+Steps are of three kinds: messages (Send, Recv, RecvReduce), moves in memory (Copy, Reduce), where ranks of a node may
+name each other's buffers and Meet, and computation (Compute).
 
 The rules that every reader relies on:
 
@@ -19,9 +21,14 @@ The rules that every reader relies on:
 5. Buffers are named: "x" is the one the caller gave, "y" the result where that is another; any other name is scratch
    of this rank, as long as the steps reach. Datatypes, operations, packing and MPI.IN_PLACE belong to the
    communicator: an algorithm never sees them.
+6. Where two ranks touch the same element, and one of them writes it, a Meet of both or a message from the first to the
+   second lies between the two rounds; else they race. A Meet is the only step of its round.
+
+A reader handles each kind of step by its name and refuses what it does not know; what a step reads and writes, and
+whether it does anything, it asks of the functions below.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -55,17 +62,22 @@ class RecvReduce(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """buf[lo:hi] = src[at : at + hi - lo], both on this rank."""
+    """buf[lo:hi] = src[at : at + hi - lo]; src is rank `of`'s and buf rank `to`'s, where None is this rank."""
 
     buf: str
     lo: int
     hi: int
     src: str
     at: int
+    of: int | None = None
+    to: int | None = None
 
 
 class Reduce(NamedTuple):
-    """buf[lo:hi] = got (+) buf[lo:hi] where `left`, else buf[lo:hi] (+) got; got is src[at : at + hi - lo]."""
+    """buf[lo:hi] = got (+) buf[lo:hi] where `left`, else buf[lo:hi] (+) got; got is src[at : at + hi - lo].
+
+    src is rank `of`'s and buf rank `to`'s, where None is this rank.
+    """
 
     buf: str
     lo: int
@@ -73,10 +85,104 @@ class Reduce(NamedTuple):
     src: str
     at: int
     left: bool = True
+    of: int | None = None
+    to: int | None = None
 
 
-Step = Send | Recv | RecvReduce | Copy | Reduce
+class Meet(NamedTuple):
+    """Wait until all `ranks` (None: every rank) have come: each may then read what the others wrote before."""
+
+    ranks: tuple[int, ...] | None = None
+
+
+class Slice(NamedTuple):
+    """buf[lo:hi] of a rank; in a Compute, where rank is None, of its own."""
+
+    buf: str
+    lo: int
+    hi: int
+    rank: int | None = None
+
+
+class Compute(NamedTuple):
+    """Do what is registered under `name`; it reads and writes these slices of this rank and takes `seconds`."""
+
+    name: str
+    reads: tuple[Slice, ...] = ()
+    writes: tuple[Slice, ...] = ()
+    seconds: float = 0.0
+
+
+Step = Send | Recv | RecvReduce | Copy | Reduce | Meet | Compute
 Round = tuple[Step, ...]
+
+
+def is_live(step: Step) -> bool:
+    """Whether a step does anything; readers drop the others."""
+    return isinstance(step, Meet | Compute) or step.hi > step.lo
+
+
+def reads(step: Step, rank: int) -> list[Slice]:
+    """What a step of `rank` reads, besides what a reduction adds to (that it writes)."""
+    match step:
+        case Send(_, buf, lo, hi):
+            return [Slice(buf, lo, hi, rank)]
+        case Copy() | Reduce():
+            return [Slice(step.src, step.at, step.at + step.hi - step.lo, rank if step.of is None else step.of)]
+        case Compute():
+            return [s._replace(rank=rank) for s in step.reads]
+        case Recv() | RecvReduce() | Meet():
+            return []
+    raise TypeError(f"{step!r} is not a step")
+
+
+def writes(step: Step, rank: int) -> list[Slice]:
+    """What a step of `rank` writes, or adds to."""
+    match step:
+        case Recv() | RecvReduce():
+            return [Slice(step.buf, step.lo, step.hi, rank)]
+        case Copy() | Reduce():
+            return [Slice(step.buf, step.lo, step.hi, rank if step.to is None else step.to)]
+        case Compute():
+            return [s._replace(rank=rank) for s in step.writes]
+        case Send() | Meet():
+            return []
+    raise TypeError(f"{step!r} is not a step")
+
+
+def adds(step: Step) -> bool:
+    """Whether what a step writes is added to what is there."""
+    return isinstance(step, RecvReduce | Reduce)
+
+
+def overlap(a: Slice, b: Slice) -> bool:
+    """Whether two slices have elements in common."""
+    return a.lo < b.hi and b.lo < a.hi and a.buf == b.buf and a.rank == b.rank
+
+
+def among(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0) -> Iterable[Round]:
+    """A schedule written for ranks 0, 1, ... on other ranks: i is ranks[i], and x[0] (and y[0]) is x[shift]."""
+
+    def moved(s):
+        by = shift if s.buf in ("x", "y") else 0
+        return s._replace(lo=s.lo + by, hi=s.hi + by)
+
+    def elsewhere(step):
+        match step:
+            case Send() | Recv() | RecvReduce():
+                return moved(step)._replace(peer=ranks[step.peer])
+            case Copy() | Reduce():
+                of, to = (None if r is None else ranks[r] for r in (step.of, step.to))
+                at = step.at + (shift if step.src in ("x", "y") else 0)
+                return moved(step)._replace(at=at, of=of, to=to)
+            case Meet():
+                return Meet(tuple(ranks if step.ranks is None else (ranks[r] for r in step.ranks)))
+            case Compute():
+                return step._replace(reads=tuple(map(moved, step.reads)), writes=tuple(map(moved, step.writes)))
+        raise TypeError(f"{step!r} is not a step")
+
+    for steps in rounds:
+        yield tuple(map(elsewhere, steps))
 
 
 def part(count: int, n: int, i: int) -> tuple[int, int]:

@@ -1,25 +1,29 @@
 """A neural-network engine in NumPy, whose backprop you can read. It knows nothing of ranks or MPI.
 
-Start with nn/layer.py (the contract of a layer) and nn/dense.py (the four equations of backprop), then nn/serial.py.
+Start with nn/core/layer.py (the contract of a layer), nn/core/run.py (what layers are told) and nn/layers/dense.py (the
+four equations of backprop), then nn/training/serial.py.
 """
 
 from nn import data, models
-from nn.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
-from nn.attention import MultiHeadAttention, TransformerBlock
-from nn.batch_normalization import BatchNorm1d, BatchNorm2d
-from nn.callbacks import EarlyStopping, KeepCheckpoints, Metrics, Progress
-from nn.checkpoints import CheckpointError, Checkpoints
-from nn.clipping import ClipGlobalNorm, ClipNorm, ClipValue
-from nn.containers import Branches, Recompute, Residual
-from nn.convolution import Conv2d
+from nn.analysis.gradcheck import gradcheck
+from nn.core.containers import Branches, Recompute, Residual
+from nn.core.layer import Layer, Sequential, ShapeError, Spec, Split
+from nn.core.layout import Layout, Region
+from nn.core.network import Network
+from nn.core.pool import Memory
+from nn.core.run import Context, Group, MicroBatch, Run
+from nn.core.stages import stages
 from nn.data import Loader
-from nn.dense import Linear, TiedLinear
-from nn.dropout import Dropout
-from nn.embedding import Embedding, LearnedPositions, SinusoidalPositions
-from nn.gradcheck import gradcheck
-from nn.layer import Layer, Run, Sequential, ShapeError, Spec
-from nn.layout import Layout, Region
-from nn.lbfgs import LBFGS, Vectors
+from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from nn.layers.attention import MultiHeadAttention, TransformerBlock
+from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.dropout import Dropout
+from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
+from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.reshaping import Flatten, Reshape
 from nn.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -30,14 +34,13 @@ from nn.losses import (
     NLLLoss,
     QuadraticLoss,
 )
-from nn.memory import Memory
-from nn.network import Network
-from nn.normalization import LayerNorm, LocalResponseNorm, RMSNorm
-from nn.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
-from nn.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
-from nn.reshaping import Flatten, Reshape
-from nn.serial import NonFiniteLoss, Serial
-from nn.training import Callback, Training, evaluate, fit
+from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
+from nn.optim.lbfgs import LBFGS, Vectors
+from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
+from nn.training.callbacks import EarlyStopping, KeepCheckpoints, Metrics, Progress, RestoreBest
+from nn.training.checkpoints import CheckpointError, Checkpoints
+from nn.training.fit import Callback, Training, evaluate, fit
+from nn.training.serial import NonFiniteLoss, Serial
 
 __all__ = [
     "GELU",
@@ -60,6 +63,7 @@ __all__ = [
     "ClipGlobalNorm",
     "ClipNorm",
     "ClipValue",
+    "Context",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
@@ -68,6 +72,7 @@ __all__ = [
     "Flatten",
     "GlobalAvgPool2d",
     "GlobalMaxPool2d",
+    "Group",
     "HuberLoss",
     "KeepCheckpoints",
     "Layer",
@@ -85,6 +90,7 @@ __all__ = [
     "MaxPool2d",
     "Memory",
     "Metrics",
+    "MicroBatch",
     "MultiHeadAttention",
     "NLLLoss",
     "Network",
@@ -98,6 +104,7 @@ __all__ = [
     "Region",
     "Reshape",
     "Residual",
+    "RestoreBest",
     "Run",
     "Sequential",
     "Serial",
@@ -107,6 +114,7 @@ __all__ = [
     "SinusoidalPositions",
     "Softmax",
     "Spec",
+    "Split",
     "Tanh",
     "TiedLinear",
     "Training",
@@ -117,4 +125,5 @@ __all__ = [
     "fit",
     "gradcheck",
     "models",
+    "stages",
 ]

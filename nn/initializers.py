@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nn.layer import Initializer, Shape
+from nn.core.layer import Initializer, Shape
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -23,10 +23,12 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 def zeros(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """0: of biases, and of what is added."""
     return np.zeros(shape)
 
 
 def ones(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """1: of what is multiplied."""
     return np.ones(shape)
 
 

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from nn.layer import Run
+from nn.core.run import Run
 
 
 class Loss:
@@ -245,7 +245,7 @@ class CrossEntropyLoss(NLLLoss):
         flat, at = gz.reshape(-1), _places(labels, z.shape[-1])
         value = -float(np.add.reduce(flat[at]))
         np.exp(prob, out=prob)
-        norm = prob @ run.common.memory.ones(z.shape[-1], z.dtype)
+        norm = prob @ run.context.memory.ones(z.shape[-1], z.dtype)
         value += float(np.add.reduce(np.log(norm)))
         norm *= total
         prob /= norm[:, None]

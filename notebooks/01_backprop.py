@@ -42,12 +42,18 @@ plt.rcParams.update({"figure.dpi": 100, "axes.spines.top": False, "axes.spines.r
 # 1,797 digits, written by hand, scanned and reduced to 8 x 8 pixels from 0 (paper) to 1 (ink). They come with the
 # package. We take each as a vector of 64 numbers and compute in float64, so that rounding does not blur the
 # comparisons.
+#
+# They are cut in three. From the **training** digits the network learns. On the **validation** digits we look how well
+# it does while we still choose: how many samples a step takes, how fast it learns, how long. What chooses has seen what
+# it chose by, so that figure comes out too good; the honest one is that of the **test** digits, which nobody looks at
+# until the end.
 
 # %%
-data = nn.data.load("digits", flat=True, dtype=np.float64)
+data = nn.data.load("digits", validation=0.1, flat=True, dtype=np.float64)
 x_train, y_train = data.train.batch()
+x_validation, y_validation = data.validation.batch()
 x_test, y_test = data.test.batch()
-print("training:", x_train.shape, "  test:", x_test.shape)
+print("training:", x_train.shape, "  validation:", x_validation.shape, "  test:", x_test.shape)
 
 
 def show_digits(images, titles, columns=10):
@@ -123,7 +129,7 @@ def forward(x, W1, b1, W2, b2):
 
 
 assert np.allclose(forward(x, W1, b1, W2, b2)[1], a2, rtol=1e-12)
-assert np.allclose(forward(x_train, W1, b1, W2, b2)[1][0], a2, rtol=1e-12)  # 1,437 samples at once; ours is the first
+assert np.allclose(forward(x_train, W1, b1, W2, b2)[1][0], a2, rtol=1e-12)  # all samples at once; ours is the first
 
 # %% [markdown]
 # ## 2. The cost, and what is wanted
@@ -300,7 +306,8 @@ for name, ours, theirs in zip(("gW1", "gb1", "gW2", "gb2"), by_hand, zip(*by_loo
 # | `Linear` | $y = xW + b$ | `gx = gy @ W.T` | first factor of (2) |
 # | | | `g.b = gy.sum(0)`, `g.W = x.T @ gy` | (3) and (4) |
 #
-# Read them in `nn/losses.py`, `nn/activations.py` and `nn/dense.py`: `Linear` and `Sigmoid` are a dozen lines each.
+# Read them in `nn/losses.py`, `nn/layers/activations.py` and `nn/layers/dense.py`: `Linear` and `Sigmoid` are a dozen
+# lines each.
 #
 # All parameters of a network lie in **one** flat array, and so do all gradients; `views` shows them as matrices. So
 # an update is one line for the whole network, and so is sending all gradients to another process (the next notebook).
@@ -462,7 +469,7 @@ print("right!" if check_softsign(MySoftsign()) else "not yet: backward is not th
 
 # %%
 def descend(batch_size, rate, epochs):
-    """Train a new network by hand; the accuracy on the test digits after every epoch."""
+    """Train a new network by hand; the accuracy on the validation digits after every epoch."""
     rng = np.random.default_rng(2)
     w = [rng.standard_normal((INPUTS, HIDDEN)) / np.sqrt(INPUTS), np.zeros(HIDDEN)]
     w += [rng.standard_normal((HIDDEN, OUTPUTS)) / np.sqrt(HIDDEN), np.zeros(OUTPUTS)]
@@ -476,16 +483,17 @@ def descend(batch_size, rate, epochs):
             a1, a2 = forward(x, *w)
             for parameter, gradient in zip(w, backward(x, y, w[2], a1, a2), strict=True):
                 parameter -= rate * gradient
-        accuracy.append(np.mean(forward(x_test, *w)[1].argmax(axis=1) == y_test))
+        accuracy.append(np.mean(forward(x_validation, *w)[1].argmax(axis=1) == y_validation))
     return accuracy
 
 
 figure, ax = plt.subplots(figsize=(6.4, 3.2))
-for batch_size, rate, label in ((1437, 3.0, "batch (1437)"), (10, 3.0, "mini-batch (10)"), (1, 0.5, "stochastic (1)")):
+n = len(x_train)
+for batch_size, rate, label in ((n, 3.0, f"batch ({n})"), (10, 3.0, "mini-batch (10)"), (1, 0.5, "stochastic (1)")):
     accuracy = descend(batch_size, rate, epochs=10)
     ax.plot(range(1, 11), 100 * np.array(accuracy), ".-", label=f"{label}, rate {rate}")
-    print(f"{label:>16}: {10 * -(-1437 // batch_size):6} steps, accuracy {accuracy[-1]:.1%}")
-ax.set(xlabel="epochs (passes over all samples)", ylabel="test accuracy (%)", ylim=(0, 101))
+    print(f"{label:>16}: {10 * -(-n // batch_size):6} steps, accuracy {accuracy[-1]:.1%}")
+ax.set(xlabel="epochs (passes over all samples)", ylabel="validation accuracy (%)", ylim=(0, 101))
 ax.legend(frameon=False, loc="center right")
 plt.show()
 
@@ -500,6 +508,7 @@ plt.show()
 # %%
 trainer = nn.Serial(network, nn.QuadraticLoss(), nn.SGD(lr=3.0), seed=0)
 loader = nn.Loader(data.train, batch=10, seed=0)
+validation = nn.Loader(data.validation, batch=500, shuffle=False)
 test = nn.Loader(data.test, batch=500, shuffle=False)
 
 w = [array.copy() for array in (trainer.p[0].W, trainer.p[0].b, trainer.p[2].W, trainer.p[2].b)]
@@ -508,7 +517,7 @@ for x, labels, _ in loader.epoch(0):
     for parameter, gradient in zip(w, backward(x, np.eye(OUTPUTS)[labels], w[2], a1, a2), strict=True):
         parameter -= 3.0 * gradient
 
-training = nn.fit(trainer, loader, epochs=1, test=test)
+training = nn.fit(trainer, loader, epochs=1, validation=validation)
 worst = max(
     relative(ours, p)
     for ours, p in zip(w, (trainer.p[0].W, trainer.p[0].b, trainer.p[2].W, trainer.p[2].b), strict=True)
@@ -517,21 +526,22 @@ print(f"after {trainer.steps} steps, by hand and nn differ by {worst:.1e}")
 assert worst < 1e-10
 
 # %%
-training = nn.fit(trainer, loader, epochs=30, test=test, progress=training.progress())
-print(f"test accuracy after {training.epoch} epochs: {training.history[-1]['accuracy']:.1%}")
-assert training.history[-1]["accuracy"] > 0.95
+training = nn.fit(trainer, loader, epochs=30, validation=validation, progress=training.progress(), test=test)
+print(f"after {training.epoch} epochs: validation accuracy {training.history[-1]['validation_accuracy']:.1%}")
+print(f"and, looked at once, test accuracy {training.result['accuracy']:.1%}")
+assert training.result["accuracy"] > 0.95
 
 figure, ax = plt.subplots(figsize=(6.4, 3))
 epochs = [record["epoch"] for record in training.history]
 ax.semilogy(epochs, [record["loss"] for record in training.history], ".-", label="training")
-ax.semilogy(epochs, [record["test_loss"] for record in training.history], ".-", label="test")
+ax.semilogy(epochs, [record["validation_loss"] for record in training.history], ".-", label="validation")
 ax.set(xlabel="epoch", ylabel="cost")
 ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
 # The training cost is the mean over an epoch, while the network is still learning; so it begins above the cost of the
-# test digits, which is taken at the end of the epoch. Later it goes on falling when the other has stopped: the
+# validation digits, which is taken at the end of the epoch. Later it goes on falling when the other has stopped: the
 # network has begun to learn its own samples by heart.
 #
 # ## 9. What it gets wrong

@@ -26,7 +26,7 @@
 # You need no cluster. The ranks are ordinary processes of your own machine.
 
 # %%
-# %load_ext parallel.magic
+# %load_ext parallel.launch.notebook
 # %matplotlib inline
 
 # %%

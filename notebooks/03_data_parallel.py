@@ -24,7 +24,7 @@
 # what the busiest rank has to move.
 
 # %%
-# %load_ext parallel.magic
+# %load_ext parallel.launch.notebook
 # %matplotlib inline
 
 # %%
@@ -35,11 +35,11 @@ import collectives
 import nn
 from collectives import price
 from collectives.algorithms import allreduce, broadcast, reduce
-from collectives.drawing import draw_timeline
-from collectives.networks import Network
-from nn.layer import Sequential
-from parallel.push_pull import pull, push
-from parallel.timeline import excerpt
+from collectives import draw_timeline
+from collectives.pricing.networks import Network
+from nn.core.layer import Sequential
+from parallel.exchange.push_pull import pull, push
+from parallel.reports.timeline import excerpt
 
 # %% [markdown]
 # ## The work, in one process
@@ -81,7 +81,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from parallel import DataParallel
-from parallel.timeline import Timeline
+from parallel.reports.timeline import Timeline
 
 communicator = Communicator(MPI.COMM_WORLD)
 trainer = DataParallel(*work(), communicator)
@@ -123,7 +123,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from parallel import ParameterServer
-from parallel.timeline import Timeline
+from parallel.reports.timeline import Timeline
 
 communicator = Communicator(MPI.COMM_WORLD)
 trainer = ParameterServer(*work(), communicator, servers=1)
@@ -146,8 +146,8 @@ draw_timeline(excerpt(events[0], steps=3), title="one parameter server, rank 3")
 # a place in the vector.
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 4.6))
-fig.subplots_adjust(left=0.06, right=0.97, bottom=0.2, top=0.78)
+fig, axes = plt.subplots(1, 2, figsize=(11, 5.2))
+fig.subplots_adjust(left=0.06, right=0.97, bottom=0.28, top=0.79)
 collectives.draw(step, 4, 12, axes[0], title="two workers, two servers", servers=2)
 collectives.draw(step, 4, 12, axes[1], title="a server on every worker", servers=4, place="workers")
 plt.show()
@@ -169,7 +169,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from parallel import DistributedDataParallel
-from parallel.timeline import Timeline
+from parallel.reports.timeline import Timeline
 
 communicator = Communicator(MPI.COMM_WORLD, allreduce="ring")
 trainer = DistributedDataParallel(*work(), communicator, node_memory="off", overlap="none")  # as between machines

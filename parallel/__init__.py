@@ -1,4 +1,4 @@
-"""Training on many ranks: strategies (strategies.py lists them), the launcher, the command line of scripts/train.py.
+"""Training on many ranks: strategies (strategies/capabilities.py says what each can), launcher, scripts/train.py.
 
 Names are imported when they are first used, so that launching and --help stay instant.
 """
@@ -6,24 +6,26 @@ Names are imported when they are first used, so that launching and --help stay i
 import importlib
 
 _HOME = {
-    "CheckReplicas": "parallel.synchronous",
-    "CompressedDataParallel": "parallel.compression.data_parallel",
-    "CompressedParameterServer": "parallel.compression.parameter_server",
-    "DataParallel": "parallel.master_worker",
-    "DistributedDataParallel": "parallel.data_parallel",
-    "FullyShardedDataParallel": "parallel.sharded",
-    "ParameterServer": "parallel.parameter_server",
-    "ReplicaError": "parallel.synchronous",
-    "ReproducibleDataParallel": "parallel.reproducible.data_parallel",
-    "ReproducibleFullyShardedDataParallel": "parallel.reproducible.sharded",
-    "ReproducibleMasterWorker": "parallel.reproducible.master_worker",
-    "ReproducibleParameterServer": "parallel.reproducible.parameter_server",
-    "ReproducibleSerial": "parallel.reproducible.shards",
-    "ReproducibleZeRO1": "parallel.reproducible.sharded",
-    "ReproducibleZeRO2": "parallel.reproducible.sharded",
-    "join": "parallel.uneven",
-    "ZeRO1": "parallel.sharded",
-    "ZeRO2": "parallel.sharded",
+    "CheckReplicas": "parallel.trainer",
+    "CompressedDataParallel": "parallel.strategies.data_parallel",
+    "CompressedParameterServer": "parallel.strategies.parameter_server",
+    "DataParallel": "parallel.strategies.master_worker",
+    "DistributedDataParallel": "parallel.strategies.data_parallel",
+    "FullyShardedDataParallel": "parallel.strategies.zero",
+    "Mesh": "parallel.mesh",
+    "ParameterServer": "parallel.strategies.parameter_server",
+    "ReplicaError": "parallel.mesh",
+    "ReproducibleDataParallel": "parallel.strategies.data_parallel",
+    "ReproducibleFullyShardedDataParallel": "parallel.strategies.zero",
+    "ReproducibleMasterWorker": "parallel.strategies.master_worker",
+    "ReproducibleParameterServer": "parallel.strategies.parameter_server",
+    "ReproducibleSerial": "parallel.strategies.serial",
+    "ReproducibleZeRO1": "parallel.strategies.zero",
+    "ReproducibleZeRO2": "parallel.strategies.zero",
+    "Trainer": "parallel.trainer",
+    "join": "parallel.strategies.join",
+    "ZeRO1": "parallel.strategies.zero",
+    "ZeRO2": "parallel.strategies.zero",
 }
 
 __all__ = sorted(_HOME)

@@ -2,7 +2,7 @@
 
     python scripts/bench.py collectives --json FILE
     python scripts/bench.py collectives --tune FILE      measure every algorithm, and write a table of the fastest
-    RINGPROP_TUNE=FILE python scripts/train.py ...       which collectives/selection.py then chooses by
+    RINGPROP_TUNE=FILE python scripts/train.py ...       which collectives/choosing/selection.py then chooses by
 
 All sides but gloo take turns in one job, in another order each time, on the same private array; only shared arrays have
 memory of their own. Gloo and ours take turns in a second job: with gloo's turns between them ours of 1 MiB took up to a
@@ -10,7 +10,7 @@ third longer, and the library's as long as without. Every array begins at a page
 Before each call that is timed it is rewritten, so that each side finds it alike in the caches. Results are compared
 with the right ones before any call is timed. A sample is the slowest rank's mean of some calls. Samples in which a rank
 lost its core to another process are not calm, and do not count where there are enough others. Medians of the rest are
-compared. Where arrays lie in huge pages (collectives/window.py), the note says so.
+compared. Where arrays lie in huge pages (collectives/node_memory/window.py), the note says so.
 
 The floor: two ranks cannot be faster than each of them adds up half of the vector and stores it twice, in memory of its
 own and without waiting for anybody. It is measured for vectors that leave the caches.
@@ -35,7 +35,7 @@ from statistics import median
 
 from benchmarking import Row, arguments
 
-from parallel import launch
+from parallel.launch import launcher
 
 RANKS = 2
 KIB, MIB = 1 << 10, 1 << 20
@@ -108,7 +108,7 @@ def compare_gloo(result: dict) -> Iterator[Row]:
 
 
 def row(case: str, ours: dict, peer: dict | None, peer_name: str, ranks: int, *notes: str | None) -> Row:
-    cores = launch.cores()
+    cores = launcher.cores()
     crowd = f"{ranks} ranks on {cores} cores" if ranks > cores else ""
     ours, peer = (1e6 * side["seconds"] if side else None for side in (ours, peer))
     note = "; ".join(filter(None, [*notes, crowd]))
@@ -146,12 +146,11 @@ def length(nbytes: int) -> str:
 
 def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
     """Measure every algorithm on private arrays; a row says what was fastest, and its peer is the default table's."""
-    from collectives.algorithms import ALGORITHMS
-    from collectives.algorithms.registry import NODES
-    from collectives.selection import default_table, save, table_from
+    from collectives.algorithms.registry import NODES, by_messages
+    from collectives.choosing.selection import default_table, save, table_from
 
     operations = [operation for operation in TUNED if only in operation]
-    names = {op: ["shared", *(n for n, e in ALGORITHMS[op].items() if e.requires != NODES)] for op in operations}
+    names = {op: ["shared", *(n for n, e in by_messages(op).items() if e.requires != NODES)] for op in operations}
     cases = [
         {"operation": op, "nbytes": nbytes, "sides": {name: (False, name) for name in names[op]}}
         for op in operations
@@ -192,13 +191,13 @@ def measure(cases: list[dict], seconds: float, gloo: bool = False, environment: 
         task = json.dumps({"cases": cases, "seconds": seconds, "gloo": f"{room}/gloo" if gloo else ""})
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore::FutureWarning"}  # PyTorch renames what we call
         env = os.environ | quiet | (environment or {})
-        with launch.Job([__file__, task], RANKS, env=env, stdout=take) as job:
+        with launcher.Job([__file__, task], RANKS, env=env, stdout=take) as job:
             while (status := job.wait(0.5)) is None:
                 while results:
                     yield results.pop(0)
     yield from results
     if status:
-        raise RuntimeError(f"collectives: {launch.ending(status)}")
+        raise RuntimeError(f"collectives: {launcher.ending(status)}")
 
 
 # --------------------------------------------------------------------------------------- what runs on each rank
@@ -208,8 +207,8 @@ def work(task: dict) -> None:
     """Measure the cases; rank 0 prints each result (collective)."""
     from mpi4py import MPI
 
-    from collectives.selection import Selection
-    from collectives.world import nodes_of
+    from collectives.choosing.selection import Selection
+    from collectives.failures.launch_check import nodes_of
 
     world = MPI.COMM_WORLD
     place = Selection({}, nodes_of(world)).place
@@ -312,7 +311,7 @@ def sum_alone(x) -> None:
     """What an allreduce of two ranks makes each of them do, but alone: add two halves of x, store the sum in both."""
     import numpy as np
 
-    from collectives.reducing import PAIR
+    from collectives.node_memory.reduction import PAIR
 
     step, half = PAIR // x.itemsize, x.size // 2
     for at in range(0, half, step):

@@ -215,7 +215,8 @@ class Ours(Measured):
         import numpy as np
 
         import nn
-        from nn import losses, optimizers
+        from nn import losses
+        from nn.optim import optimizers
 
         case = CASES[self.case]
         names = {"activation": "sigmoid", "output_activation": "sigmoid"} if case.sigmoid else {}
@@ -228,7 +229,7 @@ class Ours(Measured):
 
     def facts(self, allocations: bool) -> dict:
         """What there is to tell besides times."""
-        from nn.workload import count
+        from nn.analysis.workload import count
 
         layers = count(self.trainer.network)
         return {
@@ -245,7 +246,7 @@ class Ours(Measured):
         """
         import tracemalloc
 
-        from nn.inspection import calls
+        from nn.analysis.inspection import calls
 
         found, inner = [], [0]
 

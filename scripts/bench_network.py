@@ -1,88 +1,284 @@
-"""The network under the ranks, measured: what a message costs inside a node and between nodes.
+"""The network under the ranks, measured: what messages and memory cost, and whether the clock's prices are then true.
 
     python scripts/bench.py network --network FILE                         two ranks of this machine
     python scripts/bench.py network --network FILE --table FILE            and the algorithms to choose there, derived
     srun -n 4 python -m mpi4py scripts/bench_network.py FILE               a cluster's nodes, or mpiexec's hosts
 
-FILE is what `collectives.networks.Network.load` reads and `collectives.price` takes. alpha and beta are fitted to
-ping-pongs of 4 B ... 4 MiB (Hockney 1994), gamma and copy are those of the memory. The rows hold ping-pongs of other
-lengths, which the fit has not seen, against what it says: where an MPI library changes its protocol, one straight line
-is off by as much.
+FILE is what `Network.load` reads and `collectives.price` takes: messages, reductions and copies of many lengths, the
+bandwidth of memory and what it costs to meet there (collectives/pricing/measure.py). The first rows hold
+ping-pongs of other lengths, which it has not seen, against what it says.
+
+Then every algorithm of the registry runs, on vectors of 4 KiB ... 16 MiB, against what the clock says for the measured
+network: here with two ranks, and in the lab of netlab.py (root only) with a rank on each of four hosts, and two on each
+of two. Those in node memory run where all ranks share a node, on the lengths for which the library takes them. Each run
+begins (between nodes after a rest) when all ranks have met, and ends with the last rank. Runs in which a rank lost its
+core to another process are not calm, and do not count where there are enough others. Where price and median are more
+than 15% apart, the note says what, in the clock's trace, the last rank waited for.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
 
-from benchmarking import Row, arguments
+import netlab
+from benchmarking import Row, arguments, in_lab
 
-from collectives.deriving import tables
-from collectives.networks import Network
-from collectives.selection import save
-from parallel import launch
+from collectives import ALGORITHMS
+from collectives.algorithms.registry import MEMORY, NODES, SEGMENT_BYTES
+from collectives.choosing.derive import tables
+from collectives.choosing.selection import save
+from collectives.pricing.critical_path import waits
+from collectives.pricing.networks import Network
+from collectives.pricing.price import price
+from collectives.steps import part
+from parallel.launch import launcher
 
 RANKS = 2
-MIB = 1 << 20
-SIZES = tuple(2 * 4**k for k in range(1, 12))  # 8 B ... 8 MiB, between those of the fit
+LABS, RATE = ((4, 1), (2, 2)), 400  # hosts, ranks a host; Mbit/s
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = tuple(3 * 4**k for k in range(1, 12))  # 12 B ... 12 MiB, between those of the points
+VECTORS = (4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB)
+QUICK = (4 * KIB, 256 * KIB)
 SECONDS = 0.2  # for each length
+ITEMSIZE = 4
+NEAR = 0.15  # of the measured median
+REST = 4e-3  # seconds in which a token bucket fills
+ENOUGH, MOST = 5, 50  # runs
 
 
 def rows(
     quick: bool = False, only: str = "", network: str | Path = "network.json", table: str | None = None
 ) -> Iterator[Row]:
-    """Measured ping-pongs against the fitted line; reductions and copies."""
+    """Measured ping-pongs against the points between which they lie; reductions and copies; prices of algorithms."""
     lines = []
 
     def take(line: str) -> None:
         lines.append(line) if line.startswith("{") else sys.stderr.write(line)
 
-    status = launch.run([__file__, network, 0.005 if quick else SECONDS], RANKS, timeout=600, stdout=take)
+    vectors = QUICK if quick else VECTORS
+    given = [0.005 if quick else SECONDS, *vectors]
+    status = launcher.run([__file__, network, *given], RANKS, timeout=600, stdout=take)
     if status:
-        raise RuntimeError(f"network: {launch.ending(status)}")
-    result = json.loads(lines[-1])
+        raise RuntimeError(f"network: {launcher.ending(status)}")
     measured = Network.load(network)
     if table:
         save(table, tables(measured))
+    result = json.loads(lines[-1])
     yield from (row for row in compare(result, measured) if only in row.case)
+    yield from (row for row in prices(result, measured, f"{RANKS} ranks") if only in row.case)
+    for hosts, slots in () if quick else LABS:
+        place = f"{hosts} hosts x {slots}"
+        if only and not any(only in text for text in (place, *ALGORITHMS)):
+            continue
+        if reason := netlab.why_not():
+            yield Row(place, None, note=reason)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "network.json"
+            try:
+                result = in_lab(__file__, [file, *given], hosts, RATE, slots, options=["--map-by", "slot"])
+            except RuntimeError as error:
+                yield Row(place, None, note=f"failed: {error}")
+                continue
+            yield from (row for row in prices(result, Network.load(file), place) if only in row.case)
 
 
 def compare(result: dict, network: Network) -> Iterator[Row]:
-    """The rows of a measurement."""
-    ranks, cores = result["ranks"], launch.cores()
+    """The rows of messages and memory."""
+    ranks, cores = result["ranks"], launcher.cores()
     crowd = f"; {ranks} ranks share {cores} cores" if ranks > cores else ""
     for level, points in result["levels"].items():
         link = getattr(network, level)
         bandwidth = f"{1e-9 / link.beta:.3g} GB/s" if link.beta else "no cost a byte"
         note = f"alpha {1e6 * link.alpha:.3g} us, {bandwidth}, overhead {1e6 * link.overhead:.3g} us{crowd}"
         for nbytes, seconds in points:
-            fitted = link.alpha + nbytes * link.beta
-            yield Row(f"message {level}, {nbytes} B", 1e6 * seconds, 1e6 * fitted, "fit", "us", ranks, 1, note)
-    for name, cost in (("reduction", network.gamma), ("copy", network.copy)):
-        note = f"{1e-9 / cost:.3g} GB/s of results, one rank at work{crowd}"
-        yield Row(f"{name} in memory, 1 MiB", 1e6 * MIB * cost, None, "", "us", ranks, 1, note)
+            cost = link.cost(nbytes)
+            said = cost.seconds
+            yield Row(f"message {level}, {nbytes} B", 1e6 * seconds, 1e6 * said, "points", "us", ranks, 1, note)
+    for name, cost in (("reduction", network.reducing(MIB)), ("copy", network.copying(MIB))):
+        note = f"{1e-9 * MIB / cost:.3g} GB/s of results, all ranks at once{crowd}"
+        yield Row(f"{name} in memory, 1 MiB", 1e6 * cost, None, "", "us", ranks, 1, note)
+    for members, seconds in network.meetings:
+        note = f"memory of the node: {1e-9 / network.memory:.3g} GB/s read and written{crowd}"
+        yield Row(f"meeting of {members} ranks in memory", 1e6 * seconds, None, "", "us", members, 1, note)
 
 
-def work(file: str, seconds: float) -> None:
-    """Measure, write the file, and print the ping-pongs as a line of JSON (collective)."""
+def prices(result: dict, network: Network, place: str) -> Iterator[Row]:
+    """A row for each algorithm and length: measured median, price."""
+    for operation, name, nbytes, seconds, calm, runs in result["schedules"]:
+        entry, (count, options) = ALGORITHMS[operation][name], call(operation, name, nbytes, result["nodes"])
+
+        def priced(trace=False, entry=entry, count=count, options=options):
+            return price(entry, result["ranks"], count, ITEMSIZE, network, trace, **options)
+
+        said = priced().seconds
+        note = f"{calm} of {runs} runs calm"
+        if abs(said - seconds) > NEAR * seconds:
+            note += f"; {1e6 * said:.4g} us: {waits(priced(trace=True))}"
+        size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
+        case = f"{place}, {operation} {name}" + (f", {size}" if nbytes else "")
+        yield Row(case, 1e6 * seconds, 1e6 * said, "price", "us", result["ranks"], 1, note)
+
+
+def call(operation: str, name: str, nbytes: int, nodes: list[int]) -> tuple[int | None, dict]:
+    """Elements and options of an algorithm on a vector of so many bytes, as a communicator would run it."""
+    entry, options = ALGORITHMS[operation][name], {}
+    if NODES in entry.requires:
+        options["nodes"] = nodes
+    if entry.pipelined:
+        options["segment"] = SEGMENT_BYTES // ITEMSIZE
+    count = nbytes // ITEMSIZE
+    if operation == "alltoall":  # blocks of one length
+        count = max(1, count // len(nodes)) * len(nodes)
+    return (None if operation == "barrier" else count), options
+
+
+def work(file: str, seconds: float, vectors: list[int]) -> None:
+    """Measure, write the file, and print ping-pongs and schedules as a line of JSON (collective)."""
     from mpi4py import MPI
 
-    from collectives.measure import measure_network, neighbours, ping_pong
+    from collectives.failures.launch_check import nodes_of
+    from collectives.pricing.measure import measure_network, neighbours, ping_pong, quietly, repeated, typical
 
     world = MPI.COMM_WORLD
     network = measure_network(world, seconds=seconds)
     levels = {}
     for level, peers in zip(("inside", "between"), neighbours(world), strict=True):
-        if peers and world.Get_rank() in (0, peers[0]):
-            levels[level] = [(nbytes, ping_pong(world, peers[0], nbytes, seconds)) for nbytes in SIZES]
-        world.Barrier()
+        if peers:
+            pair = world.Split(0 if world.Get_rank() in (0, peers[0]) else MPI.UNDEFINED)
+            if pair != MPI.COMM_NULL:
+                play = partial(ping_pong, pair, rest=REST if level == "between" else 0.0)
+                levels[level] = []
+                for nbytes in SIZES:
+                    times = [
+                        there_and_back for there_and_back, _ in repeated(pair, partial(play, nbytes), seconds, True)
+                    ]
+                    levels[level].append((nbytes, typical(times) / 2))
+                pair.Free()
+        quietly(world)
+    names = nodes_of(world)
+    nodes = [sorted(set(names), key=names.index).index(name) for name in names]
+    schedules = measure_schedules(world, nodes, seconds, vectors)
     if world.Get_rank() == 0:
         network.save(file)
-        print(json.dumps({"ranks": world.Get_size(), "levels": levels}), flush=True)
+        told = {"ranks": world.Get_size(), "nodes": nodes, "levels": levels, "schedules": schedules}
+        print(json.dumps(told), flush=True)
+
+
+def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int]) -> list[tuple]:
+    """(operation, algorithm, bytes, median seconds, calm runs, runs) of the registry (collective)."""
+    import numpy as np
+
+    from collectives import Communicator
+    from collectives.node_memory.window import SharedWindow
+
+    communicator, ahead, schedules = Communicator(world), clocks(world), []
+    window = SharedWindow(world) if len(set(nodes)) == 1 else None
+    rest = REST if len(set(nodes)) > 1 else 0.0
+    for nbytes in vectors:
+        x, y = (np.ones(nbytes // ITEMSIZE, "f4") for _ in "xy")
+        for operation, entries in ALGORITHMS.items():
+            for name in entries:
+                both = NODES in entries[name].requires and MEMORY in entries[name].requires
+                if both or (operation == "barrier" and nbytes != vectors[0]):
+                    continue
+                count, options = call(operation, name, nbytes, nodes)
+                given = [world.Get_rank(), world.Get_size(), *([] if count is None else [count])]
+                if entries[name].requires == MEMORY:  # two levels are made of these and of messages
+                    plan = in_memory(window, operation, name, nbytes)
+                else:
+                    plan = communicator.compile(entries[name].rounds(*given, **options), x=x, y=y)
+                if plan is None:
+                    continue
+                runs, until = [], time.perf_counter() + seconds
+                while world.bcast(len(runs) <= ENOUGH or (len(runs) < MOST and time.perf_counter() < until)):
+                    x.fill(1)
+                    runs.append(one_run(world, plan, ahead, rest))
+                plan.free()
+                runs = runs[1:]  # the first connects the ranks
+                calm = [taken for taken, lost in runs if not lost]
+                taken = median(calm if len(calm) >= ENOUGH else [taken for taken, _ in runs])
+                schedules.append((operation, name, nbytes if count else 0, taken, len(calm), len(runs)))
+    communicator.release()
+    if window:
+        window.free()
+    return schedules
+
+
+def in_memory(window, operation: str, name: str, nbytes: int):
+    """The plan that runs an algorithm of node memory, or None where the library takes another one (collective)."""
+    import numpy as np
+
+    from collectives.node_memory.plans import SMALL, SMALL_PRIVATE
+
+    if window is None:
+        return None
+    if operation == "barrier":
+        return window.barrier()
+    small = SMALL_PRIVATE if operation == "allreduce" else SMALL
+    takes = {"shared_small": nbytes <= small, "shared_slots": True, "shared_arrays": nbytes > SMALL}
+    if not takes[name] or (name == "shared_slots" and "shared_small" in ALGORITHMS[operation] and nbytes <= small):
+        return None
+    count, rank = nbytes // ITEMSIZE, window.rank
+    x = window.empty(count, "f4") if name == "shared_arrays" else np.empty(count, "f4")
+    x.fill(1)
+    block = slice(*part(count, window.size, rank))
+    return {
+        "allreduce": lambda: window.allreduce(None, x),
+        "reduce": lambda: window.reduce(x, np.empty_like(x) if rank == 0 else None),
+        "reduce_scatter": lambda: window.reduce_scatter(x, np.empty_like(x[block])),
+        "allgather": lambda: window.allgather(None, x),
+        "broadcast": lambda: window.broadcast(x),
+    }[operation]()
+
+
+def one_run(world, plan, ahead: float, rest: float) -> tuple[float, int]:
+    """(seconds from when the last rank began until the last has ended, how often one lost its core) (collective)."""
+    if rest:
+        time.sleep(rest)
+    world.Barrier()
+    lost = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    begin = time.perf_counter()
+    plan()
+    end = time.perf_counter()
+    lost = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - lost
+    all_of_them = world.allgather((begin - ahead, end - ahead, lost))
+    begins, ends, losses = zip(*all_of_them, strict=True)
+    return max(ends) - max(begins), sum(losses)
+
+
+def clocks(world) -> float:
+    """How far this rank's clock is ahead of that of rank 0: from the ping-pong that was quickest (collective)."""
+    ahead = 0.0
+    for peer in range(1, world.Get_size()):
+        if world.Get_rank() == 0:
+            for _ in range(20):
+                world.send(None, peer)
+                world.recv(source=peer)
+                world.send(time.perf_counter(), peer)
+        elif world.Get_rank() == peer:
+            tries = []
+            for _ in range(20):
+                world.recv(source=0)
+                begin = time.perf_counter()
+                world.send(None, 0)
+                theirs = world.recv(source=0)
+                end = time.perf_counter()
+                tries.append((end - begin, (begin + end) / 2 - theirs))
+            ahead = min(tries)[1]
+        world.Barrier()
+    return ahead
 
 
 if __name__ == "__main__":
-    file, *seconds = arguments(__doc__)
-    work(file, float(seconds[0]) if seconds else SECONDS)
+    file, *given = arguments(__doc__)
+    seconds, *vectors = given or [SECONDS, *VECTORS]
+    work(file, float(seconds), [int(nbytes) for nbytes in vectors])

@@ -26,7 +26,7 @@ import netlab
 from bench_engine import Case, make_batches
 from benchmarking import Row, arguments, in_lab
 
-from parallel import launch
+from parallel.launch import launcher
 
 RANKS = 2
 CASES = {
@@ -70,10 +70,10 @@ def run(task: dict, timeout: float = 300) -> dict:
     env = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryDirectory() as directory:
         task |= {"meeting": f"{directory}/gloo"}
-        with launch.Job([__file__, json.dumps(task)], RANKS, env=os.environ | env, stdout=receive) as job:
+        with launcher.Job([__file__, json.dumps(task)], RANKS, env=os.environ | env, stdout=receive) as job:
             status = job.wait(timeout)
     if status is None or status:
-        raise RuntimeError(f"training: {launch.ending(status) if status else f'no result after {timeout:g} s'}")
+        raise RuntimeError(f"training: {launcher.ending(status) if status else f'no result after {timeout:g} s'}")
     return json.loads(told[-1])
 
 
@@ -364,7 +364,7 @@ def overlap(world, steps: int) -> dict:
     first: list[float] = []
 
     def ready(end: int) -> None:
-        if end >= plain.sums.buckets.stops[0] and not first:
+        if end >= plain.exchange.buckets.stops[0] and not first:
             first.append(time.perf_counter())
 
     for _ in range(steps + 1):
@@ -374,13 +374,14 @@ def overlap(world, steps: int) -> dict:
             trainer.step(x, y, world.size * case.batch)
             times[way][-1] += time.perf_counter()
         first.clear()
-        plain.run.common.ready = ready
-        plain.compute_gradients(x, y, world.size * case.batch)
+        (micro,) = plain.pass_.cut(len(x), world.size * case.batch, 1)
+        plain.exchange.part = lambda micro: ready
+        plain.compute_gradients(x, y, world.size * case.batch, micro)
         times["after"].append(time.perf_counter() - first[0])
-        plain.run.common.ready = None
+        del plain.exchange.part
         quiet_barrier(world)
         start = time.perf_counter()
-        plain.sums.sum()
+        plain.exchange.buckets.sum()
         times["communication"].append(time.perf_counter() - start)
     return {name: 1e3 * max(world.allgather(median(each[1:]))) for name, each in times.items()}
 

@@ -14,7 +14,10 @@ import matplotlib
 
 from collectives import ALGORITHMS, draw
 
-PICTURES = {"ring_allreduce.svg": lambda: draw(ALGORITHMS["allreduce"]["ring"], 4, 4)}
+PICTURES = {
+    "ring_allreduce.svg": lambda: draw(ALGORITHMS["allreduce"]["ring"], 4, 4),
+    "shared_allreduce.svg": lambda: draw(ALGORITHMS["allreduce"]["shared_arrays"], 4, 64),
+}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -23,7 +23,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from parallel import launch
+from parallel.launch import launcher
 
 FILES = ("test_cco_buf", "test_cco_vec")
 REPEATED = ("Self", "SelfDup", "WorldDup")  # classes that run the same tests on COMM_SELF, and on duplicates
@@ -52,7 +52,7 @@ def main() -> int:
             said: list[str] = []
             flags = ["--this-rank", *(["--brief"] if options.brief else []), "--tests", tests]
             command = [Path(__file__), *flags, *chosen]
-            status = launch.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append, env=GIVE_WAY | os.environ)
+            status = launcher.run(command, ranks=ranks, timeout=TIMEOUT, stdout=said.append, env=GIVE_WAY | os.environ)
             summary = re.findall(r"^conformance: (.*)$", "".join(said), re.MULTILINE)
             what = " ".join([f"{ranks} ranks", *(chosen if options.every else [])])
             print(f"{what}: {summary[0] if summary and not status else f'failed, status {status}'}", flush=True)
@@ -65,9 +65,10 @@ def main() -> int:
 def turns() -> list[list[str]]:
     """OPERATION=NAME of each operation, so often that every name has been there."""
     from collectives import ALGORITHMS
-    from collectives.selection import SHARED
+    from collectives.algorithms.registry import by_messages
+    from collectives.choosing.selection import SHARED
 
-    names = {op: [*entries, *(["shared"] if op in SHARED else [])] for op, entries in ALGORITHMS.items()}
+    names = {op: [*by_messages(op), *(["shared"] if op in SHARED else [])] for op in ALGORITHMS}
     longest = max(map(len, names.values()))
     return [[f"{op}={known[k % len(known)]}" for op, known in names.items()] for k in range(longest)]
 
@@ -99,9 +100,9 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
     from mpi4py import MPI
 
     from collectives import Communicator
-    from collectives.executor import Plan
-    from collectives.selection import TABLE
-    from collectives.shared import DirectPlan, SharedPlan, ShortPlan
+    from collectives.choosing.selection import TABLE
+    from collectives.node_memory.plans import SharedPlan
+    from collectives.running.plan import Plan
 
     algorithms = {operation: rows[0][1] for operation, rows in TABLE["network"].items()} | algorithms
     ours = 0
@@ -114,7 +115,7 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
 
         return call
 
-    for kind in (Plan, SharedPlan, ShortPlan, DirectPlan):
+    for kind in (Plan, SharedPlan):
         kind.__call__ = counting(kind.__call__)
     world = MPI.COMM_WORLD
     MPI.COMM_WORLD = Communicator(world, **algorithms)

@@ -8,8 +8,8 @@ python scripts/workload.py cnn --input 8,8,1      any model of the command line,
 
 import argparse
 
+from nn.analysis.workload import PUBLISHED, comparison, report, training_time
 from nn.models import MODELS, build
-from nn.workload import PUBLISHED, comparison, report, training_time
 
 SEQUENCE, DIGITS, COLOURS = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10)
 INPUTS = {spec.partition(":")[0]: (shape, classes) for spec, shape, classes, _ in PUBLISHED.values()}

@@ -13,6 +13,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 pytest_plugins = ["ranks"]
+PATIENCE = 300.0  # seconds after which a test that waits for an event gives up: long, for only a defect takes them
+
+
+def longer(first):
+    """Times to try, one after the other, where ranks must be on time: on a busy machine they are for a longer one."""
+    return first, 4 * first, 16 * first
+
 
 # Started in the background by a script, pytest would hand down to all its children that Ctrl-C is to be ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,13 +34,14 @@ if sys.dont_write_bytecode and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 def leaving_nothing():
     """At the end of this block none of the processes started in it, or by those, runs.
 
-    They are found by a variable in their environment, read from /proc: independent of what the launcher does.
+    They are found by a variable in their environment, read from /proc: independent of what the launcher does. What
+    is started in it and must be ended by somebody sleeps longer than PATIENCE: it does not end by itself meanwhile.
     """
     name, value = "RINGPROP_TEST_MARK", os.urandom(8).hex()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         yield
-    end = time.monotonic() + 5
+    end = time.monotonic() + PATIENCE
     while (left := list(_running(f"{name}={value}"))) and time.monotonic() < end:
         time.sleep(0.02)
     assert not left, f"still running: {left}"

@@ -1,10 +1,9 @@
 """What README.md and CONTRIBUTING.md say is true of the tree: examples run, and what they name exists.
 
-python tests/test_readme.py      write the options table of README.md from parallel/options.py
+python tests/test_readme.py      write the options table of README.md from parallel/command/options.py
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import io
@@ -16,14 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 
 import collectives
-from parallel import launch
-from parallel.options import GROUPS, Options, parser, shown_default
+from parallel.command.options import FIELDS, TOPICS, flag, names_of, shown_default, title_of
+from parallel.command.parsing import parser
+from parallel.launch import launcher
+from parallel.strategies.capabilities import matrix
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 TABLE = re.compile(r"(<!-- options: [^\n]* -->\n\n)(.*?)(\n<!-- end of options -->)", re.DOTALL)
+MATRIX = re.compile(r"(<!-- strategies: [^\n]* -->\n\n)(.*?)(\n<!-- end of strategies -->)", re.DOTALL)
 # First words of paths; what a document names in backticks below one of these must be there.
 ROOMS = ("nn/", "collectives/", "parallel/", "scripts/", "notebooks/", "tests/", "docs/")
 
@@ -38,25 +41,29 @@ def blocks(document: str) -> list[tuple[str, str]]:
 
 
 def examples() -> list[str]:
-    """README's Python blocks, without the schedule: that is compared with its source."""
-    return [text for language, text in blocks("README.md") if language == "python" and not text.startswith("def ring")]
+    """README's Python blocks, without the schedules: these are compared with their source."""
+    return [text for language, text in blocks("README.md") if language == "python" and not text.startswith("def ")]
 
 
 def options_table() -> str:
-    """A row for every option, from the dataclass that the command line is made of."""
+    """A row for every option, by topic, from the dataclasses that the command line is made of."""
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for field in dataclasses.fields(Options):
-        if field.name in GROUPS:
-            rows.append(f"| **{GROUPS[field.name]}** | | |")
-        choices = field.metadata["choices"]
-        choices = f" (one of {', '.join(choices)})" if choices and len(choices) > 1 else ""
-        default = f"`{shown}`" if (shown := shown_default(field)) else ""
-        rows.append(f"| `--{field.name.replace('_', '-')}` | {default} | {field.metadata['help']}{choices} |")
+    for topic in TOPICS:
+        rows.append(f"| **`--help {topic}`: {title_of(topic)}** | | |")
+        for name in names_of(topic):
+            metadata, shown = FIELDS[name].metadata, shown_default(name)
+            choices = f" (one of {', '.join(metadata['choices'])})" if metadata["choices"] else ""
+            default = f"`{shown}`" if shown else ""
+            rows.append(f"| `{flag(name)}` | {default} | {metadata['help']}{choices} |")
     return "\n".join(rows) + "\n"
 
 
-def test_options_table_is_that_of_the_dataclass():
+def test_options_table_is_that_of_the_dataclasses():
     assert TABLE.search(read("README.md"))[2] == options_table(), "run: python tests/test_readme.py"
+
+
+def test_matrix_is_that_of_the_strategies():
+    assert MATRIX.search(read("README.md"))[2] == matrix(), "run: python tests/test_readme.py"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -108,9 +115,10 @@ def test_make_targets_exist(document):
     assert named - targets == set()
 
 
-def test_the_schedule_shown_is_the_one_that_runs():
-    shown = next(text for _, text in blocks("README.md") if text.startswith("def ring"))
-    source = inspect.getsource(collectives.ALGORITHMS["allreduce"]["ring"].rounds)
+@pytest.mark.parametrize(("name", "function"), [("ring", "def ring"), ("shared_arrays", "def arrays")])
+def test_the_schedules_shown_are_those_that_run(name, function):
+    shown = next(text for _, text in blocks("README.md") if text.startswith(function))
+    source = inspect.getsource(collectives.ALGORITHMS["allreduce"][name].rounds)
     source = re.sub(r'    """.*?"""\n', "", source[source.index("def ") :], count=1, flags=re.DOTALL)
     assert shown == source
 
@@ -137,9 +145,9 @@ def test_examples_of_the_api_train_the_same_network(tmp_path):
     keep = "import numpy\nnumpy.save(f'{}-{trainer.shard[0]}.npy', trainer.parameters)\n"
     (tmp_path / "serial.py").write_text(f"{serial}\n{keep.replace('{}', 'serial')}")
     (tmp_path / "ranks.py").write_text("\n".join([*imports, *lines, keep.replace("{}", "ranks")]))
-    subprocess.run([sys.executable, "serial.py"], cwd=tmp_path, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "serial.py"], cwd=tmp_path, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
     with open(tmp_path / "said", "w") as said:
-        status = launch.run(["ranks.py"], 2, timeout=60, cwd=tmp_path, stdout=said)
+        status = launcher.run(["ranks.py"], 2, timeout=PATIENCE, cwd=tmp_path, stdout=said)
     assert status == 0, (tmp_path / "said").read_text()
     one, first, second = (np.load(tmp_path / f"{name}.npy") for name in ("serial-0", "ranks-0", "ranks-1"))
     assert np.array_equal(first, second)
@@ -176,6 +184,8 @@ def test_citation_is_complete():
 
 
 if __name__ == "__main__":
-    text, count = TABLE.subn(lambda found: found[1] + options_table() + found[3], read("README.md"))
-    assert count == 1, "README.md has no place for the table"
+    text = read("README.md")
+    for place, table in (TABLE, options_table()), (MATRIX, matrix()):
+        text, count = place.subn(lambda found, table=table: found[1] + table + found[3], text)
+        assert count == 1, "README.md has no place for a table"
     (ROOT / "README.md").write_text(text)

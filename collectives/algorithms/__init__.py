@@ -11,6 +11,7 @@ from collectives.algorithms import (
     reduce_scatter,
     scan,
     scatter,
+    shared,
 )
 from collectives.algorithms.registry import ALGORITHMS, Algorithm, Cost
 
@@ -28,4 +29,5 @@ __all__ = [
     "reduce_scatter",
     "scan",
     "scatter",
+    "shared",
 ]

@@ -1,6 +1,6 @@
 """Allgather: every rank's block of x goes to every rank; before, each has its own block in place."""
 
-from collectives.algorithms.folding import fold
+from collectives.algorithms.power_of_two import fold
 from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm, log2
 from collectives.algorithms.scatter import offsets
 from collectives.steps import Copy, Recv, Send, blocks

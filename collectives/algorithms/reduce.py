@@ -1,6 +1,6 @@
 """Reduce: the root's x becomes the sum of every rank's x ("sum" stands for any operation). x of others is used up."""
 
-from collectives.algorithms.folding import fold, halves
+from collectives.algorithms.power_of_two import fold, halves
 from collectives.algorithms.registry import Cost, algorithm, log2
 from collectives.steps import Recv, RecvReduce, Send, part
 
@@ -25,8 +25,8 @@ def flat(rank, size, count, root=0):
 def direct_gather(rank, size, count, root=0):
     """Every rank sums one part of x, all operands at once; the root gathers the parts: the cost of a ring allreduce.
 
-    2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, in rank order. For elements that must be rounded only once: the
-    sum of a round is (executor.py).
+    2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, in rank order. What one round adds is rounded only once
+    (program.py), as float16 needs it.
     """
     yield *shares(rank, size, count), *from_all(rank, size, *part(count, size, rank))
     if rank != root:

@@ -1,9 +1,9 @@
 """Reduce-scatter: block i of the sum of every rank's x goes to rank i, in place; the rest of x is used up."""
 
 from collectives.algorithms import allreduce, reduce
-from collectives.algorithms.folding import fold
+from collectives.algorithms.power_of_two import fold
 from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm
-from collectives.steps import Recv, RecvReduce, Send, blocks
+from collectives.steps import Recv, RecvReduce, Send, among, blocks
 
 
 @algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), ordered=False)
@@ -31,7 +31,7 @@ def pairwise(rank, size, count):
 def direct(rank, size, count):
     """As pairwise, but in one round, and so in rank order: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma.
 
-    For elements that must be rounded only once: the sum of a round is (executor.py). Needs p-1 blocks of memory.
+    What one round adds is rounded only once (program.py), as float16 needs it. Takes p-1 blocks of memory.
     """
     block = blocks(count, size)
     others = [(rank + k) % size for k in range(1, size)]
@@ -78,5 +78,4 @@ def doubling(rank, size, count):
     """A whole allreduce, of which each rank keeps its block: the one that keeps rank order. lg p (alpha + n beta)."""
     block = blocks(count, size)
     lo, hi = block(0)[0], block(size - 1)[1]
-    for steps in allreduce.doubling(rank, size, hi - lo):
-        yield tuple(s._replace(lo=lo + s.lo, hi=lo + s.hi) for s in steps)
+    yield from among(allreduce.doubling(rank, size, hi - lo), range(size), lo)

@@ -32,21 +32,25 @@ SEGMENT_BYTES = 60_000
 CONSECUTIVE = "consecutive blocks"  # the blocks of a list follow each other in rank order without gaps
 NODES = "nodes"  # needs the node of each rank
 EQUAL = "equal blocks"  # all blocks are of one length
+MEMORY = "node memory"  # ranks that share memory: their slots, or x itself (algorithms/shared.py)
 
 
 class Cost(NamedTuple):
-    """Counts along the critical path: the time is messages * alpha + moved * beta + reduced * gamma.
+    """Counts along the critical path, of which `seconds` makes a time.
 
-    messages are counted one after another; moved and reduced are in elements (beta and gamma seconds an element). What
-    can be added while the next message is on its way is not counted: gamma <= beta. For root 0.
+    messages are counted one after another; moved, reduced and copied are in elements (beta, gamma and copy seconds an
+    element). What can be added while the next message is on its way is not counted: gamma <= beta. For root 0.
     """
 
-    messages: float
-    moved: float
+    messages: float = 0.0
+    moved: float = 0.0
     reduced: float = 0.0
+    meetings: float = 0.0
+    copied: float = 0.0
 
-    def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
-        return self.messages * alpha + self.moved * beta + self.reduced * gamma
+    def seconds(self, alpha: float, beta: float, gamma: float = 0.0, meet: float = 0.0, copy: float = 0.0) -> float:
+        moving = self.messages * alpha + self.moved * beta + self.reduced * gamma
+        return moving + self.meetings * meet + self.copied * copy
 
 
 class Algorithm(NamedTuple):
@@ -85,6 +89,14 @@ def algorithm(operation: str, cost: Callable[[int, int], Cost], *, name="", orde
         return rounds
 
     return enter
+
+
+def by_messages(operation: str) -> dict[str, Algorithm]:
+    """The algorithms of an operation that need no shared memory, by name: those that a caller can ask for.
+
+    Of the others `shared` runs the one that fits the call.
+    """
+    return {name: entry for name, entry in ALGORITHMS[operation].items() if MEMORY not in entry.requires}
 
 
 def log2(n: int) -> int:

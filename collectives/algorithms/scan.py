@@ -9,7 +9,7 @@ from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
 def flat(rank, size, count):
     """Every rank sends its x to all above it: (p-1)(alpha + n beta) + n gamma.
 
-    A sum is made in one round, so that elements that are rounded are rounded only once (executor.py).
+    A sum is made in one round, so that elements that are rounded are rounded only once (program.py).
     """
     yield *(Send(peer, "x", 0, count) for peer in range(rank + 1, size)), *from_all(rank, rank + 1, 0, count)
 

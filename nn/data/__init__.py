@@ -1,9 +1,20 @@
-"""Data: what is learned from. `load` gives a training and a test Dataset, a Loader gives batches of one."""
+"""Data: what is learned from. `load` gives Datasets, a Loader gives batches of one.
 
-from .dataset import Data, DataError, DataNotFound, Dataset
-from .loader import BatchTooSmall, Loader
-from .sources import NAMES, load
-from .transforms import RandomCrop, RandomFlip
+| file | holds |
+|---|---|
+| sources.py | data sets by name |
+| dataset.py, splitting.py | samples and targets; what is held out to choose by |
+| loader.py | batches in a seeded order, cut among ranks, read ahead |
+| transforms.py, masking.py | random changes of images; hidden bytes of texts |
+| arrays.py, idx.py, cifar.py, text.py | readers of files, none of which trusts what it reads |
+| synthetic.py | made-up data |
+"""
+
+from nn.data.dataset import Data, DataError, DataNotFound, Dataset
+from nn.data.loader import BatchTooSmall, Loader
+from nn.data.sources import NAMES, load
+from nn.data.splitting import hold_out
+from nn.data.transforms import RandomCrop, RandomFlip
 
 __all__ = [
     "NAMES",
@@ -15,5 +26,6 @@ __all__ = [
     "Loader",
     "RandomCrop",
     "RandomFlip",
+    "hold_out",
     "load",
 ]

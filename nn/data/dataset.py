@@ -87,6 +87,8 @@ class Dataset:
                 raise DataError(f"{self.name}: {axis} must hold numbers, got dtype {a.dtype}")
             if a.ndim == 0:
                 raise DataError(f"{self.name}: {axis} must have a first axis of samples, got a single number")
+            if 0 in a.shape[1:]:
+                raise DataError(f"{self.name}: {axis} holds nothing for a sample, given shape {a.shape}")
         if len(x) != len(y):
             raise DataError(f"{self.name}: {len(x)} samples but {len(y)} targets")
         if len(x) == 0:
@@ -198,17 +200,20 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Data:
-    """What to learn from and what to be judged by."""
+    """What to learn from, what to be judged by, and what to choose by (None: nothing may choose)."""
 
     train: Dataset
     test: Dataset
     name: str
+    validation: Dataset | None = None
 
     def __post_init__(self):
-        if self.train.in_shape != self.test.in_shape:
-            raise DataError(
-                f"{self.name}: training samples have shape {self.train.in_shape}, test samples {self.test.in_shape}"
-            )
+        for split in ("test", "validation"):
+            other = getattr(self, split)
+            if other is not None and self.train.in_shape != other.in_shape:
+                raise DataError(
+                    f"{self.name}: training samples have shape {self.train.in_shape}, {split} samples {other.in_shape}"
+                )
 
     @property
     def in_shape(self) -> tuple[int, ...]:

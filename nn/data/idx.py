@@ -4,18 +4,22 @@
 
 Type codes: 08 uint8, 09 int8, 0B int16, 0C int32, 0D float32, 0E float64. Magic 2049 (0x0801) is a vector of
 bytes, 2051 (0x0803) a stack of images. Source: Y. LeCun, C. Cortes, C. Burges, the MNIST page. A file may be
-gzip-compressed (told by its first bytes, not by its name). One that is not is memory-mapped, so it may be
-larger than memory.
+gzip-compressed (told by its first bytes, not by its name): no more of it is unpacked than its header asks for. One that
+is not is memory-mapped, so it may be larger than memory.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+
+from nn.data.arrays import LARGEST_RATIO, ArrayError, nbytes
 
 from .dataset import DataError
 
@@ -39,44 +43,56 @@ def read_idx(path: str | Path, ndim: int | None = None, dtype=None) -> np.ndarra
         says.
     """
     path = Path(path)
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
-        content = _unpack(path)
-    else:
-        content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    with open(path, "rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        size = os.fstat(raw.fileno()).st_size
+        try:
+            file = gzip.GzipFile(fileobj=raw) if packed else raw
+            kind, shape, start = _header(path, file)
+            expected = start + nbytes(shape, kind)
+            if ndim is not None and len(shape) != ndim:
+                raise DataError(
+                    f"{path}: expected {ndim} axes (magic {2048 + ndim}), given {len(shape)} of shape {shape}"
+                )
+            if dtype is not None and kind != dtype:
+                raise DataError(f"{path}: expected numbers of type {np.dtype(dtype)}, given {kind}")
+            if not packed:
+                _compare(path, shape, expected, size)
+                content = np.memmap(raw, np.uint8, "r", shape=(expected,))[start:]
+            elif expected > LARGEST_RATIO * size:
+                raise DataError(
+                    f"{path}: truncated: header says shape {shape}, which takes {expected} bytes, "
+                    f"and {size} bytes of gzip cannot hold so many"
+                )
+            else:
+                # One byte more, to find the end: there the checksum is compared.
+                content = np.frombuffer(file.read(expected - start + 1), np.uint8)
+                _compare(path, shape, expected, start + len(content), "or more")
+        except ArrayError as error:
+            raise DataError(f"{path}: {error}") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}: truncated or damaged gzip file: {error}") from error
+    return content.view(kind).reshape(shape)
 
-    kind, shape, start = _header(path, content)
-    if ndim is not None and len(shape) != ndim:
-        raise DataError(f"{path}: expected {ndim} axes (magic {2048 + ndim}), given {len(shape)} of shape {shape}")
-    if dtype is not None and kind != dtype:
-        raise DataError(f"{path}: expected numbers of type {np.dtype(dtype)}, given {kind}")
-    expected = start + kind.itemsize * int(np.prod(shape, dtype=object))
-    if len(content) != expected:
-        state = "truncated" if len(content) < expected else "too long"
+
+def _compare(path: Path, shape: tuple[int, ...], expected: int, given: int, more: str = "") -> None:
+    if given != expected:
+        state, more = ("truncated", "") if given < expected else ("too long", f" {more}".rstrip())
         raise DataError(
-            f"{path}: {state}: header says shape {shape}, which takes {expected} bytes, given {len(content)}"
+            f"{path}: {state}: header says shape {shape}, which takes {expected} bytes, given {given}{more}"
         )
-    return content[start:].view(kind).reshape(shape)
 
 
-def _unpack(path: Path) -> np.ndarray:
-    try:
-        with gzip.open(path) as file:
-            return np.frombuffer(file.read(), np.uint8)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: truncated or damaged gzip file: {error}") from error
-
-
-def _header(path: Path, content: np.ndarray) -> tuple[np.dtype, tuple[int, ...], int]:
-    head = bytes(content[:4])
+def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], int]:
+    head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in TYPES:
         raise DataError(
             f"{path}: not an IDX file: expected two zero bytes, a type code and the number of axes, "
             f"given {head.hex(' ') or 'nothing'}"
         )
-    axes, start = head[3], 4 + 4 * head[3]
-    sizes = bytes(content[4:start])
+    axes = head[3]
+    sizes = file.read(4 * axes)
     if axes == 0 or len(sizes) < 4 * axes:
-        raise DataError(f"{path}: truncated in its header: {axes} axes, given {len(content)} bytes in all")
-    return np.dtype(TYPES[head[2]]), struct.unpack(f">{axes}I", sizes), start
+        raise DataError(f"{path}: truncated in its header: {axes} axes, given {4 + len(sizes)} bytes in all")
+    return np.dtype(TYPES[head[2]]), struct.unpack(f">{axes}I", sizes), 4 + 4 * axes

@@ -30,7 +30,7 @@ def masked(dataset: Dataset, share: float = 0.15, seed: int = 0) -> Dataset:
     DataError
         Samples that are no sequences of ids, or a share outside (0, 1).
     """
-    ids = dataset.x
+    ids = np.asarray(dataset.x)
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or dataset.scale is not None:
         raise DataError(
             f"{dataset.name}: only sequences of ids can be masked, "

@@ -3,8 +3,8 @@
     digits                               1,797 scans of 8x8, in the package
     mnist, fashion-mnist                 IDX files, gzip-compressed or not
     cifar10, cifar100                    the binary version
-    FILE.npz, DIRECTORY                  arrays x_train, y_train, x_test, y_test; .npy files of a directory are
-                                         memory-mapped
+    FILE.npz, DIRECTORY                  arrays x_train, y_train, x_test, y_test, perhaps x_validation and
+                                         y_validation; .npy files of a directory are memory-mapped
     stdlib, tinyshakespeare, text:PATH   bytes for a language model
     synthetic, synthetic:HxWxC           random images, of ImageNet's shape unless given
     spirals                              points in the plane
@@ -15,18 +15,21 @@ scripts/get_data.py does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
+
+from nn.data.arrays import Archive, ArrayError, map_npy
 
 from .cifar import CIFAR10_CLASSES, read_cifar
 from .dataset import Data, DataError, DataNotFound, Dataset, check_labels
 from .idx import read_idx
 from .masking import masked
+from .splitting import hold_out
 from .synthetic import random_images, spirals
 from .text import read_standard_library, read_text, text_datasets
 
@@ -42,6 +45,7 @@ FIRST_LABELS = {
     "mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
     "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
 }
+TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of texts begin
 BYTE = 1 / 255
 
 
@@ -54,6 +58,8 @@ def load(
     normalise: bool = False,
     length: int = 64,
     mask: float = 0.0,
+    validation: float = 0.0,
+    seed: int = 0,
     dtype=np.float32,
 ) -> Data:
     """A data set by name (see the top of this file).
@@ -65,7 +71,7 @@ def load(
     data_dir : str, Path or None
         Where the files are; None takes $RINGPROP_DATA, else ./data.
     limit : int or None
-        At most so many training samples and so many test samples, the first ones.
+        At most so many samples of each split, the first ones.
     flat : bool
         Images as vectors.
     normalise : bool
@@ -75,6 +81,11 @@ def load(
         Bytes in a sample of text.
     mask : float
         Hide that share of the ids, which are then the targets (masking.py); 0 for the next id as the target.
+    validation : float
+        Training samples to hold out as validation data: a share of them below 1, else their number; 0 for none. Of a
+        text they are its last ones, else drawn by the seed. A data set with a validation split of its own gives that.
+    seed : int
+        Of the samples that are held out.
     dtype : float32 or float64
         Of the batches.
 
@@ -90,17 +101,23 @@ def load(
         They are there and wrong, or there is no data set of that name.
     """
     directory = Path(data_dir or os.environ.get("RINGPROP_DATA") or "data")
-    train, test = _open(str(name), directory, length, dtype)
+    train, test, *own = _open(str(name), directory, length, dtype)
+    splits = [train, test]
+    if validation and own:
+        splits += own
+    elif validation:
+        train, held_out = hold_out(train, validation, seed, in_order=str(name).startswith(TEXTS))
+        splits = [train, test, held_out]
     if limit is not None:
-        train, test = train.head(limit), test.head(limit)
+        splits = [split.head(limit) for split in splits]
     if normalise:
-        moments = train.moments()
-        train, test = train.normalised(*moments), test.normalised(*moments)
+        moments = splits[0].moments()
+        splits = [split.normalised(*moments) for split in splits]
     if flat:
-        train, test = train.flat(), test.flat()
+        splits = [split.flat() for split in splits]
     if mask:
-        train, test = masked(train, mask, seed=0), masked(test, mask, seed=1)
-    return Data(train, test, str(name))
+        splits = [masked(split, mask, seed=i) for i, split in enumerate(splits)]
+    return Data(*splits[:2], str(name), *splits[2:])
 
 
 def _open(name: str, directory: Path, length: int, dtype) -> list[Dataset]:
@@ -170,7 +187,10 @@ def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
     found = _find(name, directory, files)
     names = CIFAR10_CLASSES
     if name == "cifar100":
-        names = found[files.pop()].read_text().split()
+        path = found[files.pop()]
+        names = path.read_text(errors="replace").split()
+        if len(names) != classes:
+            raise DataError(f"{path}: expected the names of {classes} classes, one a line, given {len(names)}")
     parts = [found[file] for file in files[:-1]], [found[files[-1]]]
     return [
         Dataset(
@@ -182,8 +202,9 @@ def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
 
 
 def _arrays(name: str, dtype) -> list[Dataset]:
-    """Arrays x_train, y_train, x_test, y_test of an .npz file or of .npy files in a directory."""
+    """Arrays x_train, y_train, x_test, y_test of an .npz file or of .npy files in a directory; of validation, too."""
     path, keys = Path(name), ("x_train", "y_train", "x_test", "y_test")
+    own = "x_validation", "y_validation"
     if path.suffix != ".npz" and not path.is_dir():
         raise DataError(
             f"no data set {name!r}; known: {', '.join(NAMES)}, synthetic:HxWxC, text:PATH, "
@@ -193,27 +214,40 @@ def _arrays(name: str, dtype) -> list[Dataset]:
         raise DataNotFound(f"{path}: no such file; an .npz file must hold {', '.join(keys)}")
     if path.is_file() and not zipfile.is_zipfile(path):
         raise DataError(f"{path}: not an .npz file; expected the arrays {', '.join(keys)}")
+    where = path
     try:
         if path.is_dir():
-            arrays = [np.load(path / f"{key}.npy", mmap_mode="r", allow_pickle=False) for key in keys]
+            keys += own * any((path / f"{key}.npy").exists() for key in own)
+            arrays = [map_npy(where := path / f"{key}.npy") for key in keys]
         else:
-            with np.load(path, allow_pickle=False) as file:
+            with contextlib.closing(Archive(path)) as file:
+                keys += own * any(key in file for key in own)
                 arrays = [file[key] for key in keys]
-    except (KeyError, FileNotFoundError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: expected the arrays {', '.join(keys)}, without pickled objects: {error}") from error
-    x_train, y_train, x_test, y_test = arrays
-    integer = y_train.dtype.kind in "iu"
-    classes = int(max(y.max(initial=0) for y in (y_train, y_test))) + 1 if integer else 0
-    samples = len(y_train) + len(y_test)
+    except KeyError as error:
+        raise DataError(f"{path}: holds no array {error}; expected {', '.join(keys)}") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no {where.name}; expected the arrays {', '.join(keys)}") from error
+    except ArrayError as error:
+        raise DataError(f"{where}: {error}") from error
+    for key, array in zip(keys, arrays, strict=True):
+        if array.ndim == 0:
+            raise DataError(f"{path}: {key} must have a first axis of samples, given a single number")
+    xs, ys = arrays[::2], arrays[1::2]
+    if len({y.dtype.kind == "f" for y in ys}) > 1:
+        kinds = " and ".join(f"{key} {y.dtype}" for key, y in zip(keys[1::2], ys, strict=True))
+        raise DataError(f"{path}: y must be classes (whole numbers) or values (floats) in all splits, given {kinds}")
+    integer = ys[0].dtype.kind in "iu"
+    classes = int(max(y.max(initial=0) for y in ys)) + 1 if integer else 0
+    samples = sum(map(len, ys))
     if classes > max(1000, samples):
         raise DataError(
             f"{path}: the largest label is {classes - 1}, for {samples} samples; classes count from 0, "
             "so a network would need as many outputs. Is a label wrong, or are these values (then store floats)?"
         )
-    scale = BYTE if x_train.dtype == np.uint8 else None
+    scale = BYTE if xs[0].dtype == np.uint8 else None
     return [
         Dataset(_channels(x), _values(y), f"{path} ({part})", classes=classes, scale=scale, dtype=dtype)
-        for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test))
+        for part, x, y in zip(("train", "test", "validation"), xs, ys, strict=False)
     ]
 
 

@@ -1,7 +1,8 @@
 """Text for byte-level language models: a sample is `length` bytes, its target the same one place further.
 
 The vocabulary is the 256 bytes, so that any text will do and none has to be tokenised. Samples are views into
-the text, which may be a memory map. The first nine tenths are for training, the rest for validation.
+the text, which may be a memory map. The first nine tenths are for training, of which the last samples may be held out
+for validation (splitting.py); the last tenth is the test part.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ VOCABULARY = tuple(repr(chr(i)) if 32 <= i < 127 else f"\\x{i:02x}" for i in ran
 
 
 def text_datasets(tokens: np.ndarray, name: str, length: int, **options) -> list[Dataset]:
-    """Training and validation Dataset of a text (n,) uint8, cut at nine tenths."""
+    """Training and test Dataset of a text (n,) uint8, cut at nine tenths."""
     cut = len(tokens) * 9 // 10
     parts = tokens[:cut], tokens[cut:]
     if length < 1 or min(len(part) for part in parts) <= length:

@@ -1,15 +1,15 @@
 """AlexNet (Krizhevsky, Sutskever, Hinton 2012), its convolutions in two groups as on the two GPUs of the original."""
 
-from nn.activations import ReLU
-from nn.convolution import Conv2d
-from nn.dense import Linear
-from nn.dropout import Dropout
+from nn.core.layer import Layer, Sequential, Shape
 from nn.initializers import he
-from nn.layer import Layer, Sequential, Shape
+from nn.layers.activations import ReLU
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.dropout import Dropout
+from nn.layers.normalization import LocalResponseNorm
+from nn.layers.pooling import MaxPool2d
+from nn.layers.reshaping import Flatten
 from nn.models.images import image_shape
-from nn.normalization import LocalResponseNorm
-from nn.pooling import MaxPool2d
-from nn.reshaping import Flatten
 
 
 def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:

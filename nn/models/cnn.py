@@ -1,13 +1,13 @@
 """A small convolutional network for small images: two convolutions, each pooled, then two fully connected layers."""
 
-from nn.activations import ReLU
-from nn.convolution import Conv2d
-from nn.dense import Linear
+from nn.core.layer import Layer, Sequential, Shape
 from nn.initializers import he
-from nn.layer import Layer, Sequential, Shape
+from nn.layers.activations import ReLU
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.pooling import MaxPool2d
+from nn.layers.reshaping import Flatten
 from nn.models.images import image_shape
-from nn.pooling import MaxPool2d
-from nn.reshaping import Flatten
 
 
 def cnn(

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.activations import ReLU
-from nn.containers import Branches
-from nn.convolution import Conv2d
-from nn.dense import Linear
-from nn.dropout import Dropout
+from nn.core.containers import Branches
+from nn.core.layer import Layer, Sequential, Shape, ShapeError, child_specs
 from nn.initializers import he
-from nn.layer import Layer, Sequential, Shape, ShapeError, child_specs
+from nn.layers.activations import ReLU
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.dropout import Dropout
+from nn.layers.normalization import LocalResponseNorm
+from nn.layers.pooling import AdaptiveAvgPool2d, GlobalAvgPool2d, MaxPool2d
+from nn.layers.reshaping import Flatten
 from nn.losses import Loss
 from nn.models.images import image_shape
-from nn.normalization import LocalResponseNorm
-from nn.pooling import AdaptiveAvgPool2d, GlobalAvgPool2d, MaxPool2d
-from nn.reshaping import Flatten
 
 # Input channels; then filters of 1x1; of 1x1 before 3x3, 3x3; of 1x1 before 5x5, 5x5; of 1x1 after pooling.
 MODULES = {
@@ -105,6 +105,10 @@ class Auxiliary(Layer):
             raise ShapeError(f"the classifiers must agree, the main one makes {out_shape}, the auxiliary {other}")
         return {"rest": rest, "head": head}, out_shape
 
+    def training_shape(self, in_shape):
+        *rows, classes = self.rest.training_shape(in_shape)
+        return (sum(rows, start=1) if rows else 2), classes
+
     def plan(self, run):
         for child in run.children:
             child.x_free = child.gy_free = False
@@ -123,14 +127,13 @@ class Auxiliary(Layer):
     def backward(self, p, g, gy, saved, run):
         if saved[1] is None:  # it took no part
             gx_head = None
-            if not run.adds:
-                _clear(g[1])
+            run.later(_clear_unless_adding, g[1], run)
             gy_rest = gy
         else:
             gx_head = self.head.backward(p[1], g[1], gy[:, -1], saved[1], run.children[1])
             gy_rest = gy[:, :-1] if gy.shape[1] > 2 else gy[:, 0]
-        if run.common.ready:
-            run.common.ready(run.children[1].end)
+        if run.context.ready:
+            run.later(run.context.ready, run.children[1].end)
         gx = self.rest.backward(p[0], g[0], gy_rest, saved[0], run.children[0])
         if gx is None or gx_head is None:
             return gx
@@ -163,6 +166,11 @@ class AuxiliaryLoss(Loss):
             value += weight * part
             np.multiply(g, weight, gz[:, row])
         return value, gz
+
+
+def _clear_unless_adding(g, run) -> None:
+    if not run.adds:
+        _clear(g)
 
 
 def _clear(g) -> None:

@@ -1,6 +1,6 @@
 """What image models ask of their input."""
 
-from nn.layer import Shape
+from nn.core.layer import Shape
 
 
 def image_shape(model: str, in_shape: Shape, at_least: int) -> tuple[int, int, int]:

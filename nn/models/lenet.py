@@ -5,14 +5,14 @@ hidden units; 431,080 parameters for 28x28 digits. `lenet5_1998` has the sizes o
 average pooling; 61,706 parameters, as its second convolution sees all six maps where the paper's sees a chosen part.
 """
 
-from nn.activations import ReLU, Tanh
-from nn.convolution import Conv2d
-from nn.dense import Linear
+from nn.core.layer import Layer, Sequential, Shape
 from nn.initializers import he
-from nn.layer import Layer, Sequential, Shape
+from nn.layers.activations import ReLU, Tanh
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.pooling import AvgPool2d, MaxPool2d
+from nn.layers.reshaping import Flatten
 from nn.models.images import image_shape
-from nn.pooling import AvgPool2d, MaxPool2d
-from nn.reshaping import Flatten
 
 
 def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] = ReLU) -> Sequential:

@@ -3,10 +3,10 @@
 import itertools
 import math
 
-from nn.activations import ReLU
-from nn.dense import Linear
-from nn.layer import Layer, Sequential, Shape
-from nn.reshaping import Flatten
+from nn.core.layer import Layer, Sequential, Shape
+from nn.layers.activations import ReLU
+from nn.layers.dense import Linear
+from nn.layers.reshaping import Flatten
 
 
 def mlp(in_shape: Shape, classes: int, *sizes: int, activation: type[Layer] = ReLU) -> Sequential:

@@ -1,14 +1,14 @@
 """OverFeat, the fast network (Sermanet et al. 2013): wide convolutions, no normalisation, pools that do not overlap."""
 
-from nn.activations import ReLU
-from nn.convolution import Conv2d
-from nn.dense import Linear
-from nn.dropout import Dropout
+from nn.core.layer import Layer, Sequential, Shape
 from nn.initializers import he
-from nn.layer import Layer, Sequential, Shape
+from nn.layers.activations import ReLU
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.dropout import Dropout
+from nn.layers.pooling import MaxPool2d
+from nn.layers.reshaping import Flatten
 from nn.models.images import image_shape
-from nn.pooling import MaxPool2d
-from nn.reshaping import Flatten
 
 
 def overfeat_fast(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:

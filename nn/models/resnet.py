@@ -6,15 +6,15 @@ large batches need (Goyal et al. 2017).
 
 from __future__ import annotations
 
-from nn.activations import ReLU
-from nn.batch_normalization import BatchNorm2d
-from nn.containers import Residual
-from nn.convolution import Conv2d
-from nn.dense import Linear
+from nn.core.containers import Residual
+from nn.core.layer import Layer, Sequential, Shape, ShapeError
 from nn.initializers import he, ones, zeros
-from nn.layer import Layer, Sequential, Shape, ShapeError
+from nn.layers.activations import ReLU
+from nn.layers.batch_normalization import BatchNorm2d
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.pooling import GlobalAvgPool2d, MaxPool2d
 from nn.models.images import image_shape
-from nn.pooling import GlobalAvgPool2d, MaxPool2d
 
 
 def resnet20(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:

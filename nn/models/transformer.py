@@ -3,13 +3,15 @@
 Samples are sequences of T ids, `classes` is the size of the vocabulary, and every place has its own output.
 """
 
-from nn.activations import GELU
-from nn.attention import TransformerBlock
-from nn.dense import Linear, TiedLinear
-from nn.dropout import Dropout
-from nn.embedding import Embedding, LearnedPositions
-from nn.layer import Layer, Sequential, Shape, ShapeError
-from nn.normalization import LayerNorm
+from nn.core.layer import Layer, Sequential, Shape, ShapeError
+from nn.layers.activations import GELU
+from nn.layers.attention import TransformerBlock
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.dropout import Dropout
+from nn.layers.embedding import Embedding, LearnedPositions
+from nn.layers.normalization import LayerNorm
+
+MOST_BLOCKS = 1000  # each is made before its parameters are counted
 
 
 def transformer(
@@ -26,7 +28,7 @@ def transformer(
 
     `tied` 1 takes the embedding's matrix for the output too.
     """
-    length = _length("transformer", in_shape)
+    length = _length("transformer", in_shape, blocks)
     layers: list[Layer] = [Embedding(classes, features), LearnedPositions(length, features)]
     layers += [Dropout(dropout)] if dropout else []
     layers += [TransformerBlock(features, heads, causal=True, dropout=dropout) for _ in range(blocks)]
@@ -45,7 +47,7 @@ def encoder(
     dropout: float = 0.1,
 ) -> Sequential:
     """Tells which id belongs at each place from all others: post-norm blocks; id 0 is padding that nobody looks at."""
-    length = _length("encoder", in_shape)
+    length = _length("encoder", in_shape, blocks)
     return Sequential(
         *(Embedding(classes, features, padding=0), LearnedPositions(length, features), LayerNorm(features)),
         *([Dropout(dropout)] if dropout else []),
@@ -54,7 +56,9 @@ def encoder(
     )
 
 
-def _length(model: str, in_shape: Shape) -> int:
+def _length(model: str, in_shape: Shape, blocks: int) -> int:
+    if blocks > MOST_BLOCKS:
+        raise ShapeError(f"{model} has at most {MOST_BLOCKS} blocks, given {blocks}")
     if len(in_shape) != 1:
         raise ShapeError(
             f"{model} takes sequences of ids (places,), such as --data stdlib, given samples of shape {in_shape}"

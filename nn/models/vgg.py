@@ -1,14 +1,14 @@
 """VGG (Simonyan and Zisserman 2014): only 3x3 convolutions, doubled in channels whenever pooling halves the image."""
 
-from nn.activations import ReLU
-from nn.convolution import Conv2d
-from nn.dense import Linear
-from nn.dropout import Dropout
+from nn.core.layer import Layer, Sequential, Shape
 from nn.initializers import he
-from nn.layer import Layer, Sequential, Shape
+from nn.layers.activations import ReLU
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.layers.dropout import Dropout
+from nn.layers.pooling import MaxPool2d
+from nn.layers.reshaping import Flatten
 from nn.models.images import image_shape
-from nn.pooling import MaxPool2d
-from nn.reshaping import Flatten
 
 
 def vgg16(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:

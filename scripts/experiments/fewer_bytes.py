@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from parallel import launch  # noqa: E402 - found beside this file, installed or not
+from parallel.launch import launcher  # noqa: E402 - found beside this file, installed or not
 
 METHODS = (
     "none", "fp16", "qsgd:7", "qsgd:3", "terngrad", "onebit", "signsgd", "topk:0.1", "topk:0.01", "topk:0.001",
@@ -61,7 +61,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     for name in ("ranks", "epochs", "batch", "seeds"):
         if getattr(chosen, name) < 1:
             parser.error(f"--{name} must be at least 1, given {getattr(chosen, name)}")
-    if not launch.inside():
+    if not launcher.inside():
         try:
             check(chosen)
         except (ValueError, OSError) as error:
@@ -72,7 +72,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def check(chosen: argparse.Namespace) -> None:
     """Refuse what the ranks could not do."""
     import nn
-    from parallel.compression import parse
+    from parallel.exchange.compression import parse
 
     data = nn.data.load(chosen.data)
     nn.models.build(chosen.model, data.in_shape, data.classes)
@@ -83,7 +83,7 @@ def check(chosen: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     chosen = options(argv)
-    if launch.inside():
+    if launcher.inside():
         measure(chosen)
         return 0
     rows: list[dict] = []
@@ -96,9 +96,9 @@ def main(argv: list[str] | None = None) -> int:
         print(text(rows[-1]), flush=True)
 
     print(f"{'method':26} {'bytes':>9} {'of dense':>9} {'accuracy':>9} {'step ms':>8} {'in messages':>12}", flush=True)
-    status = launch.run([__file__, *(sys.argv[1:] if argv is None else argv)], chosen.ranks, timeout=900, stdout=take)
+    status = launcher.run([__file__, *(sys.argv[1:] if argv is None else argv)], chosen.ranks, timeout=900, stdout=take)
     if status:
-        print(launch.ending(status), file=sys.stderr)
+        print(launcher.ending(status), file=sys.stderr)
         return status
     out = Path(chosen.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     """One run: bytes of a rank and step, accuracy, milliseconds, losses of the epochs."""
     import nn
     from parallel import CompressedDataParallel
-    from parallel.compression import parse
+    from parallel.exchange.compression import parse
 
     name = method.removesuffix(FORGETS)
     network = nn.models.build(chosen.model, data.in_shape, data.classes)
@@ -150,31 +150,30 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
     )
     loader = nn.Loader(data.train, chosen.batch, seed, shard=trainer.shard)
     test = nn.Loader(data.test, 500, shuffle=False, shard=trainer.shard)
-    trainer.compressor.tell_epoch(len(loader))
+    trainer.tell_epoch(len(loader))
     if method.endswith(FORGETS):
         forget(trainer)
-    seconds, combine = [0.0], trainer.combine
+    seconds, whole = [0.0], trainer.exchange.sum
 
-    def timed(loss: float) -> float:
+    def timed():
         start = time.perf_counter()
-        loss = combine(loss)
+        summed = whole()
         seconds[0] += time.perf_counter() - start
-        return loss
+        return summed
 
-    trainer.combine = timed
+    trainer.exchange.sum = timed
     sent: list[float] = []  # MB, at the end of each epoch
 
     class Count(nn.Callback):
         def on_epoch(self, training, record):
-            sent.append(trainer.wire.traffic.total / 1e6)
+            sent.append(trainer.exchange.wire.traffic.total / 1e6)
 
-    training = nn.fit(trainer, loader, chosen.epochs, [Count()], test)
+    training = nn.fit(trainer, loader, chosen.epochs, [Count()], test=test)
     trainer.check_replicas()
-    last = training.history[-1]
     return {
         "bytes": trainer.bytes_sent()["bytes_sent"],
         "dense": trainer.bytes_sent()["bytes_dense"],
-        "accuracy": last["accuracy"],
+        "accuracy": training.result["accuracy"],
         "step_ms": 1e3 * training.seconds / trainer.steps,
         "sending_ms": 1e3 * seconds[0] / trainer.steps,
         "sent": sent,
@@ -184,14 +183,14 @@ def train(chosen: argparse.Namespace, method: str, seed: int, communicator, data
 
 def forget(trainer) -> None:
     """Empty the memories after every step."""
-    reduce = trainer.compressor.reduce
+    reduce = trainer.exchange.compressor.reduce
 
     def forgetful(*given) -> None:
         reduce(*given)
-        for memory in trainer.compressor.memory.values():
+        for memory in trainer.exchange.compressor.memory.values():
             memory[:] = 0
 
-    trainer.compressor.reduce = forgetful
+    trainer.exchange.compressor.reduce = forgetful
 
 
 def draw(rows: list[dict], chosen: argparse.Namespace):

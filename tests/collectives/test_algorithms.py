@@ -6,11 +6,12 @@ import itertools
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import CONSECUTIVE
+from collectives.algorithms import shared
+from collectives.algorithms.registry import CONSECUTIVE, MEMORY
 from collectives.algorithms.trees import two_trees
-from collectives.checking import OPERATIONS, prove
-from collectives.simulator import ScheduleError
-from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
+from collectives.checking.check import OPERATIONS, prove
+from collectives.checking.simulator import ScheduleError, simulate
+from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send, is_live
 
 ENTRIES = [(op, entry) for op, entries in ALGORITHMS.items() for entry in entries.values()]
 everyone = pytest.mark.parametrize("operation, entry", ENTRIES, ids=[f"{op}-{e.name}" for op, e in ENTRIES])
@@ -56,22 +57,26 @@ def test_right_with_many_segments(operation, name, segment):
     "nodes", ["a", "ab", "aab", "aabb", "abab", "aaab", "aabbb", "abbcccc", "aaabbbccc", "abcabcab"]
 )
 def test_two_level_on_nodes_of_any_size(nodes):
-    entry = ALGORITHMS["allreduce"]["two_level"]
-    for count in (0, 1, 2, 7, 40):
-        prove("allreduce", entry.rounds, len(nodes), count, ordered=False, nodes=nodes)
+    for name in ("two_level", "shared_two_level", "shared_two_level_arrays"):
+        entry = ALGORITHMS["allreduce"][name]
+        for count, segment in ((0, 1), (1, 1), (2, 1), (7, 3), (40, 3), (40, 1000)):
+            options = {"nodes": nodes, "segment": segment}
+            prove("allreduce", entry.rounds, len(nodes), count, ordered=False, **options)
+            if name == "shared_two_level":  # in many turns
+                prove("allreduce", entry.rounds, len(nodes), count, ordered=False, **options, slot=len(nodes), line=1)
 
 
 def test_two_level_sends_each_part_of_x_once_around_the_nodes():
-    """Between M nodes of g ranks a rank sends 2 (M-1)/M n/g."""
+    """Between M nodes of g ranks a rank sends 2 (M-1)/M n/g, in messages no longer than a segment."""
     entry, nodes, count = ALGORITHMS["allreduce"]["two_level"], "aaaabbbbcccc", 120
     for rank in range(12):
-        between = sum(
+        between = [
             s.hi - s.lo
-            for steps in entry.rounds(rank, 12, count, nodes=nodes)
+            for steps in entry.rounds(rank, 12, count, nodes=nodes, segment=4)
             for s in steps
             if isinstance(s, Send) and nodes[s.peer] != nodes[rank]
-        )
-        assert between == 2 * (3 - 1) / 3 * count / 4
+        ]
+        assert sum(between) == 2 * (3 - 1) / 3 * count / 4 and max(between) <= 4
 
 
 def test_the_two_trees_share_no_inner_rank_but_one():
@@ -100,10 +105,75 @@ def test_blocks_may_be_uneven_empty_apart_and_out_of_order(operation):
                 prove(operation, entry.rounds, size, blocks, root, ordered=entry.ordered)
 
 
-def mutants(rounds):
-    """All schedules that differ from one rank's rounds by one small mistake, with its name."""
+WAYS = [(op, entry) for op, entry in ENTRIES if entry.requires == MEMORY]
+
+
+def calls_in_a_row(calls, size, count, changes=()):
+    """rank -> rounds of these (operation, entry), one after another as SharedPlan makes them: slots alternate.
+
+    `changes`: (place of a call, what is made of its rounds).
+    """
+
+    def program(rank):
+        turn = 0
+        for place, (operation, entry) in enumerate(calls):
+            options = small_pieces(entry, size)
+            if "turn" in inspect.signature(entry.rounds).parameters:
+                options["turn"] = turn
+            arguments = () if operation == "barrier" else (count,)
+            rounds = list(entry.rounds(rank, size, *arguments, **options))
+            used = [s.buf for steps in rounds for s in steps if isinstance(s, Copy | Reduce) and s.buf in shared.SLOTS]
+            used += [s.src for steps in rounds for s in steps if isinstance(s, Copy | Reduce) and s.src in shared.SLOTS]
+            turn += shared.SLOTS.index(used[-1]) + 1 + turn % 2 if used else 0
+            yield from dict(changes).get(place, list)(rounds)
+            yield (Copy("x", 0, count, "mine", 0),)  # in between the array is the caller's
+
+    return program
+
+
+def run_in_a_row(calls, size, count, changes=()):
+    simulate(
+        calls_in_a_row(calls, size, count, changes), [{"x": [0] * count, "mine": [0] * count} for _ in range(size)]
+    )
+
+
+def test_calls_in_shared_memory_follow_each_other_without_a_race():
+    """Slots alternate from call to call: every way behind every other, and a third call behind both."""
+    for size in (2, 3, 5):
+        for first, second in itertools.product(WAYS, WAYS):
+            run_in_a_row([first, second, first], size, 2 * size + 1)
+
+
+@pytest.mark.parametrize(
+    "operation, entry", [way for way in WAYS if way[0] != "barrier"], ids=lambda way: getattr(way, "name", way)
+)
+def test_no_meeting_in_shared_memory_can_be_left_out(operation, entry):
+    """Without any one of the meetings of a call, on all ranks, something races: in it, or with the calls beside it."""
+    size, count = 3, 7
+    rounds = entry.rounds(0, size, count, **small_pieces(entry, size))
+    meetings = sum(isinstance(s, Meet) for steps in rounds for s in steps)
+    writers = [
+        (op, e) for op, e in WAYS if (op, e.name) in (("allreduce", "shared_small"), ("allreduce", "shared_arrays"))
+    ]
+    for k in range(meetings):
+
+        def without(rounds, k=k):
+            at = [i for i, steps in enumerate(rounds) if any(isinstance(s, Meet) for s in steps)][k]
+            return rounds[:at] + rounds[at + 1 :]
+
+        caught = 0
+        for beside in writers:
+            try:
+                run_in_a_row([beside, (operation, entry), beside], size, count, [(1, without)])
+            except ScheduleError:
+                caught += 1
+        assert caught
+
+
+def mutants(rank, rounds):
+    """All schedules that differ from this rank's rounds by one small mistake, with its name."""
     for k, steps in enumerate(rounds):
-        if not any(s.hi > s.lo for s in steps):
+        if not any(map(is_live, steps)):
             continue
         yield "a round is missing", rounds[:k] + rounds[k + 1 :]
         for i, step in enumerate(steps):
@@ -111,14 +181,20 @@ def mutants(rounds):
             def put(*changed, k=k, i=i, steps=steps):
                 return rounds[:k] + [(*steps[:i], *changed, *steps[i + 1 :])] + rounds[k + 1 :]
 
-            if step.hi <= step.lo:
+            if not is_live(step):
                 continue
             yield f"{step} is missing", put()
+            if isinstance(step, Meet):
+                continue
             yield f"{step} begins one too late", put(step._replace(lo=step.lo + 1))
             yield f"{step} ends one too early", put(step._replace(hi=step.hi - 1))
             yield f"{step} is one further", put(step._replace(lo=step.lo + 1, hi=step.hi + 1))
             if isinstance(step, Copy | Reduce):
                 yield f"{step} reads one further", put(step._replace(at=step.at + 1))
+                if step.of not in (None, rank):
+                    yield f"{step} reads its own", put(step._replace(of=None))
+                if step.to not in (None, rank):
+                    yield f"{step} writes its own", put(step._replace(to=None))
             else:
                 yield f"{step} has another peer", put(step._replace(peer=step.peer ^ 1))
             if isinstance(step, RecvReduce):
@@ -131,7 +207,13 @@ def mutants(rounds):
                 yield f"{step} is there twice", put(step, step)
             if isinstance(step, Reduce):
                 yield f"{step} is there twice", put(step, step)
-                yield f"{step} overwrites", put(Copy(*step[:5]))
+                yield f"{step} overwrites", put(Copy(*step[:5], of=step.of, to=step.to))
+
+
+def small_pieces(entry, size):
+    """Options with which 11 elements on 5 ranks are several segments."""
+    small = {"segment": 2, "slot": size, "line": 1}
+    return {name: n for name, n in small.items() if name in inspect.signature(entry.rounds).parameters}
 
 
 def equivalent(operation, entry, mutation):
@@ -146,12 +228,11 @@ def test_every_mutation_is_caught(operation, entry):
     size, count = 5, 15 if operation == "alltoall" else 11
     options = {"root": 2} if operation != "barrier" and OPERATIONS[operation].rooted else {}
     arguments = () if operation == "barrier" else (count,)
-    if "segment" in inspect.signature(entry.rounds).parameters:
-        options["segment"] = 2
+    options |= small_pieces(entry, size)
     tried, survived = 0, []
     for victim in range(size):
         right = list(entry.rounds(victim, size, *arguments, **options))
-        for name, wrong in mutants(right):
+        for name, wrong in mutants(victim, right):
             if equivalent(operation, entry, name):
                 continue
 
@@ -164,4 +245,4 @@ def test_every_mutation_is_caught(operation, entry):
                 survived.append((victim, name))
             except ScheduleError:
                 pass
-    assert tried >= 20 and not survived
+    assert tried >= 10 and not survived

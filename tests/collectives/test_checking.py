@@ -154,11 +154,21 @@ def test_what_is_no_algorithm_and_no_number_of_ranks_is_refused():
 
 def test_counts_that_can_be_read_once_hold_for_every_number_of_ranks():
     report = check(ALGORITHMS["allreduce"]["ring"], ranks=[1, 2, 3], counts=iter([5, 7]))
-    assert [(case.size, case.count) for case in report.cases] == [(p, n) for p in (1, 2, 3) for n in (5, 7)]
+    assert [(case.size, case.count) for case in report.cases] == [(p, n) for p in (2, 3, 1) for n in (5, 7)]
+
+
+def test_of_what_runs_in_memory_meetings_and_copies_are_told():
+    text = str(check(ALGORITHMS["allreduce"]["shared_small"], ranks=[2, 4], counts=[8]))
+    assert text.splitlines()[1:] == [
+        "  ranks  elements  rounds  meetings  copied or added by a rank",
+        "      2         8       6         1                         32",
+        "      4         8       6         1                         48",
+    ]
 
 
 def test_a_report_draws():
     figure = check(naive_ring, ranks=range(1, 4)).draw()
     assert figure.axes
-    with pytest.raises(ValueError, match="nothing to draw"):
-        check(short_lap, ranks=[2], counts=[1]).draw()
+    said = [text.get_text() for text in check(short_lap, ranks=[3], counts=[3]).draw(network="gigabit").axes[0].texts]
+    assert "short lap: wrong result" in said and "3 ranks, 3 elements" in said
+    assert any("the operands of ranks [1, 2]" in text.replace("\n   ", "") for text in said)

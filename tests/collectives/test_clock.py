@@ -1,14 +1,20 @@
 """The clock agrees with what can be counted by hand, also where nodes share a port."""
 
+import dataclasses
+import json
 import time
 
 import numpy as np
 import pytest
 
-from collectives import ALGORITHMS, clock
-from collectives.clock import price
-from collectives.networks import NETWORKS, Link, Network, fit, lower_bound
-from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send, part
+from collectives import ALGORITHMS
+from collectives.algorithms.registry import MEMORY
+from collectives.pricing import price as clock
+from collectives.pricing.critical_path import waits
+from collectives.pricing.lower_bounds import lower_bound
+from collectives.pricing.networks import NETWORKS, Link, Network, Point, fit
+from collectives.pricing.price import price
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, part
 
 ALPHA, BETA, GAMMA = 3e-6, 1e-9, 2e-10
 HOCKNEY = Network.hockney(ALPHA, BETA, GAMMA)
@@ -166,7 +172,7 @@ def test_two_levels_on_many_nodes_take_seconds():
     p = 16_384
     begin = time.process_time()
     got = price(ALGORITHMS["allreduce"]["two_level"], p, p, 4, "gpu-100g", nodes=[rank // 8 for rank in range(p)])
-    assert got.rounds == 2 * 7 + 2 * (p // 8 - 1) and time.process_time() - begin < 30
+    assert got.rounds == 2 * 7 + 2 * 2 * (p // 8 - 1) + 1 and time.process_time() - begin < 30
 
 
 def test_nodes_are_those_of_the_network_where_none_are_given():
@@ -222,6 +228,42 @@ def test_what_cannot_be_priced_is_refused_with_its_ranks():
         price(ring, 2, 4, 4, "nowhere")
 
 
+def test_a_round_ends_when_what_it_sends_has_left_the_port():
+    """Rank 0 has its short message long before its long one has left; rank 1 the other way round."""
+
+    def uneven(rank, size, count):
+        lengths = (count, 10) if rank == 0 else (10, count)
+        yield Send(1 - rank, "x", 0, lengths[0]), Recv(1 - rank, "y", 0, lengths[1])
+
+    finish = price(uneven, 2, 1000, 1, Network(Link(0, 1e-9), Link(0, 1e-9))).finish
+    assert finish == pytest.approx([1000e-9, 1000e-9])
+
+
+@pytest.mark.parametrize("odd", [None, 1, 4, 7])
+def test_one_node_stands_for_no_node_that_differs(odd, monkeypatch):
+    """The second, a middle and the last node are looked at."""
+
+    def around(rank, size, count):
+        twice = 2 if rank == odd else 1
+        yield Send((rank + 1) % size, "x", 0, count * twice), Recv((rank - 1) % size, "y", 0, count)
+
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    if odd is None:
+        assert price(around, 8, 100, 4, HOCKNEY).method == "one node for all"
+    else:
+        with pytest.raises(ValueError, match="the nodes differ from each other, and it has no closed form"):
+            price(around, 8, 100, 4, HOCKNEY)
+
+
+def test_a_closed_form_takes_blocks_up_to_the_end_of_the_last(monkeypatch):
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    entry = ALGORITHMS["allgather"]["ring"]
+    blocks = [(30, 90), (90, 100), (0, 30)]  # 100 elements; that of the last rank is not the one that lies last
+    got = price(entry, 3, blocks, 4, HOCKNEY)
+    assert got.method == "closed form"
+    assert got.seconds == pytest.approx(entry.cost(3, 100).seconds(ALPHA, 4 * BETA, 4 * GAMMA))
+
+
 def test_networks_survive_a_file(tmp_path):
     for name, network in NETWORKS.items():
         assert network.source, name
@@ -266,8 +308,10 @@ def test_lower_bound():
 
 def test_no_algorithm_beats_the_lower_bound():
     two = Network(Link(1e-6, 1e-10, gap=1e-6), Link(9e-6, 1e-9, gap=9e-6), ranks_per_node=4)
-    for operation, entries in ALGORITHMS.items():
-        for entry in entries.values():
+    for operation in ALGORITHMS:
+        for entry in ALGORITHMS[operation].values():
+            if MEMORY in entry.requires:  # these need not send; see the next test
+                continue
             for p in (2, 3, 5, 8, 11, 16):
                 for count in (p, 5000 * p):
                     count = None if operation == "barrier" else count
@@ -275,3 +319,384 @@ def test_no_algorithm_beats_the_lower_bound():
                         bound = lower_bound(operation, p, 8 * (count or 0), network)
                         got = price(entry, p, count, 8, network).seconds
                         assert got >= bound * (1 - 1e-9), (operation, entry.name, p, count)
+
+
+def test_no_algorithm_in_memory_beats_what_all_ranks_together_can_do():
+    """One meeting at least; and p - 1 additions of every element, which p ranks share if all wait for the result."""
+    for operation, entries in ALGORITHMS.items():
+        for entry in (entry for entry in entries.values() if entry.requires == MEMORY):
+            for p in (2, 3, 8):
+                network = in_memory(p)
+                for count in (p, 5000 * p):
+                    got = price(entry, p, None if operation == "barrier" else count, 4, network)
+                    adding = (p - 1) / p * 4 * count * GAMMA if "reduce" in operation else 0.0
+                    assert got.seconds >= (network.meeting(p) + adding) * (1 - 1e-9), (operation, entry.name, p)
+                    assert got.messages == got.bytes == 0 and got.meetings >= 1
+
+
+# ------------------------------------------------------------------------------------ memory of a node, computation
+
+MEETING = 5e-7
+
+
+def in_memory(size, **given):
+    """One node of so many ranks."""
+    meetings = ((2, MEETING), (8, 4 * MEETING))
+    return dataclasses.replace(HOCKNEY, ranks_per_node=size, copy=5e-10, meetings=meetings, **given)
+
+
+def test_all_who_meet_leave_together_after_the_last():
+    def late(rank, size, count):
+        if rank == 1:
+            yield (Copy("y", 0, 1000, "x", 0),)
+        if rank < 2:
+            yield (Meet((0, 1)),)
+        yield (Meet(),)
+
+    network = in_memory(3)
+    priced = price(late, 3, 1, 4, network, trace=True)
+    first = 4000 * 5e-10 + network.meeting(2)
+    assert priced.finish == pytest.approx([first + network.meeting(3)] * 3) and priced.meetings == 2
+    assert [(w.rank, w.start, w.end) for w in priced.trace.works if w.step == Meet((0, 1))] == [
+        (0, 0.0, pytest.approx(first)),
+        (1, pytest.approx(2e-6), pytest.approx(first)),
+    ]
+    assert network.meeting(1) == 0 and network.meeting(5) == pytest.approx(2.5 * MEETING)
+    assert HOCKNEY.meeting(5) == 2 * ALPHA  # where nobody has measured it
+
+
+def test_buffers_of_other_ranks_cost_what_ones_own_do():
+    def gets(rank, size, count):
+        yield (Meet(),)
+        yield Copy("y", 0, count, "x", 0, of=1 - rank), Reduce("z", 0, count, "x", 0, of=1 - rank)
+
+    network = in_memory(2)
+    priced = price(gets, 2, 1000, 4, network)
+    assert priced.seconds == pytest.approx(MEETING + 4000 * (5e-10 + GAMMA))
+    assert priced.copied == 2 * 2 * 4000
+    assert str(priced).endswith("2 rounds, 1 meetings, 16,000 bytes copied or added in memory, by walk")
+
+
+def test_what_another_rank_has_written_has_to_be_fetched():
+    def gets(rank, size, count):
+        yield (Meet(),)
+        yield Copy("y", 0, count, "x", 0, of=1 - rank), Reduce("z", 0, count, "x", 0, of=1 - rank)
+        yield Copy("a", 0, count, "x", 0, of=rank), Reduce("z", 0, count, "x", 0)
+        yield (Copy("y", 0, count, "x", 0, to=1 - rank),)
+
+    network = dataclasses.replace(in_memory(2), fetches=((100, 1e-7), (10_000, 1e-5)))
+    assert network.fetching(4000) == pytest.approx(4e-6)
+    further = 4e-6 - 4000 * 5e-10
+    own = 4000 * (5e-10 + GAMMA)
+    assert price(gets, 2, 1000, 4, network).seconds == pytest.approx(MEETING + 2 * own + 2 * further + 4e-6)
+
+
+def test_ranks_of_a_node_share_its_memory():
+    """A copy of one rank takes half of what the memory carries: two go on undisturbed, of four each takes twice."""
+
+    def copies(rank, size, count):
+        yield (Copy("y", 0, count, "x", 0),)
+
+    alone = 4000 * 5e-10
+    times = [price(copies, 8, 1000, 4, in_memory(node, memory=1.25e-10)).seconds for node in (1, 2, 4)]
+    assert times == pytest.approx([alone, alone, 2 * alone])
+    assert price(copies, 8, 1000, 4, in_memory(8)).seconds == pytest.approx(alone)  # memory is not known
+    # The measured table is of all ranks at once, here two: their share of memory is in it.
+    table = dataclasses.replace(in_memory(4, memory=1.25e-10), copies=((100, 1e-6), (1 << 24, (1 << 24) * 5e-10)))
+    assert table.memory_share == pytest.approx(0.5)
+    assert dataclasses.replace(HOCKNEY, memory=1e-9).copying(1000) == pytest.approx(2e-6)  # read and written
+
+
+def test_computation_goes_on_beside_the_messages_of_its_round():
+    def overlaps(rank, size, count):
+        peer = 1 - rank
+        yield Compute("work", seconds=seconds), Send(peer, "x", 0, count), Recv(peer, "y", 0, count)
+
+    message = ALPHA + 4000 * BETA
+    for seconds in (0.0, message / 2, message, 3 * message):
+        priced = price(overlaps, 2, 1000, 4, HOCKNEY, trace=True)
+        assert priced.seconds == pytest.approx(max(message, seconds))
+        assert [(w.step.name, w.start, w.end) for w in priced.trace.works] == [("work", 0.0, seconds)] * 2
+    # What comes is added after the computation.
+    after = price(lambda r, p, n: [(Compute("work", seconds=1.0), *added(r))], 2, 1000, 4, HOCKNEY)
+    assert after.seconds == pytest.approx(1.0 + 4000 * GAMMA)
+
+
+def added(rank):
+    return Send(1 - rank, "x", 0, 1000), RecvReduce(1 - rank, "y", 0, 1000)
+
+
+def test_memory_is_shared_within_a_node_only():
+    entry = ALGORITHMS["allreduce"]["shared_arrays"]
+    with pytest.raises(ValueError, match=r"rank 0 shares no memory with rank 4, as this network has 4 ranks a node: M"):
+        price(entry, 8, 100, 4, "gigabit")
+    assert price(entry, 4, 100, 4, "gigabit").meetings == 2
+
+    def reads(rank, size, count):
+        yield (Copy("y", 0, count, "x", 0, of=(rank + 1) % size),)
+
+    with pytest.raises(ValueError, match=r"reads: rank 3 shares no memory with rank 4.*: Copy"):
+        price(reads, 8, 100, 4, "gigabit")
+
+
+def test_meetings_that_do_not_come_about_are_refused():
+    def absent(rank, size, count):
+        if rank != 2:
+            yield (Meet(),)
+
+    with pytest.raises(ValueError, match=r"absent: 2 of 3 ranks wait for ever, rank 0 to meet \[2\], 1 to meet \[2\]"):
+        price(absent, 3, 4, 4, in_memory(3))
+    with pytest.raises(ValueError, match=r"cannot price: Meet.* beside others, where a Meet must be alone"):
+        price(lambda r, p, n: [(Copy("y", 0, n, "x", 0), Meet())], 2, 4, 4, in_memory(2))
+
+
+def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
+    """Within each node: sum, meet; between nodes: a ring, which the ranks compute beside."""
+
+    def levels(rank, size, count):
+        first = rank - rank % 4
+        yield (Meet(tuple(range(first, first + 4))),)
+        yield (Reduce("x", 0, count, "x", 0, of=first),)
+        for _ in range(3):
+            step = Compute("work", seconds=1e-6 * (1 + rank % 4))
+            yield step, Send((rank + 4) % size, "x", 0, count), Recv((rank - 4) % size, "y", 0, count)
+
+    network = in_memory(4, memory=1e-10)
+    walked = price(levels, 32, 1000, 4, network)
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 10)
+    short = price(levels, 32, 1024, 4, network)
+    assert (walked.method, short.method) == ("walk", "one node for all")
+    np.testing.assert_allclose(short.finish, price(levels, 32, 1024, 4, network, trace=True).finish)
+    assert short.meetings == walked.meetings == 1 and short.copied == 32 * 4096
+
+
+def test_a_closed_form_takes_copies_at_the_rate_of_long_ones(monkeypatch):
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    table = ((100, 1e-6), (1 << 20, (1 << 20) * 5e-10), (1 << 24, (1 << 24) * 5e-10))
+    entry, network = ALGORITHMS["broadcast"]["shared_arrays"], dataclasses.replace(in_memory(4), copies=table)
+    got = price(entry, 4, 1000, 4, network)
+    assert got.method == "closed form"
+    assert got.seconds == pytest.approx(2 * network.meeting(4) + 4000 * 5e-10)
+
+
+@pytest.mark.parametrize("name", ["shared_small", "shared_slots", "shared_arrays"])
+def test_one_rank_stands_for_all_of_a_node_that_share_its_memory(name, monkeypatch):
+    network, entry = in_memory(8, memory=1.25e-10), ALGORITHMS["allreduce"][name]
+    walked = price(entry, 8, 8 * 1024, 4, network)
+    assert walked.seconds > 1.5 * price(entry, 8, 8 * 1024, 4, in_memory(8)).seconds  # eight take more than there is
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 10)
+    short = price(entry, 8, 8 * 1024, 4, network)
+    assert (walked.method, short.method) == ("walk", "one node for all")
+    assert short.seconds == pytest.approx(walked.seconds, rel=1e-9)
+    assert (short.meetings, short.copied) == (walked.meetings, walked.copied)
+
+
+# --------------------------------------------------------------------------------------------- costs by length
+
+US = 1e-6
+SHORT, LONG = (
+    Point(100, *(US * x for x in (10, 2, 3, 4, 12, 15))),
+    Point(1100, *(US * x for x in (40, 2, 3, 30, 46, 55))),
+)
+
+
+def measured(eager=None, points=(SHORT, LONG)):
+    link = Link(1, 1, points=points, eager=eager)  # alpha and beta do not count where there are points
+    return Network(link, link)
+
+
+def one(rank, size, count):
+    yield (Send(1, "x", 0, count) if rank == 0 else Recv(0, "x", 0, count),)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"), [(1, 10), (100, 10), (600, 25), (1100, 40), (2100, 70)], ids=lambda n: str(n)
+)
+def test_a_message_costs_what_was_measured_and_between_lengths_what_lies_between(nbytes, expected):
+    assert price(one, 2, nbytes, 1, measured()).seconds == pytest.approx(expected * US)
+
+
+def test_longer_messages_do_not_cost_less_than_the_longest_measured():
+    noisy = (LONG, Point(1200, *(US * x for x in (39, 2, 3, 29, 45, 54))))
+    assert price(one, 2, 10_000, 1, measured(points=noisy)).seconds == pytest.approx(39 * US)
+
+
+def test_messages_of_a_stream_follow_each_other_by_the_measured_gap():
+    def stream(rank, size, count):
+        yield tuple(Send(1, "x", 0, count) if rank == 0 else Recv(0, "x", 0, count) for _ in range(8))
+
+    # The processor is done with a send before the port is: 7 gaps after the first message.
+    assert price(stream, 2, 1100, 1, measured()).seconds == pytest.approx((40 + 7 * 30) * US)
+
+
+def test_a_rested_port_lets_through_what_it_has_saved_up():
+    """A cable of 1 byte a microsecond behind a token bucket of 1000 bytes: what comes first goes at once."""
+    bucket = tuple(
+        Point(n, *(US * x for x in (10 + max(0, n - 1000), 1, 1, n, 10 + max(0, n - 1000), 10 + max(0, n - 1000))))
+        for n in (1, 500, 1000, 2000, 4000)
+    )
+    network = measured(points=bucket)
+    assert network.inside.credit == pytest.approx(1000 * US, rel=0.02)
+
+    def stream(number):
+        def rounds(rank, size, count):
+            yield tuple(Send(1, "x", 0, count) if rank == 0 else Recv(0, "x", 0, count) for _ in range(number))
+
+        return price(rounds, 2, 500, 1, network).seconds
+
+    assert stream(1) == pytest.approx(10 * US)
+    assert stream(2) < 40 * US
+    assert stream(10) == pytest.approx(4000 * US, rel=0.02)  # 5000 bytes, of which 1000 are free
+
+
+def test_both_directions_at_once_cost_what_was_measured():
+    def around(rank, size, count):
+        yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)
+
+    for nbytes, ring, pair in ((100, 12, 15), (1100, 46, 55)):
+        assert price(around, 3, nbytes, 1, measured()).seconds == pytest.approx(ring * US)
+        assert price(around, 2, nbytes, 1, measured()).seconds == pytest.approx(pair * US)
+
+
+def test_long_sends_wait_for_their_receive_and_short_ones_do_not():
+    def late(rank, size, count):
+        if rank == 0:
+            yield (Send(1, "x", 0, count),)
+        else:
+            yield (Copy("z", 0, 1000, "y", 0),)  # a millisecond
+            yield (Recv(0, "x", 0, count),)
+
+    for eager, nbytes, sender, receiver in ((600, 600, 2, 1000 + 3), (599, 600, 1000 - 10 + 2 + 17, 1000 - 10 + 25)):
+        network = dataclasses.replace(measured(eager), copy=US)
+        priced = price(late, 2, nbytes, 1, network, trace=True)
+        assert priced.finish == pytest.approx([sender * US, receiver * US], rel=1e-3), eager
+        (flight,) = priced.trace.flights
+        assert flight.ready == pytest.approx(2 * US)
+    # The receive is there first: the wait costs nothing.
+    assert price(one, 2, 1100, 1, measured(0)).seconds == price(one, 2, 1100, 1, measured()).seconds
+
+
+def test_sends_that_wait_for_each_other_are_refused():
+    def head_on(rank, size, count):
+        yield (Send(1 - rank, "x", 0, count),)
+        yield (Recv(1 - rank, "y", 0, count),)
+
+    assert price(head_on, 2, 1100, 1, measured(1100)).seconds > 0
+    with pytest.raises(ValueError, match="2 of 2 ranks wait for ever, rank 0 for the receive of a send"):
+        price(head_on, 2, 1100, 1, measured(1099))
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 7, 8])
+def test_every_algorithm_has_a_price_where_all_sends_wait(p):
+    for operation, entries in ALGORITHMS.items():
+        for entry in entries.values():
+            count = None if operation == "barrier" else 40 * p
+            node = p if entry.requires == MEMORY else 2 if MEMORY in entry.requires else 1
+            waiting, eager = (
+                price(entry, p, count, 4, measured(limit).with_ranks_per_node(node)) for limit in (0, None)
+            )
+            assert waiting.seconds > 0 and waiting.messages == eager.messages, (operation, entry.name)
+
+
+def test_reductions_and_copies_cost_by_length():
+    network = dataclasses.replace(
+        HOCKNEY, gamma=1.0, copy=1.0, reductions=((100, 1.0), (200, 3.0)), copies=((100, 5.0), (200, 7.0))
+    )
+
+    def local(rank, size, count):
+        yield Reduce("y", 0, count, "x", 0), Copy("z", 0, count, "x", 0)
+
+    assert [price(local, 1, n, 1, network).seconds for n in (50, 100, 150, 300)] == pytest.approx([6, 6, 8, 14])
+
+
+def test_steps_that_the_clock_does_not_know_are_refused():
+    def unknown(rank, size, count):
+        yield (("dance", 0, count),)
+
+    with pytest.raises(ValueError, match=r"unknown: rank 0 .* cannot price: \('dance', 0, 4\)"):
+        price(unknown, 2, 4, 4, HOCKNEY, trace=True)
+
+
+def test_files_of_networks_without_lengths_are_read(tmp_path):
+    file = tmp_path / "network.json"
+    link = {"alpha": 1e-6, "beta": 1e-9, "overhead": 2e-7, "gap": 0.0}
+    old = {"inside": link, "between": link, "ranks_per_node": 2, "gamma": 1e-10, "copy": 2e-10, "source": "measured"}
+    file.write_text(json.dumps(old))
+    assert Network.load(file) == Network(Link(1e-6, 1e-9, 2e-7), Link(1e-6, 1e-9, 2e-7), 2, 1e-10, 2e-10, "measured")
+    full = dataclasses.replace(
+        measured(64), copies=((1, 2.0),), memory=1e-11, meetings=((2, 1e-6),), fetches=((1, 3.0),)
+    )
+    full.save(file)
+    assert Network.load(file) == full
+    for wrong in (
+        {"inside": link | {"points": [[2, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]}},
+        {"inside": link | {"points": [[1, -1, 1, 1, 1, 1, 1]]}},
+        {"inside": link | {"points": [[1, 1]]}},
+        {"inside": link | {"eager": -1}},
+        {"copies": [[2, 1], [1, 1]]},
+    ):
+        file.write_text(json.dumps(old | wrong))
+        with pytest.raises(ValueError, match=r"network\.json: not a network"):
+            Network.load(file)
+
+
+def test_the_critical_path_says_what_was_waited_for():
+    def chain(rank, size, count):
+        if rank:
+            yield (Recv(rank - 1, "x", 0, count),)
+        if rank == 1:
+            yield (Copy("y", 0, 1000, "x", 0),)
+        if rank < size - 1:
+            yield (Send(rank + 1, "x", 0, count),)
+
+    network = dataclasses.replace(HOCKNEY, copy=1e-9)
+    priced = price(chain, 4, 1000, 1, network, trace=True)
+    found = waits(priced)
+    assert found.messages == pytest.approx(3 * (ALPHA + 1000 * BETA)) and found.ranks == pytest.approx(1000e-9)
+    assert found.messages + found.ports + found.ranks == pytest.approx(priced.seconds)
+    for entry in ALGORITHMS["allreduce"].values():
+        for p in (2, 5, 8):
+            node = p if entry.requires == MEMORY else 2 if MEMORY in entry.requires else 1
+            priced = price(entry, p, 5000, 4, measured(1000).with_ranks_per_node(node), trace=True)
+            found = waits(priced)
+            assert found.messages + found.ports + found.ranks + found.meetings == pytest.approx(priced.seconds), (
+                entry.name,
+                p,
+            )
+    with pytest.raises(ValueError, match="trace=True"):
+        waits(price(chain, 4, 1000, 1, network))
+
+
+def test_the_critical_path_goes_on_with_the_last_who_came_to_a_meeting():
+    def late(rank, size, count):
+        if rank == 1:
+            yield (Compute("work", seconds=5e-6),)
+        yield (Meet(),)
+        if rank == 0:
+            yield (Compute("work", seconds=1e-6),)
+
+    found = waits(price(late, 3, 1, 4, in_memory(3), trace=True))
+    assert found.ranks == pytest.approx(6e-6) and found.meetings == pytest.approx(in_memory(3).meeting(3))
+    assert found.messages == found.ports == 0 and str(found) == "89% work of ranks, 11% meetings in memory"
+
+
+def test_a_schedule_of_two_trees_cuts_its_vector_once(monkeypatch):
+    from collectives.algorithms import allreduce
+
+    calls = []
+    cut = allreduce.segments
+    monkeypatch.setattr(allreduce, "segments", lambda *given: calls.append(given) or cut(*given))
+    assert len(list(allreduce.double_tree(3, 8, 10_000, segment=10))) > 500
+    assert len(calls) == 3  # x in halves, each half in segments
+
+
+def test_ranks_that_begin_at_once_send_in_listed_order_where_sends_wait():
+    """Each rank sends to the next, then to the one after: no two ever meet at a port, whoever is looked at first."""
+
+    def direct(rank, size, count):
+        others = [(rank + k) % size for k in range(1, size)]
+        yield *(Send(peer, "x", 0, count) for peer in others), *(Recv(peer, "y", 0, count) for peer in others)
+
+    alone = (SHORT, LONG._replace(both=LONG.time, exchange=LONG.time))
+    waiting, eager = (price(direct, 4, 1100, 1, measured(limit, alone)).seconds for limit in (0, None))
+    assert waiting == pytest.approx(eager)

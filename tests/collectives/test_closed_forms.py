@@ -1,13 +1,15 @@
 """The closed form of every algorithm is what the clock finds, for 1 to 33 ranks on a network of one level."""
 
+import dataclasses
+
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import Cost
-from collectives.clock import price
-from collectives.networks import Network
+from collectives.algorithms.registry import MEMORY, NODES, Cost
+from collectives.pricing.networks import Network
+from collectives.pricing.price import price
 
-ALPHA, BETA, GAMMA = 3e-6, 1e-9, 2e-10
+ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 1e-9, 2e-10, 5e-10, 7e-7
 ITEM = 8
 
 # Exact for a power of two and no gamma. Otherwise bounds: lowest and highest time over closed form.
@@ -30,8 +32,13 @@ OVERLAPPING = {
 }
 # Pipelining: segments of the two trees delay each other.
 PIPELINED = {("allreduce", "double_tree"): (0.8, 1.25)}
+# Nodes of two ranks: a rank alone on its node has nobody to meet; arrays that a node sees need fewer copies.
+TWO_LEVELS = {
+    ("allreduce", "shared_two_level"): (0.99, 1.13),
+    ("allreduce", "shared_two_level_arrays"): (0.87, 1.03),
+}
 
-FORMS = [(operation, name) for operation, entries in ALGORITHMS.items() for name in entries]
+FORMS = [(operation, name) for operation in ALGORITHMS for name in ALGORITHMS[operation]]
 
 
 def bounds(operation, name, p, gamma):
@@ -39,6 +46,8 @@ def bounds(operation, name, p, gamma):
     key, power = (operation, name), p & (p - 1) == 0
     if key in PIPELINED and p > 1:
         return PIPELINED[key]
+    if key in TWO_LEVELS and p > 1:
+        return TWO_LEVELS[key]
     if key in FOLDED and not power:
         return FOLDED[key]
     if key in OVERLAPPING and gamma and (not power or name == "direct_gather"):
@@ -49,11 +58,15 @@ def bounds(operation, name, p, gamma):
 def both(operation, name, p, gamma, count, **options):
     """Seconds by the clock, and by the closed form."""
     entry, network = ALGORITHMS[operation][name], Network.hockney(ALPHA, BETA, gamma)
+    in_bytes = ITEM * BETA, ITEM * gamma
+    if MEMORY in entry.requires:
+        meetings, here = ((2, MEET), (33, 32 * MEET)), 2 if NODES in entry.requires else p
+        network = dataclasses.replace(network, copy=COPY, meetings=meetings, ranks_per_node=here)
+        in_bytes += (here - 1) * MEET, ITEM * COPY
     if operation == "barrier":  # no vector; a message is one element
         count, cost = None, Cost(*entry.cost(p, 0))
     else:
         cost = entry.cost(p, count)
-    in_bytes = ITEM * BETA, ITEM * gamma
     return price(entry, p, count, ITEM, network, **options).seconds, cost.seconds(ALPHA, *in_bytes)
 
 
@@ -90,9 +103,35 @@ def test_many_segments(name, monkeypatch):
                 assert clock == pytest.approx(closed, rel=1e-12), (p, k)
 
 
+SHARED = [(operation, name) for operation, name in FORMS if ALGORITHMS[operation][name].requires == MEMORY]
+
+
+@pytest.mark.parametrize(("operation", "name"), [form for form in SHARED if form[1] == "shared_slots"])
+def test_many_turns(operation, name, monkeypatch):
+    """One turn, two, and more, of short slots."""
+    from collectives.algorithms import shared
+
+    monkeypatch.setattr(shared, "SLOT", 1024)
+    for p in (2, 3, 4, 8):
+        whole = p * shared.room_of(shared.SLOT, p, shared.LINE)
+        for k in (1, 2, 5):
+            clock, closed = both(operation, name, p, GAMMA, k * whole, slot=shared.SLOT)
+            assert clock == pytest.approx(closed, rel=1e-12), (p, k)
+
+
+@pytest.mark.parametrize(("operation", "name"), SHARED)
+def test_closed_form_of_node_memory_where_there_are_too_many_steps(operation, name, monkeypatch):
+    from collectives.pricing import price as clock
+
+    walked = both(operation, name, 4, GAMMA, 256)[0]
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    monkeypatch.setattr(clock, "_nodes_are_alike", lambda *given: False)
+    assert both(operation, name, 4, GAMMA, 256)[0] == pytest.approx(walked)
+
+
 def test_large_vectors_are_priced_by_the_closed_form_in_elements(monkeypatch):
     """Segments are of so many elements, whatever their length in bytes."""
-    from collectives import clock
+    from collectives.pricing import price as clock
 
     network = Network.hockney(ALPHA, BETA, GAMMA)
     entry, p, count = ALGORITHMS["broadcast"]["chain"], 7, 1 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectives import ALGORITHMS
-from collectives.selection import SHARED
+from collectives.algorithms.registry import by_messages
+from collectives.choosing.selection import SHARED
 
 GUARD = 3  # elements before and after every buffer that must stay as they were
 DTYPES = ("f4", "f8", "i4", "u1", "c16", "f2")
@@ -42,7 +42,7 @@ def untouched(around):
 
 
 def names(operation):
-    return [None, "native", *ALGORITHMS[operation], *(["shared"] if operation in SHARED else [])]
+    return [None, "native", *by_messages(operation), *(["shared"] if operation in SHARED else [])]
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 5])
@@ -317,7 +317,7 @@ def test_operations_and_datatypes_of_mpi(communicator, ranks):
     from mpi4py import MPI
 
     rank = communicator.rank
-    for name in ALGORITHMS["allreduce"]:
+    for name in by_messages("allreduce"):
         x = np.array([3 + rank, 7 - rank, 5], "i4")
         all_x = np.array([[3 + r, 7 - r, 5] for r in range(ranks)], "i4")
         for op, function in (
@@ -343,7 +343,7 @@ def test_operations_and_datatypes_of_mpi(communicator, ranks):
         communicator.Allreduce(x, y, MPI.MAX, algorithm=name)
         assert len({bytes(b) for b in communicator.allgather(y.tobytes())}) == 1
     column = MPI.INT32_T.Create_vector(4, 1, 3).Commit()  # a column of a 4 x 3 matrix
-    for name in ALGORITHMS["broadcast"]:
+    for name in by_messages("broadcast"):
         a = np.full((4, 3), rank, "i4")
         communicator.Bcast([a, 1, column], 1, algorithm=name)
         assert (a[:, 0] == 1).all() and (a[:, 1:] == rank).all()
@@ -436,7 +436,7 @@ def test_the_cache_is_bounded_and_spares_what_is_used(communicator, ranks):
     plans.limit = 8
     kept = np.ones(3)
     communicator.Allreduce(None, kept, algorithm="ring")
-    first = next(key for key in plans if key[0] == "allreduce")
+    first = next(key for key in plans if key[0] == "Allreduce")
     arrays = [np.ones(5 + i) for i in range(30)]
     for i, a in enumerate(arrays):
         communicator.Allreduce(None, a, algorithm="ring")
@@ -625,9 +625,10 @@ def test_messages_of_the_caller_never_meet_ours(communicator, ranks):
 @pytest.mark.mpi(ranks=[3, 5])
 def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch):
     """Nodes of two ranks and one of one, as far as the communicator can tell."""
-    from collectives import Communicator, moving
+    from collectives import Communicator
+    from collectives.running import planner
 
-    monkeypatch.setattr(moving, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
     communicator = Communicator(comm)
     assert communicator._planner.selection.place == "nodes"
     x, shared = np.empty(1000), communicator.empty(3000)
@@ -641,6 +642,57 @@ def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch)
         assert (y == sum(data(r, 7, "f4", call) for r in range(ranks))).all() and untouched(around)
     communicator.Bcast(x, root=ranks - 1, algorithm="shared")  # between nodes: not shared
     communicator.release()
+
+
+@pytest.mark.mpi(ranks=[3, 5])
+@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+def test_two_levels_run_as_they_are_written(comm, ranks, monkeypatch, shared):
+    """What the plans of an allreduce over nodes do, slice by slice, is what algorithms/shared.py has in one text."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.algorithms import shared as texts
+    from collectives.algorithms.registry import SEGMENT_BYTES
+    from collectives.node_memory.fusing import phases
+    from collectives.node_memory.plans import ALIGN, SLOT, SMALL
+    from collectives.running import plan_reductions, planner
+    from collectives.running.program import Program
+    from collectives.steps import Recv, RecvReduce, Reduce, Send
+
+    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    communicator, rank = Communicator(comm), comm.Get_rank()
+    nodes = communicator._planner.nodes
+    for count in (7, 3000, 300_000):
+        x = communicator.empty(count) if shared else np.empty(count)
+        plans = plan_reductions.two_level(communicator._planner, None, x, MPI.SUM).plans
+        node, parts, peers = texts.levels(rank, count, nodes)
+        options = {"nodes": nodes, "slot": SLOT // 8, "line": ALIGN // 8, "segment": SEGMENT_BYTES // 8}
+        rounds = list(texts.two_level(rank, ranks, count, arrays=shared and 8 * count > SMALL, **options))
+        messages = [any(isinstance(s, Send | Recv | RecvReduce | Reduce) and s.buf != "sum" for s in r) for r in rounds]
+        first, last = len(rounds), len(rounds)
+        if peers:
+            (ring,) = [plan for plan in plans if hasattr(plan, "program")]
+            first, last = messages.index(True), len(rounds) - messages[::-1].index(True)
+            program = Program(rounds[first:last], rank)
+            assert ring.program.instructions == program.instructions and ring.program.transfers == program.transfers
+        place = parts[node.index(rank)][0] if len(node) > 1 else 0
+        told, turns = [], 0
+        for plan in [plan for plan in plans if hasattr(plan, "text")]:
+            for fused in (fused for phase in plan.text for fused in phase):
+                told.append([[as_written(s, node, place, turns) for s in side] for side in fused])
+            turns += plan.turns
+        written = [*phases(rounds[:first], rank), *phases(rounds[last:], rank)]
+        written = [[list(side) for side in fused] for phase in written for fused in phase]
+        assert sorted(map(repr, told)) == sorted(map(repr, written)) and (told or not peers or len(node) == 1)
+    communicator.release()
+
+
+def as_written(s, node, place, turns):
+    """A slice in the plan of a node in the words of the text for all ranks: where turns have been, slots alternate."""
+    if s.buf == "y":  # the part of x that a rank carries
+        s = s._replace(buf="x", lo=s.lo + place, hi=s.hi + place)
+    buf = {"even": "odd", "odd": "even"}.get(s.buf, s.buf) if turns % 2 else s.buf
+    return s._replace(buf=buf, rank=node[s.rank])
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -675,7 +727,11 @@ def test_explain(communicator, ranks):
     assert explain("reduce_scatter", 16) == (
         "reduce_scatter of 16 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"
     )
-    assert "shared, because the default table says so from here on" in explain("allreduce", 10000)
+    assert "shared, because the default table says so from here on; by where the arrays lie" in explain(
+        "allreduce", 10000
+    )
+    assert "shared_slots or shared_arrays of algorithms/shared.py" in explain("allreduce", 10000)
+    assert explain("allreduce", 9, algorithm=sum).endswith("sum, because asked for")
     assert "ring, because asked for" in explain("allreduce", 1000, algorithm="ring")
     assert "it has SUM, PROD, MAX and MIN" in explain("allreduce", 9000, "i4", MPI.BXOR)
     assert "shared" not in explain("scan", 9)
@@ -720,12 +776,13 @@ def test_slices_too_long_for_one_message_travel_in_pieces(comm, ranks, monkeypat
     """MPI counts in 32 bits: what is longer is cut, here beyond 7 elements."""
     from mpi4py import MPI
 
-    from collectives import Communicator, program
+    from collectives import Communicator
+    from collectives.running import program
 
     monkeypatch.setattr(program, "LONGEST", 7)
     communicator = Communicator(comm, synchronous=True)
     for count in (7, 8, 50):
-        for operation, names_ in (("allreduce", ALGORITHMS["allreduce"]), ("broadcast", ALGORITHMS["broadcast"])):
+        for operation, names_ in (("allreduce", by_messages("allreduce")), ("broadcast", by_messages("broadcast"))):
             for name in names_:
                 around, x = guarded(count, "f8")
                 x[:] = data(comm.rank, count, "f8", 1)

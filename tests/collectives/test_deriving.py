@@ -1,8 +1,8 @@
 """The table of algorithms on networks is what the clock says."""
 
-from collectives.deriving import derive, tables
-from collectives.networks import Link, Network
-from collectives.selection import ANY, TABLE
+from collectives.choosing.derive import derive, tables
+from collectives.choosing.selection import ANY, TABLE
+from collectives.pricing.networks import Link, Network
 
 
 def test_the_default_table_is_derived():

@@ -6,15 +6,16 @@ from functools import partial
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from collectives import ALGORITHMS, price
-from collectives.drawing import animate, draw, draw_buffers, draw_timeline
-from collectives.drawing_marks import INK, WHOLE, colour_at
-from collectives.networks import ROUNDS
-from collectives.replay import NOWHERE, Replay
-from collectives.steps import Copy, Recv, RecvReduce, Send, part
+from collectives import ALGORITHMS, animate, check, draw, draw_buffers, draw_timeline, price
+from collectives.drawing.arrows import DASHES
+from collectives.drawing.contents import NOWHERE, Replay
+from collectives.drawing.marks import INK, RED, WHOLE, colour_at
+from collectives.pricing.networks import ROUNDS
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
 
 RING = ALGORITHMS["allreduce"]["ring"]
 
@@ -185,6 +186,203 @@ def test_every_algorithm_can_be_drawn(operation, tmp_path):
     assert (tmp_path / "last.png").stat().st_size > 5000
 
 
+def meant(figure):
+    """What the legend says."""
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_shared_memory_is_drawn_as_dashed_arrows_and_bars():
+    figure = draw(ALGORITHMS["allreduce"]["shared_arrays"], 3, 48)
+    found = [text.arrow_patch for text in figure.axes[0].texts if getattr(text, "arrow_patch", None)]
+    # Each rank reads two others' slices, and writes its own into two others.
+    assert len(found) == 3 * 2 + 3 * 2 and all(patch.get_linestyle() == DASHES for patch in found)
+    written = [a for a in arrows(figure) if a[1] == 3]
+    assert sorted((tail, head) for tail, _, head, *_ in written) == [
+        (a, b) for a in range(3) for b in range(3) if a != b
+    ]
+    for tail, *_, colour in written:
+        assert colour == pytest.approx(colour_at((tail + 0.5) / 3), abs=1e-6)
+    bars = [line for line in figure.axes[0].lines if line.get_linewidth() > 3]
+    assert [line.get_ydata()[0] for line in bars] == [0.5, 4.5]
+    assert {min(bar.get_xdata()) for bar in bars} == {-0.12} and {max(bar.get_xdata()) for bar in bars} == {2.12}
+    assert meant(figure) == [
+        "copied between ranks' memory",
+        "read from there, and added",
+        "copied or added within the rank",
+        "ranks meet: all wait for the last",
+    ]
+
+
+def test_a_meeting_of_some_reaches_no_further():
+    def pairs(rank, size, count):
+        yield (Meet((rank, rank ^ 1)),)
+        yield (Copy("y", 0, count, "x", 0, of=rank ^ 1),)
+
+    figure = draw(pairs, 4, 2)
+    bars = [line for line in figure.axes[0].lines if line.get_linewidth() > 3]
+    assert sorted((min(bar.get_xdata()), max(bar.get_xdata())) for bar in bars) == [(-0.12, 1.12), (1.88, 3.12)]
+
+
+def test_replay_follows_elements_through_memory_of_others():
+    _, replay = replayed(ALGORITHMS["allreduce"]["shared_slots"], 3, 96, slot=48)
+    for rank in range(3):
+        who, where = elements(replay, "x", replay.states[rank][-1]["x"])
+        assert set(who) == {7} and list(where) == list(range(96))
+        assert replay.times[rank] == sorted(replay.times[rank])
+    _, replay = replayed(ALGORITHMS["broadcast"]["shared_arrays"], 3, 5, root=1)
+    assert set(replay.states[2][-1]["x"].who) == {2} and set(replay.states[2][0]["x"].who) == {0}
+
+
+def test_computation_is_a_block_with_its_name():
+    def twice(rank, size, count):
+        yield Compute("double", (Slice("x", 0, count),), (Slice("y", 0, count),), 3.0), Send(1 - rank, "x", 0, count)
+        yield (Recv(1 - rank, "z", 0, count),)
+
+    figure = draw(twice, 2, 4)
+    blocks = [patch.get_bbox() for patch in figure.axes[0].patches if hasattr(patch, "get_boxstyle")]
+    assert [round((box.x0 + box.x1) / 2, 6) for box in blocks] == [0, 1]
+    assert [text.get_text() for text in figure.axes[0].texts].count("double") == 2
+    assert "computes double" in meant(figure)
+    _, replay = replayed(twice, 2, 4)
+    who, where = elements(replay, "y", replay.states[1][-1]["y"])
+    assert set(who) == {2} and list(where) == [0, 1, 2, 3]  # of rank 1's data, in the places that they had
+
+
+def test_what_the_picture_shows_is_explained_in_it():
+    figure = draw(ring, 8, 1 << 16, network="gpu-25g")
+    assert meant(figure)[2:] == [
+        "leaves on one side, comes in on the other",
+        "its data is on the wire",
+        "border of a node",
+    ]
+    said = " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert "on gpu-25g, 2 nodes" in said and "each sends at most 1.75 n" in said and "n: elements of the vector" in said
+    borders = [line for line in figure.axes[0].lines if list(line.get_xdata()) == [3.5, 3.5]]
+    assert len(borders) == 1
+    assert meant(draw(star, 3, 4)) == ["message: replaces what is there"]
+    two_level = draw(ALGORITHMS["allreduce"]["two_level"], 6, 6)
+    assert "border of a node" in meant(two_level) and "place in the vector" in [
+        text.get_text() for text in two_level.axes[0].texts
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ what is wrong
+
+
+def in_red(figure):
+    """(tail, head, width) of the arrows that say who waits for whom."""
+    return [
+        (text.xyann[0], text.xy[0], text.arrow_patch.get_linewidth())
+        for text in figure.axes[0].texts
+        if getattr(text, "arrow_patch", None) and to_rgb(text.arrow_patch.get_edgecolor()) == to_rgb(RED)
+    ]
+
+
+def frames(figure):
+    """(rank, row) of the red frames."""
+    boxes = [patch for patch in figure.axes[0].patches if to_rgb(patch.get_edgecolor()) == to_rgb(RED)]
+    return sorted((round(box.get_x() + box.get_width() / 2), int(box.get_y())) for box in boxes)
+
+
+def test_a_deadlock_is_drawn_with_what_ran_before_and_its_circle():
+    def stuck(rank, size, count):
+        yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)
+        if rank < 3:
+            yield (Recv((rank + 1) % 3, "y", 0, count),)
+        else:
+            yield (Recv(0, "y", 0, count),)
+
+    figure = draw(stuck, 4, 2)
+    black = [a for a in arrows(figure) if a[-1] != pytest.approx(to_rgb(RED))]
+    assert len(black) == 4 + 1 and {a[1] for a in black} == {0}
+    thick = max(width for *_, width in in_red(figure))
+    assert sorted(in_red(figure)) == [(0, 1, thick), (1, 2, thick), (2, 0, thick), (3, 0, pytest.approx(thick / 2))]
+    assert frames(figure) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    said = "\n".join(text.get_text() for text in figure.axes[0].texts)
+    assert "stuck: ranks wait for ever" in said and "cycle: 0 -> 1 -> 2 -> 0" in said
+    assert meant(figure)[-2:] == ["fails in this round", "waits for; thick: in a circle"]
+
+
+def test_a_deadlock_of_sends_that_wait_is_drawn_by_the_report():
+    def head_on(rank, size, count):
+        yield (Send(1 - rank, "x", 0, count),)
+        yield (RecvReduce(1 - rank, "x", 0, count),)
+
+    report = check(head_on, ranks=2, counts=[1])
+    assert "with eager sends it passes" in str(report)
+    figure = report.draw()
+    assert sorted((a, b) for a, b, _ in in_red(figure)) == [(0, 1), (1, 0)] and frames(figure) == [(0, 0), (1, 0)]
+
+
+def test_who_does_not_come_to_a_meeting_is_waited_for():
+    def absent(rank, size, count):
+        if rank != 1:
+            yield (Meet(),)
+
+    figure = draw(absent, 3, 2)
+    assert sorted((a, b) for a, b, _ in in_red(figure)) == [(0, 1), (2, 1)] and frames(figure) == [(0, 0), (2, 0)]
+
+
+def test_the_round_that_breaks_a_rule_is_marked_and_so_are_both_that_race():
+    def twice(rank, size, count):
+        yield (Send(1 - rank, "x", 0, count), Recv(1 - rank, "y", 0, count))
+        if rank:
+            yield (Send(1 - rank, "x", 0, count + 3),)
+
+    figure = draw(twice, 2, 4)
+    assert frames(figure) == [(1, 1)] and len(arrows(figure)) == 2
+    said = "\n".join(text.get_text() for text in figure.axes[0].texts)
+    assert "twice: breaks a rule" in said and "outside x, which has 4 elements" in said
+
+    def race(rank, size, count):
+        yield (Meet(),)
+        yield (Reduce("x", 0, count, "x", 0, of=1 - rank),)
+
+    figure = draw(race, 2, 4)
+    assert frames(figure) == [(0, 1), (1, 1)] and meant(figure)[-1] == "fails in this round"
+
+
+def test_messages_that_nobody_receives_end_in_a_cross():
+    def left(rank, size, count):
+        yield (Send((rank + 1) % size, "x", 0, count),)
+        if rank:
+            yield (Recv(rank - 1, "x", 0, count),)
+
+    figure = draw(left, 3, 4)
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert [line.get_xdata()[0] for line in crosses] == [pytest.approx(0.8)]  # most of the way from rank 2 to rank 0
+    assert meant(figure)[-1] == "message that nobody receives" and not frames(figure)
+
+    def shorter(rank, size, count):
+        yield (Send(1, "x", 0, count) if rank == 0 else Recv(0, "x", 0, count - 1),)
+
+    figure = draw(shorter, 2, 4)
+    assert frames(figure) == [(1, 0)]
+    assert "shorter: wrong length" in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_wrong_result_is_marked_at_the_end_of_its_rank():
+    def shared(rank, size, count):
+        if rank:
+            yield (Send(0, "x", 0, count),)
+        else:
+            yield tuple(RecvReduce(peer, "x", 0, count) for peer in range(1, size))
+
+    figure = check(shared, ranks=3, counts=[2]).draw()
+    (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (1, 1) and meant(figure)[-1] == "ends with a wrong result"
+
+
+def test_of_what_does_not_end_the_first_rounds_are_drawn():
+    def lap(rank, size, count):
+        while True:
+            yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)
+
+    figure = check(lap, ranks=3, counts=[2]).draw()
+    assert len([a for a in arrows(figure) if 0 <= a[2] <= 2]) == 12 * 3
+    assert any("does not end" in text.get_text() for text in figure.axes[0].texts)
+
+
 def test_into_given_axes_with_a_learners_own_generator():
     from matplotlib.figure import Figure
 
@@ -217,8 +415,63 @@ def test_animation(tmp_path):
     html = animate(tmp_path / "ring.html", ring, 2, 2, frames_per_round=1, fps=1)
     assert html.read_text().count("data:image/png;base64") >= 3
     assert not list(tmp_path.glob("*frames*"))
+    shared = Image.open(animate(tmp_path / "shared.gif", ALGORITHMS["allreduce"]["shared_arrays"], 2, 32, fps=2))
+    assert shared.n_frames > 10
     with pytest.raises(ValueError, match=r"ring\.mp4.*\.gif or \.html"):
         animate(tmp_path / "ring.mp4", ring, 2, 2)
+
+
+def test_of_a_film_what_stands_still_is_drawn_once(tmp_path, monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn, draw_all = [], FigureCanvasAgg.draw
+    monkeypatch.setattr(FigureCanvasAgg, "draw", lambda canvas: drawn.append(canvas) or draw_all(canvas))
+    animate(tmp_path / "ring.gif", ring, 3, 3, frames_per_round=4)
+    assert len(drawn) == 1
+
+
+def test_names_with_numbers_have_one_colour():
+    names = ["forward 3", "forward 12", "0F1", "1F2", "F3", "2B0", "2I0", "update"]
+    figure = draw_timeline([dict(rank=0, name=name, start=i, end=i + 1) for i, name in enumerate(names)])
+    said = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert said == ["forward", "backward", "input gradients", "update"]
+    assert [text.get_text() for text in figure.axes[0].texts[:7]] == ["3", "12", "1", "2", "3", "0", "0"]
+    colours = [patch.get_facecolor() for patch in figure.axes[0].get_legend().get_patches()]
+    assert len(set(colours)) == 4
+
+
+def test_timeline_of_what_was_priced_looks_like_what_was_measured():
+    def stages(rank, size, count):
+        if rank:
+            yield (Recv(0, "y", 0, count),)
+        yield (Compute(f"F{rank}", seconds=2.0),)
+        if rank == 0:
+            yield (Send(1, "x", 0, count),)
+
+    priced = draw_timeline(price(stages, 2, 3, network=ROUNDS, trace=True))
+    measured = draw_timeline(
+        [
+            dict(rank=0, name="F0", start=5.0, end=6.0),
+            dict(rank=0, name="wait", start=6.0, end=7.0),
+            dict(rank=1, name="wait", start=5.0, end=7.0),
+            dict(rank=1, name="F1", start=7.0, end=8.0),
+        ]
+    )
+
+    def seen(figure):
+        ax = figure.axes[0]
+        bars = [
+            (tuple(path.get_extents().bounds), c.get_facecolor()[0][:3])
+            for c in ax.collections
+            for path in c.get_paths()
+        ]
+        return sorted((tuple(np.round(bounds, 6)), tuple(colour)) for bounds, colour in bars)
+
+    assert seen(priced) == seen(measured)
+    assert [text.get_text() for text in priced.axes[0].texts[:2]] == ["0", "1"]  # the number of each
+    assert [text.get_text() for text in priced.axes[0].get_legend().get_texts()] == ["forward", "wait"]
+    with pytest.raises(ValueError, match="trace=True"):
+        draw_timeline(price(stages, 2, 3))
 
 
 def test_timeline():
@@ -242,12 +495,12 @@ def test_timeline():
 def test_no_window_and_no_import_before_the_first_drawing():
     code = """if True:
         import sys
-        import collectives.drawing as drawing, collectives.algorithms.broadcast as broadcast
+        import collectives.drawing.diagrams as drawing, collectives.algorithms.broadcast as broadcast
         assert "matplotlib" not in sys.modules, "imported too early"
         drawing.draw(broadcast.binomial, 4, 4)
         assert "matplotlib.pyplot" not in sys.modules, "pyplot keeps figures and may open windows"
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 def test_colours_are_apart():
@@ -255,5 +508,25 @@ def test_colours_are_apart():
     colours = np.array([colour_at((i + 0.5) / 16) for i in range(16)])
     gaps = np.linalg.norm(np.diff(colours, axis=0), axis=1)
     assert gaps.min() > 0.08
+    assert np.diff(gaps).max() < 0.02  # equal steps look equal
     assert np.linalg.norm(colours - to_rgb(INK), axis=1).min() > 0.5
     assert np.linalg.norm(colours - 1.0, axis=1).min() > 0.4
+
+
+# What light does to eyes that lack one kind of cone, on linear RGB (Machado, Oliveira, Fernandes 2009, severity 1).
+BLIND = {
+    "red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("cone", BLIND)
+def test_colours_are_apart_for_the_colour_blind(cone):
+    for places, least in ((4, 0.2), (8, 0.07)):
+        colours = np.array([colour_at((i + 0.5) / places) for i in range(places)])
+        linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+        seen = np.clip(linear @ np.array(BLIND[cone]).T, 0, 1)
+        seen = np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055)
+        gaps = np.linalg.norm(seen[:, None] - seen[None], axis=2)
+        assert gaps[~np.eye(places, dtype=bool)].min() > least

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collectives.selection import HALF, Call, Selection
+from collectives.choosing.selection import HALF, Call, Selection
 
 COUNT = 3001
 

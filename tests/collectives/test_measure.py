@@ -6,8 +6,8 @@ import pytest
 @pytest.mark.mpi(ranks=[1, 3])
 def test_measured_network(comm, tmp_path):
     from collectives import ALGORITHMS, price
-    from collectives.measure import measure_network
-    from collectives.networks import Network
+    from collectives.pricing.measure import measure_network
+    from collectives.pricing.networks import Network
 
     if comm.size == 1:
         with pytest.raises(ValueError, match="two or more"):
@@ -17,6 +17,12 @@ def test_measured_network(comm, tmp_path):
     assert all(other == network for other in comm.allgather(network))
     assert network.ranks_per_node == 3 and "3 ranks a node" in network.source
     assert network.between == network.inside  # there is no other level here
+    lengths = [point.nbytes for point in network.inside.points]
+    assert set(lengths) >= {4, 4096, 1 << 20} and network.inside.eager is not None  # MPI buffers no message of 1 MiB
+    assert {network.inside.eager, network.inside.eager + 1} <= set(lengths)
+    assert all(min(point) > 0 for point in network.inside.points)
+    assert 1e-13 < network.memory < 1e-8
+    assert [ranks for ranks, _ in network.meetings] == [2, 3] and all(seconds > 0 for _, seconds in network.meetings)
     # Any machine: a message of 1 MiB takes between 10 us and 1 s, memory moves between 100 MB/s and 1 TB/s.
     assert 1e-5 < network.inside.alpha + (1 << 20) * network.inside.beta < 1
     assert 1e-12 < network.gamma < 1e-8 and 1e-12 < network.copy < 1e-8

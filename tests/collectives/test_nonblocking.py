@@ -5,9 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 
-from collectives import nonblocking
-from parallel import launch
+import collectives
+from collectives import progress
+from collectives.running import nonblocking
+from parallel.launch import launcher
 
 COUNT = 50_000  # long enough for rendezvous
 
@@ -62,15 +65,15 @@ def test_they_advance_while_the_caller_computes(comm, ranks):
     """Rank 0 only pokes, or does nothing at all where there is a thread; the others wait."""
     from collectives import Communicator
 
-    for progress in (False, True):
-        communicator = Communicator(comm, progress=progress)
+    for thread in (False, True):
+        communicator = Communicator(comm, progress=thread)
         x = value(comm.rank, 0)
         request = communicator.Iallreduce(None, x)
         if comm.rank == 0:
-            give_up = time.monotonic() + 10
+            give_up = time.monotonic() + PATIENCE
             while not request.done and time.monotonic() < give_up:
                 time.sleep(1e-3)
-                if not progress:
+                if not thread:
                     communicator.poke()
             assert request.done
         else:
@@ -103,6 +106,8 @@ def test_buffers_live_and_plans_stay_while_in_flight(communicator, ranks):
         nonblocking.waitall(requests)
         for i, x in enumerate(kept):
             assert (x == value(0, i, 3000) + value(1, i, 3000)).all(), repeat
+    assert not any(plan.busy for plan in communicator._later_plans.values())
+    assert len(communicator._later_plans) <= 2 + 6, "those of one repeat were in flight: those of the ones before go"
     if communicator.rank == 1:
         communicator.recv(source=0)  # until then, what rank 0 has begun cannot end
     held = value(0, 0)
@@ -117,18 +122,19 @@ def test_buffers_live_and_plans_stay_while_in_flight(communicator, ranks):
 FORGETFUL = """
 import numpy as np
 from mpi4py import MPI
-from collectives import Communicator, unfinished
+from collectives import Communicator
+from collectives.running import nonblocking
 
 def step():
     for _ in range(2):
         made.Iallreduce(MPI.IN_PLACE, np.ones(200_000))  # so long that it needs both ranks
 
 made = Communicator(MPI.COMM_WORLD, progress=THREAD)
-unfinished.PATIENCE *= 0.1 if THREAD else 1
+nonblocking.PATIENCE *= 0.1 if THREAD else 1
 made.Barrier()
 WHAT
 """
-EACH = "for a nonblocking allreduce of [IN_PLACE, (200000,) float64] (started at program.py:8 in step), 2 times"
+EACH = "for a nonblocking allreduce of [IN_PLACE, (200000,) float64] (started at program.py:9 in step), 2 times"
 # What the program does -> whether a thread advances it, status, what is said, what is not.
 ENDS = {
     "step()": (False, 0, ["rank 0: the program ends", "rank 1: the program ends", EACH], ["not finished"]),
@@ -149,7 +155,7 @@ def test_what_nobody_waited_for_is_named_at_the_end(what, tmp_path):
     thread, status, said, unsaid = ENDS[what]
     program, lines = tmp_path / "program.py", []
     program.write_text(FORGETFUL.replace("THREAD", str(thread)).replace("WHAT", what))
-    got = launch.run([program], ranks=2, timeout=30, stdout=lines.append)
+    got = launcher.run([program], ranks=2, timeout=PATIENCE, stdout=lines.append)
     text = "".join(lines)
     assert got == status, text
     assert all(words in text for words in said), text
@@ -198,3 +204,118 @@ def test_collectives_of_objects_let_those_in_flight_finish(comm):
         assert communicator.allgather(comm.rank) == [0, 1]
         assert request.Test() and (x == 3).all()
     communicator.release()
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("what", ["ring", "native", "shared", "auto", "Iallreduce", "objects", "Run", "Split", "empty"])
+def test_communicators_may_be_waited_for_in_different_orders(comm, what):
+    """Rank 0 calls something of the one before it waits for what is in flight in the other, rank 1 after it."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    a, b = Communicator(comm, watch=20), Communicator(comm, watch=20)
+    first, y = comm.rank == 0, np.ones(50_000)
+    rounds = collectives.ALGORITHMS["allreduce"]["ring"].rounds(comm.rank, 2, y.size)
+    call = {
+        "Iallreduce": lambda: b.Iallreduce(MPI.IN_PLACE, y, algorithm="ring").Wait(),
+        "objects": lambda: y.__iadd__(b.allreduce(1) - 1),
+        "Run": lambda: b.Run(plan),
+        "Split": lambda: y.__iadd__(b.Split().size - 1),
+        "empty": lambda: y.__iadd__(b.empty(9) is not None),
+    }.get(what, lambda: b.Allreduce(MPI.IN_PLACE, y, algorithm=what))
+    plan = b.compile(rounds, x=y) if what == "Run" else None
+    for _ in range(2):  # a new call, and one that is known
+        x, y[:] = np.ones(200_000), 1
+        request = a.Iallreduce(MPI.IN_PLACE, x, algorithm="ring")  # so long that it needs both ranks
+        if not first:
+            request.Wait()
+        call()
+        request.Wait()
+        assert (x == 2).all() and (y == 2).all()
+    assert not progress.in_flight
+    a.release()
+    b.release()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_rows_and_columns_in_flight_at_once(comm):
+    """Communicators that overlap in part, waited for in an order of each rank's own."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    world = Communicator(comm, watch=20)
+    groups = [world.Split(comm.rank == alone, comm.rank) for alone in range(3)]
+    x = [np.ones(200_000) for _ in groups]
+    requests = [each.Iallreduce(MPI.IN_PLACE, y) for each, y in zip(groups, x, strict=True)]
+    for k in range(3):
+        requests[(k + comm.rank) % 3].Wait()
+    assert [y[-1] for y in x] == [each.size for each in groups]
+    for each in (*groups, world):
+        each.release()
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("name", ["Split_type", "Create", "Create_group", "Clone", "Alltoallw", "Create_cart"])
+def test_other_calls_of_the_library_beside_one_in_flight(comm, name):
+    """Rank 0 calls it before it waits, rank 1 after it; of Create_group also where the other rank is no part of it."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator = Communicator(comm, watch=20)
+    x, told, given = np.ones(200_000), np.zeros(2, "i4"), np.full(2, comm.rank + 1, "i4")
+    cut = [[1, 1], [0, 4], [MPI.INT, MPI.INT]]
+    group = communicator.Get_group()
+    call = {
+        "Split_type": lambda: communicator.Split_type(MPI.COMM_TYPE_SHARED),
+        "Create": lambda: communicator.Create(group),
+        "Create_group": lambda: communicator.Create_group(group),
+        "Clone": communicator.Clone,
+        "Alltoallw": lambda: communicator.Alltoallw([given, *cut], [told, *cut]),
+        "Create_cart": lambda: communicator.Create_cart([2]),
+    }[name]
+    request = communicator.Iallreduce(MPI.IN_PLACE, x, algorithm="ring")
+    if comm.rank:
+        request.Wait()
+    made = call()
+    request.Wait()
+    assert (x == 2).all()
+    assert told.tolist() == [1, 2] if made is None else made.allreduce(1) == 2
+    if name == "Create_group":
+        request = communicator.Iallreduce(MPI.IN_PLACE, x) if comm.rank == 0 else None
+        if comm.rank == 0:
+            alone = communicator.Create_group(group.Incl([0]))
+            comm.send(alone.allreduce(1), 1)
+        else:
+            assert comm.recv(source=0) == 1
+            request = communicator.Iallreduce(MPI.IN_PLACE, x)
+        request.Wait()
+        assert (x == 4).all()
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_failure_while_another_call_moves_it_is_told_where_it_is_waited_for(comm, monkeypatch):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    a, b = Communicator(comm, watch=20), Communicator(comm, watch=20)
+    a.Barrier()
+
+    def fails():
+        raise OSError("no such cable")
+
+    x = np.ones(1000)
+    a.Iallreduce(MPI.IN_PLACE, x).Wait()
+    plan = next(iter(a._later_plans.values()))
+    plan.calls.append(fails)
+    requests = a.Iallreduce(MPI.IN_PLACE, x), b.Iallreduce(MPI.IN_PLACE, np.ones(1000))
+    assert requests[1].Wait() and b.allreduce(1) == 2
+    for ask in (requests[0].Wait, requests[0].Test):
+        with pytest.raises(OSError, match="no such cable"):
+            ask()
+    a.release()
+    b.release()

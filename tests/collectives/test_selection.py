@@ -3,7 +3,8 @@
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.selection import (
+from collectives.algorithms.registry import by_messages
+from collectives.choosing.selection import (
     ANY,
     LIBRARIES,
     ORDERED,
@@ -48,19 +49,20 @@ def test_what_is_chosen_can_always_run():
         selection = Selection({}, nodes)
         assert selection.place == place
         assert all(selection.native_below(operation) < 1 << 31 for operation in ALGORITHMS)
-        for operation, entries in ALGORITHMS.items():
-            for asked in ["auto", *(["shared"] if operation in SHARED else []), *entries]:
+        for operation in ALGORITHMS:
+            for asked in ["auto", *(["shared"] if operation in SHARED else []), *by_messages(operation)]:
                 for nbytes in (0, 1 << 10, 1 << 20, 1 << 40):
                     for ordered in (False, True):
                         for shareable in (False, True):
                             call = Call(operation, nbytes, ordered=ordered, shareable=shareable and not ordered)
                             name = selection.choose(asked, call)
-                            assert name in entries or name == "shared" or (name == "native" and nbytes < 1 << 31)
+                            known = *by_messages(operation), "shared"
+                            assert name in known or (name == "native" and nbytes < 1 << 31)
                             if name == "shared":
                                 assert place == "node" or (place == "nodes" and operation == "allreduce")
                                 assert call.shareable
                             elif name != "native":
-                                assert entries[name].ordered or not ordered
+                                assert ALGORITHMS[operation][name].ordered or not ordered
     for operation, name in ORDERED.items():
         assert ALGORITHMS[operation][name].ordered
     for operation, name in VECTOR.items():
@@ -96,6 +98,9 @@ def test_a_file_replaces_rows(tmp_path, monkeypatch):
         ('{"node": {"allreduce": [[null, "rind"]]}}', "no allreduce algorithm 'rind'"),
         ('{"node": {"allreduce": [[null, "auto"]]}}', "name an algorithm"),
         ('{"node": {"allreduce": [[5, "ring"], [4, "ring"], [null, "ring"]]}}', "must rise"),
+        ('{"node": {"allreduce": [[5, "ring"], [5, "doubling"], [null, "ring"]]}}', "must rise"),
+        ('{"node": {"allreduce": [[null, "ring"], [null, "doubling"]]}}', "must rise"),
+        ('{"node": {"allreduce": [[null, "ring"], [5, "ring"]]}}', "end with null"),
         ('{"node": {"allreduce": [[5, "ring"]]}}', "end with null"),
         ('{"node": {"allreduce": []}}', "end with null"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectives.simulator import Deadlock, LeftOver, LengthMismatch, RuleBroken, find_cycle, simulate
+from collectives.checking.simulator import Deadlock, LeftOver, LengthMismatch, RuleBroken, find_cycle, simulate
 from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
 
 

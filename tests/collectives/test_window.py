@@ -20,7 +20,7 @@ GUARD = 8  # elements
 
 @pytest.fixture
 def window(comm):
-    from collectives.window import SharedWindow
+    from collectives.node_memory.window import SharedWindow
 
     window = SharedWindow(comm, limit=20)
     yield window
@@ -269,9 +269,9 @@ def test_what_is_refused(window, comm):
 
 @pytest.mark.mpi(ranks=3)
 def test_a_wait_has_an_end_and_says_who_is_missing(comm):
-    from collectives.window import SharedWindow
+    from collectives.node_memory.window import SharedWindow
 
-    window = SharedWindow(comm, limit=0.5)
+    window = SharedWindow(comm, limit=2)
     x = np.ones(4)
     if comm.rank < 2:
         with pytest.raises(
@@ -361,7 +361,7 @@ def test_what_one_rank_cannot_have_leaves_no_file_open_on_the_others(window, com
 
 @pytest.mark.mpi(ranks=[1, 4])
 def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
-    from collectives.window import SharedWindow
+    from collectives.node_memory.window import SharedWindow
 
     window = SharedWindow(comm)
     flags, data = window.flags, window.common(comm.size, "i8")
@@ -382,7 +382,7 @@ def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
 def test_large_arrays_in_huge_pages_where_all_ranks_get_them(window, comm, monkeypatch):
     import errno
 
-    from collectives import window as module
+    from collectives.node_memory import window as module
 
     small = os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr(module, "huge_page_size", lambda: 16 * small)
@@ -410,3 +410,81 @@ def test_large_arrays_in_huge_pages_where_all_ranks_get_them(window, comm, monke
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert stretch(large + 5) == large + small, "one rank has none, so none has"
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.parametrize("refused", ["memfd_create", "open", "Allocate_shared"])
+def test_where_one_rank_is_refused_memory_all_send_messages_and_one_says_so_once(comm, monkeypatch, capfd, refused):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.running import planner
+
+    at = 0 if refused == "memfd_create" else comm.size - 1  # the first rank makes the file, the others open it
+
+    def fails(*arguments, **more):
+        if comm.rank == at:
+            raise PermissionError(1, "not permitted here")
+        return real(*arguments, **more)
+
+    class Win:
+        """Refuses one rank, where the library refuses all of them."""
+
+        @staticmethod
+        def Allocate_shared(*arguments, **more):
+            window = MPI_Win.Allocate_shared(*arguments, **more)
+            if comm.rank == at:
+                raise MPI.Exception(MPI.ERR_RMA_SHARED)
+            return window
+
+    planner.tell_once.cache_clear()
+    real, MPI_Win = getattr(os, refused, None), MPI.Win
+    monkeypatch.setattr(*((MPI, "Win", Win) if real is None else (os, refused, fails)))
+    communicator, other = Communicator(comm), Communicator(comm)
+    for dtype in ("f8", "f2"):
+        for algorithm in (None, "shared"):
+            x = np.full(9000, comm.rank + 1, dtype)
+            communicator.Allreduce(MPI.IN_PLACE, x, algorithm=algorithm)
+            assert (x == sum(range(1, comm.size + 1))).all()
+    other.Bcast(x, algorithm="shared")
+    why = "no shared memory.*rank {}: {}".format(at, "the MPI library" if real is None else "not permitted here")
+    with pytest.raises(OSError, match=why):
+        communicator.empty(5)
+    monkeypatch.undo()
+    comm.Barrier()
+    said = capfd.readouterr().err
+    assert said.count(f"collectives of {comm.size} ranks send messages instead") == (comm.rank == 0), said
+    assert "but no shared memory" in communicator.explain("allreduce", 9000)
+    communicator.release()
+    other.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_the_memory_of_another_process_is_opened_only_if_it_is_the_one_told(window, comm, monkeypatch):
+    """Where ranks see other processes under the same number, as in containers, the path leads to another's file."""
+    real, opened = os.stat, []
+    monkeypatch.setattr(os, "stat", lambda path, **more: real("/dev/null" if comm.rank else path, **more))
+    monkeypatch.setattr(os, "open", lambda *given, real=os.open: opened.append(given) or real(*given))
+    with pytest.raises(OSError, match=r"rank 1: /proc/\d+/fd/\d+ is not rank 0's memory"):
+        window.empty(5)
+    assert len(opened) == (comm.rank == 0)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_memory_of_a_communicator_waits_as_long_as_its_watchdog(comm, monkeypatch):
+    from collectives import Communicator
+
+    for given, environment, limit in (
+        ({}, "", 300),
+        ({"watch": 0}, "", np.inf),
+        ({"watch": 40}, "", 50),
+        ({"watch": 40, "abort": False}, "", np.inf),
+        ({}, "20", 30),
+    ):
+        if environment:
+            monkeypatch.setenv("RINGPROP_WATCH", environment)
+        communicator = Communicator(comm, **given)
+        x = communicator.empty(9000)
+        assert communicator._planner.window.flags.limit == limit, given
+        communicator.Allreduce(None, x)
+        communicator.release()

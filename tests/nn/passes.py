@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nn.network import Network
+from nn.core.network import Network
 
 
 def one_pass(layer, x, seed=0, dtype=None, setup=None, gy=None, w=None):
@@ -23,7 +23,7 @@ def one_pass(layer, x, seed=0, dtype=None, setup=None, gy=None, w=None):
             array[...] = w[name]
     gradients = np.full_like(buffer, np.nan)
     run = network.run(seed=seed)
-    run.common.input_gradient = x.dtype.kind == "f"
+    run.context.input_gradient = x.dtype.kind == "f"
     if setup:
         setup(run)
     p, g = network.layout.views(buffer), network.layout.views(gradients)
@@ -85,12 +85,12 @@ def check_micro_batches(layer, x, setup=None):
     cuts = [slice(0, 1), slice(1, 3), slice(3, len(x))]
     saved = {}
     for i, cut in enumerate(cuts):
-        run.common.sample = cut.start
+        run.micro_batch.sample = cut.start
         y, saved[i] = network.forward(p, x[cut], run)
         np.testing.assert_allclose(y, whole.y[cut], rtol=1e-10, atol=1e-12)
         del y
     for i in (1, 0, 2):
-        run.common.accumulate = i != 1
+        run.micro_batch.accumulate = i != 1
         gx = network.backward(p, g, whole.gy[cuts[i]], saved.pop(i), run)
         if gx is not None:
             np.testing.assert_allclose(gx, whole.gx[cuts[i]], rtol=1e-10, atol=1e-12)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn import activations
-from nn.activations import BY_NAME, GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
-from nn.dense import Linear
-from nn.gradcheck import gradcheck
-from nn.layer import Sequential, ShapeError
-from nn.network import Network
-from nn.normal import distribution
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Sequential, ShapeError
+from nn.core.network import Network
+from nn.layers import activations
+from nn.layers.activations import BY_NAME, GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from nn.layers.dense import Linear
+from nn.layers.gaussian import distribution
 
 ALL = [
     Sigmoid(),
@@ -56,7 +56,7 @@ def test_where_x_and_gy_are_free_nothing_changes(layer):
     free = one_pass(Sequential(Linear(6, 6), layer, Linear(6, 6)), x)
     network = free.network
     run = network.run()
-    run.common.input_gradient = True
+    run.context.input_gradient = True
     assert run.children[1].x_free and run.children[1].gy_free
     for child in run.children:
         child.x_free = child.gy_free = False

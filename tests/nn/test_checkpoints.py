@@ -3,12 +3,13 @@
 import errno
 import hashlib
 import os
+import stat
 
 import numpy as np
 import pytest
 
 import nn
-from nn import checkpoints
+from nn.training import checkpoints
 
 
 def state(step):
@@ -24,6 +25,19 @@ def test_round_trip_keeps_the_last_two(tmp_path):
     loaded, progress, path = kept.load()
     assert (loaded["param/0.W"] == 3).all() and loaded["steps"] == 3
     assert progress == {"epoch": 3, "history": [{"loss": 0.1}]} and path.name == "step-00000003.npz"
+
+
+def test_a_step_that_is_saved_twice_is_there_once(tmp_path):
+    """As where a step ends an epoch: each line of the manifest has its file, and the second save counts."""
+    kept = nn.Checkpoints(tmp_path)
+    for step, epoch in ((1, 0), (2, 0), (2, 1), (3, 1), (3, 2)):
+        kept.save(state(step), {"epoch": epoch})
+        files = [entry["file"] for entry in kept.entries()]
+        assert len(set(files)) == len(files) and all((tmp_path / file).exists() for file in files)
+    assert files == ["step-00000002.npz", "step-00000003.npz"] and kept.load()[1] == {"epoch": 2}
+    (tmp_path / files[1]).unlink()
+    with pytest.warns(UserWarning, match="DAMAGED.*step-00000003"):
+        assert kept.load()[1] == {"epoch": 1}
 
 
 def test_named_ones_are_kept_beside(tmp_path):
@@ -84,6 +98,42 @@ def test_a_full_disk_leaves_the_old_and_no_litter(tmp_path, monkeypatch, call):
     monkeypatch.undo()
     assert kept.load()[1] == {"epoch": 1}
     assert sorted(os.listdir(tmp_path)) == ["manifest.json", "step-00000001.npz"]
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_save_cut_short_anywhere_leaves_a_checkpoint(tmp_path, monkeypatch, cut):
+    """Content, name, the directory that has it; the manifest last. What fails leaves the old or the new, whole."""
+    kept, calls = nn.Checkpoints(tmp_path), []
+    kept.save(state(1), {"epoch": 1})
+    sync, replace = os.fsync, os.replace
+
+    def until(what):
+        calls.append(what)
+        if len(calls) == cut:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def fsync(file):
+        until("directory" if stat.S_ISDIR(os.fstat(file).st_mode) else "content")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda old, new: (until(new.name), replace(old, new)))
+    with pytest.raises(OSError, match=r"cannot write .*what was there before is kept"):
+        kept.save(state(2), {"epoch": 2})
+    names = "step-00000002.npz", "manifest.json"
+    assert calls == [what for name in names for what in ("content", name, "directory")][:cut]
+    assert kept.load()[1] == {"epoch": 1 if cut < 6 else 2}
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_reader_of_the_manifest_sees_it_whole(tmp_path):
+    """The one before, if that is what was opened: it is replaced, not written over."""
+    kept = nn.Checkpoints(tmp_path)
+    kept.save(state(1), {})
+    before = (tmp_path / "manifest.json").read_text()
+    with open(tmp_path / "manifest.json") as opened:
+        kept.save(state(2), {})
+        assert opened.read() == before != (tmp_path / "manifest.json").read_text()
 
 
 def test_pickles_are_neither_written_nor_read(tmp_path):

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from nn import clipping
-from nn.clipping import ClipGlobalNorm, ClipNorm, ClipValue, squared_norms
+from nn.core.layer import Spec
+from nn.core.layout import Layout
 from nn.initializers import zeros
-from nn.layer import Spec
-from nn.layout import Layout
+from nn.optim import clipping
+from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue, squared_norms
 
 LAYOUT = Layout({"0": {"W": Spec((5, 7), zeros), "b": Spec((7,), zeros)}, "1": {"W": Spec((3,), zeros)}})
 

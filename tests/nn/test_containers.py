@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn.activations import BY_NAME, GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
-from nn.attention import MultiHeadAttention, TransformerBlock
-from nn.containers import Branches, Recompute, Residual
-from nn.dense import Linear, TiedLinear
-from nn.dropout import Dropout
-from nn.embedding import Embedding, LearnedPositions, SinusoidalPositions
-from nn.gradcheck import gradcheck
-from nn.layer import Layer, Sequential, ShapeError, Spec
-from nn.network import Network
-from nn.reshaping import Flatten, Reshape
+from nn.analysis.gradcheck import gradcheck
+from nn.core.containers import Branches, Recompute, Residual
+from nn.core.layer import Layer, Sequential, ShapeError, Spec
+from nn.core.network import Network
+from nn.layers.activations import BY_NAME, GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from nn.layers.attention import MultiHeadAttention, TransformerBlock
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.dropout import Dropout
+from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.reshaping import Flatten, Reshape
 
 
 def sample(shape=(5, 4), seed=0):
@@ -102,7 +102,7 @@ def test_finished_gradients_are_a_growing_prefix(layer):
     buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     network.layout.initialize(buffer, 0)
     run, seen = network.run(), []
-    run.common.ready = lambda end: seen.append((end, gradients[:end].copy()))
+    run.context.ready = lambda end: seen.append((end, gradients[:end].copy()))
     y, saved = network.forward(network.layout.views(buffer), sample(), run)
     network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, run)
     ends = [end for end, _ in seen]
@@ -149,17 +149,17 @@ def test_recompute_sees_the_pass_as_it_was():
     buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     network.layout.initialize(buffer, 0)
     p, g, run = network.layout.views(buffer), network.layout.views(gradients), network.run()
-    run.common.input_gradient = True
-    run.common.sample, run.common.step = 3, 7
+    run.context.input_gradient = True
+    run.micro_batch.sample, run.micro_batch.step = 3, 7
     y, saved = network.forward(p, sample(), run)
     gy = np.ones_like(y)
-    run.common.sample, run.common.step, run.common.training = 11, 8, False
+    run.micro_batch.sample, run.micro_batch.step, run.micro_batch.training = 11, 8, False
     seen = []
-    run.common.watch = lambda path, layer, y: seen.append(path)
+    run.context.watch = lambda path, layer, y: seen.append(path)
     gx = network.backward(p, g, gy, saved, run)
-    assert (run.common.sample, run.common.step, run.common.training, seen) == (11, 8, False, [])
+    assert (run.micro_batch.sample, run.micro_batch.step, run.micro_batch.training, seen) == (11, 8, False, [])
     x = sample()
-    run.common.sample, run.common.step, run.common.training = 3, 7, True
+    run.micro_batch.sample, run.micro_batch.step, run.micro_batch.training = 3, 7, True
     eps, d = 1e-6, sample(seed=5)
     difference = (
         (network.forward(p, x + eps * d, run)[0].sum() - network.forward(p, x - eps * d, run)[0].sum()) / eps / 2
@@ -171,7 +171,7 @@ def test_every_layer_is_watched():
     layer = Sequential(Residual(Linear(4, 4)), Branches(Linear(4, 2), Sequential(Tanh())), Recompute(Linear(6, 2)))
     network = Network(layer, (4,), np.float64)
     run, seen = network.run(), []
-    run.common.watch = lambda path, layer, y: seen.append(path)
+    run.context.watch = lambda path, layer, y: seen.append(path)
     network.forward(network.layout.views(network.layout.zeros(np.float64)), sample(), run)
     assert seen == ["0.body", "0", "1.0", "1.1.0", "1.1", "1", "2"]
 

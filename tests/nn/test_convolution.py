@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn import lowering, winograd, winograd_rows
-from nn.activations import ReLU
-from nn.convolution import Conv2d
-from nn.gradcheck import gradcheck
-from nn.layer import Sequential, ShapeError
-from nn.network import Network
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Sequential, ShapeError
+from nn.core.network import Network
+from nn.layers import im2col, winograd, winograd_rows
+from nn.layers.activations import ReLU
+from nn.layers.convolution import Conv2d
 
-ALL = pytest.mark.parametrize("algorithm", [lowering, winograd, winograd_rows], ids=["lowering", "winograd", "rows"])
+ALL = pytest.mark.parametrize("algorithm", [im2col, winograd, winograd_rows], ids=["im2col", "winograd", "rows"])
 
 
 class Forced(Conv2d):
@@ -25,7 +25,7 @@ class Forced(Conv2d):
         super().__init__(*arguments, **options)
         self._algorithm = algorithm
 
-    def algorithm(self, geometry):
+    def algorithm(self, geometry, out_channels=None):
         return self._algorithm
 
 
@@ -73,7 +73,7 @@ def lowered_cases(draw):
         for d, k, p, extra in zip(dilation, kernel, padding, two(0, 6), strict=True)
     )
     bias = draw(st.booleans())
-    layer = Forced(lowering, groups * c, groups * o, kernel, stride, padding, dilation, groups, bias)
+    layer = Forced(im2col, groups * c, groups * o, kernel, stride, padding, dilation, groups, bias)
     return layer, (draw(st.integers(1, 3)), *size, groups * c)
 
 
@@ -83,14 +83,14 @@ def test_lowering_is_the_definition(case, piece, wide, seed):
     """Whatever the geometry, the size of the pieces, and how many output columns are computed together."""
     layer, shape = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lowering, "PIECE", piece)
-        patch.setattr(lowering, "OUTPUTS", wide)
+        patch.setattr(im2col, "PIECE", piece)
+        patch.setattr(im2col, "OUTPUTS", wide)
         compare_with_definition(layer, sample(shape, seed), seed)
 
 
 def test_output_columns_together():
     """As many as fill a product, if they divide the output; 1 x 1 kernels and strided ones always one."""
-    together = lambda size, *arguments: lowering._together(
+    together = lambda size, *arguments: im2col._together(
         (layer := Conv2d(*arguments)).specs((*size, arguments[0]))[0]["W"].shape, layer.geometry(size)
     )
     assert together((32, 32), 3, 16, 3, 1, 1) == 2
@@ -144,17 +144,17 @@ def test_winograd_of_rows_is_the_definition(kernel, padding, extra, channels, im
 @pytest.mark.parametrize(
     ("arguments", "size", "algorithm"),
     [
-        ((1, 20, 5), (28, 28), lowering),
-        ((20, 50, 5), (12, 12), lowering),
-        ((3, 8, 3, 1, "same"), (9, 8), lowering),
-        ((3, 8, (2, 4), 1, "same"), (9, 8), lowering),
-        ((3, 8, 11, 4, 2), (35, 31), lowering),
-        ((6, 6, 3, 1, 1, 1, 6), (7, 9), lowering),
-        ((32, 64, 3, 1, 1, 1, 2), (13, 13), lowering),
-        ((8, 12, 1), (7, 5), lowering),
-        ((8, 12, 1, 2), (7, 5), lowering),
-        ((8, 12, 3, 2, 1), (9, 12), lowering),
-        ((8, 12, 3, 1, 2, 2), (9, 12), lowering),
+        ((1, 20, 5), (28, 28), im2col),
+        ((20, 50, 5), (12, 12), im2col),
+        ((3, 8, 3, 1, "same"), (9, 8), im2col),
+        ((3, 8, (2, 4), 1, "same"), (9, 8), im2col),
+        ((3, 8, 11, 4, 2), (35, 31), im2col),
+        ((6, 6, 3, 1, 1, 1, 6), (7, 9), im2col),
+        ((32, 64, 3, 1, 1, 1, 2), (13, 13), im2col),
+        ((8, 12, 1), (7, 5), im2col),
+        ((8, 12, 1, 2), (7, 5), im2col),
+        ((8, 12, 3, 2, 1), (9, 12), im2col),
+        ((8, 12, 3, 1, 2, 2), (9, 12), im2col),
         ((64, 48, 3, 1, 1), (16, 15), winograd),
         ((48, 64, 5, 1, 2), (8, 11), winograd),
         ((16, 16, 3, 1, 1), (32, 32), winograd_rows),
@@ -222,7 +222,7 @@ def test_rounding_of_winograd_in_float32(channels, kernel):
 
     Along one axis, at most two and a half times.
     """
-    direct = error_of(lowering, channels, kernel)
+    direct = error_of(im2col, channels, kernel)
     for algorithm, times in ((winograd, 7), (winograd_rows, 2.5)):
         fast = error_of(algorithm, channels, kernel)
         assert (fast[:, 0] < times * direct[:, 0]).all(), (algorithm, fast, direct)
@@ -250,7 +250,7 @@ def test_empty_batch(algorithm):
 
 def test_first_layer_computes_no_input_gradient():
     def setup(run):
-        run.common.input_gradient = False
+        run.context.input_gradient = False
 
     assert one_pass(Conv2d(3, 4, 3), sample((2, 6, 5, 3)), setup=setup).gx is None
 
@@ -286,13 +286,13 @@ def test_choice_of_algorithm():
     assert choose((8, 8), 256, 256, 3, padding=1) is winograd
     assert choose((32, 32), 32, 32, 3, padding=1) is winograd_rows  # its transforms cost less
     assert choose((32, 32), 16, 16, 3, padding=1) is winograd_rows
-    assert choose((12, 12), 20, 50, 5) is lowering  # backward, the outputs are more than twice as many
-    assert choose((32, 32), 3, 64, 3, padding=1) is lowering  # transforms would cost more than they save
-    assert choose((32, 32), 64, 64, 3, 2, 1) is lowering
-    assert choose((32, 32), 64, 64, 3, dilation=2) is lowering
-    assert choose((32, 32), 64, 64, 3, padding=1, groups=2) is lowering
-    assert choose((32, 32), 64, 64, 1) is lowering
-    assert choose((3, 3), 64, 64, 3) is lowering  # one output would pay for a whole tile
+    assert choose((12, 12), 20, 50, 5) is im2col  # backward, the outputs are more than twice as many
+    assert choose((32, 32), 3, 64, 3, padding=1) is im2col  # transforms would cost more than they save
+    assert choose((32, 32), 64, 64, 3, 2, 1) is im2col
+    assert choose((32, 32), 64, 64, 3, dilation=2) is im2col
+    assert choose((32, 32), 64, 64, 3, padding=1, groups=2) is im2col
+    assert choose((32, 32), 64, 64, 1) is im2col
+    assert choose((3, 3), 64, 64, 3) is im2col  # one output would pay for a whole tile
 
 
 def test_shape_and_macs():

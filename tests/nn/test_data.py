@@ -152,11 +152,11 @@ def test_wrong_npz_files_are_refused(tmp_path):
         ({"y_train": np.ones(3, int)}, "2 samples but 3 targets"),
         ({"y_test": np.array([0, -1])}, r"\(test\): label -1 of sample 1: expected 0 to 1"),
         ({"x_train": np.array([[0, 1, np.nan], [1, 1, 1]])}, r"x\[0\] holds a value that is not finite"),
-        ({"x_train": np.array([["a"], ["b"]])}, "x must hold numbers"),
-        ({"x_train": np.array([None, {}])}, "without pickled objects"),
+        ({"x_train": np.array([["a"], ["b"]])}, "x_train.npy: it must hold numbers, given dtype <U1"),
+        ({"x_train": np.array([None, {}])}, "x_train.npy: it holds Python objects, which is a pickle"),
         ({"x_test": np.ones((2, 4))}, r"shape \(3,\), test samples \(4,\)"),
         ({"x_test": np.ones((0, 3)), "y_test": np.ones(0, int)}, "holds no samples"),
-        ({"y_test": np.ones(2)}, "must be integers"),
+        ({"y_test": np.ones(2)}, "must be classes"),
     ]:
         np.savez(path, **(good | change))
         with pytest.raises(DataError, match=message) as error:

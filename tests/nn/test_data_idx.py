@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -55,7 +56,12 @@ GOOD = idx(np.arange(24).reshape(2, 3, 4), 8)
         (gzip.compress(GOOD)[:-8] + b"\0" * 8, "truncated or damaged gzip file: CRC check failed"),
         (b"\x1f\x8bnot gzip at all", "truncated or damaged gzip file"),
         (gzip.compress(GOOD[:-1]), "truncated: header says"),
-        (struct.pack(">4I", 2051, 2**31, 2**31, 2**31), "truncated: header says"),
+        (gzip.compress(GOOD + b"\0"), "too long: .* 40 bytes, given 41 or more"),
+        (struct.pack(">4I", 2051, 2**10, 2**20, 2**20), "truncated: header says"),
+        (struct.pack(">4I", 2051, 2**31, 2**31, 2**31), "no array can have shape"),
+        (struct.pack(">4I", 2051, 0, 2**32 - 1, 2**32 - 1), "no array can have shape"),
+        (gzip.compress(struct.pack(">4I", 2051, 2**10, 2**10, 2**10)), "bytes of gzip cannot hold so many"),
+        (struct.pack(">H2B65I", 0, 8, 65, *[1] * 65) + b"\0", "65 axes, and an array has at most 64"),
         (idx(np.arange(3), 8), r"expected 3 axes \(magic 2051\), given 1 of shape \(3,\)"),
         (idx(np.arange(24).reshape(2, 3, 4), 13), "expected numbers of type uint8, given >f4"),
     ],
@@ -66,3 +72,19 @@ def test_foreign_and_truncated_files_are_refused_by_name(tmp_path, content, mess
     with pytest.raises(DataError, match=message) as error:
         read_idx(path, 3, np.uint8)
     assert str(error.value).startswith(str(path))
+
+
+def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path):
+    """256 MiB of zeros, packed into a quarter of a MiB, behind a header of 24 bytes."""
+    path = tmp_path / "images-idx3"
+    with gzip.open(path, "wb") as file:
+        file.write(GOOD)
+        for _ in range(256):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"too long: .* 40 bytes, given 41 or more"):
+            read_idx(path, 3, np.uint8)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn.activations import Sigmoid
-from nn.dense import Linear, TiedLinear
-from nn.gradcheck import gradcheck
-from nn.layer import Layer, Sequential, ShapeError, Spec
-from nn.network import Network
-from nn.reshaping import Flatten, Reshape
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Layer, Sequential, ShapeError, Spec
+from nn.core.network import Network
+from nn.layers.activations import Sigmoid
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.reshaping import Flatten, Reshape
 
 
 def sample(shape=(5, 4), seed=0):
@@ -125,6 +125,8 @@ def test_batches_that_do_not_fit_are_refused():
 def test_an_empty_batch_passes_through():
     r = one_pass(Sequential(Linear(4, 6), Sigmoid(), Linear(6, 3)), np.zeros((0, 4)))
     assert r.y.shape == (0, 3) and r.gx.shape == (0, 4)
+    places = one_pass(Linear(4, 6), np.zeros((0, 2, 4)))
+    assert places.y.shape == (0, 2, 6) and places.gx.shape == (0, 2, 4) and not places.g["W"].any()
     assert all((g == 0).all() for g in r.g.values())
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn.dense import Linear
-from nn.dropout import Dropout, keep_mask
-from nn.gradcheck import gradcheck
-from nn.layer import Sequential
-from nn.network import Network
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Sequential
+from nn.core.network import Network
+from nn.layers.dense import Linear
+from nn.layers.dropout import Dropout, keep_mask
 
 
 def masked(run, shape=(8, 5), rate=0.5):
@@ -19,7 +19,7 @@ def masked(run, shape=(8, 5), rate=0.5):
 
 def a_run(layer=None, seed=0, step=0, sample=0):
     run = Network(layer or Dropout(), (5,), np.float64).run(seed=seed)
-    run.common.step, run.common.sample = step, sample
+    run.micro_batch.step, run.micro_batch.sample = step, sample
     return run
 
 
@@ -43,7 +43,7 @@ def test_rate_and_scale(rate):
 
 def test_evaluation_is_the_identity():
     def evaluate(run):
-        run.common.training = False
+        run.micro_batch.training = False
 
     x = np.random.default_rng(0).standard_normal((3, 5))
     result = one_pass(Dropout(0.5), x, setup=evaluate)

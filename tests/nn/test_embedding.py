@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn.attention import MultiHeadAttention
-from nn.containers import Recompute
-from nn.dense import Linear, TiedLinear
-from nn.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
-from nn.gradcheck import gradcheck
-from nn.layer import Sequential, ShapeError
-from nn.network import Network
+from nn.analysis.gradcheck import gradcheck
+from nn.core.containers import Recompute
+from nn.core.layer import Sequential, ShapeError
+from nn.core.network import Network
+from nn.layers.attention import MultiHeadAttention
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
 
 IDS = np.random.default_rng(0).integers(0, 7, (6, 5))
 IDS[:, 0] = 3  # not padding everywhere
@@ -135,7 +135,7 @@ def test_finished_prefix_with_ties():
     buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     network.layout.initialize(buffer, 0)
     run, seen = network.run(), []
-    run.common.ready = lambda end: seen.append((end, gradients[:end].copy()))
+    run.context.ready = lambda end: seen.append((end, gradients[:end].copy()))
     y, saved = network.forward(network.layout.views(buffer), IDS, run)
     network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, run)
     assert [end for end, _ in seen] == [0, 32, 64]

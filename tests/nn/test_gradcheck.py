@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from nn.activations import Sigmoid, Tanh
-from nn.dense import Linear
-from nn.gradcheck import gradcheck
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Layer, Sequential, Spec
 from nn.initializers import ones, zeros
-from nn.layer import Layer, Sequential, Spec
+from nn.layers.activations import Sigmoid, Tanh
+from nn.layers.dense import Linear
 
 BOUND = 1e-6
 X = np.random.default_rng(1).standard_normal((4, 3))
@@ -36,7 +36,14 @@ class Scale(Layer):
 
     def backward(self, p, g, gy, x, run):
         slope = 2 * p.a * x * gy
-        run.add(g.a, (slope * x).sum(0) * (1.001 if self.mistake == "slightly wrong parameter" else 1))
+        if self.mistake == "always adds":
+            g.a += (slope * x).sum(0)
+        elif self.mistake == "always writes":
+            g.a[...] = (slope * x).sum(0)
+        elif self.mistake == "leaves one out":
+            run.add(g.a[1:], (slope * x).sum(0)[1:])
+        else:
+            run.add(g.a, (slope * x).sum(0) * (1.001 if self.mistake == "slightly wrong parameter" else 1))
         if self.mistake != "forgotten parameter":
             run.add(g.b, gy.sum(0) / (len(x) if self.mistake == "mean for sum" else 1))
         if self.mistake == "ignores gy":
@@ -66,6 +73,9 @@ def test_the_layer_without_a_mistake_passes():
         "wrong sign",
         "rows mixed up",
         "one entry",
+        "always adds",
+        "always writes",
+        "leaves one out",
     ],
 )
 def test_every_mistake_is_caught(mistake):

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from nn.core.layer import Spec
+from nn.core.layout import Layout
 from nn.initializers import BY_NAME, fans, glorot, he, lecun, normal, ones, orthogonal, truncated_normal, zeros
-from nn.layer import Spec
-from nn.layout import Layout
 
 SHAPES = [(300, 200), (5, 5, 30, 80)]
 

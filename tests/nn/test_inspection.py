@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nn import inspection, pictures
-from nn.activations import ReLU, Tanh
-from nn.dense import Linear
-from nn.layer import Layer, Sequential
+from nn.analysis import inspection, pictures
+from nn.core.layer import Layer, Sequential
+from nn.core.network import Network
+from nn.layers.activations import ReLU, Tanh
+from nn.layers.dense import Linear
+from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss
-from nn.network import Network
-from nn.optimizers import SGD
-from nn.serial import Serial
+from nn.optim.optimizers import SGD
+from nn.training.serial import Serial
 
 PNG = b"\x89PNG"
 
@@ -68,6 +69,16 @@ def test_predictions_in_batches_are_those_of_one():
     assert inspection.predict(trainer, x[:0]).shape == (0, 2)
 
 
+def test_pixels_that_are_always_black_are_no_dead_units():
+    """Flatten shows them as units, but they are the data's."""
+    layers = Sequential(Flatten(), Linear(6, 4), ReLU())
+    trainer = Serial(Network(layers, (2, 3, 1)), CrossEntropyLoss(), SGD(0.1))
+    trainer.p[1].b[:] = 1
+    x = np.zeros((5, 2, 3, 1), np.float32)
+    assert inspection.dead_units(trainer, x) == {}
+    assert [d.name for d in inspection.activations(trainer, x)] == ["1 Linear(6, 4)", "2 ReLU()"]
+
+
 def test_activations_and_dead_units(tmp_path):
     trainer, x = make_trainer(), data()[0]
     trainer.p[0].W[:, [1, 4, 5]] = 0
@@ -81,7 +92,7 @@ def test_activations_and_dead_units(tmp_path):
     assert math.isclose(relu.mean, z.mean(), rel_tol=1e-5) and math.isclose(relu.std, z.std(), rel_tol=1e-5)
     assert relu.least == 0 and math.isclose(relu.most, z.max(), rel_tol=1e-5) and relu.zeros == np.mean(z == 0)
     assert relu.counts.sum() == z.size and "2 of 8" in inspection.distribution_table(found)
-    assert trainer.run.common.watch is None
+    assert trainer.run.context.watch is None
     assert saved(pictures.histograms(found), tmp_path / "c.png")
 
 
@@ -138,7 +149,7 @@ def test_profile_times_each_layer_alone_and_leaves_no_clock_behind(monkeypatch):
     assert all(np.array_equal(before[name], array) for name, array in trainer.state().items())
     for layer in inspection._all(trainer.network.root):
         assert not {"forward", "backward"} & vars(layer).keys()
-    assert isinstance(trainer.loss, CrossEntropyLoss) and "update" not in vars(trainer.optimizer)
+    assert isinstance(trainer.loss, CrossEntropyLoss) and "apply" not in vars(trainer.optimizer)
 
 
 def test_learning_rate_finder_stops_when_the_loss_blows_up(tmp_path):

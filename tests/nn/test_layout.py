@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nn.core.layer import ShapeError, Spec
+from nn.core.layout import ALIGN, Layout
 from nn.initializers import normal, zeros
-from nn.layer import ShapeError, Spec
-from nn.layout import ALIGN, Layout
 
 FIRST = normal()
 

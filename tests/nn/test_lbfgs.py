@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from nn.activations import Tanh
-from nn.dense import Linear
-from nn.layer import Sequential
-from nn.lbfgs import LBFGS, Point, Vectors, between
+from nn.core.layer import Sequential
+from nn.core.network import Network
+from nn.layers.activations import Tanh
+from nn.layers.dense import Linear
 from nn.losses import CrossEntropyLoss
-from nn.network import Network
-from nn.optimizers import SGD
-from nn.serial import Serial
+from nn.optim.lbfgs import LBFGS, Point, Vectors, between
+from nn.optim.optimizers import SGD
+from nn.training.serial import Serial
 
 
 def problem(function, start, **options):
@@ -177,6 +177,24 @@ def test_stops_where_rounding_leaves_nothing_to_gain():
     assert lbfgs.minimize(10) == 5.0
     assert "as far as rounding allows" in lbfgs.done
     np.testing.assert_array_equal(w, [1.0, 2.0])
+    np.testing.assert_array_equal(lbfgs.vectors.arrays["g"], lying(w)[1], "as put back as w")
+
+
+@pytest.mark.parametrize(
+    ("curvature", "across", "kept"), [(-1.0, 1.0, 0), (0.0, 0.0, 0), (5e-11, 1.0, 0), (2e-10, 1.0, 1)]
+)
+def test_pairs_without_clearly_positive_curvature_are_not_kept(curvature, across, kept):
+    """s = (1, 0) and y = (curvature, across), after the one evaluation that a search has here."""
+
+    def bend(x):
+        return float(-4 * x[0]), np.array([-4 + curvature * x[0], across * x[0]])
+
+    lbfgs, w = problem(bend, [0.0, 0.0], max_evaluations=1)
+    lbfgs.step()
+    np.testing.assert_array_equal(w, [1.0, 0.0])
+    assert len(lbfgs._pairs) == kept
+    lbfgs.step()
+    assert w[0] > 1, "still downhill"
 
 
 def test_cubic_interpolation_is_exact_for_cubics():

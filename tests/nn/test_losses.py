@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from nn.dense import Linear
+from nn.core.network import Network
+from nn.layers.dense import Linear
 from nn.losses import (
     BY_NAME,
     BCEWithLogitsLoss,
@@ -16,7 +17,6 @@ from nn.losses import (
     NLLLoss,
     QuadraticLoss,
 )
-from nn.network import Network
 
 RUN = Network(Linear(1, 1), (1,), np.float64).run()
 WEIGHTS = np.array([0.5, 2.0, 0.0, 1.0, 3.0])

@@ -57,5 +57,5 @@ def test_an_encoder_learns_to_tell_hidden_ids():
     trainer = nn.Serial(
         nn.models.build("encoder:16,2,1", (8,), 256), nn.MaskedCrossEntropyLoss(2), nn.Adam(0.01), seed=0
     )
-    training = nn.fit(trainer, nn.Loader(data, 20), 30, test=nn.Loader(data, 200, shuffle=False))
-    assert training.history[-1]["accuracy"] > 0.9
+    training = nn.fit(trainer, nn.Loader(data, 20), 30, validation=nn.Loader(data, 200, shuffle=False))
+    assert training.history[-1]["validation_accuracy"] > 0.9

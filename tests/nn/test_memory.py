@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nn.core.pool import ALIGN, SMALL, VIEWS, Memory
 from nn.losses import CrossEntropyLoss
-from nn.memory import ALIGN, SMALL, Memory
 from nn.models import build
-from nn.optimizers import SGD
-from nn.serial import Serial
+from nn.optim.optimizers import SGD
+from nn.training.serial import Serial
 
 LARGE = (SMALL, 4)  # 64 KiB of float32
 
@@ -95,6 +95,60 @@ def test_clear_forgets_but_arrays_live_on():
     assert (a == 3).all()
 
 
+def test_batches_of_all_sizes_need_little_more_than_the_largest():
+    """A block of its own for every size would be 100 times as much: sizes from 1 to 200 times 4 KiB, 5 in use."""
+    memory, largest = Memory(), 5 * 200 * 4096
+    for n in [*range(1, 201), *range(200, 0, -1)]:
+        live = [memory.empty((n, 1024), np.float32) for _ in range(5)]
+        memory.ones(n, np.dtype(np.float32)), memory.scratch("a", (n,), np.float32)
+        del live
+    assert memory.nbytes < 3 * largest, "rounded up to a power of two, and each smaller one: less than 4 / 1.6"
+
+
+def test_views_and_ones_of_sizes_that_come_once_are_not_kept():
+    memory, dtype = Memory(), np.dtype(np.float32)
+    tracemalloc.start()
+    try:
+        for n in range(10 * VIEWS, 0, -1):
+            assert len(memory.ones(n, dtype)) == n
+            memory.scratch("a", (n,), dtype)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (memory.ones(10 * VIEWS, dtype) == 1).all() and kept < 1000 * VIEWS, f"{kept} bytes"
+
+
+@pytest.mark.parametrize("first", [0, -1], ids=["1F1B", "GPipe"])
+def test_the_search_stays_short_with_many_micro_batches_in_flight(first):
+    """Blocks looked at for one request, in the second step: forward of 200 micro-batches, then backward of each."""
+    memory, looks = Memory(), 0
+
+    def step(micro_batches=200, layers=4):
+        flying = [[memory.empty(LARGE, np.float32) for _ in range(layers)] for _ in range(micro_batches)]
+        while flying:
+            saved, gy = flying.pop(first), None
+            while saved:
+                gx = memory.empty(LARGE, np.float32)
+                saved.pop()
+                gy = gx
+            del gx, gy
+        return 2 * micro_batches * layers
+
+    def count(frame, event, function):
+        nonlocal looks
+        looks += event == "c_call" and function is sys.getrefcount
+
+    step()
+    held = memory.nbytes
+    sys.setprofile(count)
+    try:
+        requests = step()
+    finally:
+        sys.setprofile(None)
+    assert requests <= looks < 6 * requests
+    assert memory.nbytes == held
+
+
 @pytest.mark.parametrize(
     "spec, in_shape, batch",
     [("mlp:784,128,10", (784,), 64), ("cnn", (28, 28, 1), 16), ("transformer:32,2,2", (32,), 8)],
@@ -110,7 +164,7 @@ def test_a_training_step_allocates_nothing_large(spec, in_shape, batch):
         x, y = rng.standard_normal((batch, *in_shape)).astype(np.float32), rng.integers(0, 10, batch)
     for _ in range(3):
         trainer.step(x, y)
-    held = trainer.run.common.memory.nbytes
+    held = trainer.run.context.memory.nbytes
     tracemalloc.start()
     try:
         trainer.step(x, y)
@@ -120,8 +174,18 @@ def test_a_training_step_allocates_nothing_large(spec, in_shape, batch):
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert trainer.run.common.memory.nbytes == held
+    assert trainer.run.context.memory.nbytes == held
     assert peak < 160 << 10, f"{peak} bytes"  # 128 KiB are a block of the optimizer's
+
+
+def test_training_on_batches_of_many_sizes_holds_what_the_largest_needs():
+    def held(sizes):
+        trainer = Serial(build("mlp:4,16,16,10", (4,), 10), CrossEntropyLoss(), SGD(lr=0.01))
+        for n in sizes:
+            trainer.step(np.zeros((n, 4), np.float32), np.zeros(n, int))
+        return trainer.run.context.memory.nbytes
+
+    assert held(range(80, 480, 4)) < 2.5 * held([476, 476])
 
 
 def test_reference_counts_are_what_the_pool_expects():

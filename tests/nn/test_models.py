@@ -7,17 +7,18 @@ import pytest
 from passes import check_contract, check_micro_batches, one_pass
 from threadpoolctl import threadpool_limits
 
-from nn.activations import ReLU, Tanh
-from nn.dense import Linear
-from nn.gradcheck import gradcheck
-from nn.layer import Sequential, ShapeError
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Sequential, ShapeError
+from nn.core.network import Network
+from nn.layers.activations import ReLU, Tanh
+from nn.layers.dense import Linear
+from nn.layers.reshaping import Reshape
 from nn.losses import CrossEntropyLoss, QuadraticLoss
 from nn.models import MODELS, build
 from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 from nn.models.resnet import Subsample
-from nn.network import Network
-from nn.optimizers import SGD
-from nn.serial import Serial
+from nn.optim.optimizers import SGD
+from nn.training.serial import Serial
 
 IMAGENET = (224, 224, 3), 1000
 SIZES = {  # parameters, from the papers or, where they do not say, from the tables of other implementations
@@ -87,7 +88,7 @@ def test_gradients_of_all_parameters(spec):
     assert np.isfinite(value)
     for name, array in network.layout.items(gradients):
         assert np.isfinite(array).all(), name
-    run.common.training = False
+    run.micro_batch.training = False
     assert network.forward(p, x, run)[0].shape == (2, *network.out_shape)
 
 
@@ -167,7 +168,8 @@ def test_auxiliary_heads():
     inner = Auxiliary(Sequential(Tanh(), Linear(5, 2)), Linear(5, 2))
     layer = Sequential(Linear(3, 5), Auxiliary(Sequential(ReLU(), inner), Sequential(Tanh(), Linear(5, 2))))
     result = one_pass(layer, x)
-    assert result.y.shape == (4, 3, 2) and result.network.out_shape == (2,)
+    assert result.y.shape == (4, 3, 2)
+    assert result.network.out_shape == (2,) and result.network.training_shape == (3, 2)
     w = result.w
     h = x @ w["0.W"] + w["0.b"]
     rest = np.maximum(h, 0)
@@ -182,7 +184,7 @@ def test_auxiliary_heads():
     check_micro_batches(layer, x)
 
     def evaluate(run):
-        run.common.training = False
+        run.micro_batch.training = False
 
     alone = one_pass(layer, x, setup=evaluate)
     assert alone.y.shape == (4, 2)
@@ -190,6 +192,8 @@ def test_auxiliary_heads():
     assert gradcheck(layer, x, setup=evaluate) < 1e-6
     with pytest.raises(ShapeError, match=r"layer 0 .*the main one makes \(2,\), the auxiliary \(3,\)"):
         Network(Sequential(Auxiliary(Linear(3, 2), Linear(3, 3))), (3,))
+    with pytest.raises(ShapeError, match=r"layer 1 .*cannot give samples of shape \(2, 2\)"):  # fits in evaluation only
+        Network(Sequential(Auxiliary(Linear(3, 2), Linear(3, 2)), Reshape(2, 1)), (3,))
 
 
 def test_auxiliary_loss():

@@ -5,18 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn import batch_normalization
-from nn.activations import Sigmoid
-from nn.dense import Linear
-from nn.gradcheck import gradcheck
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Sequential, ShapeError
+from nn.core.network import Network
+from nn.core.run import Group
 from nn.initializers import zeros
-from nn.layer import Sequential, ShapeError
-from nn.network import Network
-from nn.normalization import BatchNorm1d, BatchNorm2d, LayerNorm, LocalResponseNorm, RMSNorm
+from nn.layers import batch_normalization
+from nn.layers.activations import Sigmoid
+from nn.layers.dense import Linear
+from nn.layers.normalization import BatchNorm1d, BatchNorm2d, LayerNorm, LocalResponseNorm, RMSNorm
 
 WITHIN = [LayerNorm(6), LayerNorm(6, bias=False), RMSNorm(6), LocalResponseNorm(4, alpha=0.5, k=2.0)]
 BATCH = [(BatchNorm1d(5), (4, 5)), (BatchNorm1d(5), (4, 3, 5)), (BatchNorm2d(5), (4, 3, 7, 5))]
@@ -28,7 +30,7 @@ def sample(shape, seed=0, scale=2.0, shift=0.5):
 
 def evaluation(run):
     """Evaluation mode, with running statistics that are not those of the start."""
-    run.common.training = False
+    run.micro_batch.training = False
     run.state.mean[...] = np.linspace(-1, 1, len(run.state.mean))
     run.state.var[...] = np.linspace(0.5, 3, len(run.state.var))
 
@@ -91,12 +93,12 @@ def test_pytorch_batch(layer, shape):
     w, g = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     w += sample(w.shape)
     run = network.run()
-    run.common.input_gradient = True
+    run.context.input_gradient = True
     p, gp = network.layout.views(w), network.layout.views(g)
     with torch.no_grad():
         other.weight[...], other.bias[...] = torch.tensor(p.gamma), torch.tensor(p.beta)
     for step in range(4):
-        run.common.training = step < 3
+        run.micro_batch.training = step < 3
         other.train(step < 3)
         x, gy = sample(shape, step, 3.0, 10.0 * step), sample(shape, 10 + step)
         y, saved = network.forward(p, x, run)
@@ -180,21 +182,30 @@ def test_variance_in_float32(shift):
     np.testing.assert_allclose(single.gx, double.gx, atol=1e-5 * (1 + shift))
 
 
+def test_one_channel_with_a_large_mean_is_enough():
+    """Sums are taken about the mean as soon as any channel needs it."""
+    x = sample((64, 8, 8, 4), scale=1.0, shift=[0.0, 0.0, 3000.0, 0.0])
+    single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
+    np.testing.assert_allclose(single.run.state.var, double.run.state.var, rtol=1e-5)
+
+
 class Ranks:
     """As many threads as there are ranks, with a sum over all of them."""
 
     def __init__(self, count):
-        self.count, self.barrier, self.parts = count, threading.Barrier(count, timeout=20), {}
+        self.count, self.barrier, self.parts = count, threading.Barrier(count, timeout=PATIENCE), {}
 
-    def all_sum(self, rank):
-        def sums(array):
+    def group(self, rank):
+        def total(array):
             self.parts[rank] = array.copy()
             self.barrier.wait()
             total = sum(self.parts[r] for r in range(self.count))
             self.barrier.wait()
             array[...] = total
 
-        return sums
+        group = Group()
+        group.size, group.rank, group.sum = self.count, rank, total
+        return group
 
     def run(self, work):
         with ThreadPoolExecutor(self.count) as pool:
@@ -210,7 +221,7 @@ def on_ranks(layer, x, whole):
 
     def work(rank):
         def setup(run):
-            run.common.all_sum = ranks.all_sum(rank)
+            run.context.groups["data"] = ranks.group(rank)
 
         return one_pass(layer, x[CUTS[rank]], setup=setup, gy=whole.gy[CUTS[rank]], w=whole.w)
 
@@ -241,6 +252,26 @@ def test_without_synchronisation_results_differ():
     assert np.abs(np.concatenate([r.y for r in parts]) - whole.y).max() > 0.01
     assert parts[2].y.shape == (0, 3, 2, 5)
     assert not parts[2].g["gamma"].any() and not parts[2].run.state.mean.any()
+    for cut, part in [(cut, part) for cut, part in zip(CUTS, parts, strict=True) if cut.start < cut.stop]:
+        alone = one_pass(BatchNorm2d(5), x[cut], gy=whole.gy[cut], w=whole.w)
+        np.testing.assert_array_equal(part.gx, alone.gx)
+
+
+def test_evaluation_asks_nothing_of_other_ranks():
+    """One rank may evaluate alone: neither pass waits for the others, and both use the running statistics."""
+
+    def alone(run):
+        evaluation(run)
+        group = run.context.groups["data"] = Group()
+        group.size, group.sum = 2, lambda array: pytest.fail("the other ranks do not evaluate")
+
+    x = sample((4, 3, 2, 5))
+    ours, plain = (
+        one_pass(BatchNorm2d(5, synchronized=True), x, setup=alone),
+        one_pass(BatchNorm2d(5), x, setup=evaluation),
+    )
+    np.testing.assert_array_equal(ours.y, plain.y)
+    np.testing.assert_array_equal(ours.gx, plain.gx)
 
 
 def test_backward_of_an_older_pass():
@@ -250,14 +281,14 @@ def test_backward_of_an_older_pass():
     cuts = slice(0, 4), slice(4, 9)
     apart = [one_pass(layer, x[cut]) for cut in cuts]
     network, run = apart[0].network, apart[0].network.run()
-    run.common.input_gradient = True
+    run.context.input_gradient = True
     w, g = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     for name, array in network.layout.items(w):
         array[...] = apart[0].w[name]
     p, gp = network.layout.views(w), network.layout.views(g)
     saved = [network.forward(p, x[cut], run)[1] for cut in cuts]
     for i in (0, 1):
-        run.common.accumulate = i == 1
+        run.micro_batch.accumulate = i == 1
         gx = network.backward(p, gp, apart[i].gy, saved[i], run)
         np.testing.assert_allclose(gx, apart[i].gx, rtol=1e-10, atol=1e-12)
     for name, array in network.layout.items(g):
@@ -316,7 +347,7 @@ def test_one_value_a_channel_in_training_is_refused():
         one_pass(layer, sample((0, 3)))
 
     def setup(run):
-        run.common.training = False
+        run.micro_batch.training = False
 
     assert one_pass(layer, sample((1, 3)), setup=setup).y.shape == (1, 4)
     assert one_pass(BatchNorm2d(4), sample((1, 2, 1, 4))).y.shape == (1, 2, 1, 4)

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nn.clipping import BLOCK_BYTES, ClipGlobalNorm, ClipNorm, ClipValue
+from nn.core.layer import Spec
+from nn.core.layout import Layout
 from nn.initializers import zeros
-from nn.layer import Spec
-from nn.layout import Layout
-from nn.optimizers import BY_NAME, LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
+from nn.optim.clipping import BLOCK_BYTES, ClipGlobalNorm, ClipNorm, ClipValue
+from nn.optim.optimizers import BY_NAME, LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 LAYOUT = Layout(
     {

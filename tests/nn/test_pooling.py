@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
-from nn.dense import Linear
-from nn.gradcheck import gradcheck
-from nn.layer import Sequential, ShapeError
-from nn.network import Network
-from nn.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
-from nn.reshaping import Flatten
+from nn.analysis.gradcheck import gradcheck
+from nn.core.layer import Sequential, ShapeError
+from nn.core.network import Network
+from nn.layers.dense import Linear
+from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.reshaping import Flatten
 
 EVERY = pytest.mark.parametrize(
     "layer",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.callbacks import best_epoch
+from nn.training.callbacks import best_epoch
 
 
 def data(n=50, seed=0, dtype=np.float64):
@@ -67,17 +67,18 @@ def test_micro_batches_sum_to_the_batch():
 def test_a_batch_that_fails_leaves_nothing_to_the_next():
     whole, failed = trainer(), trainer()
     x, y = data().x[:10], data().y[:10]
-    for part, total, method in ((x[4:, :5], 10, "step"), (x[4:, :5], 10, "accumulate"), (x[4:], 3, "step")):
-        failed.accumulate(-x[:4], y[:4], 10)
+    for part, total in ((x[:, :5], 10), (x, 3)):
         with pytest.raises(ValueError):
-            getattr(failed, method)(part, y[4:], total)
+            failed.step(part, y, total, 2)
+    with pytest.raises(nn.NonFiniteLoss):
+        failed.step(np.full_like(x, np.nan), y, 10, 2)
     assert failed.step(x, y) == whole.step(x, y) and (failed.parameters == whole.parameters).all()
 
 
 def test_learns():
     t = trainer()
-    training = nn.fit(t, loader(), 20, test=loader(shuffle=False))
-    assert training.history[-1]["accuracy"] >= 0.98
+    training = nn.fit(t, loader(), 20, validation=loader(shuffle=False))
+    assert training.history[-1]["validation_accuracy"] >= 0.98
     assert training.history[-1]["loss"] < training.history[0]["loss"]
 
 
@@ -166,7 +167,7 @@ def test_early_stopping_keeps_the_best(tmp_path):
         """Accuracies as if measured; weights are marked with the epoch."""
 
         def on_epoch(self, training, record):
-            record["accuracy"] = [0.5, 0.9, 0.8, 0.7, 0.95][training.epoch - 1]
+            record["validation_accuracy"] = [0.5, 0.9, 0.8, 0.7, 0.95][training.epoch - 1]
             training.trainer.parameters[:] = training.epoch
 
     t = trainer()
@@ -177,6 +178,121 @@ def test_early_stopping_keeps_the_best(tmp_path):
     assert kept.load("best")[0]["param/0.W"][0, 0] == 2
 
 
+def test_wherever_a_run_is_killed_the_best_comes_back(tmp_path):
+    """Whichever of its saves is the last: resumed, it ends with the parameters of the run that was left alone."""
+
+    class Scores(nn.Callback):
+        def on_epoch(self, training, record):
+            record["validation_accuracy"] = [0.5, 0.9, 0.8, 0.7][training.epoch - 1]
+
+    class Killed(nn.Checkpoints):
+        saves = 6  # of which the last is made no more
+
+        def save(self, *arguments):
+            self.saves -= 1
+            if not self.saves:
+                raise KeyboardInterrupt
+            return super().save(*arguments)
+
+    def run(kept, t, progress=None):
+        hooks = [Scores(), nn.KeepCheckpoints(kept), nn.EarlyStopping(2, checkpoints=kept)]
+        nn.fit(t, loader(), 4, hooks, progress=progress)
+        return t.digest()
+
+    wanted = run(nn.Checkpoints(tmp_path / "whole"), trainer())
+    for saves in range(2, 7):
+        killed, kept = trainer(), Killed(tmp_path / str(saves))
+        kept.saves = saves
+        with pytest.raises(KeyboardInterrupt):
+            run(kept, killed)
+        left, again, progress = nn.Checkpoints(kept.directory), trainer(), None
+        if any(not entry["named"] for entry in left.entries()):
+            state, progress, _ = left.load()
+            again.load_state(state)
+        assert run(left, again, progress) == wanted, f"killed at save {saves}"
+
+
 def test_best_epoch():
-    history = [{"accuracy": 0.1, "test_loss": 3}, {"accuracy": 0.3, "test_loss": 1}, {"accuracy": 0.3, "test_loss": 2}]
-    assert best_epoch(history, "accuracy") == 1 and best_epoch(history, "test_loss") == 1
+    history = [{"accuracy": 0.1, "a_loss": 3}, {"accuracy": 0.3, "a_loss": 1}, {"accuracy": 0.3, "a_loss": 2}]
+    assert best_epoch(history, "accuracy") == 1 and best_epoch(history, "a_loss") == 1
+
+
+class Counted:
+    """A loader that counts how often it is gone through, and after which step last."""
+
+    def __init__(self, trainer):
+        self.trainer, self.loader, self.seen = trainer, loader(shuffle=False), []
+
+    def epoch(self, epoch):
+        self.seen.append(self.trainer.steps)
+        return self.loader.epoch(epoch)
+
+
+def test_validation_data_are_looked_at_every_epoch_and_test_data_once_at_the_end(tmp_path):
+    t = trainer()
+    validation, test = Counted(t), Counted(t)
+    said = []
+    training = nn.fit(t, loader(), 3, [nn.Progress(say=said.append)], validation, test=test)
+    assert validation.seen == [7, 14, 21] and test.seen == [21]
+    assert {"validation_loss", "validation_accuracy"} <= training.history[0].keys()
+    assert not {"test_loss", "accuracy"} & training.history[0].keys(), "a name says which data it is of"
+    assert training.result == nn.evaluate(t, loader(shuffle=False))
+    assert all("validation loss" in line and "test" not in line for line in said)
+    assert nn.fit(trainer(), loader(), 1).result == {}
+
+
+class ValidationAccuracies(nn.Callback):
+    """As if measured; weights are marked with the epoch."""
+
+    def on_epoch(self, training, record):
+        record["validation_accuracy"] = [0.5, 0.9, 0.8][training.epoch - 1]
+        training.trainer.parameters[:] = training.epoch
+
+
+def test_the_best_epochs_weights_are_those_that_are_tested(tmp_path):
+    def run(*more):
+        t = trainer()
+        kept = nn.Checkpoints(tmp_path)
+        best = nn.RestoreBest(kept, say=said.append)
+        hooks = [ValidationAccuracies(), nn.KeepCheckpoints(kept), *more, best]
+        return t, best, nn.fit(t, loader(), 3, hooks, loader(shuffle=False), test=loader(shuffle=False))
+
+    class Spoil(nn.Callback):
+        def on_end(self, training):
+            (tmp_path / "best.npz").write_bytes(b"")
+
+    class Outdate(nn.Callback):
+        def on_end(self, training):
+            nn.Checkpoints(tmp_path).save(training.trainer.state(), training.progress(), "best")
+
+    said = []
+    t, best, training = run()
+    assert best.epoch == 2 and (t.p[0].W == 2).all() and training.epoch == 3 and not said
+    assert training.result == nn.evaluate(t, loader(shuffle=False))
+    t, best, training = run(Spoil())
+    assert best.epoch == 3 and (t.p[0].W == 3).all(), "what cannot be read is not put back"
+    t, best, training = run(Outdate())
+    assert best.epoch == 3 and (t.p[0].W == 3).all(), "nor what is of another epoch"
+    assert "best.npz: sha256 is" in said[0] and "best.npz is of epoch 3" in said[1]
+    assert all(line.startswith("warning: the best epoch, 2, cannot be put back") for line in said)
+
+
+def test_without_validation_data_nothing_chooses(tmp_path):
+    kept = nn.Checkpoints(tmp_path)
+    nn.fit(trainer(), loader(), 2, [nn.KeepCheckpoints(kept)], test=loader(shuffle=False))
+    assert not (tmp_path / "best.npz").exists()
+    with pytest.raises(
+        ValueError, match=r"EarlyStopping: 'validation_accuracy' is not in the record .* validation data"
+    ):
+        nn.fit(trainer(), loader(), 2, [nn.EarlyStopping(1)], test=loader(shuffle=False))
+
+
+@pytest.mark.parametrize(("shape", "unit"), [((4, 4, 1), "images/s"), ((16,), "samples/s")])
+def test_progress_counts_what_the_data_are(shape, unit):
+    """In lines within an epoch and at its end."""
+    data = nn.data.Dataset(np.random.default_rng(0).random((12, *shape)), np.arange(12) % 2)
+    network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), shape)
+    lines = []
+    progress = nn.Progress(every=0.0, say=lines.append)
+    nn.fit(nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data, 4), 1, [progress])
+    assert len(lines) == 4 and all(f" {unit} " in line for line in lines)

@@ -7,11 +7,22 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from conftest import PATIENCE
 
-from nn.activations import Tanh
+from nn.analysis.workload import (
+    NOTES,
+    PUBLISHED,
+    agrees,
+    comparison,
+    connections_1998,
+    count,
+    report,
+    totals,
+    training_time,
+)
+from nn.core.network import Network
+from nn.layers.activations import Tanh
 from nn.models import build
-from nn.network import Network
-from nn.workload import NOTES, PUBLISHED, agrees, comparison, connections_1998, count, report, totals, training_time
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "workload.py"
 
@@ -106,7 +117,7 @@ def test_report_of_a_single_layer():
 
 def test_script():
     def run(*arguments):
-        return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+        return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
     table = run()
     assert table.returncode == 0 and "VGG-16" in table.stdout and "22 h" in table.stdout

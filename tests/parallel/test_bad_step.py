@@ -8,8 +8,8 @@ from equality import BATCH, CLIPS, OPTIMIZERS, batches, cnn
 
 import nn
 from collectives.steps import part
-from nn.layer import Sequential
-from parallel.options import Options
+from nn.core.layer import Sequential
+from parallel.command.options import Options
 
 EVERYTHING = [
     *({"strategy": name} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
@@ -22,20 +22,20 @@ EVERYTHING = [
 def kept(trainer) -> dict[str, np.ndarray]:
     """Copies of the state: all ranks take part, rank 0's counts."""
     found = {name: np.array(array) for name, array in trainer.entries()}
-    return found if trainer.shard[0] == 0 else {}
+    return found if trainer.writer else {}
 
 
 def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
     good, (x, y, total) = batches("cnn", trainer.shard, 2)
     start = kept(trainer)
-    nn.training.step_in_parts(trainer, *good, parts)
+    trainer.step(*good, parts=parts)
     before = kept(trainer)
     x = x.copy()
     x[:1] = np.nan
     with pytest.raises(nn.NonFiniteLoss, match="the input"):
-        nn.training.step_in_parts(trainer, x, y, total, parts)
+        trainer.step(x, y, total, parts=parts)
     after = kept(trainer)
-    if trainer.shard[0] != 0:
+    if not trainer.writer:
         return
     moved = [name for name in before if not np.array_equal(before[name], start[name])]
     assert any(name.startswith("state/") for name in moved), "control: a good step does change them"
@@ -51,7 +51,7 @@ def test_one_process(parts):
 @pytest.mark.mpi(ranks=3)
 def test_every_strategy(comm):
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
 
     for given in EVERYTHING:
         options = Options(batch=BATCH, **given)
@@ -71,11 +71,14 @@ def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
     trainer = nn.Serial(cnn(synchronized=False), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](CLIPS[1]))
     before, parameters = trainer.statistics.copy(), trainer.parameters.copy()
 
-    def overflow(loss):
+    backward = trainer.compute_gradients
+
+    def overflow(*given):
+        loss = backward(*given)
         trainer.gradients[0] = np.inf
         return loss
 
-    trainer.combine = overflow
+    trainer.compute_gradients = overflow
     with pytest.raises(FloatingPointError, match="the norm of the gradient is inf"):
         trainer.step(*batches("cnn", trainer.shard)[0])
     assert (trainer.statistics == before).all() and (trainer.parameters == parameters).all()
@@ -85,7 +88,7 @@ def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
 def test_such_a_clip_is_told_by_all_ranks(comm):
     """One layer's gradient is finite and its square is not: no rank goes on alone, or waits for one that does not."""
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
 
     workers = {"strategy": "ps", "servers": 2, "server_place": "workers"}
     for given, clip in product([*EVERYTHING[:6], {"node_memory": "off"}, workers], CLIPS[1:]):

@@ -3,18 +3,21 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import PATIENCE, longer
 
 import nn
-import parallel.breakdown
-from parallel.breakdown import PARTS, Breakdown, draw_breakdown, phases_of
-from parallel.options import Options
-from parallel.timeline import told_apart
+import parallel.reports.breakdown
+from parallel.command.options import Options
+from parallel.exchange.base import Exchange
+from parallel.reports.breakdown import PARTS, Breakdown, draw_breakdown
+from parallel.reports.timeline import told_apart
 
 ROOT = Path(__file__).parents[2]
 NETLAB = ROOT / "scripts" / "netlab.py"
@@ -22,7 +25,7 @@ sys.path.insert(0, str(NETLAB.parent))
 import netlab  # noqa: E402
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-SLOW = 0.1  # seconds that a slow rank computes longer
+SLOW = 0.1  # seconds that a slow rank computes longer, at least
 
 
 def network():
@@ -51,7 +54,7 @@ def sleep(monkeypatch):
         now[0] += seconds
 
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    for module in (nn.data.loader, parallel.breakdown):
+    for module in (nn.data.loader, parallel.reports.breakdown):
         monkeypatch.setattr(module, "time", clock)
     return sleep
 
@@ -65,7 +68,7 @@ def test_one_process_is_measured_and_drawn(sleep):
     wide = nn.data.Dataset(np.zeros((40, 6)), np.zeros(40, int), dtype=np.float64)
     reading = slowed(lambda x, keys: x, 4, sleep)
     loader = nn.Loader(wide, 10, transform=reading, prefetch=0, timeline=breakdown.loader)
-    training = nn.fit(trainer, loader, 2, [breakdown], test=nn.Loader(wide, 10))
+    training = nn.fit(trainer, loader, 2, [breakdown], validation=nn.Loader(wide, 10))
     for record in training.history:
         assert tuple(record["breakdown"]) == PARTS
         for part, seconds in zip(PARTS, (3, 0, 0, 2, 1), strict=True):  # all four batches are read at once
@@ -81,7 +84,7 @@ def test_the_picture_has_a_bar_for_every_rank():
 
 
 def test_a_phase_inside_another_counts_once(sleep):
-    trainer = SimpleNamespace(shard=(0, 1), evaluate=None)
+    trainer = SimpleNamespace(communicator=None, evaluate=None)
     trainer.part = SimpleNamespace(inner=lambda: sleep(5))
     trainer.outer = lambda: (sleep(2), trainer.part.inner(), trainer.meet(), trainer.part.inner())
     trainer.meet = lambda: (sleep(1), trainer.part.inner())
@@ -93,21 +96,30 @@ def test_a_phase_inside_another_counts_once(sleep):
 
 
 def test_what_is_read_ahead_is_no_input():
-    breakdown = Breakdown(SimpleNamespace(shard=(0, 1), evaluate=None, compute_gradients=None, update=None))
-    loader = nn.Loader(dataset(), 10, transform=slowed(lambda x, keys: x, SLOW), timeline=breakdown.loader)
-    batches = loader.epoch(0)
-    next(batches)  # the only block
-    # The thread has begun a moment before this one waits.
-    assert SLOW / 2 < breakdown.spent[4] < 2 * SLOW, "what the thread read, and this one waited for, counts once"
-    assert not list(batches) or breakdown.spent[4] < 2 * SLOW
+    breakdown = Breakdown(SimpleNamespace(communicator=None, evaluate=None, phases=()))
+    consumer = threading.get_ident()
+
+    def reading(x, keys):
+        while sys._current_frames()[consumer].f_code.co_name != "_ahead":  # until this one's consumer waits for it
+            time.sleep(1e-3)
+        time.sleep(SLOW)
+        return x
+
+    batches = nn.Loader(dataset(), 10, transform=reading, timeline=breakdown.loader).epoch(0)
+    start = time.perf_counter()
+    first = next(batches)  # of the only block
+    assert SLOW < breakdown.spent[4] < time.perf_counter() - start, "read and waited for: counts once"
+    spent = breakdown.spent[4]
+    assert len([first, *batches]) == 4 and breakdown.spent[4] == spent
 
 
 def test_measuring_costs_about_a_microsecond_a_step():
     """Three phases of a step that does nothing; generous for a busy machine."""
 
     def trainer():
-        made = SimpleNamespace(shard=(0, 2), evaluate=None)
-        made.compute_gradients = made.combine = made.update = lambda *_: None
+        made = SimpleNamespace(communicator=None, evaluate=None, phases=Exchange.phases)
+        made.compute_gradients = lambda *_: None
+        made.exchange = SimpleNamespace(sum=lambda: None, update=lambda: None)
         return made
 
     def cost(trainer):
@@ -116,8 +128,8 @@ def test_measuring_costs_about_a_microsecond_a_step():
             start = time.perf_counter()
             for _ in range(1000):
                 trainer.compute_gradients(1, 2, 3)
-                trainer.combine(1)
-                trainer.update()
+                trainer.exchange.sum()
+                trainer.exchange.update()
             best = min(best, (time.perf_counter() - start) / 1000)
         return best
 
@@ -139,18 +151,27 @@ def test_a_slow_rank_lets_the_others_wait(comm):
         ),
         lambda: ReproducibleDataParallel(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator),
     )
-    for trainer in (m() for m in make):
-        if comm.rank == 1:
-            trainer.compute_gradients = slowed(trainer.compute_gradients, SLOW)
-        breakdown = Breakdown(trainer)
-        loader = nn.Loader(dataset(), 10, shard=trainer.shard, timeline=breakdown.loader)
-        (record,) = nn.fit(trainer, loader, 1, [breakdown], test=loader).history
-        table = dict(zip(PARTS, breakdown.table.T, strict=True))
-        assert table["compute"][1] >= SLOW > 2 * max(table["compute"][0], table["compute"][2])
-        assert min(table["wait"][0], table["wait"][2]) > SLOW / 2 > table["wait"][1]
-        assert table["communicate"].max() < SLOW / 2
-        everyone = comm.allgather(record["breakdown"])
-        assert everyone[0] == everyone[1] == everyone[2], "all ranks have the same record"
+    for trainer_of in make:
+        for slow in longer(SLOW):
+            trainer = trainer_of()
+            if comm.rank == 1:
+                trainer.compute_gradients = slowed(trainer.compute_gradients, slow)
+            breakdown = Breakdown(trainer)
+            loader = nn.Loader(dataset(), 10, shard=trainer.shard, timeline=breakdown.loader)
+            (record,) = nn.fit(trainer, loader, 1, [breakdown], validation=loader).history
+            everyone = comm.allgather(record["breakdown"])
+            assert everyone[0] == everyone[1] == everyone[2], "all ranks have the same record"
+            table = dict(zip(PARTS, breakdown.table.T, strict=True))  # so it is the same on all ranks
+            assert table["compute"][1] >= slow
+            waits, computes = table["wait"], table["compute"]
+            if (
+                slow > 2 * max(computes[0], computes[2])
+                and min(waits[0], waits[2]) > slow / 2 > waits[1]
+                and table["communicate"].max() < slow / 2
+            ):
+                break
+        else:
+            pytest.fail(f"{trainer.describe()}: rank 1 computes {slow} s longer: {table}")
         assert everyone[0]["wait"]["min"] < everyone[0]["wait"]["mean"] < everyone[0]["wait"]["max"]
 
 
@@ -158,48 +179,60 @@ def test_a_slow_rank_lets_the_others_wait(comm):
 def test_every_strategy_has_its_breakdown(comm):
     """The parts of a step are found, and make up most of its time."""
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
 
     communicator, data = Communicator(comm), dataset()
     for name, make in STRATEGIES.items():
         for reproducible in (None, 4):
             options = Options(strategy=name, reproducible=reproducible, batch=10)
-            trainer = make(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
-            busy = next(method for part, method, _ in phases_of(trainer) if part in ("compute", "forward"))
-            setattr(trainer, busy, slowed(getattr(trainer, busy), 0.01))
-            breakdown = Breakdown(trainer)
-            loader = nn.Loader(data, 10, shard=trainer.shard, timeline=breakdown.loader)
-            training = nn.fit(trainer, loader, 1, [breakdown])
-            total = training.seconds / trainer.steps
-            parts = breakdown.table[comm.rank]
-            assert 0.5 * total < parts.sum() <= total, f"{name}, {reproducible}: {parts} of {total}"
-            assert breakdown.table.shape == (2, 5) and (breakdown.table >= 0).all()
+            for slow in longer(0.01):
+                trainer = make(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)
+                busy = next(method for part, method, _ in trainer.phases if part in ("compute", "forward"))
+                setattr(trainer, busy, slowed(getattr(trainer, busy), slow))
+                breakdown = Breakdown(trainer)
+                loader = nn.Loader(data, 10, shard=trainer.shard, timeline=breakdown.loader)
+                training = nn.fit(trainer, loader, 1, [breakdown])
+                total = training.seconds / trainer.steps
+                parts = breakdown.table[comm.rank]
+                assert breakdown.table.shape == (2, 5) and (breakdown.table >= 0).all()
+                assert parts.sum() <= total, f"{name}, {reproducible}: {parts} of {total}"
+                if all(comm.allgather(0.5 * total < parts.sum())):
+                    break
+            else:
+                pytest.fail(f"{name}, {reproducible}: {parts} of {total}")
 
 
 @pytest.mark.mpi(ranks=4)
 def test_clocks_of_hosts_are_brought_together(comm):
     """Ranks 0, 1 on one host, 2, 3 on another, whose clock is 1000 s ahead and gains 1% (in place of 0.001%)."""
-    from parallel.clocks import measure, to_rank_0
+    from parallel.reports.clock_offsets import measure, to_rank_0
 
-    hosts, start = [0, 0, 2, 2], time.perf_counter()
+    hosts, start = [0, 0, 2, 2], comm.bcast(time.perf_counter())
 
     def clock():
         now = time.perf_counter()
         return now if comm.rank < 2 else 1000 + now + 0.01 * (now - start)
 
     begin = measure(comm, hosts, clock)
+    begun = time.perf_counter() - start
     comm.Barrier()
     time.sleep(0.1)
-    truth, mine = time.perf_counter(), clock()
+    earliest, mine, latest = time.perf_counter(), clock(), time.perf_counter()
     time.sleep(0.1)
+    ending = time.perf_counter() - start
     end = measure(comm, hosts, clock)
+    ended = time.perf_counter() - start
     if comm.rank < 2:
         assert (begin.seconds, begin.error) == (0, 0) and to_rank_0(mine, begin, end) == mine
         return
-    assert abs(begin.seconds + 1000) < 0.1 and 0 < begin.error < 0.05
-    assert abs(end.seconds - begin.seconds + 0.002) < 0.002, "the clock has gained meanwhile"
-    assert abs(to_rank_0(mine, begin, end) - truth) < begin.error + end.error + 2e-3
-    assert abs(to_rank_0(mine, begin, begin) - truth) > 0.5e-3, "control: with one measurement it has run off"
+    assert begin.error > 0 and end.error > 0
+    # What the clock has gained when it is measured is known as well as the moment.
+    assert -0.01 * begun - begin.error <= begin.seconds + 1000 <= begin.error
+    assert -0.01 * ended - end.error <= end.seconds + 1000 <= end.error - 0.01 * ending, "it has gained meanwhile"
+    error = begin.error + end.error + 0.01 * (begun + ended - ending)
+    assert earliest - error <= to_rank_0(mine, begin, end) <= latest + error
+    gained = 0.01 * (earliest - start - begun)
+    assert to_rank_0(mine, begin, begin) - earliest >= gained - begin.error, "control: with one it has run off"
 
 
 def event(rank, name, start, end, together=False):
@@ -223,7 +256,7 @@ def test_waiting_lasts_until_the_last_rank_has_come():
 @pytest.mark.mpi(ranks=2)
 def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path):
     """Data in memory-mapped files: reading ahead lies beside computing, on the picture and in the trace."""
-    from parallel.run import train
+    from parallel.command.training_run import train
 
     out = comm.bcast(str(tmp_path / "run"))
     if comm.rank == 0:
@@ -259,20 +292,23 @@ def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path
 
 def test_phases_are_the_trainers_own_or_the_usual():
     one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1))
-    assert [name for name, _, _ in phases_of(one)] == ["compute", "update"]
+    assert [name for name, _, _ in one.phases] == ["compute", "update"]
 
 
 IN_THE_LAB = """
 import socket, time
 from mpi4py import MPI
 from collectives import Communicator
-from parallel.clocks import measure
-from collectives.world import nodes_of
+from parallel.reports.clock_offsets import measure
+from collectives.failures.launch_check import nodes_of
 
 ahead = {"h1": 7.0, "h2": 19.0}[socket.gethostname()]
 world = Communicator(MPI.COMM_WORLD)
 for shift in (0.0, ahead):  # hosts of the lab have one clock
-    offset = measure(world, nodes_of(world), lambda: time.perf_counter() + shift)
+    for _ in range(100):  # on a busy machine most round trips are long
+        offset = measure(world, nodes_of(world), lambda: time.perf_counter() + shift)
+        if max(world.allgather(offset.error)) <= 0.02:
+            break
     true = 0.0 if not shift else 7.0 - ahead
     assert abs(offset.seconds - true) <= offset.error <= 0.02, (shift, offset)
     assert (offset.error > 0) == (socket.gethostname() == "h2")
@@ -286,6 +322,6 @@ def test_clocks_across_hosts(tmp_path):
     (tmp_path / "clocks_in_the_lab.py").write_text(IN_THE_LAB)
     lab = [sys.executable, NETLAB, "run", "--hosts", "2", "--slots", "2", "--rate", "400mbit", "--"]
     ranks = [MPIEXEC, "-n", "4", sys.executable, "-m", "mpi4py", tmp_path / "clocks_in_the_lab.py"]
-    done = subprocess.run([*map(str, lab + ranks)], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run([*map(str, lab + ranks)], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert done.returncode == 0, done.stderr + done.stdout
     assert sorted(done.stdout.split("\n"))[1:] == ["h1 0.000", "h1 0.000", "h2 -12.000", "h2 -12.000"]

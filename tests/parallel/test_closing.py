@@ -9,7 +9,7 @@ import pytest
 from equality import MODELS, batches
 
 import nn
-from parallel.options import Options
+from parallel.command.options import Options
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def shared_memory() -> int:
 @pytest.mark.mpi(ranks=2)
 def test_nothing_refers_to_a_closed_trainer(comm):
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
-    from parallel.traffic import Traffic
+    from parallel.command.registry import STRATEGIES
+    from parallel.reports.traffic import Traffic
 
     ways = [{}, {"reproducible": 4}], STRATEGIES
     cases = [options | {"strategy": name} for options, name in product(*ways)]

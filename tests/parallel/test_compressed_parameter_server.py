@@ -9,7 +9,8 @@ import nn
 
 def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
     from collectives import Communicator
-    from parallel import CompressedParameterServer, compression
+    from parallel import CompressedParameterServer
+    from parallel.exchange import compression
 
     rule = OPTIMIZERS[optimizer]()
     arguments = network(), nn.CrossEntropyLoss(), rule, Communicator(comm), SEED, servers, place
@@ -19,7 +20,7 @@ def make(comm, network, method, optimizer="sgd", servers=1, place="own"):
 LAYOUTS = [(1, "own"), (2, "own"), (2, "workers"), (3, "workers")]
 
 
-@pytest.mark.mpi(ranks=3, timeout=60)
+@pytest.mark.mpi(ranks=3)
 def test_a_ratio_of_1_is_exact(comm):
     for servers, place in LAYOUTS:
         for model, network in (("mlp", mlp), ("cnn", cnn)):
@@ -34,12 +35,12 @@ def test_a_ratio_of_1_is_exact(comm):
                     np.testing.assert_allclose(state[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.mpi(ranks=3, timeout=60)
+@pytest.mark.mpi(ranks=3)
 def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
     for method, least in [("qsgd:15", 6), ("terngrad", 15), ("signsgd", 20), ("topk:0.05", 8), ("dgc:0.05", 1)]:
         for servers, place in LAYOUTS[1:3]:
             many = make(comm, mlp, method, servers=servers, place=place)
-            many.compressor.tell_epoch(3)
+            many.tell_epoch(3)
             history = batches("mlp", many.shard)
             losses = [many.step(*batch) for batch in history[:3]]
             assert np.isfinite(losses).all()
@@ -48,7 +49,7 @@ def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
             kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
             ends = []
             for trainer in (many, make(comm, mlp, method, servers=servers, place=place)):
-                trainer.compressor.tell_epoch(3)
+                trainer.tell_epoch(3)
                 if ends:  # the first one goes on as if nothing had been
                     trainer.load_state(kept)
                 for batch in history[3:]:
@@ -63,18 +64,18 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     many = make(comm, mlp, "topk:0.1", servers=2, place="workers")
     x, y, total = batches("mlp", many.shard)[0]
     gradient = np.zeros_like(many.gradients)
-    taken = many.push
+    taken = many.exchange.push
 
     def push():
         gradient[:] = many.gradients
         taken()
 
-    many.push = push
+    many.exchange.push = push
     many.step(x, y, total)
     everything, sums = comm.allreduce(gradient), np.zeros_like(gradient)
-    if many.serves:
-        sums[many.own] = many.sums[: many.own.stop - many.own.start]
-    left = comm.allreduce(many.memories["error"])
+    if many.exchange.serves:
+        sums[many.exchange.own] = many.exchange.sums[: many.exchange.own.stop - many.exchange.own.start]
+    left = comm.allreduce(many.exchange.memories.flat["error"])
     np.testing.assert_allclose(comm.allreduce(sums) + left, everything, rtol=0, atol=1e-14)
     assert np.abs(left).max() > 1e-6
     state, alone = comm.bcast(many.state()), many.alone()
@@ -82,13 +83,16 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     assert many.memory()["moments"] == many.parameters.nbytes, "of SGD none, and the error"
     fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
     fewer.load_state(state)
-    np.testing.assert_allclose(comm.allreduce(fewer.memories["error"] if fewer.works else 0 * left), left, atol=1e-15)
+    kept = lambda: fewer.exchange.memories.flat["error"] if fewer.exchange.works else 0 * left
+    np.testing.assert_allclose(comm.allreduce(kept()), left, atol=1e-15)
+    fewer.load_state({key: array for key, array in state.items() if not key.startswith("compress/")})
+    assert not kept().any(), "nothing is left of a state without memories"
 
 
 @pytest.mark.mpi(ranks=3)
 def test_nan_leaves_everything_as_it_is_and_bad_methods_are_refused(comm):
     many = make(comm, mlp, "topk:0.1")
-    n = 4 if many.works else 0
+    n = 4 if many.exchange.works else 0
     x, y = dataset("mlp").batch(np.arange(n))
     many.step(x, y, 8)
     before = many.snapshot()

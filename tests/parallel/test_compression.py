@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nn
-from nn.layer import Sequential
-from parallel.compression import BY_NAME, parse
-from parallel.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
-from parallel.compression.sparsification import SAMPLE, largest, likely
+from nn.core.layer import Sequential
+from parallel.exchange.compression import BY_NAME, parse
+from parallel.exchange.compression.packing import digits, pack, pack_indices, unpack, unpack_indices
+from parallel.exchange.compression.sparsification import SAMPLE, largest, likely
 
 ROOT = Path(__file__).parents[2]
 FED_BACK = ("onebit", "signsgd", "topk:0.05", "threshold:0.8", "dgc:0.05,momentum=0")
@@ -345,7 +346,7 @@ def test_powersgd_has_no_messages_of_one_rank():
         ("topk:0.1,k=3", "what is 'k=3'. topk takes ratio=NUMBER"),
         ("onebit:3", "onebit takes nothing"),
         ("qsgd:0", "levels must be 1 to 32767, given 0"),
-        ("qsgd:2.5", "levels must be a number, given '2.5'"),
+        ("qsgd:2.5", "levels must be a whole number, given '2.5'"),
         ("threshold:-1", "must not be negative"),
         ("dgc:0.01,momentum=1", r"momentum must be in \[0, 1\), given 1.0"),
         ("dgc:0.01,clip=-1", "clip and epoch must not be negative"),
@@ -368,7 +369,9 @@ def test_from_the_command_line(tmp_path):
     def train(*given, status=0):
         small = ["--ranks", 3, "--model", "mlp:64,16,10", "--limit", 200, "--threads", 1, "--no-pictures"]
         command = [sys.executable, "scripts/train.py", *map(str, [*small, *given])]
-        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+        )
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 

@@ -8,9 +8,9 @@ import pytest
 from equality import SEED, difference
 
 import nn
-from nn.layer import Sequential
-from parallel.factors import wide_layers
-from parallel.node_memory import cut, joined
+from nn.core.layer import Sequential
+from parallel.exchange.gradient_factors import wide_layers
+from parallel.exchange.node_memory import cut, joined
 
 
 def network(dtype=np.float64):
@@ -38,7 +38,7 @@ def test_a_matrix_that_two_layers_use_tells_gradients():
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 def test_blocks_cover_the_layout_in_whole_rows_and_shrink(ranks, monkeypatch):
-    from parallel import node_memory
+    from parallel.exchange import node_memory
 
     monkeypatch.setattr(node_memory, "SUMS", (256, 2048))
     monkeypatch.setattr(node_memory, "PRODUCTS", (1024, 8192))
@@ -72,11 +72,11 @@ def distributed(comm):
 @contextmanager
 def telling_gradients(trainer, ranks):
     """These ranks make gradients, although factors would be smaller."""
-    place = trainer.place
+    place = trainer.pass_.place
     if trainer.shard[0] in ranks:
-        trainer.place = lambda samples, total: None
+        trainer.pass_.place = lambda samples, total, parts: None
     yield
-    trainer.place = place
+    trainer.pass_.place = place
 
 
 def steps(comm, trainer, sizes, gradients_of=()):
@@ -93,7 +93,7 @@ def steps(comm, trainer, sizes, gradients_of=()):
     return difference(trainer.parameters, one.parameters)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 5], timeout=60)
+@pytest.mark.mpi(ranks=[2, 3, 5])
 def test_equals_one_process_whoever_tells_what(comm):
     """Sizes for which all layers tell factors, some, none; ranks without samples; some or all make gradients."""
     sizes = (2, 20, 1, 38, 60, 20, 3, 41)
@@ -115,7 +115,7 @@ def test_factors_are_told_instead_of_gradients_and_left_out_ones_are_missed(comm
 
     trainer = distributed(comm)
     if comm.rank == 1:
-        for layer in trainer.sums.factors.layers:
+        for layer in trainer.exchange.factors.layers:
             layer.keep = lambda x, gy: None
     assert steps(comm, trainer, [20]) > 1e-6, "rank 1's samples do not count"
     trainer.close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.layer import Sequential
+from nn.core.layer import Sequential
 
 
 def network():
@@ -40,7 +40,7 @@ def test_evaluation_is_exact_for_uneven_shards(comm, tmp_path):
             assert got["accuracy"] == want["accuracy"], (samples, batch)
             # Reproducible sums are rounded to 2^-24 for each virtual shard.
             limit = 1e-12 if trainer is many[0] else 1e-6
-            assert abs(got["test_loss"] - want["test_loss"]) < limit, (samples, batch)
+            assert abs(got["loss"] - want["loss"]) < limit, (samples, batch)
             assert len(set(comm.allgather(tuple(got.items())))) == 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
+
+from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
 DRAWN = ["--model", "mlp:64,16,10", "--limit", "100", "--epochs", "3", "--dtype", "float64", "--momentum", "0.9"]
@@ -29,7 +33,7 @@ def command(*args: str) -> list[str]:
 def train(*args, status=0, **options) -> str:
     """Run to the end, check the exit status, and return what it said."""
     done = subprocess.run(
-        command(*map(str, args)), cwd=ROOT, text=True, timeout=90, stdin=subprocess.DEVNULL,
+        command(*map(str, args)), cwd=ROOT, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
@@ -58,22 +62,11 @@ def processes_of(directory: Path) -> list[int]:
     return found
 
 
-def wait_until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
-
-
-def test_help_is_complete_and_instant():
-    from parallel.options import Options
-
-    code = "import sys, parallel.job as j\ntry: j.main(['--help'])\nexcept SystemExit: pass\nprint([m for m in "
-    code += "('numpy', 'mpi4py', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
-    assert done.stdout.endswith("[]\n")
-    for name in Options.__dataclass_fields__:
-        assert f"--{name.replace('_', '-')}" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +84,9 @@ def test_a_run_directory_has_everything(small):
     }  # fmt: skip
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
-    assert {"step", "epoch", "loss", "accuracy", "images_per_second", "seconds", "breakdown"} <= lines[0].keys()
+    assert {
+        "step", "epoch", "loss", "validation_loss", "validation_accuracy", "images_per_second", "seconds", "breakdown",
+    } == lines[0].keys()  # fmt: skip
     assert {"accuracy", "loss", "seconds", "images_per_second", "ranks", "parameters_sha256"} <= result(out).keys()
     assert json.loads((out / "config.json").read_text())["model"] == "mlp:64,16,10"
     assert {"numpy", "host", "cores", "threads", "blas"} <= json.loads((out / "environment.json").read_text()).keys()
@@ -108,23 +103,25 @@ def test_training_on_is_advised_where_there_is_something_to_train_on(tmp_path):
 
 
 def test_ranks_that_mpiexec_starts_make_one_directory(tmp_path):
-    from parallel import launch
+    from parallel.launch import launcher
 
     args = [ROOT / "scripts/train.py", "--model", "mlp", "--limit", "10", "--epochs", "1", "--no-pictures"]
     lines = []
-    assert launch.run(args, 2, timeout=60, cwd=tmp_path, stdout=lines.append) == 0, "".join(lines)
+    assert launcher.run(args, 2, timeout=PATIENCE, cwd=tmp_path, stdout=lines.append) == 0, "".join(lines)
     (made,) = (tmp_path / "runs").iterdir()
     assert result(made)["ranks"] == 2
 
 
 def test_ranks_compute_what_one_process_does(tmp_path, small):
     """Two ranks that mpiexec starts from outside, and three that the program starts itself."""
-    from parallel import launch
+    from parallel.launch import launcher
 
-    mpiexec = launch.find_mpiexec()
+    mpiexec = launcher.find_mpiexec()
     args = [mpiexec, "-n", "2", sys.executable, "-m", "mpi4py", "scripts/train.py", *SMALL, "--out", tmp_path / "two"]
-    env = launch.settings(2, mpiexec) | os.environ
-    done = subprocess.run(args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    env = launcher.settings(2, mpiexec) | os.environ
+    done = subprocess.run(
+        args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert "  mpirun -n 2 " in done.stdout
     assert f"python -m mpi4py scripts/train.py --resume {tmp_path / 'two'} --epochs 13" in done.stdout
@@ -148,19 +145,21 @@ def test_the_classical_experiment(tmp_path):
     if not (Path(os.environ.get("RINGPROP_DATA", "")) / "mnist").is_dir():
         pytest.skip("needs mnist in $RINGPROP_DATA (scripts/get_data.py mnist)")
     options = (
-        "--model mlp:784,30,10 --activation sigmoid --loss quadratic --optimizer sgd --lr 3.0 --batch 10 --data mnist"
+        "--model mlp:784,30,10 --activation sigmoid --loss quadratic --optimizer sgd --lr 3.0 --batch 10 --data mnist "
+        "--validation 10000"
     )
-    train(*options.split(), "--ranks", "2", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
+    said = train(*options.split(), "--ranks", "2", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
+    assert "mnist: 50,000 training, 10,000 validation and 10,000 test samples" in said
     assert result(tmp_path / "run")["accuracy"] >= 0.93
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The result of LONG, never interrupted, on one process and on two ranks."""
+    """The result of LONG, never interrupted, and its last parameters, on one process and on two ranks."""
     out = tmp_path_factory.mktemp("whole")
     train(*LONG, "--out", out / "1")
     train(*LONG, "--out", out / "2", "--ranks", "2")
-    return {1: result(out / "1"), 2: result(out / "2")}
+    return {ranks: (result(out / str(ranks)), parameters(out / str(ranks))) for ranks in (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -181,16 +180,48 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
     program = subprocess.Popen(args, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until((out / "checkpoints" / "manifest.json").exists)
     program.send_signal(number)
-    said, _ = program.communicate(timeout=30)
+    said, _ = program.communicate(timeout=PATIENCE)
     assert program.returncode == status, said
     if number != signal.SIGKILL:
         assert f"--resume {out}" in said and "Traceback" not in said and "\0" not in said
-    wait_until(lambda: not processes_of(out), 15)
+    wait_until(lambda: not processes_of(out))
     assert not (out / "result.json").exists(), "it ended before it could be stopped: make LONG longer"
     assert not list(out.rglob("*.tmp")) or number == signal.SIGKILL
     said = train("--resume", out, *ranked)
     assert "continuing from" in said
-    assert result(out)["parameters_sha256"] == whole[ranks]["parameters_sha256"]
+    same, last = whole[ranks]
+    assert result(out)["parameters_sha256"] == same["parameters_sha256"], "of the chosen epoch"
+    assert np.array_equal(parameters(out), last), "of the last one"
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a handler of its own for Ctrl-C."""
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return bool(int(caught, 16) >> signal.SIGINT - 1 & 1)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.2, 0.5, 1.0])
+def test_a_program_that_has_just_begun_ends_without_a_traceback(tmp_path, after):
+    """Whatever it does just then: the moment differs with the machine, what is asked does not."""
+    args = command(*LONG, "--epochs", "10000", "--out", str(tmp_path / "run"), "--ranks", "2")
+    program = subprocess.Popen(args, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    begin = time.monotonic()
+    while not listens(program.pid) and time.monotonic() < begin + 2:  # a moment, which this may be too slow to see
+        pass
+    wait_until(lambda: not listens(program.pid))  # Python has begun, and the program has
+    time.sleep(after)
+    program.send_signal(signal.SIGINT)
+    said, _ = program.communicate(timeout=PATIENCE)
+    assert program.returncode in (130, -signal.SIGINT) and "Traceback" not in said and "KeyboardInterrupt" not in said
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+def test_a_python_without_the_project_is_told_what_to_do():
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "scripts/train.py"], cwd=ROOT, text=True, capture_output=True, timeout=60
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+    assert re.match(r"error: .* has no module parallel: (use .*\.venv/bin/python|run `make train`)", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -198,15 +229,51 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
 )
 def test_a_rank_that_is_killed_or_stopped_ends_the_job(tmp_path, number, message):
     out = tmp_path / "run"
-    args = command(*LONG, "--epochs", "10000", "--out", str(out), "--ranks", "2", "--watch", "2")
+    args = command(*LONG, "--epochs", "10000", "--out", str(out), "--ranks", "2", "--watch", "8")
     program = subprocess.Popen(args, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: (out / "metrics.jsonl").exists())
     names = b"\0OMPI_COMM_WORLD_RANK=1\0", b"\0PMI_RANK=1\0"  # Open MPI, MPICH
     environments = {p: Path(f"/proc/{p}/environ").read_bytes() for p in processes_of(out)}
     os.kill(next(p for p, environment in environments.items() if any(name in environment for name in names)), number)
-    said, _ = program.communicate(timeout=40)
+    said, _ = program.communicate(timeout=PATIENCE)
     assert program.returncode != 0 and message in said.lower(), said
-    wait_until(lambda: not processes_of(out), 15)
+    wait_until(lambda: not processes_of(out))
+
+
+STOPPED = """
+import os, signal, sys
+from parallel.command import main
+from parallel.launch import launcher
+from parallel.command import training_run
+
+def stop(*_):
+    if launcher.rank_from_environment() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return prepare(*_)
+
+prepare, training_run.prepare = training_run.prepare, stop
+if "--early" in sys.argv:
+    sys.argv.remove("--early")
+    stop(main.parse(sys.argv[1:]))
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "message"),
+    [
+        ([], "rank 0 of 3: start-up has waited 6 s for rank 1: stopped, or busy"),
+        (["--early"], "in start_mpi"),  # where MPI itself waits for all ranks
+    ],
+)
+def test_a_rank_that_is_stopped_before_training_ends_the_job(tmp_path, early, message):
+    program, lines = tmp_path / "program.py", []
+    program.write_text(STOPPED)
+    args = [program, *early, *SMALL, "--out", str(tmp_path / "run"), "--watch", "6"]
+    status = launcher.run(args, 3, timeout=60, stdout=lines.append, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    said = "".join(lines)
+    assert status in (1, 86), said
+    assert message in said, said
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, small):
@@ -228,6 +295,10 @@ def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small):
     out = shutil.copytree(small[0], tmp_path / "run")
     assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
     assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
+    before = (out / "config.json").read_text()
+    (out / "config.json").write_text(json.dumps(json.loads(before) | {"lr": 0.7}))
+    assert "config.json has --lr 0.7, but that run was made with 0.1: put that back" in train("--resume", out, status=2)
+    (out / "config.json").write_text(before)
     train(*RESUME, out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4
     said = train(*RESUME, out, "--strategy", "zero2", "--unit", "2")
@@ -241,8 +312,68 @@ def test_a_full_disk_is_one_clear_message(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # a file can grow no larger
 
     said = train(*SMALL, "--out", tmp_path / "run", status=1, preexec_fn=limit)
-    assert "error: " in said and "cannot write" in said and "step-00000004.npz" in said and "Traceback" not in said
+    assert "error: " in said and "cannot write" in said and "best.npz" in said and "Traceback" not in said
     assert not list((tmp_path / "run").rglob("*.npz")) and not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(tmp_path):
+    """A rate so high that the epochs differ: the best one is not the last, on one process and on two ranks."""
+    import nn
+
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "8", "--no-pictures"]
+    data = nn.data.load("digits", validation=0.1, seed=0)
+    for name, more in (("one", []), ("two", ["--ranks", "2"])):
+        said = train(*args, *more, "--out", tmp_path / name)
+        assert "digits: 1,293 training, 144 validation and 360 test samples" in said
+        found, best = result(tmp_path / name), tmp_path / name / "checkpoints" / "best.npz"
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        scores = [line["validation_accuracy"] for line in lines]
+        chosen = scores.index(max(scores))
+        assert found["chosen_epoch"] == chosen + 1 < 8 and found["epochs"] == 8 and found["steps"] == lines[-1]["step"]
+        assert found["validation_accuracy"] == scores[chosen]
+        assert f"after epoch {chosen + 1}, the best of 8 on the validation data" in said
+        trainer = nn.Serial(nn.models.build("mlp:64,16,10", data.in_shape, 10), nn.CrossEntropyLoss(), nn.SGD(1, 0.9))
+        trainer.load_state(nn.Checkpoints(best.parent).load("best")[0])
+        for split, accuracy in ((data.validation, scores[chosen]), (data.test, found["accuracy"])):
+            assert nn.evaluate(trainer, nn.Loader(split, 500, shuffle=False))["accuracy"] == accuracy
+        assert trainer.digest() == found["parameters_sha256"]
+    said = train(*RESUME, tmp_path / "two", "--ranks", "2")
+    assert result(tmp_path / "two")["parameters_sha256"] == found["parameters_sha256"], "a look changes nothing"
+
+
+def test_without_validation_data_the_last_epoch_counts(tmp_path):
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "3", "--validation", "0"]
+    said = train(*args, "--out", tmp_path / "run")
+    assert "digits: 1,437 training and 360 test samples; no validation data, so nothing chooses" in said
+    assert "test accuracy" in said and "after 3 epochs" in said
+    assert result(tmp_path / "run")["chosen_epoch"] == 3
+    assert not (tmp_path / "run" / "checkpoints" / "best.npz").exists()
+    keys = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]).keys()
+    assert not [key for key in keys if "accuracy" in key or "validation" in key]
+
+
+def test_a_run_begun_without_validation_data_goes_on_without(tmp_path):
+    """Its config.json does not know the option: nothing is held out of what it has trained on."""
+    out = tmp_path / "run"
+    train("--model", "mlp:64,16,10", "--validation", "0", "--epochs", "2", "--no-pictures", "--out", out)
+    config = json.loads((out / "config.json").read_text())
+    manifest = json.loads((out / "checkpoints" / "manifest.json").read_text())
+    del config["validation"], manifest["facts"]["validation"]
+    (out / "checkpoints" / "manifest.json").write_text(json.dumps(manifest))
+    (out / "config.json").write_text(json.dumps(config | {"patience": 1}))
+    said = train(*RESUME, out, "--epochs", "3")
+    assert "1,437 training and 360 test samples; no validation data" in said and "continuing from" in said
+    assert result(out)["chosen_epoch"] == result(out)["epochs"] == 3
+    assert "that run has --validation 0.0, given 0.1" in train("--resume", out, "--validation", "0.1", status=2)
+
+
+def test_patience_and_the_rate_finder_look_at_validation_data(tmp_path):
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--no-pictures", "--ranks", "2"]
+    said = train(*args, "--patience", "2", "--epochs", "30", "--out", tmp_path / "run")
+    found = result(tmp_path / "run")
+    assert found["epochs"] == found["chosen_epoch"] + 2 and f"the best of {found['epochs']} on" in said
+    assert "the validation loss falls fastest at" in train(*args, "--find-lr", "--out", tmp_path / "rate")
+    assert "the training loss falls" in train(*args, "--find-lr", "--validation", "0", "--out", tmp_path / "rate")
 
 
 def test_values_are_learned_from_arrays(tmp_path):
@@ -257,8 +388,20 @@ def test_values_are_learned_from_arrays(tmp_path):
     assert "are values: use mse" in said and not (tmp_path / "other").exists()
 
 
+def test_a_run_closes_its_trainer(tmp_path, monkeypatch):
+    import nn
+    from parallel.command import training_run
+    from parallel.command.parsing import parse
+
+    closed = []
+    monkeypatch.setattr(nn.Serial, "close", lambda trainer: closed.append(trainer.steps))
+    training_run.train(parse([*SMALL, "--out", str(tmp_path / "run")]))
+    training_run.train(parse([*SMALL, "--find-lr", "--out", str(tmp_path / "rate")]))
+    assert closed == [12, 0]
+
+
 def test_config_file_lies_below_the_flags(tmp_path):
-    from parallel.options import parse
+    from parallel.command.parsing import parse
 
     config = tmp_path / "small.toml"
     config.write_text('model = "mlp:64,8,10"\nepochs = 2\nlimit = 50\nlr = 1\n')
@@ -268,7 +411,7 @@ def test_config_file_lies_below_the_flags(tmp_path):
 
 # What is refused before anything runs (status 2), and what goes wrong while it runs (status 1).
 WRONG = [
-    (["--lr", "-1"], 2, "--lr must be at least 0 and finite, given -1.0"),
+    (["--lr", "-1"], 2, "--lr must be above 0 and finite, given -1.0"),
     (["--epocs", "3"], 2, "no option '--epocs': did you mean --epochs?"),
     (["--epochs", "x"], 2, "invalid int value: 'x'"),
     (["--batch", "0"], 2, "--batch must be at least 1, given 0"),
@@ -303,13 +446,13 @@ WRONG = [
 def refusals(tmp_path_factory):
     """What the program says to all of WRONG, one after the other in one process, and its exit statuses."""
     out = tmp_path_factory.mktemp("wrong")
-    program = "import json, sys; from parallel.job import main; sys.argv = ['scripts/train.py']\n"
+    program = "import json, sys; from parallel.command.main import main; sys.argv = ['scripts/train.py']\n"
     program += "for args in json.load(sys.stdin): print(f'\\0{main(args)}\\0', end='', flush=True)"
     told = [
         args if args[0] == "--resume" else [*args, "--out", str(out / str(i))] for i, (args, *_) in enumerate(WRONG)
     ]
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, input=json.dumps(told), text=True, timeout=90,
+        [sys.executable, "-c", program], cwd=ROOT, input=json.dumps(told), text=True, timeout=PATIENCE,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert not list(out.rglob("*.tmp"))
@@ -328,16 +471,16 @@ def test_bad_input_is_one_clear_message(refusals, case):
 
 def test_ranks_that_are_started_differently_are_told(tmp_path):
     """Each rank gets options of its own, as when hosts hold different files. One leaves late: mpiexec signals it."""
-    from parallel import launch
+    from parallel.launch import launcher
 
     program = (
         "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']); "
         "leave = os._exit; os._exit = lambda status: (time.sleep(0.5 * rank), leave(status)); "
         f"sys.argv = ['train.py', '--seed', str(rank), '--watch', str(rank), '--out', {str(tmp_path / 'run')!r}]; "
-        "import parallel.job; sys.exit(parallel.job.main())"
+        "import parallel.command.main; sys.exit(parallel.command.main.main())"
     )
     lines = []
-    status = launch.run(["-c", program], 3, timeout=60, cwd=ROOT, stdout=lines.append)
+    status = launcher.run(["-c", program], 3, timeout=PATIENCE, cwd=ROOT, stdout=lines.append)
     said = "".join(lines)
     assert status != 0 and "ranks disagree on --seed: rank 0 has 0, rank 1 has 1" in said
     assert "SIGTERM" not in said and "MPI_Abort" not in said, "it has failed already, and has left MPI"

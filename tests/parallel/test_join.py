@@ -5,7 +5,7 @@ import pytest
 from equality import OPTIMIZERS, SEED, cnn, mlp
 
 import nn
-from parallel.options import Options
+from parallel.command.options import Options
 
 ON_WORKERS = {"strategy": "ps", "servers": 2, "server_place": "workers"}
 EVERYTHING = [
@@ -27,7 +27,7 @@ def data():
 
 def make(comm, options, network):
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
 
     options, rule = Options(**options, batch=16, seed=SEED), OPTIMIZERS["momentum"]()
     return STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))

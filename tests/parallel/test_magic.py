@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from parallel import cell
+from parallel.launch import notebook_rank
 
 interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -20,29 +20,26 @@ def ipython(tmp_path_factory):
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         shell = interactiveshell.InteractiveShell.instance()
         shell.history_manager.enabled = False
-        shell.run_line_magic("load_ext", "parallel.magic")
+        shell.run_line_magic("load_ext", "parallel.launch.notebook")
         yield shell
         interactiveshell.InteractiveShell.clear_instance()
 
 
 @pytest.fixture
 def run(ipython):
-    """run(cell) -> (exception or None, seconds)."""
+    """run(cell) -> exception or None."""
 
     def run(text):
-        begin = time.monotonic()
         result = ipython.run_cell(text, store_history=True)
-        return result.error_before_exec or result.error_in_exec, time.monotonic() - begin
+        return result.error_before_exec or result.error_in_exec
 
     return run
 
 
 def test_values_definitions_and_output(ipython, run, capfd):
-    assert (
-        run("import numpy as np\nfrom fractions import Fraction as F\nscale = {'by': (2, np.float32(0.5))}")[0] is None
-    )
-    assert run("def twice(x):\n    return scale['by'][0] * x\n\n\nclass Box:\n    size = 3\n")[0] is None
-    error, _ = run(
+    assert run("import numpy as np\nfrom fractions import Fraction as F\nscale = {'by': (2, np.float32(0.5))}") is None
+    assert run("def twice(x):\n    return scale['by'][0] * x\n\n\nclass Box:\n    size = 3\n") is None
+    error = run(
         "%%mpi -n 2 --with twice,Box,np,scale,F -o x,told,half\n"
         "from mpi4py import MPI\n"
         "comm = MPI.COMM_WORLD\n"
@@ -62,7 +59,7 @@ def test_values_definitions_and_output(ipython, run, capfd):
 
 
 def test_an_error_names_the_rank_and_the_line_and_where_the_others_were(ipython, run, capfd):
-    error, seconds = run(
+    error = run(
         "%%mpi -n 3\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\nMPI.COMM_WORLD.Barrier()\n"
     )
     text = str(error)
@@ -70,42 +67,55 @@ def test_an_error_names_the_rank_and_the_line_and_where_the_others_were(ipython,
     assert "File the cell, line 3" in text and "1 / 0" in text
     for rank in 0, 2:
         assert f"rank {rank} of 3 was at line 4 of the cell: MPI.COMM_WORLD.Barrier()" in text
-    assert seconds < 10
     shown = "".join(capfd.readouterr())
     assert "ZeroDivisionError" in shown and "prterun" not in shown and "_run" not in shown
 
 
 def test_an_exit_of_one_rank_does_not_hang_the_others(run):
-    error, seconds = run("%%mpi -n 2\nfrom mpi4py import MPI\nMPI.COMM_WORLD.rank or exit(0)\nMPI.COMM_WORLD.Barrier()")
-    assert "rank 0 of 2: Traceback" in str(error) and "SystemExit: 0" in str(error) and seconds < 10
+    error = run("%%mpi -n 2\nfrom mpi4py import MPI\nMPI.COMM_WORLD.rank or exit(0)\nMPI.COMM_WORLD.Barrier()")
+    assert "rank 0 of 2: Traceback" in str(error) and "SystemExit: 0" in str(error)
 
 
 def test_the_same_error_on_all_ranks_is_shown_once(run):
-    error, _ = run("%%mpi -n 2\nprint(missing)")
+    error = run("%%mpi -n 2\nprint(missing)")
     assert str(error).startswith("rank 0, 1 of 2: Traceback") and str(error).count("NameError") == 1
 
 
-def test_the_time_limit_tells_where_each_rank_was(run):
-    error, seconds = run(
-        "%%mpi -n 2 -t 1.5\n"
-        "import time\n"
-        "from mpi4py import MPI\n"
-        "if MPI.COMM_WORLD.rank == 0:\n"
-        "    MPI.COMM_WORLD.recv(source=1)\n"
-        "time.sleep(60)\n"
-    )
+def test_the_time_limit_tells_where_each_rank_was(run, tmp_path):
+    limit = 0.75
+    while len(list(tmp_path.iterdir())) < 2:  # a busy machine needs longer to start the ranks
+        limit *= 2
+        error = run(
+            f"%%mpi -n 2 -t {limit}\n"
+            f"import time, os; os.chdir({str(tmp_path)!r})\n"
+            "from mpi4py import MPI\n"
+            "if MPI.COMM_WORLD.rank == 0:\n"
+            "    open('0', 'w').close(); MPI.COMM_WORLD.recv(source=1)\n"
+            "open('1', 'w').close(); time.sleep(1000)\n"
+        )
     assert str(error).splitlines() == [
-        "no end within 1.5 s",
-        "rank 0 of 2 was at line 4 of the cell: MPI.COMM_WORLD.recv(source=1)",
-        "rank 1 of 2 was at line 5 of the cell: time.sleep(60)",
+        f"no end within {limit:g} s",
+        "rank 0 of 2 was at line 4 of the cell: open('0', 'w').close(); MPI.COMM_WORLD.recv(source=1)",
+        "rank 1 of 2 was at line 5 of the cell: open('1', 'w').close(); time.sleep(1000)",
     ]
-    assert seconds < 10
+
+
+def test_the_time_limit_counts_from_when_ranks_are_up(run, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    begin = time.monotonic()
+    assert run("%%mpi -n 2 -t 1.5\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()") is None
+    assert time.monotonic() > begin + 2, "control: they begin late"
+
+
+def test_ranks_that_do_not_begin(run, monkeypatch):
+    monkeypatch.setattr("parallel.launch.notebook.START", 0.0)
+    error = run("%%mpi -n 2\nimport time\ntime.sleep(60)")
+    assert str(error) == "the ranks did not begin within 0 s"
 
 
 def test_a_killed_rank(run, capfd):
-    error, _ = run(
-        "%%mpi -n 2\nimport os, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.rank or os.kill(os.getpid(), 9)"
-    )
+    error = run("%%mpi -n 2\nimport os, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.rank or os.kill(os.getpid(), 9)")
     assert str(error).startswith("the ranks ended") and "signal 9" in capfd.readouterr().out
 
 
@@ -116,8 +126,8 @@ def test_interrupting_the_kernel_ends_the_ranks(run, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    error, seconds = run(f"%%mpi -n 2\nimport time\nopen({str(tmp_path / 'ready')!r}, 'w').close()\ntime.sleep(60)")
-    assert isinstance(error, KeyboardInterrupt) and seconds < 20
+    error = run(f"%%mpi -n 2\nimport time\nopen({str(tmp_path / 'ready')!r}, 'w').close()\ntime.sleep(1000)")
+    assert isinstance(error, KeyboardInterrupt)
 
 
 @pytest.mark.parametrize(
@@ -130,16 +140,16 @@ def test_interrupting_the_kernel_ends_the_ranks(run, tmp_path):
 )
 def test_mistakes_are_explained_before_any_rank_starts(run, line, message, capfd):
     run("odd = {1, 2}")
-    error, seconds = run(f"%%mpi {line}\nprint('started')")
-    assert error is not None and seconds < 1
+    error = run(f"%%mpi {line}\nprint('started')")
+    assert error is not None
     shown = "".join(capfd.readouterr())
     assert message in shown and "started" not in shown
 
 
 def test_what_cannot_be_brought_back(run):
-    error, _ = run("%%mpi -n 1 -o open_file\nopen_file = object()")
+    error = run("%%mpi -n 1 -o open_file\nopen_file = object()")
     assert "TypeError: `open_file` cannot go between the notebook and the ranks: object is not" in str(error)
-    error, _ = run("%%mpi -n 1 -o nothing\npass")
+    error = run("%%mpi -n 1 -o nothing\npass")
     assert "NameError: -o asks for nothing, which this rank has not set" in str(error)
 
 
@@ -149,17 +159,17 @@ def test_what_cannot_be_brought_back(run):
     ids=repr,
 )
 def test_values_travel_unchanged(tmp_path, value):
-    cell.save(tmp_path / "v", {"value": value, "other": 1})
-    got = cell.load(tmp_path / "v")
+    notebook_rank.save(tmp_path / "v", {"value": value, "other": 1})
+    got = notebook_rank.load(tmp_path / "v")
     assert got == {"value": value, "other": 1} and type(got["value"]) is type(value)
 
 
 def test_arrays_travel_unchanged_and_objects_do_not(tmp_path):
     arrays = {"a": np.arange(6.0).reshape(2, 3), "nested": [np.float16(2), {"k": np.array([], np.int8)}]}
-    cell.save(tmp_path / "v", arrays)
-    got = cell.load(tmp_path / "v")
+    notebook_rank.save(tmp_path / "v", arrays)
+    got = notebook_rank.load(tmp_path / "v")
     np.testing.assert_array_equal(got["a"], arrays["a"])
     assert got["nested"][0] == 2 and got["nested"][0].dtype == np.float16
     assert got["nested"][1]["k"].dtype == np.int8 and got["nested"][1]["k"].shape == (0,)
     with pytest.raises(TypeError, match="`bad` cannot go"):
-        cell.save(tmp_path / "v", {"bad": np.array([{}])})
+        notebook_rank.save(tmp_path / "v", {"bad": np.array([{}])})

@@ -5,9 +5,8 @@ import pytest
 from equality import BATCH, CLIPS, OPTIMIZERS, SEED, batches, difference, mlp, train
 
 import nn
-from nn.layer import Sequential
-from nn.training import step_in_parts
-from parallel.options import Options
+from nn.core.layer import Sequential
+from parallel.command.options import Options
 
 EVERYTHING = [
     *({"strategy": name} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
@@ -28,7 +27,7 @@ def network():
 @pytest.mark.mpi(ranks=4)
 def test_every_strategy(comm):
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
 
     one = nn.Serial(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](CLIPS[1]), SEED)
     losses = train(one, "mlp")
@@ -36,7 +35,7 @@ def test_every_strategy(comm):
         options = Options(batch=BATCH, seed=SEED, **given)
         optimizer = OPTIMIZERS["adam"](one.optimizer.clip)
         many = STRATEGIES[options.strategy](options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
-        found = [step_in_parts(many, *batch, parts=3) for batch in batches("mlp", many.shard)]
+        found = [many.step(*batch, parts=3) for batch in batches("mlp", many.shard)]
         assert found == pytest.approx(losses, rel=1e-12), given
         alone = many.alone()
         assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, given
@@ -50,11 +49,6 @@ def test_control_a_forgotten_part_is_seen():
     whole, forgetful = (nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED) for _ in range(2))
     whole.step(*batch)
     wrapped = forgetful.compute_gradients
-
-    def compute_gradients(*arguments):
-        forgetful.run.common.accumulate = False  # so that a part overwrites the one before
-        return wrapped(*arguments)
-
-    forgetful.compute_gradients = compute_gradients
-    step_in_parts(forgetful, *batch, parts=3)
+    forgetful.compute_gradients = lambda x, y, total, first, adds: wrapped(x, y, total, first)
+    forgetful.step(*batch, parts=3)
     assert difference(forgetful.parameters, whole.parameters) > 1e-6

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import nn
-from nn.layer import Sequential
-from nn.learning_rates import MomentumCorrection, Step, Warmup
-from parallel.options import Options
+from nn.core.layer import Sequential
+from nn.optim.learning_rates import Step, Warmup
+from nn.training.schedules import MomentumCorrection
+from parallel.command.options import Options
 
 
 def train(make, corrected=True):
@@ -24,7 +25,7 @@ def train(make, corrected=True):
 @pytest.mark.mpi(ranks=[2, 3])
 def test_every_strategy_corrects_as_one_process_does(comm):
     from collectives import Communicator
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
 
     communicator = Communicator(comm)
     one = dict(train(nn.Serial).entries())

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 
-from parallel import job, launch
-from parallel.options import OptionError, Options, flag, parse, type_of
-from parallel.prepare import prepare
+from parallel.command import main, rules, run_directory
+from parallel.command.factory import prepare
+from parallel.command.options import FIELDS, TYPES, OptionError, Options, flag
+from parallel.command.parsing import parse
+from parallel.command.rules import check_directory
+from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
 # (command line after --ranks 4, what is said of it): each can be known wrong without ranks.
@@ -49,7 +53,12 @@ WRONG = [
     ("--augment flip --data stdlib --model transformer", "RandomFlip: expects images"),
     ("--schedule cosin", "unknown schedule 'cosin'"),
     ("--schedule cosine --linear-scaling 16 --epochs 5", "5 epochs of warm-up leave none of 5"),
-    ("--schedule plateau:metric=los", "no metric 'los'; use test_loss, loss, accuracy"),
+    ("--schedule plateau:metric=los", "no metric 'los'; use metric=loss, validation_loss, validation_accuracy"),
+    ("--schedule plateau --validation 0", "no metric 'validation_loss' without validation data (--validation 0); use"),
+    ("--patience 3 --validation 0", "--patience chooses by validation data, and --validation 0 holds none out"),
+    ("--validation 1437", "of 1,437 training samples 1,437 cannot be held out for validation"),
+    ("--validation 1.5", "a share above 0 and below 1 or a number of samples, given 1.5"),
+    ("--validation -0.1", "--validation must be at least 0 and finite, given -0.1"),
     ("--linear-scaling 16 --schedule cosine:base_batch=8", "say the same: leave one out"),
     ("--sync-batch-norm", "cnn has no batch normalisation"),
     ("--batch 3", "a global batch of 3 samples cannot be cut among 4 ranks"),
@@ -61,7 +70,7 @@ WRONG = [
     ("--allreduce rung", "no allreduce algorithm 'rung': there are auto"),
     ("--compress foo", "no method 'foo'; there are none, fp16, qsgd"),
     ("--compress fp16:3", "what is '3'? fp16 takes nothing"),
-    ("--compress qsgd:x", "levels must be a number, given 'x'"),
+    ("--compress qsgd:x", "levels must be a whole number, given 'x'"),
     ("--compress qsgd:0", "levels must be 1 to 32767, given 0"),
     ("--compress dgc:0.1,clip=1 --strategy ps --servers 2", "dgc: clip=1 is for the norm of the whole gradient"),
     ("--compress topk:2", "topk: the ratio must be above 0 and at most 1"),
@@ -72,7 +81,10 @@ WRONG = [
     ("--compress dgc:0.01 --momentum 0.9", "dgc has the momentum itself (0.9)"),
     ("--compress dgc:0.01 --optimizer adam", "use SGD, RMSprop or LARS with momentum 0"),
     ("--compress dgc:0.01,momentum=2", "momentum must be in [0, 1), given 2.0"),
-    ("--compress topk:0.1 --strategy fsdp", "--compress has no effect with --strategy fsdp"),
+    (
+        "--compress topk:0.1 --strategy fsdp",
+        "--compress topk:0.1 does not go with --strategy fsdp: what a method",
+    ),
     ("--compress topk:0.1 --reproducible 4", "--reproducible does not go with --compress"),
     ("--offload {file} --strategy fsdp", "is a file, no directory"),
     ("--offload {file}/below --strategy zero1", "is a file, no directory"),
@@ -84,25 +96,51 @@ WRONG = [
     ("--resume {list}", "config.json holds no options"),
     ("--resume {text}", "config.json: lr must be a number, given 'x'"),
     ("--resume {cut}", "manifest.json is not JSON"),
-    ("--resume {odd}", "manifest.json: format None, but this version of ringprop reads 1"),
+    ("--resume {odd}", "manifest.json: format None, but this ringprop reads 1"),
+    ("--resume {unknown}", "config.json: no option '--momentun': did you mean --momentum?"),
+    ("--resume {changed}", "config.json has --lr 0.1, but that run was made with 0.001: put that back"),
+    ("--resume {dropped}", "config.json has --clip None, but that run was made with norm:1: put that back"),
+    ("--resume {added}", "config.json has --seed 7, but that run was made with 0: put that back"),
+    ("--resume {facts}", "manifest.json: facts must be an object, given [1]"),
     ("--out {run}", "already holds a run: continue it with --resume"),
+    ("--resume {best}", "no checkpoint was saved there; start again"),
     ("--resume {begun}", "no checkpoint was saved there; start again"),
     ("--find-lr --resume {run}", "--find-lr tries rates on a network that has not learned yet"),
-    ("--lr -1", "--lr must be at least 0 and finite, given -1.0 (--help lists the options)"),
+    ("--lr -1", "--lr must be above 0 and finite, given -1.0 (--help lists the options)"),
     ("--allreduce ring --node-memory on", "--allreduce ring has no effect with --node-memory on where all ranks share"),
+    ("--lr 0", "--lr must be above 0 and finite, given 0.0"),
+    ("--batch 99999999999999999999", "--batch must be at most 9,223,372,036,854,775,807, given 99999999999999999999"),
+    ("--threads 100000", "--threads must be at most 1,024, given 100000"),
+    ("--out /proc/ringprop", "--out /proc/ringprop: nothing can be written into /proc"),
+    ("--out /proc/self/ringprop/run", "nothing can be written into /proc/self"),
+    ("--strategy fsdp --offload /proc/ringprop", "--offload /proc/ringprop: nothing can be written into /proc"),
+    ("--model mlp:64,99999999999,10", "parameters and their gradients take 55,879 GiB, and this machine has"),
+    ("--model mlp:64,9999999999999999999999,10", "parameters and their gradients take"),
+    ("--model transformer:128,4,1000000000 --data stdlib", "transformer has at most 1000 blocks, given 1000000000"),
     ("--strategy pps", "invalid choice: 'pps'"),
+]
+# What the environment says: variable, value, words.
+SURROUNDINGS = [
+    ("RINGPROP_WATCH", "abc", "RINGPROP_WATCH=abc in the environment: expected seconds"),
+    ("RINGPROP_WATCH", "nan", "RINGPROP_WATCH=nan in the environment: expected seconds"),
+    ("RINGPROP_ALLREDUCE", "nosuch", "RINGPROP_ALLREDUCE in the environment: no allreduce algorithm 'nosuch'"),
+    ("RINGPROP_SCAN", "nosuch", "RINGPROP_SCAN in the environment: no scan algorithm 'nosuch'"),
+    ("RINGPROP_TUNE", "/nowhere/table.json", "/nowhere/table.json: no table of algorithms"),
+    ("OMPI_COMM_WORLD_RANK", "x", "OMPI_COMM_WORLD_RANK=x in the environment: expected a whole number"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "x", "OMPI_COMM_WORLD_LOCAL_SIZE=x in the environment"),
 ]
 
 
-NUMBERS = [f for f in dataclasses.fields(Options) if type_of(f) in (int, float)]
+MANIFEST = '{"format": 1, "checkpoints": [{"file": "step-1.npz", "sha256": "", "named": false}]}'
+NUMBERS = [name for name in FIELDS if TYPES[name] in (int, float)]
 
 
-@pytest.mark.parametrize("f", NUMBERS, ids=lambda f: f.name)
-def test_every_number_has_a_range(f):
-    wrong = ["-1", "-3"] if type_of(f) is int else ["-1", "-1e-3", "-.5", "nan", "inf", "-inf", "1e999"]
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_a_range(name):
+    wrong = ["-1", "-3"] if TYPES[name] is int else ["-1", "-1e-3", "-.5", "nan", "inf", "-inf", "1e999"]
     for value in wrong:
-        with pytest.raises(OptionError, match=rf"^{flag(f.name)} must be .*, given {type_of(f)(value)} \(--help"):
-            parse([flag(f.name), value])
+        with pytest.raises(OptionError, match=rf"^{flag(name)} must be .*, given {TYPES[name](value)} \(--help"):
+            parse([flag(name), value])
 
 
 @pytest.fixture(scope="module")
@@ -118,25 +156,53 @@ def places(tmp_path_factory):
     for name in ("run", "begun"):
         (where / name / "checkpoints").mkdir(parents=True)
         (where / name / "config.json").write_text("{}")
-    for name, config, manifest in (
-        ("list", "[]", "{}"), ("text", '{"lr": "x"}', "{}"), ("cut", "{}", "{"), ("odd", "{}", "[]"),
-    ):  # fmt: skip
+    made = MANIFEST[:-1] + ', "facts": %s}'
+    broken = {
+        "list": ("[]", "{}"), "text": ('{"lr": "x"}', "{}"), "cut": ("{}", "{"), "odd": ("{}", "[]"),
+        "unknown": ('{"lr": 0.1, "momentun": 0.9}', "{}"), "facts": ("{}", made % "[1]"),
+        "changed": ('{"lr": 0.1, "epochs": 3}', made % '{"lr": 0.001}'), "dropped": ("{}", made % '{"clip": "norm:1"}'),
+        "best": ("{}", '{"format": 1, "checkpoints": [{"file": "best.npz", "sha256": "", "named": true}]}'),
+        "added": ('{"seed": 7}', made % '{"lr": 0.1}'),
+    }  # fmt: skip
+    for name, (config, manifest) in broken.items():
         (where / name / "checkpoints").mkdir(parents=True)
         (where / name / "config.json").write_text(config)
         (where / name / "checkpoints" / "manifest.json").write_text(manifest)
-    (where / "run" / "checkpoints" / "manifest.json").write_text('{"format": 1, "checkpoints": [{}]}')
-    names = "file", "table", "run", "begun", "list", "text", "cut", "odd"
+    (where / "run" / "checkpoints" / "manifest.json").write_text(MANIFEST)
+    names = "file", "table", "run", "begun", *broken
     return {name: str(where / name) for name in names} | {"floats": str(where / "floats.npz")}
 
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
 def test_no_rank_is_started_for_a_wrong_option(line, words, places, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(job, "start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr(main, "start_ranks", lambda *_: pytest.fail("ranks were started"))
     out = [] if "--out" in line or "--resume" in line else ["--out", str(tmp_path / "run")]
-    assert job.main(["--ranks", "4", *out, *line.format(**places).split()]) == job.WRONG_OPTION
+    assert main.main(["--ranks", "4", *out, *line.format(**places).split()]) == main.WRONG_OPTION
     said, words = capsys.readouterr(), words.format(**places)
     assert said.err.startswith("error: ") and said.err.count("error: ") == 1 and words in said.err and not said.out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "value", "words"), SURROUNDINGS)
+def test_no_rank_is_started_in_wrong_surroundings(name, value, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(main, "start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setenv(name, value)
+    assert main.main(["--ranks", "2", "--out", str(tmp_path / "run")]) == main.WRONG_OPTION
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: {words}") and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_directory_that_must_not_be_written_into_is_refused(tmp_path, monkeypatch):
+    """As root there is none."""
+
+    def denied(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    check_directory("--out", str(tmp_path / "a" / "b"))
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(rules.tempfile, "TemporaryFile", denied)
+    with pytest.raises(OptionError, match=rf"^--out {tmp_path}/a/b: nothing .* into {tmp_path} \(Permission denied\)$"):
+        check_directory("--out", str(tmp_path / "a" / "b"))
 
 
 @pytest.mark.parametrize(
@@ -163,27 +229,28 @@ def test_one_process_goes_on_with_what_ranks_began():
 def test_what_can_be_done_is_prepared(monkeypatch, tmp_path):
     """Nothing is refused that works; and that it works is shown by the tests of each strategy."""
     started = []
-    monkeypatch.setattr(job, "start_ranks", lambda options, argv: started.append(options) or 0)
+    monkeypatch.setattr(main, "start_ranks", lambda options, argv: started.append(options) or 0)
     lines = (
         "--batch 4", "--batch 3 --strategy ps", "--strategy ps --servers 4 --server-place workers --batch 4",
         "--compress dgc:0.01", "--compress none", "--compress qsgd:4 --strategy ps", "--reproducible 4 --strategy fsdp",
         "--reproducible 4 --strategy zero2 --clip value:1", "--strategy fsdp --offload " + str(tmp_path / "a" / "b"),
-        "--schedule plateau:metric=accuracy", "--augment crop:1,flip --model mlp:64,10", "--allreduce doubling",
+        "--schedule plateau:metric=validation_accuracy", "--augment crop:1,flip --model mlp:64,10",
+        "--allreduce doubling", "--schedule plateau:metric=loss --validation 0",
     )  # fmt: skip
     for line in lines:
-        assert job.main(["--ranks", "4", "--out", str(tmp_path / "run"), *line.split()]) == 0, line
+        assert main.main(["--ranks", "4", "--out", str(tmp_path / "run"), *line.split()]) == 0, line
     assert len(started) == len(lines) and not list(tmp_path.iterdir())
 
 
 def test_runs_of_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job.time, "strftime", lambda _: "20260102-030405")
-    made = [job.default_directory(Options(model="mlp:64,10")) for _ in range(3)]
+    monkeypatch.setattr(run_directory.time, "strftime", lambda _: "20260102-030405")
+    made = [run_directory.default_directory(Options(model="mlp:64,10")) for _ in range(3)]
     assert made == [f"runs/20260102-030405-digits-mlp-64-10{more}" for more in ("", "-2", "-3")]
     assert all(os.path.isdir(directory) for directory in made)
     monkeypatch.chdir("/proc")
     with pytest.raises(OptionError, match=r"^runs/.* cannot be made \(.*\): give another place by --out"):
-        job.default_directory(Options())
+        run_directory.default_directory(Options())
 
 
 def test_what_is_prepared_is_of_the_options():
@@ -197,22 +264,22 @@ def test_what_is_prepared_is_of_the_options():
     ("ranks", "words"),
     [
         ([["--compress", "topk:2"]] * 3, "error: topk: the ratio must be above 0"),
-        ([[], ["--lr", "-1"]], "error on rank 1: --lr must be at least 0"),
+        ([[], ["--lr", "-1"]], "error on rank 1: --lr must be above 0"),
         ([["--allreduce", "ring", "--node-memory", "on"]] * 2, "error: --allreduce ring has no effect"),
     ],
 )
 def test_under_mpiexec_it_is_said_once(tmp_path, ranks, words):
     """By rank 0 where all are wrong, by the one that is where the others would wait for it."""
-    mpiexec = launch.find_mpiexec()
+    mpiexec = launcher.find_mpiexec()
     program = [sys.executable, "-m", "mpi4py", "scripts/train.py", "--limit", "64", "--out", str(tmp_path / "run")]
     command = [str(mpiexec)]
     for i, more in enumerate(ranks):
         command += [":"] * bool(i) + ["-n", "1", *program, *more]
-    env = launch.settings(len(ranks), mpiexec) | os.environ
+    env = launcher.settings(len(ranks), mpiexec) | os.environ
     done = subprocess.run(
-        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
     )
     said = done.stdout + done.stderr
-    assert done.returncode == job.WRONG_OPTION and words in said and "Traceback" not in said, said
+    assert done.returncode == main.WRONG_OPTION and words in said and "Traceback" not in said, said
     assert sum(line.startswith("error") for line in said.splitlines()) == 1, said
     assert not (tmp_path / "run").exists()

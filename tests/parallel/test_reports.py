@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from parallel.options import Options
-from parallel.run import train
+from parallel.command.options import Options
+from parallel.command.training_run import train
 
 
 def test_profile_inspection_and_timeline_of_a_run(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The same bits on any number of ranks: the tree, its schedule, and sha256 of whole trainings."""
 
 import hashlib
+import re
 from functools import cache
 from itertools import product
 
@@ -8,12 +9,12 @@ import numpy as np
 import pytest
 
 import nn
-from collectives.simulator import simulate
+from collectives.checking.simulator import simulate
 from collectives.steps import part
-from nn.layer import Sequential
-from parallel.reproducible.shards import ReproducibleSerial
-from parallel.reproducible.tree_sum import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
-from parallel.uneven import Total
+from nn.core.layer import Sequential
+from parallel.exchange.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
+from parallel.strategies.join import Total
+from parallel.strategies.serial import ReproducibleSerial
 
 SHARDS, RANKS = 8, [1, 2, 3, 4, 5, 8]
 
@@ -95,6 +96,20 @@ def test_one_rank_adds_as_the_tree_says_with_few_arrays(leaves):
         assert not np.array_equal(values.sum(axis=0), recursive(0, leaves)), "control: another order, other bits"
 
 
+def test_a_sum_without_all_leaves_is_refused():
+    tree = TreeSum(3, 4, np.float32)
+    for given in ([], [(0, 1)], [(0, 2)]):
+        with pytest.raises(
+            RuntimeError, match=re.escape(f"holds the leaves (0, 3), and was given those of {given} so")
+        ):
+            tree.allreduce()
+        tree.add(np.ones(4, np.float32))
+    assert (tree.allreduce() == 3).all()
+    tree.add(np.ones(4, np.float32))  # of the next sum, before the others
+    with pytest.raises(RuntimeError, match="was given those of"):
+        tree.reduce_scatter()
+
+
 def mlp():
     layers = nn.Flatten(), nn.Linear(64, 50), nn.Sigmoid(), nn.Linear(50, 10)
     return nn.Network(Sequential(*layers), (8, 8, 1))
@@ -142,7 +157,7 @@ def fingerprint(trainer, model, epochs=1):
         losses += nn.evaluate(trainer, test).values()
     state = {name: np.array(array) for name, array in trainer.entries()}
     sha = hashlib.sha256(b"".join(array.tobytes() for _, array in sorted(state.items())))
-    return losses, sha.hexdigest() if trainer.shard[0] == 0 else ""
+    return losses, sha.hexdigest() if trainer.writer else ""
 
 
 @cache
@@ -184,9 +199,9 @@ def test_nor_on_what_is_sharded(comm):
         for stage in (ReproducibleZeRO1, ReproducibleZeRO2, ReproducibleFullyShardedDataParallel):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             many = stage(*arguments, unit_bytes=2000, shards=SHARDS)
-            assert len(many.trees) > 1
+            assert len(many.exchange.trees) > 1
             assert many.memory()["in transit"] > many.network.layout.count * 4, "sums are whole"
-            assert fingerprint(many, model) == want, f"{stage.__name__}, {model}, {optimizer}"
+            assert fingerprint(many, model) == want, f"{many.name}, {model}, {optimizer}"
             many.close()
     for refused in (nn.LARS(0.1), nn.LAMB(0.1), nn.SGD(0.1, clip=nn.ClipNorm(1.0))):
         with pytest.raises(ValueError, match=r"(LARS|LAMB|ClipNorm).*needs norms of whole tensors"):
@@ -233,8 +248,8 @@ def test_nor_on_the_masters_workers(comm):
 def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_under_any_strategy(comm):
     """An epoch of one process, then one of three ranks, are two epochs of one process."""
     from collectives import Communicator
-    from parallel.options import Options
-    from parallel.strategies import STRATEGIES
+    from parallel.command.options import Options
+    from parallel.command.registry import STRATEGIES
 
     communicator, model, optimizer = Communicator(comm), "cnn", OPTIMIZERS["adam"]
     one = ReproducibleSerial(MODELS[model](), nn.CrossEntropyLoss(), optimizer(), 5, SHARDS)
@@ -290,7 +305,7 @@ def test_what_cannot_be_is_refused_with_its_reason():
         ReproducibleSerial(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
     one = ReproducibleSerial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     with pytest.raises(ValueError, match="8 virtual shards, each a micro-batch"):
-        one.accumulate(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), 4)
+        one.step(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), 2, 2)
     with pytest.raises(ValueError, match="`join` gives every rank its own"):
         one.step(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), Total(2, 0))
 

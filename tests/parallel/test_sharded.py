@@ -10,18 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from equality import MODELS, OPTIMIZERS, SEED, assert_equals_one_process, batches, difference, one_process, train
 from sharding import FSDP, STAGES, maker, sharded
 
 import nn
-from nn.layer import Sequential
+from nn.core.layer import Sequential
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import netlab  # noqa: E402
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=60)
+@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5])
 def test_equals_one_process(comm):
     """Every optimizer on every model: on 3 ranks in every stage; else in one of them, with other clips."""
     for i, (model, optimizer) in enumerate(product(MODELS, OPTIMIZERS)):
@@ -34,9 +35,9 @@ def test_equals_one_process(comm):
 @pytest.mark.mpi(ranks=3)
 def test_equals_one_process_between_nodes(comm, monkeypatch):
     """Messages that are on their way while others compute, units gathered ahead, units of several layers."""
-    from parallel import sharded
+    from parallel.strategies import zero
 
-    monkeypatch.setattr(sharded, "nodes_of", lambda communicator: list(range(communicator.size)))
+    monkeypatch.setattr(zero, "nodes_of", lambda communicator: list(range(communicator.size)))
     for stage, options in [
         ("ZeRO1", {}),
         ("ZeRO2", {}),
@@ -57,7 +58,7 @@ def test_controls_that_differ(comm):
         for broken in (False, True):
             many = sharded(comm, stage)
             if broken:
-                many.spread = lambda: None
+                many.exchange.spread = lambda: None
             train(many, "mlp")
             state = many.state()
             if comm.rank == 0:
@@ -74,7 +75,7 @@ def test_tied_weights(comm):
     losses = train(one, "transformer")
     for stage, options in product(STAGES, ({}, {"unit_bytes": 3000})):
         many = maker(comm, stage, **options)(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
-        assert [unit.alone for unit in many.cut.units].count(True) == 1
+        assert [unit.alone for unit in many.exchange.cut.units].count(True) == 1
         np.testing.assert_allclose(train(many, "transformer"), losses, rtol=1e-12)
         state = many.state()
         if comm.rank == 0:
@@ -93,8 +94,7 @@ def test_micro_batches_and_ranks_without_samples(comm):
             mine = slice(2 * comm.rank, 2 * comm.rank + 2)
             whole = one.step(x[:6], y[:6], 6)
             if model == "mlp":  # normalisation sees other batches
-                many.accumulate(x[mine][:1], y[mine][:1], 6)
-                assert abs(many.step(x[mine][1:], y[mine][1:], 6) - whole) < 1e-12
+                assert abs(many.step(x[mine], y[mine], 6, 2) - whole) < 1e-12
             else:
                 assert abs(many.step(x[mine], y[mine], 6) - whole) < 1e-12
             mine = slice(min(comm.rank, 2), min(comm.rank + 1, 2))  # two samples on three ranks
@@ -118,11 +118,11 @@ def test_nan_is_told_by_all_before_the_update(comm):
             many.step(x, y, 12)
         assert many.digest() == before and many.steps == 0
         with pytest.raises(nn.NonFiniteLoss, match=r"the input on rank 1 \(samples \[6\]"):  # found in its second part
-            nn.training.step_in_parts(many, x, y, 12, 3)
+            many.step(x, y, 12, 3)
         x[:] = 0
         assert np.isfinite(many.step(x, y, 12)), "training goes on"
-        many.own(many.cut.units[-1])[0] = np.nan if comm.rank == 2 else 0
-        many.spread()
+        many.exchange.own(many.exchange.cut.units[-1])[0] = np.nan if comm.rank == 2 else 0
+        many.exchange.spread()
         with pytest.raises(nn.NonFiniteLoss, match=r"parameter 1\.W \(it was updated in step 0\)"):
             many.step(x + 1, y, 12)
 
@@ -132,7 +132,7 @@ def test_bytes_on_the_wire(comm):
     """2 Psi for stages 1 and 2, 3 Psi for stage 3 less the unit that backward begins with; and an allreduce's 2 Psi."""
     from collectives import Communicator
     from parallel import DistributedDataParallel
-    from parallel.traffic import Traffic
+    from parallel.reports.traffic import Traffic
 
     shapes = [64, 960, 960, 960, 960, 960, 96]  # no padding: all are multiples of 16 ranks
     network = nn.Network(Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(shapes))), (64,))
@@ -144,12 +144,12 @@ def test_bytes_on_the_wire(comm):
     for stage, wire in zip(STAGES, (2, 2, 3), strict=True):
         traffic = Traffic(Communicator(comm))
         many = getattr(parallel, stage)(network, nn.CrossEntropyLoss(), nn.Adam(0.01), traffic, SEED)
-        again = many.cut.units[0].stop * 4 * 2 // 3 if stage == FSDP else 0
+        again = many.exchange.cut.units[0].stop * 4 * 2 // 3 if stage == FSDP else 0
         for _ in range(2):
             traffic.reset()
             many.step(x, y, 6)
             assert small(traffic) == 3 * 4 * 4 // 3 and traffic.total - small(traffic) == wire * psi - again, stage
-            assert traffic.calls["reduce_scatter_block"] == len(many.cut.units)
+            assert traffic.calls["reduce_scatter_block"] == len(many.exchange.cut.units)
         many.communicator.communicator.release()
     traffic = Traffic(Communicator(comm, allreduce="ring"))
     ddp = DistributedDataParallel(
@@ -167,7 +167,7 @@ def test_every_call_is_counted(comm):
     from mpi4py.MPI import IN_PLACE
 
     from collectives import Communicator
-    from parallel.traffic import Traffic
+    from parallel.reports.traffic import Traffic
 
     traffic = Traffic(Communicator(comm))
     x, y, part = np.zeros(6), np.zeros(6), np.zeros(2)
@@ -197,12 +197,11 @@ def test_every_call_is_counted(comm):
         assert traffic.total == sent, traffic.bytes
 
 
-@pytest.mark.mpi(ranks=2, timeout=60)
+@pytest.mark.mpi(ranks=2)
 def test_memory_is_what_the_formulas_say(comm):
     """Of 8.9 million parameters: allocated exactly, and in the process's own pages, within a few percent."""
     import parallel
     from collectives import Communicator
-    from parallel.memory import expected
 
     def pss() -> int:
         """Bytes of this process in memory; of pages that n processes share, 1/n; without what malloc keeps."""
@@ -221,8 +220,8 @@ def test_memory_is_what_the_formulas_say(comm):
         before = pss()
         many = kind(network, nn.CrossEntropyLoss(), nn.Adam(0.01), communicator, SEED, **options)
         many.step(np.zeros((1, 16), np.float32), np.zeros(1, int), comm.size)
-        many.run.common.memory.clear()
-        grown, found, formula = pss() - before, many.memory(), expected(many)
+        many.run.context.memory.clear()
+        grown, found, formula = pss() - before, many.memory(), many.formula()
         many.close()
         communicator.release()
         return grown, found, formula
@@ -243,7 +242,7 @@ def test_memory_is_what_the_formulas_say(comm):
 
 def test_units_cover_the_layout_and_shards_the_units():
     """Whatever the sizes: every parameter is in exactly one block of one rank; a tensor is in one unit."""
-    from parallel.units import Cut, Joined
+    from parallel.exchange.units import Cut, Joined
 
     for model, ranks, least in product(("cnn", "transformer"), (1, 2, 3, 7), (1, 700, 10**9)):
         network = MODELS[model]()
@@ -267,7 +266,7 @@ ACROSS_HOSTS = """
     from mpi4py import MPI
     import nn, parallel
     from collectives import Communicator
-    from parallel.traffic import Traffic
+    from parallel.reports.traffic import Traffic
     sys.path.insert(0, sys.argv[1])
     from equality import SEED, assert_equals_one_process
 
@@ -281,7 +280,7 @@ ACROSS_HOSTS = """
         return sum(int(line.split(":")[1].split()[8]) for line in lines if not line.split(":")[0].strip() == "lo")
 
     layers = [nn.Linear(512, 512, bias=False) for _ in range(6)]
-    network = nn.Network(nn.layer.Sequential(*layers), (512,))
+    network = nn.Network(nn.core.layer.Sequential(*layers), (512,))
     traffic = Traffic(Communicator(comm))
     many = parallel.FullyShardedDataParallel(network, nn.CrossEntropyLoss(), nn.Adam(1e-3), traffic, SEED)
     batch = np.ones((2, 512), np.float32), np.zeros(2, int), 6
@@ -307,7 +306,7 @@ def test_across_hosts_what_is_counted_is_what_network_cards_count(tmp_path):
     mpiexec = Path(sys.executable).with_name("mpiexec")
     ranks = [mpiexec, "-n", 3, "--map-by", "node", sys.executable, "-m", "mpi4py", program, Path(__file__).parent]
     command = [sys.executable, netlab.__file__, "run", "--hosts", 3, "--slots", 1, "--", *ranks]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     ratios, psi = [float(word) for word in words[1:4]], [float(word) for word in words[5:8]]

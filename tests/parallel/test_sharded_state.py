@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from equality import OPTIMIZERS, SEED, assert_equals_one_process, batches, difference, mlp, one_process
 from sharding import FSDP, STAGES, maker, sharded
 
 import nn
-from nn.layer import Sequential
+from nn.core.layer import Sequential
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +93,7 @@ def test_a_checkpoint_is_written_with_a_unit_in_memory(comm, tmp_path):
     network = nn.Network(Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))), (500,))
     many = sharded(comm, FSDP, network)
     one_unit, kept = 500 * 512 * 4, nn.Checkpoints(tmp_path)
-    many.run.common.memory.clear()
+    many.run.context.memory.clear()
     tracemalloc.start()
     try:
         entries = many.entries()
@@ -159,7 +160,7 @@ def test_a_full_directory_is_refused_by_name(comm, shared_tmp_path, monkeypatch)
 
 def run(*arguments):
     command = [sys.executable, ROOT / "scripts/train.py", "--no-pictures", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_from_the_command_line_to_another_strategy_and_rank_count(tmp_path):

@@ -5,15 +5,15 @@ import pytest
 from equality import SEED, cnn
 
 import nn
-from nn.layout import Layout
-from parallel.options import Options
+from nn.core.layout import Layout
+from parallel.command.options import Options
 
 
 @pytest.mark.mpi(ranks=4)
 def test_first_values_are_those_of_rank_0(comm, monkeypatch):
     from collectives import Communicator
-    from parallel import data_parallel
-    from parallel.strategies import STRATEGIES
+    from parallel.command.registry import STRATEGIES
+    from parallel.strategies import data_parallel
 
     want = nn.Serial(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     draw = Layout.draw

@@ -1,12 +1,13 @@
 """A pytest plugin: plain `pytest` runs a test on MPI ranks that it launches itself.
 
-    @pytest.mark.mpi(ranks=[1, 2, 3], timeout=30)
+    @pytest.mark.mpi(ranks=[1, 2, 3], timeout=60)
     def test_sum(comm, ranks):                # comm: a private duplicate of COMM_WORLD, of `ranks` ranks
         assert comm.allreduce(1) == ranks
 
 becomes test_sum[1], test_sum[2] and test_sum[3]. A test fails if any rank fails, and the report shows each rank's
-own traceback. A rank that hangs, dies or leaves ends the test within its timeout (seconds, default 30), with a
-report that names it and the lines where its peers, and it, were; no process stays behind.
+own traceback. A rank that hangs, dies or leaves ends the test within its timeout (seconds, default 60), with a
+report that names it and the lines where its peers, and it, were; no process stays behind. What a rank waits for a core,
+because the machine is busy with other work, does not count.
 
 Consecutive tests of one file on as many ranks share a launch (0.7 s). The pytest that the user started, the
 **parent**, runs none of their code: it starts the ranks (group.py), each of which is a pytest of its own (rank.py)
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel import launch
+from parallel.launch import launcher
 from ranks.group import ROOM, Group
 from ranks.rank import Rank
 from ranks.report import failure
@@ -35,14 +36,14 @@ from ranks.report import failure
 
 def pytest_addoption(parser):
     parser.addoption("--most-ranks", type=int, metavar="N", help="skip tests on more than N MPI ranks")
-    parser.addini("mpi_timeout", "seconds that a test on MPI ranks may take", default="30")
+    parser.addini("mpi_timeout", "seconds that a test on MPI ranks may take", default="60")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "mpi(ranks, timeout): run the test on that many MPI ranks")
     if ROOM in os.environ:
         config.pluginmanager.register(Rank(config, Path(os.environ[ROOM])), "ranks-rank")
-    elif launch.inside() and launch.size_from_environment() != 1:
+    elif launcher.inside() and launcher.size_from_environment() != 1:
         raise pytest.UsageError("start pytest without mpiexec or srun: it launches the ranks of a test itself")
     else:
         config.pluginmanager.register(Parent(), "ranks-parent")
@@ -135,7 +136,7 @@ class Parent:
                 self.end_group()
                 self.group = Group(item.config, ranks_of(item), self.same_launch(item))
             reports = self.group.reports(item)
-        except launch.LaunchError as error:
+        except launcher.LaunchError as error:
             return [failure(item, str(error))]
         except BaseException:  # Ctrl-C
             self.end_group()

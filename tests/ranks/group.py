@@ -8,13 +8,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from parallel import launch
+from parallel.launch import launcher
 from ranks import report
+from ranks.rank import queued
 
 ROOM = "RINGPROP_TEST_ROOM"  # in the environment of ranks, and only there: the directory of their diaries
-STARTUP = 60.0  # seconds for the ranks to start, import and collect, and to meet before a test
+STARTUP = 300.0  # seconds for the ranks to start, import and collect, and to meet before a test
 GRACE = 1.0  # seconds that the other ranks get to tell their result after one has failed
-FINALIZE = 10.0  # seconds to leave after the last test
+FINALIZE = 60.0  # seconds to leave after the last test
 
 
 class Group:
@@ -34,7 +35,7 @@ class Group:
         self.room = Path(tempfile.mkdtemp(prefix="ranks-"))
         (self.room / "tests").write_text(json.dumps(self.tests))
         self.read = [0] * ranks  # bytes of each diary
-        self.started = {}  # (rank, node id) -> time
+        self.started = {}  # (rank, node id) -> (time, process, seconds that it had been `queued` then)
         self.told = {}  # (rank, node id) -> {phase: report}
         self.output = open(self.room / "output", "w+")  # noqa: SIM115 - closed in remove()
         show = config.getoption("capture") == "no"
@@ -43,7 +44,7 @@ class Group:
         options += ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "ranks"]
         path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
         try:
-            self.job = launch.Job(
+            self.job = launcher.Job(
                 ["-m", "pytest", *options, str(items[0].path)],
                 ranks,
                 env=os.environ | {ROOM: str(self.room), "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -93,14 +94,19 @@ class Group:
                     return f"the ranks disagree about the outcome: {', '.join(said)}"
                 return "" if len(self.tests) > 1 else self.finish()
             elif status is not None:
-                return launch.ending(status)
+                return launcher.ending(status)
             elif all(key in self.started for key in keys):
-                if now > max(self.started[key] for key in keys) + limit:
+                start = max(self.started[key][0] for key in keys)
+                if now > start + limit and now > start + limit + self.held_up(keys):
                     self.ask_where()
                     return f"no end within {limit:g} s"
             elif now > begin + STARTUP:
                 self.ask_where()
                 return f"not begun by every rank within {STARTUP:g} s"
+
+    def held_up(self, keys) -> float:
+        """Seconds of a test in which a rank, the one worst off, was ready to run and had no core: others' work."""
+        return max(queued(process) - before for _, process, before in map(self.started.get, keys))
 
     def finish(self) -> str:
         """After the last test: wait until the ranks have left."""
@@ -108,7 +114,7 @@ class Group:
         if status is None:
             self.ask_where()
             return f"passed, but then the ranks did not end within {FINALIZE:g} s"
-        return status and f"passed, but then {launch.ending(status)}"
+        return status and f"passed, but then {launcher.ending(status)}"
 
     def read_diaries(self):
         hook = self.config.hook.pytest_report_from_serializable
@@ -123,7 +129,7 @@ class Group:
             self.read[rank] += len(text)
             for entry in map(json.loads, text.splitlines()):
                 if "started" in entry:
-                    self.started[rank, entry["started"]] = time.monotonic()
+                    self.started[rank, entry["started"]] = time.monotonic(), entry["process"], entry["queued"]
                 else:
                     phase = hook(config=self.config, data=entry["report"])
                     if isinstance(phase.longrepr, list):  # of a skip: JSON has no tuples

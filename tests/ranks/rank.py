@@ -1,11 +1,23 @@
 """A rank's side of a test on ranks: run the tests that the parent wrote down, and keep the diary."""
 
+import contextlib
 import faulthandler
 import json
+import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+
+
+def queued(process: int) -> float:
+    """Seconds that the threads of a process were ready to run and had no core, as Linux counts them; 0 elsewhere."""
+    seconds = 0.0
+    for file in Path("/proc").glob(f"{process}/task/*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            seconds += int(file.read_text().split()[1]) / 1e9
+    return seconds
 
 
 class Rank:
@@ -42,7 +54,7 @@ class Rank:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid):
         self.comm.Barrier()
-        self.write(started=nodeid)
+        self.write(started=nodeid, process=os.getpid(), queued=queued(os.getpid()))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report):

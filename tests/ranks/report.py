@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from parallel import launch
+from parallel.launch import launcher
 
 
 def failure(item, trouble, told=(), where=None, output="", seconds=0.0):
@@ -57,7 +57,7 @@ def where(stack: Path, begun: bool) -> str:
     if not text:
         return f"died {place} without a word (killed, or left by os._exit)"
     crash = re.search("Fatal Python error: (?!Aborted)(.+)", text)  # Aborted: the parent asked for the stack
-    frames = list(takewhile(lambda frame: "_pytest" not in Path(frame[0]).parts, launch.read_stack(stack)))
+    frames = list(takewhile(lambda frame: "_pytest" not in Path(frame[0]).parts, launcher.read_stack(stack)))
     verdict = f"crashed ({crash[1]})" if crash else "was"
     if not frames:
         return f"{verdict} {place}, in pytest itself:\n{text}"

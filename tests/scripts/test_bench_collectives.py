@@ -88,7 +88,7 @@ def test_goals():
 def test_rows_of_a_case(monkeypatch):
     import bench_collectives as bench
 
-    monkeypatch.setattr(bench.launch, "cores", lambda: 1)
+    monkeypatch.setattr(bench.launcher, "cores", lambda: 1)
     side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
     result = {"operation": "allreduce", "nbytes": MIB, "sides": bench.OURS, "ranks": 2, "library": "Some MPI 1.0"}
     result |= {"chosen": {"shared arrays": "shared"}, "gloo": "gloo has no allreduce", "gloo_name": "gloo"}
@@ -140,7 +140,7 @@ def test_gloo_in_a_job_of_its_own(nothing_left):
 def test_a_tuned_table_is_one_that_the_selection_reads(tmp_path, monkeypatch, nothing_left):
     import bench
 
-    from collectives.selection import Selection
+    from collectives.choosing.selection import Selection
 
     file = tmp_path / "table.json"
     arguments = ["collectives", "--quick", "--only", "reduce_scatter", "--tune", str(file)]
@@ -155,7 +155,7 @@ def test_a_tuned_table_is_one_that_the_selection_reads(tmp_path, monkeypatch, no
 def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypatch):
     import bench_collectives as bench
 
-    from collectives.selection import load
+    from collectives.choosing.selection import load
 
     side = lambda seconds: {"seconds": seconds, "calm": 8, "all": 9}
     times = {"ring": side(5e-6), "shared": side(3e-6), bench.FLOOR: side(1e-6)}
@@ -169,16 +169,41 @@ def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypat
 def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
     import bench
 
-    from collectives.networks import Network
+    from collectives import ALGORITHMS
+    from collectives.algorithms.registry import MEMORY
+    from collectives.pricing.networks import Network
+    from collectives.pricing.price import price
 
     assert bench.main(["network", "--quick", "--json", str(tmp_path / "rows.json")]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())
     network = Network.load(tmp_path / "network.json")
     assert network.ranks_per_node == 2 and network.gamma > 0
-    first, *_, reduction, copy = rows
-    assert first["case"] == "message inside, 8 B" and first["ours"] > 0
-    assert math.isclose(first["peer"], 1e6 * (network.inside.alpha + 8 * network.inside.beta))
-    assert math.isclose(reduction["ours"], 1e6 * MIB * network.gamma) and copy["peer"] is None
+    case = {row["case"]: row for row in rows}
+    first = case["message inside, 12 B"]
+    assert first is rows[0] and first["ours"] > 0
+    assert math.isclose(first["peer"], 1e6 * network.inside.cost(12).seconds)
+    reduction, copy = case["reduction in memory, 1 MiB"], case["copy in memory, 1 MiB"]
+    assert math.isclose(reduction["ours"], 1e6 * network.reducing(MIB)) and copy["peer"] is None
+    assert math.isclose(case["meeting of 2 ranks in memory"]["ours"], 1e6 * network.meetings[0][1])
+    priced = {name: row for name, row in case.items() if row["peer_name"] == "price"}
+    by_messages = [
+        entry for entries in ALGORITHMS.values() for entry in entries.values() if MEMORY not in entry.requires
+    ]
+    sent = {name for name in priced if " shared" not in name}
+    assert len(sent) == 2 * (len(by_messages) - 1) + 1  # of a barrier one
+    short = {
+        "allreduce": "small",
+        "reduce": "small",
+        "reduce_scatter": "slots",
+        "allgather": "slots",
+        "broadcast": "slots",
+    }
+    shared = {f"2 ranks, {operation} shared_{way}, 4 KiB" for operation, way in short.items()}
+    shared |= {f"2 ranks, {operation} shared_{way}, 256 KiB" for operation in short for way in ("slots", "arrays")}
+    assert set(priced) - sent == shared | {"2 ranks, barrier shared"}
+    ring = priced["2 ranks, allreduce ring, 256 KiB"]
+    said = price(ALGORITHMS["allreduce"]["ring"], 2, 64 << 10, 4, network).seconds
+    assert math.isclose(ring["peer"], 1e6 * said) and math.isclose(ring["ratio"], ring["ours"] / ring["peer"])
 
 
 def test_files_belong_to_their_suites(capsys):

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import PATIENCE
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "get_data.py"
 specification = importlib.util.spec_from_file_location("get_data", SCRIPT)
@@ -87,7 +88,7 @@ def server(tmp_path_factory):
         thread.join()
 
 
-def run(name, directory, *mirrors, timeout=5):
+def run(name, directory, *mirrors, timeout=60):
     arguments = [name, "--data-dir", str(directory), "--timeout", str(timeout)]
     for mirror in mirrors:
         arguments += ["--mirror", str(mirror)]
@@ -218,12 +219,12 @@ def test_a_stopped_download_leaves_no_trace(server, tmp_path, number, code, word
         stderr=subprocess.PIPE,
         text=True,
     )
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while not any(path.stat().st_size for path in tmp_path.rglob("*.tmp")) and time.monotonic() < end:
         time.sleep(0.02)
     assert len(names(tmp_path)) == 1
     process.send_signal(number)
-    _, error = process.communicate(timeout=10)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == code and word in error and "Traceback" not in error
     assert names(tmp_path) == []
 

@@ -7,41 +7,46 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import PATIENCE, longer
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import bench_hosts  # noqa: E402
+import benchmarking  # noqa: E402
 import netlab  # noqa: E402
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-RATE, NBYTES = 100, 4 << 20  # Mbit/s, bytes
+RATE, NBYTES = 25, 1 << 20  # Mbit/s, bytes: so slow that a busy machine keeps up
 pytestmark = [
     pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not())),
     pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python"),
 ]
 
 
-def measure(hosts, slots, dealt, *names):
-    """Milliseconds of these algorithms, and the least that the cables allow."""
-    lab = [sys.executable, SCRIPTS / "netlab.py", "run", "--hosts", hosts, "--slots", slots, "--rate", f"{RATE}mbit"]
-    ranks = [MPIEXEC, "-n", hosts * slots, "--map-by", dealt, sys.executable, "-m", "mpi4py", bench_hosts.__file__]
-    done = subprocess.run(
-        [*map(str, [*lab, "--", *ranks, NBYTES, 2, *names])], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), bench_hosts.least(hosts, NBYTES, RATE)
+def measure(hosts, slots, dealt, calls, *names):
+    """(milliseconds of each call, bytes that a host sends in one) of these sides, and the least that cables allow."""
+    options = ["--map-by", dealt]
+    found = benchmarking.in_lab(bench_hosts.__file__, [NBYTES, calls, *names], hosts, RATE, slots, options)
+    assert all(len(times) == calls for times in found["times"].values())
+    return found["times"], found["sent"], bench_hosts.least(hosts, NBYTES, RATE)
 
 
 def test_a_segmented_ring_fills_the_cables():
-    times, least = measure(4, 1, "slot", "segmented_ring")
-    assert least / times["segmented_ring"] >= 0.9, times
+    """The quickest of some calls: a busy machine is late in others."""
+    for calls in longer(2):
+        times, _, least = measure(4, 1, "slot", calls, "segmented_ring")
+        if least / min(times["segmented_ring"]) >= 0.9:
+            break
+    assert least / min(times["segmented_ring"]) >= 0.9, times
 
 
 def test_two_levels_save_bytes_on_the_cables():
     """Dealt out by node every link of the flat ring is a cable between nodes: it carries three times as much."""
-    times, least = measure(2, 2, "node", "ring", "two_level")
-    assert times["ring"] >= 1.5 * times["two_level"], times
-    assert times["ring"] >= 2.8 * least
+    times, sent, least = measure(2, 2, "node", 1, "ring", "two_level", "auto", bench_hosts.SHARED)
+    assert sent["ring"] > 2.9 * sent["two_level"], sent
+    for name in "two_level", "auto", bench_hosts.SHARED:
+        assert 1 <= sent[name] / NBYTES < 1.1, "half of x twice, headers and acknowledgements, no more"
+    assert min(times["ring"]) >= 2.8 * least
 
 
 IN_THE_LAB = """
@@ -54,7 +59,7 @@ from bench_compression import card_bytes
 from collectives import Communicator
 from collectives.steps import part
 from parallel import DistributedDataParallel, FullyShardedDataParallel
-from collectives.world import nodes_of
+from collectives.failures.launch_check import nodes_of
 
 world = MPI.COMM_WORLD
 rank, size = world.rank, world.size
@@ -108,7 +113,9 @@ def test_nodes_of_any_size(layout, summed, tmp_path):
     hosts = ",".join(f"h{i}:{count}" for i, count in enumerate(slots, 1))
     ranks = [MPIEXEC, "--host", hosts, "-n", sum(slots), sys.executable, "-m", "mpi4py", tmp_path / "program.py"]
     path = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parent}"}
-    done = subprocess.run([*map(str, lab + ranks)], capture_output=True, text=True, timeout=60, env=os.environ | path)
+    done = subprocess.run(
+        [*map(str, lab + ranks)], capture_output=True, text=True, timeout=PATIENCE, env=os.environ | path
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert [found["nodes"].count(node) for node in dict.fromkeys(found["nodes"])] == slots

@@ -1,0 +1,396 @@
+"""Collectives in memory that the ranks of a node share: nothing is sent, ranks copy, sum and meet.
+
+Three ways, by what is at hand; a *meeting* (Meet) is one flag raised and p - 1 looked at.
+
+| way | for | allreduce |
+|---|---|---|
+| small | short x | each rank puts x into its slot; meet; each sums all slots itself |
+| slots | x that only its rank can see, in segments of a slot | put what others sum; meet; sum a slice; meet; get sums |
+| arrays | x that all ranks can read and write | meet; each sums its slice over all x into all x; meet |
+
+A **slot** is scratch that all ranks of the node see. Every rank has two, "even" and "odd", which alternate from turn to
+turn, within a call and from call to call: a rank that puts something into a slot in turn t + 2 has come to the meeting
+of turn t + 1, to which every other came after it had got from that slot what it wanted in turn t. So no meeting is
+needed for a slot to be free again.
+
+Every element is summed by one rank, in rank order: the results of all ranks are equal to the last bit.
+
+In these texts `send` names the buffer of a rank's operands where it is not "x", `turn` is the number of the first turn,
+`slot` the elements of a slot, `line` those of a cache line, on whose bounds slices are cut. Cost: see `algorithm`.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from collectives.algorithms.allreduce import segmented_cost, segmented_ring
+from collectives.algorithms.registry import MEMORY, NODES, SEGMENT, Cost, algorithm, how_many
+from collectives.steps import Copy, Meet, Reduce, Round, Step, among, blocks, part
+
+SLOT = 1 << 17  # elements of a slot where the caller does not say
+LINE = 16  # elements of a cache line, likewise
+SLOTS = "even", "odd"
+MEET = (Meet(),)
+
+
+class Turn(NamedTuple):
+    """What one rank does with the slots of one turn; all meet after `put`, and where they `get` once more before it."""
+
+    put: list[Step]
+    work: list[Round]
+    get: list[Step]
+
+
+def take_turns(turns: list[Turn], twice: bool = False) -> Iterator[Round]:
+    """Put, meet, work, get; where others get what was written in the work (`twice`), they meet before they get.
+
+    Then one meeting serves two turns: what the next turn puts is put before the ranks meet for this one.
+    """
+    for k, (put, work, get) in enumerate(turns):
+        if k == 0 or not twice:
+            yield tuple(put)
+            yield MEET
+        yield from work
+        if twice:
+            if k + 1 < len(turns):
+                yield tuple(turns[k + 1].put)
+            yield MEET
+        yield tuple(get)
+
+
+def slots_of(turn: int) -> str:
+    """The slots that a turn uses."""
+    return SLOTS[turn % 2]
+
+
+def slices(count: int, size: int, line: int) -> list[tuple[int, int]]:
+    """(lo, hi) of each rank's slice of so many elements: whole cache lines, but for the end."""
+    lines = -(-count // line)
+    return [tuple(min(end * line, count) for end in part(lines, size, rank)) for rank in range(size)]
+
+
+def room_of(slot: int, size: int, line: int) -> int:
+    """Elements of a slot that each rank has for itself: whole cache lines, at least one."""
+    return max(1, slot // size // line) * line
+
+
+def total(buf: str, n: int, operands: list[tuple[int | None, str, int]]) -> list[Round]:
+    """buf[0:n] = the sum of n elements of each (rank, buffer, first element), from left to right."""
+    (of, src, at), *rest = operands
+    return [
+        (Copy(buf, 0, n, src, at, of=of),),
+        tuple(Reduce(buf, 0, n, src, at, left=False, of=of) for of, src, at in rest),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- small x
+
+
+@algorithm(
+    "allreduce",
+    name="shared_small",
+    cost=lambda p, n: Cost(meetings=1, copied=3 * n, reduced=(p - 1) * n),
+    requires=MEMORY,
+)
+def small(rank, size, count, root=None, send="x", turn=0):
+    """Each rank puts its x into its slot; whoever wants the result sums all: a meeting, 3 n copied, (p-1) n gamma."""
+    slot = slots_of(turn)
+    work = []
+    if root is None or rank == root:
+        operands = [(q, slot, 0) for q in range(size)]
+        work = [*total("sum", count, operands), (Copy("x", 0, count, "sum", 0),)]
+    yield from take_turns([Turn([Copy(slot, 0, count, send, 0)], work, [])])
+
+
+@algorithm(
+    "reduce",
+    name="shared_small",
+    cost=lambda p, n: Cost(meetings=1, copied=3 * n, reduced=(p - 1) * n),
+    requires=MEMORY,
+)
+def small_reduce(rank, size, count, root=0, send="x", turn=0):
+    """As the allreduce, where only the root sums."""
+    yield from small(rank, size, count, root, send, turn)
+
+
+# ----------------------------------------------------------------------------------------- through slots, in segments
+
+
+def slots_cost(copies):
+    """Of `copies`(p) times n copied on the way."""
+
+    def cost(p, n):
+        k = how_many(n, p * room_of(SLOT, p, LINE))
+        return Cost(meetings=k + 1, copied=copies(p) * n, reduced=(p - 1) / p * n)
+
+    return cost
+
+
+@algorithm("allreduce", name="shared_slots", cost=slots_cost(lambda p: 2 + 1 / p), requires=MEMORY)
+def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, direct=False):
+    """Each rank sums its slice of every segment: k + 1 meetings for k segments, 2 n copied, (p-1)/p n gamma.
+
+    In every slot there is room for the slice of each rank, at the same place in every segment: into its own room a rank
+    only writes results, so that others may still get them while it puts operands for the next turn but one. Where
+    `direct`, others' operands are read where they are, in their `send`.
+    """
+    room = room_of(slot, size, line)
+    step = size * room
+
+    def turn_of(k):
+        name, start = slots_of(turn + k), k * step
+        cut = slices(min(step, count - start), size, line)
+        lo, hi = cut[rank]
+        operands = [(q, name, rank * room) for q in range(size)]
+        if direct:
+            operands = [(q, send, start + lo) for q in range(size)]
+        operands[rank] = None, send, start + lo
+        wanted = root is None or rank == root
+        results = [Copy("x", start + lo, start + hi, "sum", 0)] if wanted else []
+        if rank != root:  # others want it
+            results.insert(0, Copy(name, rank * room, rank * room + hi - lo, "sum", 0))
+        put, get = [], []
+        for q, (a, b) in enumerate(cut):
+            if q != rank and not direct:
+                put.append(Copy(name, q * room, q * room + b - a, send, start + a))
+            if q != rank and wanted:
+                get.append(Copy("x", start + a, start + b, name, q * room, of=q))
+        return Turn(put, [*total("sum", hi - lo, operands), tuple(results)], get)
+
+    yield from take_turns([turn_of(k) for k in range(how_many(count, step))], twice=True)
+
+
+@algorithm("reduce", name="shared_slots", cost=slots_cost(lambda p: 2), requires=MEMORY)
+def slots_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=LINE):
+    """As the allreduce, where only the root gets the sums."""
+    yield from slots(rank, size, count, root, send, turn, slot, line)
+
+
+def slots_of_blocks(size, block, step):
+    """How many turns it takes to pass on blocks in pieces of `step` elements, and (lo, hi) of a rank's k-th piece."""
+    longest = max(hi - lo for lo, hi in map(block, range(size)))
+
+    def piece(rank, k):
+        lo, hi = block(rank)
+        return min(lo + k * step, hi), min(lo + (k + 1) * step, hi)
+
+    return how_many(longest, step), piece
+
+
+def scatter_cost(p, n):
+    share = -(-n // p)
+    return Cost(meetings=how_many(share, room_of(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
+
+
+@algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, requires=MEMORY)
+def slots_reduce_scatter(rank, size, count, recv="x", turn=0, slot=SLOT, line=LINE):
+    """Each rank puts what others sum, room q of its slot for rank q's block: a meeting a segment, n copied.
+
+    `recv` names where the block goes: its place in x, or the beginning of another buffer.
+    """
+    block, room = blocks(count, size), room_of(slot, size, line)
+    number, piece = slots_of_blocks(size, block, room)
+    home = 0 if recv == "x" else block(rank)[0]
+
+    def turn_of(k):
+        name = slots_of(turn + k)
+        put = []
+        for q in range(size):
+            lo, hi = piece(q, k)
+            put += [Copy(name, q * room, q * room + hi - lo, "x", lo)] if q != rank else []
+        lo, hi = piece(rank, k)
+        operands = [(q, name, rank * room) for q in range(size)]
+        operands[rank] = None, "x", lo
+        return Turn(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
+
+    yield from take_turns([turn_of(k) for k in range(number)])
+
+
+@algorithm(
+    "allgather",
+    name="shared_slots",
+    cost=lambda p, n: Cost(meetings=how_many(-(-n // p), SLOT), copied=n),
+    requires=MEMORY,
+)
+def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
+    """Each rank puts its block, the others get it: a meeting a segment, n copied. `send` may hold the block alone."""
+    block = blocks(count, size)
+    number, piece = slots_of_blocks(size, block, slot)
+    home = 0 if send == "x" else block(rank)[0]
+
+    def turn_of(k):
+        name, (lo, hi) = slots_of(turn + k), piece(rank, k)
+        get = []
+        for q in range(size):
+            a, b = piece(q, k)
+            get += [Copy("x", a, b, name, 0, of=q)] if q != rank else []
+        if send != "x":
+            get.append(Copy("x", lo, hi, send, lo - home))
+        return Turn([Copy(name, 0, hi - lo, send, lo - home)], [], get)
+
+    yield from take_turns([turn_of(k) for k in range(number)])
+
+
+@algorithm(
+    "broadcast",
+    name="shared_slots",
+    cost=lambda p, n: Cost(meetings=how_many(n, SLOT), copied=n + min(n, SLOT) * (p > 1)),
+    requires=MEMORY,
+)
+def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
+    """The root puts a segment while the others get the one before: a meeting a segment, n and a segment copied."""
+
+    def turn_of(k):
+        name, lo, hi = slots_of(turn + k), k * slot, min((k + 1) * slot, count)
+        if rank == root:
+            return Turn([Copy(name, 0, hi - lo, "x", lo)], [], [])
+        return Turn([], [], [Copy("x", lo, hi, name, 0, of=root)])
+
+    yield from take_turns([turn_of(k) for k in range(how_many(count, slot))])
+
+
+# ------------------------------------------------------------------------------------- arrays that all ranks can read
+
+
+@algorithm(
+    "allreduce",
+    name="shared_arrays",
+    cost=lambda p, n: Cost(meetings=2, copied=n / p + n, reduced=(p - 1) * n / p),
+    requires=MEMORY,
+)
+def arrays(rank, size, count, send="x", line=LINE):
+    """Each rank sums its slice of all x into all x: 2 meetings, (p-1)/p n gamma, n copied."""
+    lo, hi = slices(count, size, line)[rank]
+    if send != "x":
+        yield (Copy("x", 0, count, send, 0),)
+    yield MEET
+    yield from total("sum", hi - lo, [(q, "x", lo) for q in range(size)])
+    yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
+    yield MEET
+
+
+@algorithm("reduce", name="shared_arrays", cost=slots_cost(lambda p: 1 + 1 / p), requires=MEMORY)
+def arrays_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=LINE):
+    """Each rank sums its slice of all x, read where they are, into its slot, from where the root gets it."""
+    yield from slots(rank, size, count, root, send, turn, slot, line, direct=True)
+
+
+@algorithm(
+    "reduce_scatter",
+    name="shared_arrays",
+    cost=lambda p, n: Cost(meetings=2, copied=2 * n / p, reduced=(p - 1) * n / p),
+    requires=MEMORY,
+)
+def arrays_reduce_scatter(rank, size, count, recv="x"):
+    """Each rank sums its block of all x: 2 meetings, (p-1)/p n gamma."""
+    lo, hi = blocks(count, size)(rank)
+    home = 0 if recv == "x" else lo
+    yield MEET
+    yield from total("sum", hi - lo, [(q, "x", lo) for q in range(size)])
+    yield (Copy(recv, lo - home, hi - home, "sum", 0),)
+    yield MEET
+
+
+@algorithm(
+    "allgather", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=(p - 1) / p * n), requires=MEMORY
+)
+def arrays_allgather(rank, size, count, send="x"):
+    """Each rank writes its block into all other x: 2 meetings, (p-1)/p n copied."""
+    lo, hi = blocks(count, size)(rank)
+    at = lo if send == "x" else 0
+    yield MEET
+    yield tuple(Copy("x", lo, hi, send, at, to=q) for q in range(size) if q != rank or send != "x")
+    yield MEET
+
+
+@algorithm("broadcast", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=n * (p > 1)), requires=MEMORY)
+def arrays_broadcast(rank, size, count, root=0):
+    """Each rank reads the root's x: 2 meetings, n copied."""
+    yield MEET
+    if rank != root:
+        yield (Copy("x", 0, count, "x", 0, of=root),)
+    yield MEET
+
+
+# ------------------------------------------------------------------------------------------------------ several nodes
+
+
+class Levels(NamedTuple):
+    """A rank's part in an allreduce over several nodes of at least g ranks: x is cut into g parts.
+
+    Attributes
+    ----------
+    node : the ranks on its node
+    parts : (lo, hi) of the part of x that each of them carries between nodes; empty for those behind the first g
+    peers : the ranks that carry the same part as this one, one on each node; empty where it carries none
+    """
+
+    node: list[int]
+    parts: tuple[tuple[int, int], ...]
+    peers: list[int]
+
+
+def levels(rank: int, count: int, nodes) -> Levels:
+    """The same, where `nodes` names the node of every rank."""
+    members: dict[object, list[int]] = {}
+    for r, node in enumerate(nodes):
+        members.setdefault(node, []).append(r)
+    mine, g = members[nodes[rank]], min(map(len, members.values()))
+    parts = tuple(part(count, g, i) if i < g else (count, count) for i in range(len(mine)))
+    here = mine.index(rank)
+    return Levels(mine, parts, [group[here] for group in members.values()] if here < g else [])
+
+
+def two_level_cost(p, n):
+    """Of nodes of two ranks, which carry a half each through one cable; where p is odd one carries all."""
+    if p == 1:
+        return Cost()
+    here, carriers = 2, 2 - p % 2
+    inside, ring = scatter_cost(here, n), segmented_cost(-(-p // 2), -(-n // carriers))
+    shared = Cost(meetings=how_many(-(-n // carriers), SLOT), copied=n)
+    return Cost(
+        carriers * ring.messages,
+        carriers * ring.moved,
+        ring.reduced + inside.reduced,
+        inside.meetings + shared.meetings,
+        inside.copied + shared.copied,
+    )
+
+
+@algorithm("allreduce", name="shared_two_level", cost=two_level_cost, ordered=False, requires=f"{NODES}, {MEMORY}")
+def two_level(rank, size, count, nodes=None, turn=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
+    """Sum in the memory of each node, each part of x around a ring between nodes, share it in the memory of each node.
+
+    2 (M-1)/M n/g elements of a rank cross the network, for M nodes of at least g ranks; without `nodes` there are two
+    ranks on each. On a node x goes through slots, or where `arrays`, is read and written where it lies.
+    """
+    node, parts, peers = levels(rank, count, [r // 2 for r in range(size)] if nodes is None else nodes)
+    here, longest = (node.index(rank), len(node), parts), parts[0][1]
+    options = {"slot": slot, "line": line}
+    if len(node) > 1:
+        scatter = arrays_reduce_scatter(*here) if arrays else slots_reduce_scatter(*here, turn=turn, **options)
+        yield from among(scatter, node)
+    if peers:
+        lo, hi = parts[node.index(rank)]
+        yield from among(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
+    if len(node) > 1:
+        turn += how_many(longest, room_of(slot, len(node), line))
+        gather = arrays_allgather(*here) if arrays else slots_allgather(*here, turn=turn, **options)
+        yield from among(gather, node)
+
+
+@algorithm(
+    "allreduce",
+    name="shared_two_level_arrays",
+    cost=lambda p, n: two_level_cost(p, n)._replace(meetings=4 * (p > 1)),
+    ordered=False,
+    requires=f"{NODES}, {MEMORY}",
+)
+def two_level_arrays(rank, size, count, nodes=None, segment=SEGMENT):
+    """The same of arrays that all ranks of a node can read and write."""
+    yield from two_level(rank, size, count, nodes, segment=segment, arrays=True)
+
+
+@algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), requires=MEMORY)
+def meet(rank, size):
+    """All ranks meet."""
+    yield MEET

@@ -1,0 +1,582 @@
+"""All ranks in one process: runs a schedule on symbolic values and finds what is wrong with it.
+
+A value is a tuple of (rank, index) pairs, one for every operand in it, and (+) joins tuples. So one run proves for all
+data and all operations that every rank contributed exactly once, and in rank order where that matters.
+
+Sends are *eager* (they finish at once) or *synchronous* (they finish when the receiver takes the message: what MPI may
+do with any send, and does with long ones). A schedule that finishes with synchronous sends finishes with eager ones,
+with the same result: a message carries what its sender held when the round began, and matches in listed order, so
+timing decides nothing (a Kahn network).
+
+That holds where ranks share memory too, as long as nothing races: every two accesses of an element by different ranks,
+one of them a write, must be ordered by a Meet or a message. Each rank keeps a vector clock (Fidge 1988, Mattern 1989):
+for every rank, how many of its rounds are known to be over. A message takes its sender's along, a Meet joins those of
+all who come; an access is ordered behind another's if the clock of the one knows that the other's round is over.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from collectives.failures.cycle import find_cycle
+from collectives.steps import (
+    Compute,
+    Copy,
+    Meet,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Round,
+    Send,
+    Slice,
+    Step,
+    adds,
+    is_live,
+    overlap,
+    reads,
+    writes,
+)
+
+Value = tuple[tuple[int, int], ...]
+UNSET = None  # scratch nobody has written
+ENDLESS = 100_000  # rounds, for schedules of which nobody says how many they need at most
+
+
+class ScheduleError(AssertionError):
+    """A schedule that breaks a rule, hangs, or computes something else than it should.
+
+    Attributes
+    ----------
+    rank, round : int or None
+        Where it fails; None where that is no single place.
+    done : for each rank the steps of the rounds that it had finished
+    begun : for each rank what had happened of its next round: sends, and receives whose message had come
+    """
+
+    rank: int | None = None
+    round: int | None = None
+    done: Sequence[list] = ()
+    begun: Sequence[list] = ()
+
+
+class RuleBroken(ScheduleError):
+    """Steps of one round that conflict, reach outside a buffer, or read what nobody wrote."""
+
+
+class Race(RuleBroken):
+    """Two ranks touch the same element, one of them writes it, and nothing says who is first.
+
+    Attributes
+    ----------
+    other : (rank, round) of the access that came first here
+    """
+
+    def __init__(self, message, other):
+        super().__init__(message)
+        self.other = other
+
+
+class LengthMismatch(ScheduleError):
+    """A message of another length than its receiver expects."""
+
+
+class LeftOver(ScheduleError):
+    """Messages that nobody received."""
+
+
+class Deadlock(ScheduleError):
+    """Ranks that wait for ever.
+
+    Attributes
+    ----------
+    waits : dict from a waiting rank to the ranks it waits for
+    cycle : list of ranks, the first repeated at the end; empty where a rank waits for one that has finished
+    """
+
+    def __init__(self, message, waits, cycle):
+        super().__init__(message)
+        self.waits, self.cycle = waits, cycle
+
+
+@dataclass
+class Stats:
+    """What a run counted, a list entry for each rank; elements, not bytes.
+
+    Attributes
+    ----------
+    rounds, messages, sent, received, reduced : list of int
+    heard : for each rank its vector clock at the end: of every rank, how many rounds it knows to be over; -1 where it
+        has not heard of that rank at all
+    history : for each rank the steps of its rounds
+    """
+
+    rounds: list[int]
+    messages: list[int]
+    sent: list[int]
+    received: list[int]
+    reduced: list[int]
+    heard: list[list[int]] = field(default_factory=list)
+    history: list[list[list[Step]]] = field(default_factory=list)
+
+    @property
+    def moved(self) -> int:
+        """The most elements that any rank sent or received: what its link must carry in one direction."""
+        return max(max(self.sent), max(self.received))
+
+    @property
+    def meetings(self) -> int:
+        """The most meetings of any rank."""
+        return max(sum(isinstance(s, Meet) for steps in rounds for s in steps) for rounds in self.history)
+
+    @property
+    def copied(self) -> int:
+        """The most elements that any rank copied or added in memory."""
+        moves = ([s for steps in rounds for s in steps if isinstance(s, Copy | Reduce)] for rounds in self.history)
+        return max(sum(s.hi - s.lo for s in steps) for steps in moves)
+
+    @cached_property
+    def live(self) -> list[int]:
+        """The most elements that each rank held at a time which it still had to read, in all buffers but x and y.
+
+        Of a pipeline: the activations at their peak.
+        """
+        return [most_live(rank, rounds) for rank, rounds in enumerate(self.history)]
+
+
+class Access(NamedTuple):
+    """What a rank did to elements of a buffer in one of its rounds."""
+
+    rank: int
+    round: int
+    step: Step
+    slice: Slice
+    writes: bool
+
+    def __str__(self):
+        verb, place = "writes" if self.writes else "reads", self.slice
+        whose = f"{place.buf}[{place.lo}:{place.hi}]{of(place, self.rank)}"
+        return f"rank {self.rank}, round {self.round}: {self.step} {verb} {whose}"
+
+
+@dataclass
+class Rank:
+    """Where one rank stands."""
+
+    number: int
+    rounds: Iterator[Round]
+    buffers: dict[str, list]
+    given: set[str]  # the buffers that are not scratch
+    clock: list[int]  # of every rank, how many of its rounds are over for all that this rank knows
+    round: int = -1  # the round it is in, from 0
+    busy: int = 0  # rounds so far in which it did something
+    steps: list[Step] | None = None  # of this round; None between rounds
+    places: list[tuple[list[Slice], list[Slice]]] = field(default_factory=list)  # what each of them reads and writes
+    awaited: list[tuple[int, Step]] = field(default_factory=list)  # receives without their message, with their place
+    arrived: dict[int, list] = field(default_factory=dict)  # place of a receive in the round -> payload
+    unsent: list["Message"] = field(default_factory=list)  # messages of this round that nobody has taken
+    meeting: tuple[int, ...] = ()  # whom it waits for, and itself
+    learned: list[list[int]] = field(default_factory=list)  # the clocks that this round's messages brought
+    finished: bool = False
+
+
+@dataclass(eq=False)
+class Message:
+    payload: list
+    send: Send
+    sender: Rank
+    round: int
+    clock: list[int]
+
+
+def simulate(
+    program: Callable[[int], Iterable[Round]],
+    buffers: list[dict[str, list]],
+    synchronous: bool = True,
+    most: int = ENDLESS,
+    compute: Callable[[int, Compute, list[list]], list[list]] | None = None,
+) -> Stats:
+    """Run program(rank) for every rank; `buffers` is changed in place.
+
+    Parameters
+    ----------
+    program : rank -> rounds of that rank
+    buffers : for each rank, name -> list of values that have `+`. A buffer that is not named is scratch.
+    synchronous : whether a send finishes only when its message is taken
+    most : rounds of a rank, not counting empty ones, after which the schedule is refused as endless; counting them, so
+        many for each rank
+    compute : (rank, step, values of its reads) -> values of its writes. Without it every element that a Compute writes
+        is the one operand (its name, its place).
+
+    Raises
+    ------
+    RuleBroken, Race, LengthMismatch, LeftOver, Deadlock
+        with rank, round (from 0) and steps
+    """
+    return Simulation(program, buffers, synchronous, compute or named).run(most)
+
+
+def named(rank: int, step: Compute, values: list[list]) -> list[list]:
+    """What a Compute writes, as symbols."""
+    return [[((step.name, i),) for i in range(s.lo, s.hi)] for s in step.writes]
+
+
+class Simulation:
+    """All ranks, the messages on the wires between them, and what was done to every buffer."""
+
+    def __init__(self, program, buffers, synchronous, compute):
+        size = len(buffers)
+        self.synchronous, self.compute = synchronous, compute
+        self.ranks = [
+            Rank(r, rounds_of(r, program), held, set(held), [0 if q == r else -1 for q in range(size)])
+            for r, held in enumerate(buffers)
+        ]
+        self.stats = Stats(*([0] * size for _ in range(5)), history=[[] for _ in buffers])
+        self.wires: dict[tuple[int, int], deque[Message]] = {}
+        self.meetings: dict[tuple[int, ...], set[int]] = {}  # who has come
+        self.accesses: dict[tuple[int, str], dict[int, list[Access]]] = {}  # (owner, buffer) -> by rank
+        self.ready = deque(range(size))
+
+    def run(self, most) -> Stats:
+        try:
+            self.advance(most)
+            tell_deadlock(self.ranks, self.meetings, self.synchronous)
+            tell_leftover(self.wires)
+        except ScheduleError as error:
+            if not isinstance(error, Deadlock | LeftOver):
+                error.rank, error.round = self.current.number, self.current.round
+                self.go_on(most)
+            error.done = [
+                history if rank.steps is None or met(rank) else history[:-1]
+                for rank, history in zip(self.ranks, self.stats.history, strict=True)
+            ]
+            error.begun = [
+                [s for i, s in enumerate(rank.steps or ()) if isinstance(s, Send) or i in rank.arrived]
+                for rank in self.ranks
+            ]
+            raise
+        self.stats.heard = [rank.clock for rank in self.ranks]
+        return self.stats
+
+    def advance(self, most):
+        """Let all ranks that are ready go as far as they can."""
+        while self.ready:
+            self.current = rank = self.ranks[self.ready.popleft()]
+            while not rank.finished:
+                if rank.steps is None:
+                    if not self.enter_round(rank):
+                        break
+                    refuse_endless(rank, most, len(self.ranks))
+                if not self.over(rank):
+                    break
+                self.leave_round(rank)
+
+    def go_on(self, most):
+        """After an error the other ranks go on as far as they can: what they did before it does not depend on turns."""
+        while True:
+            self.current.finished = True
+            try:
+                return self.advance(most)
+            except ScheduleError:  # one error is told
+                continue
+
+    def enter_round(self, rank) -> bool:
+        """Take the next round of a rank, check it, post its sends, come to its meeting; False where there is none."""
+        steps = next(rank.rounds, None)
+        if steps is None:
+            rank.finished = True
+            return False
+        rank.round += 1
+        self.stats.rounds[rank.number] += 1
+        rank.steps = self.checked(rank, steps)
+        self.stats.history[rank.number].append(rank.steps)
+        rank.busy += bool(rank.steps)
+        rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]
+        rank.arrived, rank.learned = {}, []
+        rank.unsent = [
+            Message(rank.buffers[s.buf][s.lo : s.hi], s, rank, rank.round, list(rank.clock))
+            for s in rank.steps
+            if isinstance(s, Send)
+        ]
+        for message in rank.unsent:
+            self.wires.setdefault((rank.number, message.send.peer), deque()).append(message)
+            self.stats.messages[rank.number] += 1
+            self.stats.sent[rank.number] += len(message.payload)
+            self.ready.append(message.send.peer)
+        if rank.steps and isinstance(rank.steps[0], Meet):
+            self.come(rank, rank.steps[0])
+        return True
+
+    def come(self, rank, meet):
+        """A rank comes to a meeting; the last one lets all go on, who then know what each of them knew."""
+        rank.meeting = tuple(range(len(self.ranks))) if meet.ranks is None else tuple(sorted(meet.ranks))
+        here = self.meetings.setdefault(rank.meeting, set())
+        here.add(rank.number)
+        if len(here) < len(rank.meeting):
+            return
+        clocks = [list(self.ranks[r].clock) for r in here]
+        for r in here:
+            self.ranks[r].learned, self.ranks[r].meeting = clocks, ()
+        self.ready.extend(here)
+        del self.meetings[tuple(sorted(here))]
+
+    def over(self, rank) -> bool:
+        """Whether nothing is missing of a rank's round; takes the messages that have come."""
+        senders = take_messages(rank, self.wires, self.stats)
+        if self.synchronous:
+            self.ready.extend(sender for sender in senders if not self.ranks[sender].unsent)
+        return not (rank.awaited or rank.meeting or (self.synchronous and rank.unsent))
+
+    def leave_round(self, rank):
+        """Let the writes of a finished round appear; what they read is what was there before it."""
+        got = [
+            rank.arrived[i] if i in rank.arrived else [self.held(place) for place in sources]
+            for i, (sources, _) in enumerate(rank.places)
+        ]
+        for i, (s, (_, places)) in enumerate(zip(rank.steps, rank.places, strict=True)):
+            values = self.compute(rank.number, s, got[i]) if isinstance(s, Compute) else got[i]
+            for place, value in zip(places, values, strict=bool(places)):
+                if adds(s):
+                    pairs = list(zip(value, self.held(place), strict=True))
+                    value = [a + b for a, b in pairs] if s.left else [b + a for a, b in pairs]
+                    self.stats.reduced[rank.number] += len(value)
+                self.ranks[place.rank].buffers[place.buf][place.lo : place.hi] = value
+        rank.clock = [max(known) for known in zip(rank.clock, *rank.learned, strict=True)]
+        rank.clock[rank.number] = rank.round + 1
+        rank.steps, rank.unsent = None, []
+
+    def held(self, place: Slice) -> list:
+        """The elements of a slice now."""
+        return self.ranks[place.rank].buffers[place.buf][place.lo : place.hi]
+
+    def checked(self, rank, steps) -> list[Step]:
+        """The steps of a round that do something, after the rules of steps.py have been checked."""
+        r, size = rank.number, len(self.ranks)
+
+        def broken(what):
+            raise RuleBroken(f"rank {r}, round {rank.round}: {what}")
+
+        if not isinstance(steps, tuple | list) or isinstance(steps, Step):
+            broken(f"a round is a tuple of steps, not {steps!r}")
+        for s in steps:
+            if not isinstance(s, Step):
+                broken(f"{s!r} is not a step")
+        steps = [s for s in steps if is_live(s)]
+        for s in steps:
+            self.check_peers(s, r, size, broken)
+            if isinstance(s, Meet) and len(steps) > 1:
+                broken(f"{s} must be the only step of its round, beside it there is {steps[steps[0] is s]}")
+        rank.places = [(reads(s, r), writes(s, r)) for s in steps]
+        read = [(place, s) for s, (places, _) in zip(steps, rank.places, strict=True) for place in places]
+        written = [(place, s) for s, (_, places) in zip(steps, rank.places, strict=True) for place in places]
+        for place, s in read + written:
+            owner = self.ranks[place.rank]
+            held = owner.buffers.setdefault(place.buf, [])
+            if place.buf not in owner.given:
+                held.extend([UNSET] * (place.hi - len(held)))
+            if not 0 <= place.lo <= place.hi <= len(held):
+                broken(f"{s} reaches outside {place.buf}{of(place, r)}, which has {len(held)} elements")
+        for place, s in read:
+            self.refuse_race(Access(r, rank.round, s, place, False), rank.clock)
+        for place, s in written:
+            self.refuse_race(Access(r, rank.round, s, place, True), rank.clock)
+        for place, s in read + [(place, s) for place, s in written if adds(s)]:
+            if any(value is UNSET for value in self.held(place)):
+                broken(f"{s} reads elements of {place.buf}{of(place, r)} that nothing wrote")
+        for i, (place, s) in enumerate(written):
+            for other, t in written[:i]:
+                if overlap(place, other) and not (adds(s) and adds(t)):
+                    broken(f"{t} and {s} write the same elements")
+            for other, t in read:
+                sent = adds(s) and isinstance(t, Send)
+                in_place = s is t and isinstance(s, Compute)
+                if overlap(place, other) and not (sent or in_place):
+                    broken(f"{s} writes elements that {t} reads")
+        return steps
+
+    def check_peers(self, s, r, size, broken):
+        """Refuse ranks that are not there, messages to oneself, and meetings without the one who comes."""
+        if isinstance(s, Send | Recv | RecvReduce):
+            if not 0 <= s.peer < size or s.peer == r:
+                alone = ": one rank has nobody to send to or receive from" if size == 1 else ""
+                broken(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}{alone}")
+        elif isinstance(s, Meet):
+            if s.ranks is not None and (r not in s.ranks or not set(s.ranks) <= set(range(size))):
+                broken(f"{s} must name ranks of 0 ... {size - 1}, this one among them")
+        elif isinstance(s, Copy | Reduce):
+            for other in (s.of, s.to):
+                if other is not None and not 0 <= other < size:
+                    broken(f"{s} names rank {other}, which must be one of 0 ... {size - 1}")
+
+    def refuse_race(self, now: Access, clock: list[int]):
+        """Note an access; those of other ranks to the same elements must be over, for all that this rank knows."""
+        place = now.slice
+        seen = self.accesses.setdefault((place.rank, place.buf), {})
+        for other, before in seen.items():
+            if other == now.rank:
+                continue
+            for then in reversed(before):
+                if then.round < clock[other]:
+                    break  # this one and all earlier ones are over
+                if (now.writes or then.writes) and overlap(place, then.slice):
+                    said = f"{now}, and {then}: no Meet and no message says who is first"
+                    raise Race(said, (then.rank, then.round))
+        seen.setdefault(now.rank, []).append(now)
+
+
+def met(rank: Rank) -> bool:
+    """Whether a rank is in a round whose meeting is over."""
+    return bool(rank.steps) and isinstance(rank.steps[0], Meet) and not rank.meeting
+
+
+def of(place: Slice, rank: int) -> str:
+    """Whose buffer it is, in words, where it is another's."""
+    return "" if place.rank == rank else f" of rank {place.rank}"
+
+
+def most_live(rank: int, rounds: list[list[Step]]) -> int:
+    """The most elements of scratch that will still be read; from the last round back to the first."""
+    needed: dict[str, set[int]] = {}
+    count = most = 0
+    for steps in reversed(rounds):
+        during = count
+        for s in steps:
+            for place in () if adds(s) else writes(s, rank):
+                if place.rank == rank and place.buf not in ("x", "y"):
+                    kept = needed.setdefault(place.buf, set())
+                    count -= len(kept)
+                    kept.difference_update(range(place.lo, place.hi))
+                    count += len(kept)
+        for s in steps:
+            for place in reads(s, rank) + (writes(s, rank) if adds(s) else []):
+                if place.rank == rank and place.buf not in ("x", "y"):
+                    kept = needed.setdefault(place.buf, set())
+                    new = set(range(place.lo, place.hi)) - kept
+                    kept |= new
+                    count += len(new)
+                    during += len(new)
+        most = max(most, during, count)
+    return most
+
+
+def rounds_of(r, program) -> Iterator[Round]:
+    rounds = program(r)
+    if not isinstance(rounds, Iterable):
+        raise TypeError(f"rank {r}: an algorithm is a generator of rounds, this one returned {rounds!r}")
+    return iter(rounds)
+
+
+def refuse_endless(rank, most, size):
+    """A generator that yields for ever: doing something, or empty rounds."""
+    r = rank.number
+    if rank.busy > most:
+        raise RuleBroken(f"rank {r} is in its round {rank.round:,}: the schedule does not end; {most:,} would be many")
+    if rank.round >= most * size:
+        raise RuleBroken(
+            f"rank {r} is in its round {rank.round:,}, of which {rank.busy:,} had steps with elements: it does not end"
+        )
+
+
+def take_messages(rank, wires, stats) -> set[int]:
+    """Match the awaited receives in listed order with what lies on the wires; returns whose messages were taken."""
+    missing, taken_from, blocked = [], set(), set()
+    for i, s in rank.awaited:
+        wire = wires.get((s.peer, rank.number))
+        if s.peer in blocked or not wire:
+            blocked.add(s.peer)
+            missing.append((i, s))
+            continue
+        message = wire.popleft()
+        if len(message.payload) != s.hi - s.lo:
+            raise LengthMismatch(
+                f"rank {rank.number}, round {rank.round}: {s} expects {s.hi - s.lo} elements, but rank {s.peer} sends "
+                f"{len(message.payload)} in its round {message.round}: {message.send}"
+            )
+        stats.received[rank.number] += s.hi - s.lo
+        rank.arrived[i] = [message.payload]
+        rank.learned.append(message.clock)
+        if message in message.sender.unsent:  # an eager sender may be rounds further
+            message.sender.unsent.remove(message)
+        taken_from.add(s.peer)
+    rank.awaited = missing
+    return taken_from
+
+
+def tell_deadlock(ranks, meetings, synchronous):
+    """Raise Deadlock, with who waits for whom and the cycle among them, if any rank has not finished."""
+    waits, lines = {}, []
+    for rank in ranks:
+        r = rank.number
+        if rank.finished:
+            continue
+        stuck = [s for _, s in rank.awaited] or [m.send for m in rank.unsent] or rank.steps
+        if rank.meeting:
+            waits[r], verb = sorted(set(rank.meeting) - meetings[rank.meeting]), "to meet"
+        else:
+            waits[r] = sorted({s.peer for s in stuck})
+            verb = "to receive from" if rank.awaited else "for its message to be taken by"
+        state = ["finished" if ranks[p].finished else f"in round {ranks[p].round}" for p in waits[r]]
+        peers = ", ".join(f"rank {p} ({s})" for p, s in zip(waits[r], state, strict=True))
+        lines.append(f"  rank {r}, round {rank.round}: waits {verb} {peers}: {stuck[0]}")
+    if not waits:
+        return
+    cycle = find_cycle(waits)
+    sends = "synchronous" if synchronous else "eager"
+    lines.insert(0, f"{len(waits)} of {len(ranks)} ranks wait for ever ({sends} sends)")
+    if cycle:
+        lines.append("  cycle: " + " -> ".join(map(str, cycle)))
+    raise Deadlock("\n".join(lines), waits, cycle)
+
+
+def tell_leftover(wires):
+    left = [message for wire in wires.values() for message in wire]
+    if left:
+        ranks = [f"  from rank {m.sender.number}, round {m.round}, to rank {m.send.peer}: {m.send}" for m in left[:8]]
+        raise LeftOver("\n".join([f"{len(left)} messages that nobody received", *ranks]))
+
+
+class Blank:
+    """So many elements without values: a run on these finds what does not depend on values, in a time that does not."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        return Blank(place.stop - place.start)
+
+    def __setitem__(self, place, value):
+        pass
+
+    def __iter__(self):
+        return iter(())
+
+    def extend(self, more):
+        self.count += len(more)
+
+
+class Blanks(dict):
+    """Buffers of such elements; scratch too."""
+
+    def setdefault(self, name, _=None):
+        return super().setdefault(name, Blank(0))
+
+
+def simulate_lengths(every: list[list[Round]], lengths: list[dict[str, int]]) -> Stats:
+    """Run the rounds of all ranks without values: do messages match, end all ranks, does nothing race?
+
+    Parameters
+    ----------
+    every : the rounds of each rank
+    lengths : for each rank, name -> elements of its buffers; others are scratch
+
+    Raises
+    ------
+    ScheduleError
+        as `simulate` does
+    """
+    buffers = [Blanks({name: Blank(n) for name, n in named.items()}) for named in lengths]
+    return simulate(every.__getitem__, buffers, compute=lambda rank, step, values: [[] for _ in step.writes])

@@ -1,0 +1,1 @@
+"""Which algorithm runs: tables by size, derived or measured."""

@@ -1,0 +1,60 @@
+"""The table of algorithms that the clock derives for a network: python scripts/bench.py network --table FILE.
+
+Every algorithm of the registry is priced (price.py) for vectors of 16 B ... 16 MiB, on a number of nodes that is a
+power of two and on one that is none, as a communicator would run it. Of each length the fastest in sum is taken, with
+as few changes as will do: an algorithm that is at most a tenth slower is kept (selection.table_from).
+
+It knows what the clock knows: bytes, messages and ports. What it does not know is why the algorithms for float16 are
+left out: in those all ranks send to all others at once, which a switch answers by dropping what it cannot hold. Costs
+1 s with a rank on each node, 6 s with four.
+"""
+
+from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.registry import NODES, SEGMENT_BYTES, by_messages
+from collectives.choosing.selection import ANY, HALF, Rows, table_from
+from collectives.pricing.networks import NETWORKS, Network
+from collectives.pricing.price import price
+
+SIZES = tuple(4 << k for k in range(2, 23, 2))  # bytes of the whole vector
+NODE_COUNTS = 6, 8
+ITEMSIZE = 4
+
+
+def tables(network: Network | str) -> dict[str, dict[str, Rows]]:
+    """What selection.TABLE has for the places "network", a rank on each node, and "nodes", here two.
+
+    On several nodes an allreduce that is not short goes through the memory of each, which the clock does not price.
+    """
+    one, two = derive(network, 1), derive(network, 2)
+    return {"network": one, "nodes": two | {"allreduce": [two["allreduce"][0], (ANY, "shared")]}}
+
+
+def derive(
+    network: Network | str = "gigabit", ranks_per_node: int = 1, sizes: tuple[int, ...] = SIZES
+) -> dict[str, Rows]:
+    """operation -> rows for selection.TABLE: (longest vector in bytes, algorithm), shortest first."""
+    network = NETWORKS[network] if isinstance(network, str) else network
+    network = network.with_ranks_per_node(ranks_per_node)
+    table = {}
+    for operation in ALGORITHMS:
+        entries = by_messages(operation)
+        times = {name: {} for name in entries if name != HALF.get(operation)}
+        for name in times:
+            for nbytes in (0,) if operation == "barrier" else sizes:
+                ranks = [nodes * ranks_per_node for nodes in NODE_COUNTS]
+                times[name][nbytes] = sum(seconds(operation, entries[name], p, nbytes, network) for p in ranks)
+        table[operation] = table_from(times)
+    return table
+
+
+def seconds(operation, entry, ranks: int, nbytes: int, network: Network) -> float:
+    """What an algorithm takes on so many ranks."""
+    options = {}
+    if NODES in entry.requires:
+        options["nodes"] = [rank // network.ranks_per_node for rank in range(ranks)]
+    if entry.pipelined:
+        options["segment"] = SEGMENT_BYTES // ITEMSIZE
+    count = nbytes // ITEMSIZE
+    if operation == "alltoall":  # blocks of one length
+        count = max(1, count // ranks) * ranks
+    return price(entry, ranks, count if nbytes else None, ITEMSIZE, network, **options).seconds

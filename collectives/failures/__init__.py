@@ -1,0 +1,1 @@
+"""When ranks do not come, disagree or end: watchdog, comparison of calls, checks at the start."""

@@ -1,0 +1,91 @@
+"""A check that all ranks call the same collective, before any data moves: debug=True, or RINGPROP_DEBUG=1.
+
+All ranks tell each other what they are about to call before each collective, and refuse it together where that does not
+fit: a nonblocking one when it is tested or waited for, as ranks may start it at different times. It costs an allgather
+of short texts a call.
+"""
+
+import inspect
+from zlib import crc32
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.failures.watchdog import describe
+
+TEXT = 1024  # bytes in which a rank says what it calls
+
+
+class Agreement:
+    """Refuses a collective that ranks do not call alike, before any data moves."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm = comm
+        self.told = []  # exchanges in flight: what MPI reads and writes must live
+
+    def exchange(self, must_agree: str, at: str):
+        """Tell all ranks; a function (whether to wait) -> whether all have told, ValueError where they differ."""
+        if len(must_agree) > TEXT // 2:
+            must_agree = f"{must_agree[: TEXT // 3]} ... {crc32(must_agree.encode()):08x}"
+        lines = [text.replace("\n", " ").encode("ascii", "replace")[: TEXT // 2 - 1] for text in (must_agree, at)]
+        own = np.frombuffer(b"\n".join(lines).ljust(TEXT), np.uint8)
+        told = np.empty((self.comm.Get_size(), TEXT), np.uint8)
+        request = self.comm.Iallgather(own, told)
+        self.told = [(r, *buffers) for r, *buffers in self.told if not r.Test()] + [(request, own, told)]
+
+        def agreed(wait: bool) -> bool:
+            if not (request.Wait() if wait else request.Test()):
+                return False
+            calls = [row.tobytes().decode().rstrip().split("\n") for row in told]
+            first, first_at = calls[0]
+            for rank, (other, there) in enumerate(calls):
+                if other != first:
+                    raise ValueError(
+                        f"the ranks do not agree: rank 0 calls {first} at {first_at}; "
+                        f"rank {rank} calls {other} at {there}"
+                    )
+            return True
+
+        return agreed
+
+    def free(self):
+        """Free the communicator (collective)."""
+        MPI.Request.Waitall([request for request, *_ in self.told])
+        self.comm.Free()
+
+
+def absent(spec) -> bool:
+    """Whether a rank has no buffer of its own here."""
+    return spec is None or spec is MPI.IN_PLACE
+
+
+def facts(name, method, communicator, args, kwargs, in_words) -> str:
+    """What all ranks must say alike of a call: operation, elements, datatype, op and root.
+
+    `in_words(buffer, parts)` says how many elements of what a buffer has.
+    """
+    if name[0].islower() or name == "Alltoallw":
+        return name
+    blocking = name.removeprefix("I").capitalize()
+    given = inspect.signature(method).bind(*args, **kwargs)
+    given.apply_defaults()
+    values = given.arguments
+    said = []
+    size, rank = communicator.Get_size(), communicator.Get_rank()
+    if not blocking.endswith("v"):
+        send, recv = values.get("sendbuf", values.get("buf")), values.get("recvbuf")
+        own, parts = send, size if blocking in ("Alltoall", "Reduce_scatter_block") else 1
+        if blocking == "Scatter":
+            own = recv if not absent(recv) else send
+            parts = size if own is send and rank == values["root"] else 1
+        elif absent(send):
+            own, parts = recv, size if blocking in ("Allgather", "Gather", "Alltoall", "Reduce_scatter_block") else 1
+        if own is not None:
+            said.append(in_words(own, parts))
+    if "op" in values:
+        said.append(describe(values["op"]))
+    if "root" in values:
+        said.append(f"root {int(values['root'])}")
+    if values.get("recvcounts") is not None:
+        said.append(f"counts {list(values['recvcounts'])}")
+    return f"{name}({', '.join(said)})"

@@ -1,0 +1,297 @@
+"""Node-shared memory: arrays that every rank of a node can read and write.
+
+    window = SharedWindow(comm)                  # collective; all ranks of comm on one node
+    x = window.empty((1000, 1000), "f4")         # collective; one for each rank, seen by all
+    allreduce = window.allreduce(None, x)        # local: plans a call on these arrays ...
+    allreduce()                                  # ... which all ranks then make, as often as they like
+
+The collectives are schedules of algorithms/shared.py, bound to memory in plans.py; ranks meet by flags.py. Nothing is
+sent: each rank reduces its slice of the vector over all ranks' arrays and writes it back to all, in blocks that stay in
+cache. Each element is summed by one rank, in rank order, so that the results of all ranks are equal to the last bit.
+
+Arrays live in anonymous files (memfd_create) that all ranks map: memory goes with the last array that needs it, no
+array ever points to memory that is gone, and nothing is left behind, whatever end the ranks come to.
+
+Arrays of 8 MiB and more lie in huge pages where the administrator allows them (sysctl vm.nr_overcommit_hugepages=N, of
+2 MiB each, or vm.nr_hugepages=N): sums of 8 and 16 MiB then take a tenth less. Otherwise ordinary pages do.
+"""
+
+import errno
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.node_memory import plans
+from collectives.node_memory.flags import Flags, Word
+from collectives.node_memory.plans import SLOT
+
+__all__ = ["SharedWindow"]
+
+HUGE = os.MFD_HUGETLB
+LARGEST = 1 << 62  # bytes of a file: offsets have 63 bits
+LARGEST_WORD = (1 << 63) - 1
+HUGE_PAGES = 4  # that a rank's memory must fill to lie in such: at most a fifth is left over
+# Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy
+# ten times slower where the target lies just behind the source, counted within pages (AMD's rep movsb).
+SHIFT = 2048
+
+
+class Array(NamedTuple):
+    """What `empty` made, as this rank sees it."""
+
+    address: int
+    nbytes: int
+    memory: np.ndarray  # a row for each rank
+    owner: weakref.ref  # to what the caller's views keep alive, and plans do not
+
+
+class Peers(NamedTuple):
+    """The same part of a shared array on every rank."""
+
+    place: tuple[int, int]  # number of the array, offset in bytes
+    parts: list[np.ndarray]
+    owner: weakref.ref  # dead when nothing but plans can refer to the array on this rank
+
+
+class SharedWindow:
+    """Shared memory of the ranks of one node, and collectives on it.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Its ranks must share a node: comm.Split_type(MPI.COMM_TYPE_SHARED).
+    limit : float
+        Seconds after which a rank that waits for others gives up.
+
+    Attributes
+    ----------
+    flags : Flags
+    slots : list of uint8 arrays (2, SLOT)
+        Of every rank, the scratch that all see: even and odd.
+    turn : int
+        How many turns of slots there have been: one uses those of its parity.
+
+    Raises
+    ------
+    ValueError
+        Ranks on different nodes.
+    OSError
+        On all ranks, where any of them may have no shared memory.
+    """
+
+    allreduce, reduce, reduce_scatter = plans.allreduce, plans.reduce, plans.reduce_scatter
+    allgather, broadcast, barrier = plans.allgather, plans.broadcast, plans.barrier
+
+    def __init__(self, comm: MPI.Intracomm, limit: float = 300.0):
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        together = node.Get_size() == comm.Get_size()
+        node.Free()
+        if not comm.allreduce(together, MPI.LAND):
+            raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
+        self.comm, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
+        self.turn = 0
+        self._arrays: dict[int, Array] = {}
+        self._made = 0  # arrays so far: the next one's number, equal on all ranks
+        try:
+            self.flags = Flags(self.comm, limit)
+        except OSError:
+            self.comm.Free()
+            raise
+        try:
+            self.flags.file = open_together(self.flags, 1)
+            slots = self._map(SHIFT + 2 * SLOT)
+        except OSError:
+            self.free()
+            raise
+        self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT].reshape(2, SLOT) for rank in range(self.size)]
+
+    def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
+        """An array of zeros in shared memory, one for each rank, all of one shape (collective).
+
+        Collectives on it, or on the same contiguous part of it on every rank, need no copies. The memory goes when
+        nothing refers to the array any more on any rank; a Communicator lets go of its plans when it makes a new one.
+
+        Raises
+        ------
+        ValueError
+            Shapes or dtypes that differ between ranks; a negative length.
+        OSError
+            Not enough memory, or ranks that may not see each other's files in /proc.
+        """
+        shape, dtype = shape_of(shape), np.dtype(dtype)
+        told = self.comm.allgather((shape, dtype.str))
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                raise ValueError(f"empty: rank 0 asks for {told[0]}, rank {rank} for {other}")
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = self._map(max(nbytes, 1))
+        own = np.frombuffer(memoryview(memory[self.rank]), np.uint8)
+        number, arrays = self._made, self._arrays
+        arrays[number] = Array(own.ctypes.data, nbytes, memory, weakref.ref(own, lambda _: arrays.pop(number, None)))
+        self._made += 1
+        return own[:nbytes].view(dtype).reshape(shape)
+
+    def common(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
+        """One array of zeros that all ranks see (collective): what one writes others read when they have met.
+
+        Each rank has touched its part first, so that lies in the memory next to its core.
+
+        Raises
+        ------
+        ValueError
+            A negative length.
+        OSError
+            As `empty`.
+        """
+        shape, dtype = shape_of(shape), np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = self._map(max(1, -(-nbytes // self.size)))
+        return memory.reshape(-1)[:nbytes].view(dtype).reshape(shape)
+
+    def free(self) -> None:
+        """Free the flags and forget the arrays (collective). Arrays that are still in use live on as private ones."""
+        self.flags.free()
+        self._arrays, self.slots = {}, []
+        self.comm.Free()
+
+    def peers(self, x: np.ndarray) -> Peers | None:
+        """Where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
+        if self.size == 1:
+            return Peers((0, 0), [x], weakref.ref(self))
+        address = x.ctypes.data
+        for number, array in list(self._arrays.items()):
+            at = address - array.address
+            if at >= 0 and at + x.nbytes <= array.nbytes:
+                parts = [row[at : at + x.nbytes].view(x.dtype) for row in array.memory]
+                return Peers((number, at), parts, array.owner)
+        return None
+
+    def _map(self, nbytes: int) -> np.ndarray:
+        """New memory for every rank, one row each of at least so many bytes: a file that all map, of whole pages."""
+        if nbytes * self.size > LARGEST:  # on all ranks alike, where the first one alone would make the file
+            raise OSError(errno.ENOMEM, f"no shared memory ({nbytes / 2**20:.1f} MiB for {self.size} ranks)")
+        if nbytes >= HUGE_PAGES * (page := huge_page_size()):
+            try:
+                return self._map_pages(nbytes, page, HUGE)
+            except OSError:  # on all ranks alike: there are not so many huge pages
+                pass
+        return self._map_pages(nbytes, mmap.PAGESIZE)
+
+    def _map_pages(self, nbytes, page, kind=0):
+        """The same, of pages of so many bytes; `kind` is what memfd_create has to know of them."""
+        stretch = -(-nbytes // page) * page
+        flags, total = self.flags, stretch * self.size
+        handle = open_together(flags, total, kind)
+
+        def touched():  # whoever writes first gets the page, from the memory next to its core
+            memory = np.frombuffer(mmap.mmap(handle, total), np.uint8).reshape(self.size, stretch)
+            memory[self.rank] = 0
+            return memory
+
+        try:
+            if kind:  # likewise; and a page that cannot be had says so here, where the first touch would end in a kill
+                on_all(flags, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
+            return on_all(flags, total, touched)
+        finally:
+            os.close(handle)
+
+
+def shape_of(shape) -> tuple[int, ...]:
+    """A shape as a tuple, without negative lengths."""
+    shape = tuple(map(int, shape)) if np.iterable(shape) else (int(shape),)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}: an array has no negative lengths")
+    return shape
+
+
+def huge_page_size() -> int:
+    """Bytes of the system's huge pages."""
+    return meminfo("Hugepagesize", 2 << 20)
+
+
+def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
+    """An anonymous file that every rank has open (collective); returns this rank's descriptor of it."""
+
+    def created():
+        if flags.rank:
+            return -1
+        if not kind:  # the system counts huge pages apart
+            refuse_more_than_there_is(nbytes)
+        handle = os.memfd_create("ringprop", os.MFD_CLOEXEC | kind)
+        try:
+            os.ftruncate(handle, nbytes)
+        except OSError:
+            os.close(handle)
+            raise
+        flags.tell(Word.PROCESS, os.getpid())
+        flags.tell(Word.HANDLE, handle)
+        for word, value in zip((Word.DEVICE, Word.INODE), identity(os.fstat(handle)), strict=True):
+            flags.tell(word, value)
+        return handle
+
+    handle = on_all(flags, nbytes, created)
+    first = flags.first
+    path = f"/proc/{first[Word.PROCESS]}/fd/{first[Word.HANDLE]}"
+    file = first[Word.DEVICE], first[Word.INODE]
+    try:
+        return on_all(flags, nbytes, lambda: open_that(path, file), undo=os.close)
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """What no two files of a system have in common, in words of 63 bits."""
+    return status.st_dev & LARGEST_WORD, status.st_ino & LARGEST_WORD
+
+
+def open_that(path: str, file: tuple[int, int]) -> int:
+    """Open a file if it is the one that was told: elsewhere, as in another container, the path may be another's."""
+    if identity(os.stat(path)) == file:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if identity(os.fstat(handle)) == file:  # it may have changed meanwhile
+            return handle
+        os.close(handle)
+    raise OSError(errno.ESTALE, f"{path} is not rank 0's memory: do the ranks see each other's processes?")
+
+
+def on_all(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda result: None):
+    """act() on every rank (collective). What keeps any rank from it is raised on every rank, after undo(its result).
+
+    The ranks tell by flags, for which they do not wait without end, as they would in messages.
+    """
+    result, problem = None, None
+    try:
+        result = act()
+    except OSError as error:
+        problem = error
+    word = Word.FAILED + (flags.count & 1)  # nobody writes it again before all have met once more
+    flags.tell(word, int(problem is not None))
+    flags.together(f"making {nbytes / 2**20:.1f} MiB of shared memory")
+    if any(flags.told(word)):
+        if problem is None:
+            undo(result)
+        for rank, error in enumerate(flags.comm.allgather(problem)):
+            if error:
+                need = f"{nbytes / 2**20:.1f} MiB for {flags.size} ranks"
+                raise OSError(error.errno, f"no shared memory ({need}): rank {rank}: {error.strerror}")
+    return result
+
+
+def refuse_more_than_there_is(nbytes):
+    """Memory that is mapped but not there ends in a kill without a word."""
+    if nbytes > (available := meminfo("MemAvailable", nbytes)):
+        raise OSError(errno.ENOMEM, f"only {available / 2**20:.0f} MiB are available")
+
+
+def meminfo(name, default):
+    """A line of /proc/meminfo, in bytes."""
+    with open("/proc/meminfo") as lines:
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), default)

@@ -1,0 +1,1 @@
+"""What does a schedule cost? Networks, the clock that walks every rank, measuring, lower bounds."""

@@ -1,0 +1,406 @@
+"""The walk of the clock (price.py): every rank through its rounds, every message through its ports, in order of time.
+
+Cost: about 5 us a message.
+"""
+
+import gc
+import math
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.pricing.networks import ROUNDS
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send
+
+
+class Flight(NamedTuple):
+    """One message, in seconds from the start: `start` at the sender's port, `end` in the receiver's hands.
+
+    Its sender had it `ready` before, if the port was busy or the receive was not there yet; and it had `arrived` before
+    the end if the receiver was busy.
+    """
+
+    source: int
+    dest: int
+    send: Send
+    recv: Recv | RecvReduce
+    start: float
+    end: float
+    sent_in: int  # round of the sender
+    received_in: int  # round of the receiver
+    ready: float
+    arrived: float
+
+
+class Span(NamedTuple):
+    """One round of one rank, in seconds from the start."""
+
+    rank: int
+    index: int
+    start: float
+    end: float
+    steps: Round
+
+
+class Work(NamedTuple):
+    """One Copy, Reduce, Meet or Compute of a rank in its round `index`, in seconds from the start."""
+
+    rank: int
+    index: int
+    step: Copy | Reduce | Meet | Compute
+    start: float
+    end: float
+
+
+@dataclass
+class Trace:
+    """All that happened: every round, message and piece of work, and the order of beginnings and ends of rounds.
+
+    `lost` are messages that nobody received, of a schedule that is wrong.
+    `log` holds ("begin" or "end", rank, round) in causal order: a round ends after those it received from began.
+    """
+
+    rounds: list[Span] = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    lost: list[Flight] = field(default_factory=list)
+    log: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+class Walk:
+    """Walk ranks 0 .. mine - 1.
+
+    Where mine < size these are one node that stands for all: what a rank sends to a rank of another node, its own node
+    gets from the rank as far away on the other side, at the same moment. Where ranks wait for ever, or a message is not
+    received, that is refused, unless the walk may stay `unfinished`: of a schedule that is wrong.
+    """
+
+    def __init__(self, program, name, size, itemsize, network, mine, trace, unfinished=False):
+        self.name, self.size, self.mine, self.unfinished = name, size, mine, unfinished
+        self.itemsize, self.network = itemsize, network
+        self.finish = np.full(mine, np.nan)
+        self.rounds = [0] * mine
+        self.messages = 0
+        self.elements = [0] * mine, [0] * mine  # sent inside the node, and between nodes
+        self.copied = [0] * mine  # elements that Copy and Reduce wrote
+        self.meetings = [0] * mine
+        self.trace = Trace() if trace else None
+        self.programs = [iter(program(rank)) for rank in range(mine)]
+        collecting = gc.isenabled()
+        gc.disable()  # hundreds of thousands of small objects live at once, none in a cycle: 1.5 times faster
+        try:
+            self.walk()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def refuse_other_node(self, rank, other, step):
+        """Ranks of different nodes share no memory."""
+        node = self.network.ranks_per_node
+        if other is not None and other // node != rank // node:
+            raise ValueError(
+                f"{self.name}: rank {rank} shares no memory with rank {other}, as this network has {node} ranks a node:"
+                f" {step}"
+            )
+
+    def walk(self):
+        # Two kinds of events in order of time: a rank begins its next round (the event is the rank, and the steps once
+        # its receives are there), or the first byte of a message reaches the port of the rank. Ranks in step have
+        # events at equal times, hence a heap of the distinct times and a list for each. Written flat, with local names:
+        # this loop is all of the cost.
+        size, mine, itemsize, trace, network = self.size, self.mine, self.itemsize, self.trace, self.network
+        node, links = network.ranks_per_node, (network.inside, network.between)
+        nodes = -(-mine // node)
+        out, into = ([0.0] * mine, [0.0] * nodes), ([0.0] * mine, [0.0] * nodes)  # port free at
+        credit = [link.credit for link in links]
+        out_debt, into_debt = ([0.0] * mine, [0.0] * nodes), ([0.0] * mine, [0.0] * nodes)  # port rested at
+        towards = [None] * mine, [None] * nodes  # whom the port sent to last
+        request = [
+            link.cost(0).seconds - link.cost(0).sending for link in links
+        ]  # of the receiver, until it can begin to answer
+        rendezvous = any(link.eager is not None for link in links)  # whether any send waits for its receive
+        memory = [0.0] * nodes  # of a node, free at
+        # What a rank that copies takes of it, for all those it stands for.
+        share = network.memory_share * min(node, size) / min(node, mine)
+        costs: tuple[dict, dict] = {}, {}  # inside, between: elements -> MessageCost
+        reducing: dict[int, float] = {}  # elements -> seconds, of what a message brings
+        moves: dict[tuple, float] = {}  # Copy or Reduce, whether of another rank's buffer, elements -> seconds
+        inbox: list[dict[int, list]] = [{} for _ in range(mine)]  # what has come, by source
+        posted: list[dict[int, int]] = [{} for _ in range(mine)]  # receives, by source, whose send has not begun
+        parked: list[dict[int, list]] = [{} for _ in range(mine)]  # sends, by source, that began before their receive
+        waiting = [-1] * mine  # for a message of this rank
+        unsent = [0] * mine  # sends of the round that wait for their receive
+        left = [0.0] * mine  # when the ports have done with the sends of the round
+        ended: list = [None] * mine  # of rounds that are over but for those: time, begin, steps
+        met: dict[tuple[int, ...], list] = {}  # who has come to a meeting: rank, begin, steps
+        state: list = [None] * mine
+        in_rounds = network is ROUNDS
+        rounds, elements, programs = self.rounds, self.elements, self.programs
+        copied, meetings = self.copied, self.meetings
+        messages = 0
+        times, events = [0.0], {0.0: [(rank,) for rank in range(mine)]}
+
+        def leave(rank, step, far, cost, ready, earliest, now, sent_in):
+            """The message leaves as soon as its port is free; says when the port has done with it."""
+            peer = step.peer
+            ports, port = out[far], rank // node if far else rank
+            start = ports[port] if ports[port] > earliest else earliest
+            end = start + cost[3]
+            if credit[far]:
+                debt = out_debt[far]
+                debt[port] = max(debt[port], start) + cost[4]
+                end = max(end, debt[port] - credit[far])
+            ports[port], towards[far][port] = end, peer
+            dest = peer % mine
+            there = start + cost[2]
+            if there < now:  # only a message that waited for its receive: it counts from when that was asked for
+                there = now
+            event = dest, (dest - peer + rank) % size, step.hi - step.lo, start, step, sent_in, ready
+            if there in events:
+                events[there].append(event)
+            else:
+                events[there] = [event]
+                heappush(times, there)
+            return end
+
+        def post(rank, steps, now):
+            """The receives of a round are there; the sends that waited for them leave."""
+            for step in steps:
+                kind = type(step)
+                if (kind is not Recv and kind is not RecvReduce) or step.hi <= step.lo:
+                    continue
+                source = step.peer
+                if not parked[rank].get(source):
+                    posted[rank][source] = posted[rank].get(source, 0) + 1
+                elif held_back := parked[rank][source].pop(0):
+                    sender, send, far, cost, ready, sent_in = held_back
+                    earliest = max(ready, now - request[far])
+                    end = leave(sender, send, far, cost, ready, earliest, now, sent_in)
+                    left[sender] = max(left[sender], end)
+                    unsent[sender] -= 1
+                    if ended[sender] and not unsent[sender]:
+                        over, *round_of_sender = ended[sender]
+                        ended[sender] = None
+                        finish(sender, max(over, left[sender], now), *round_of_sender)
+
+        def finish(rank, t, begin, steps):
+            """The round of a rank ends."""
+            if trace:
+                trace.rounds.append(Span(rank, rounds[rank], begin, t, tuple(steps)))
+                trace.log.append(("end", rank, rounds[rank]))
+            rounds[rank] += 1
+            if t in events:
+                events[t].append((rank,))
+            else:
+                events[t] = [(rank,)]
+                heappush(times, t)
+
+        def move(kind, other, nbytes):
+            """Seconds of a Copy or Reduce; what is another rank's has to be fetched first."""
+            if kind is Copy:
+                return network.fetching(nbytes) if other else network.copying(nbytes)
+            further = max(0.0, network.fetching(nbytes) - network.copying(nbytes)) if other else 0.0
+            return network.reducing(nbytes) + further
+
+        def meet(rank, step, now, steps):
+            """A rank comes to a meeting; with the last one all leave."""
+            group = range(size) if step.ranks is None else step.ranks
+            for other in group:
+                self.refuse_other_node(rank, other, step)
+            # Where one node stands for all, a meeting of all is over when those of this node have come.
+            key = tuple(sorted({other % mine for other in group}))
+            here = met.setdefault(key, [])
+            here.append((rank, now, steps))
+            if len(here) < len(key):
+                return
+            end = now + (1.0 if in_rounds else network.meeting(len(group)))
+            for each, begin, its_steps in met.pop(key):
+                meetings[each] += 1
+                if trace:
+                    trace.works.append(Work(each, rounds[each], its_steps[0], begin, end))
+                finish(each, end, begin, its_steps)
+
+        while times:
+            now = times[0]
+            for event in events[now]:  # grows while it is read, where something takes no time
+                rank = event[0]
+                if len(event) < 3:
+                    if len(event) == 2:  # its receives are there
+                        steps = event[1]
+                    else:
+                        steps = next(programs[rank], None)
+                        if steps is None:
+                            self.finish[rank] = now
+                            continue
+                        if rendezvous:  # ranks that begin at once: all receives are there before anyone sends
+                            post(rank, steps, now)
+                            events[now].append((rank, steps))
+                            continue
+                    begin = t = sent = now
+                    busy, computing, receives, works, i = 0.0, 0.0, [], [], 0
+                    if trace:
+                        trace.log.append(("begin", rank, rounds[rank]))
+                    for step in steps:
+                        kind = type(step)
+                        if kind is Send:
+                            n = step.hi - step.lo
+                            if n <= 0:
+                                continue
+                            peer = step.peer
+                            far = rank // node != peer // node
+                            cost = costs[far].get(n)
+                            if cost is None:
+                                cost = costs[far][n] = links[far].cost(n * itemsize)
+                            t += cost[0]
+                            messages += 1
+                            elements[far][rank] += n
+                            if rendezvous:
+                                dest = peer % mine
+                                source = (dest - peer + rank) % size
+                                if posted[dest].get(source):
+                                    posted[dest][source] -= 1
+                                else:
+                                    parked[dest].setdefault(source, []).append(
+                                        (rank, step, far, cost, t, rounds[rank]) if cost.waits else None
+                                    )
+                                    if cost.waits:
+                                        unsent[rank] += 1
+                                        continue
+                            end = leave(rank, step, far, cost, t, t, now, rounds[rank])
+                            if not cost[9]:
+                                sent = end
+                            if in_rounds:
+                                sent = now + 1
+                        elif kind is Recv or kind is RecvReduce:
+                            if step.hi > step.lo:
+                                receives.append(step)
+                        elif kind is Copy or kind is Reduce:
+                            n = step.hi - step.lo
+                            if n <= 0:
+                                continue
+                            other = step.of not in (None, rank) or step.to not in (None, rank)
+                            seconds = moves.get((kind, other, n))
+                            if seconds is None:
+                                seconds = moves[kind, other, n] = move(kind, other, n * itemsize)
+                            busy += seconds
+                            copied[rank] += n
+                            named = step.of is not None or step.to is not None
+                            if named:
+                                self.refuse_other_node(rank, step.of, step)
+                                self.refuse_other_node(rank, step.to, step)
+                                if in_rounds:
+                                    sent = now + 1
+                            if trace:
+                                works.append((step, seconds))
+                        elif kind is Compute:
+                            seconds = 1.0 if in_rounds else step.seconds
+                            computing += seconds
+                            if trace:
+                                works.append((step, seconds))
+                        elif kind is Meet and len(steps) == 1:
+                            break
+                        else:
+                            raise ValueError(
+                                f"{self.name}: rank {rank} takes a step that the clock cannot price: {step!r}"
+                                + (" beside others, where a Meet must be alone" if kind is Meet else "")
+                            )
+                    if steps and type(steps[0]) is Meet:
+                        meet(rank, steps[0], now, steps)
+                        continue
+                    moving = busy
+                    if busy and share:  # the ranks of a node share its memory
+                        free = memory[rank // node]
+                        memory[rank // node] = free = (free if free > t else t) + share * busy
+                        moving = max(busy, free - t)
+                    at, t = t, t + moving + computing
+                    for step, seconds in works:  # with a trace only
+                        if in_rounds:
+                            reaches = type(step) is Compute or step.of is not None or step.to is not None
+                            trace.works.append(Work(rank, rounds[rank], step, now, now + 1 if reaches else now))
+                            continue
+                        end = at + seconds * (moving / busy if busy and type(step) is not Compute else 1.0)
+                        trace.works.append(Work(rank, rounds[rank], step, at, end))
+                        at = end
+                    if rendezvous:
+                        left[rank] = sent
+                else:
+                    source, n, left_at = event[1:4]
+                    far = rank // node != source // node
+                    cost = costs[far][n]
+                    ports, port = into[far], rank // node if far else rank
+                    there = left_at + cost[2]
+                    start = ports[port] if ports[port] > there else there
+                    arrived = start + cost[3]
+                    if credit[far]:
+                        debt = into_debt[far]
+                        debt[port] = max(debt[port], start) + cost[4]
+                        arrived = max(arrived, debt[port] - credit[far])
+                    if (cost[5] or cost[6]) and out[far][port] > left_at:
+                        slower = cost[6] if towards[far][port] == source else cost[5]
+                        arrived += slower * min(cost[3], out[far][port] - left_at)
+                    ports[port] = arrived
+                    arrived += cost[7]
+                    if source in inbox[rank]:
+                        inbox[rank][source].append((arrived, event))
+                    else:
+                        inbox[rank][source] = [(arrived, event)]
+                    if waiting[rank] != source:
+                        continue
+                    waiting[rank] = -1
+                    receives, i, t, sent, begin, steps = state[rank]
+
+                while i < len(receives):
+                    step = receives[i]
+                    source = step.peer
+                    if source not in inbox[rank]:
+                        waiting[rank] = source
+                        state[rank] = receives, i, t, sent, begin, steps
+                        break
+                    queue = inbox[rank][source]
+                    arrived, (_, _, n, start, send, sent_in, ready) = queue.pop(0)
+                    if not queue:
+                        del inbox[rank][source]
+                    if n != step.hi - step.lo:
+                        raise ValueError(f"{self.name}: rank {source} sends {n} elements where rank {rank} has {step}")
+                    t += costs[rank // node != source // node][n][1]
+                    if arrived > t:
+                        t = arrived
+                    if trace:
+                        trace.flights.append(
+                            Flight(source, rank, send, step, start, t, sent_in, rounds[rank], ready, arrived)
+                        )
+                    if type(step) is RecvReduce:
+                        if n not in reducing:
+                            reducing[n] = network.reducing(n * itemsize)
+                        t += reducing[n]
+                    i += 1
+                else:
+                    if unsent[rank]:
+                        ended[rank] = t, begin, steps
+                    else:
+                        if rendezvous:
+                            sent = left[rank]
+                        finish(rank, sent if sent > t else t, begin, steps)
+            heappop(times)
+            del events[now]
+        self.messages = messages
+        if self.unfinished:
+            for rank in range(mine):
+                for arrived, (_, source, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
+                    trace.lost.append(Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived))
+            return
+        if stuck := [rank for rank in range(mine) if math.isnan(self.finish[rank])]:
+            meeting = {rank: sorted(set(key) - {r for r, *_ in here}) for key, here in met.items() for rank, *_ in here}
+
+            def waits_for(rank):
+                if rank in meeting:
+                    return f"{rank} to meet {meeting[rank]}"
+                return f"{rank} for {waiting[rank]}" if waiting[rank] >= 0 else f"{rank} for the receive of a send"
+
+            who = ", ".join(map(waits_for, stuck[:4]))
+            raise ValueError(f"{self.name}: {len(stuck)} of {size} ranks wait for ever, rank {who}")
+        if unheard := [(source, rank) for rank in range(mine) for source in inbox[rank]]:
+            raise ValueError("{}: nobody receives the message from rank {} to rank {}".format(self.name, *unheard[0]))

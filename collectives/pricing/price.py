@@ -1,0 +1,267 @@
+"""The clock: what an algorithm costs on a network of any size, read off its own steps.
+
+    >>> price(ring_allreduce, size=1024, count=25_000_000, itemsize=4, network="gpu-100g").seconds
+
+Every rank is walked through its rounds under LogGP (Alexandrov et al. 1995) with two levels; see networks.py for the
+parameters. A message is sent in overhead seconds of the sender's processor, waits until its port is free, holds it for
+the gap and n beta, reaches the receiver's port a latency later, waits for that, holds it as long, and takes overhead
+seconds of the receiver's processor; a reduction then takes n gamma, a copy n copy. Ports serve first come, first
+served; the ranks of a node share the node's. On Network.hockney the result is the closed form of the literature,
+messages alpha + moved beta + reduced gamma (test_closed_forms.py).
+
+In node memory, copies and reductions cost the same whoever's buffer they name, unless somebody has measured what it
+takes to fetch another rank's; and the ranks of a node share what its memory can carry, if the network says what that
+is. Those who meet leave together, a meeting's time after the last has
+come. A Compute keeps its rank busy for its seconds, while the messages of its round travel.
+
+On a measured network all of this depends on the length of the message (parameterised LogP, Kielmann 2000), and so do
+copies and reductions; a send above the eager limit leaves when its receive is there, one below it frees its sender at
+once; both directions at once are slower, and a port that has rested lets its first bytes through (networks.py).
+
+Cost: about 5 us a message, so 16,384 ranks of a logarithmic algorithm take a few seconds. A ring of so many ranks
+sends 500 million messages: there one node stands for all, as every node does the same with its neighbours.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+
+import numpy as np
+
+from collectives.algorithms import ALGORITHMS, Algorithm
+from collectives.algorithms.registry import NODES
+from collectives.pricing.event_loop import Trace, Walk
+from collectives.pricing.networks import NETWORKS, Network
+from collectives.steps import (
+    Blocks,
+    Compute,
+    Copy,
+    Meet,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Round,
+    Send,
+    is_live,
+)
+
+WALK_AT_MOST = 4_000_000  # steps; about 10 s
+ENDLESS = 4_000_000  # steps of one rank
+LONG = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an algorithm costs.
+
+    Attributes
+    ----------
+    seconds : float
+        Until the last rank has finished.
+    finish : ndarray (size,)
+        Seconds until each rank has finished.
+    rounds : int
+        Most rounds of any rank.
+    messages, bytes : int
+        Sent by all ranks together.
+    bytes_between : int
+        Those of them that left a node.
+    busiest : int
+        Most bytes that one rank sent.
+    meetings : int
+        Most meetings of any rank.
+    copied : int
+        Bytes that Copy and Reduce wrote, on all ranks together.
+    method : str
+        "walk" (every rank), "one node for all" (shift symmetry) or "closed form".
+    trace : Trace or None
+        Every round, message and piece of work, where asked for.
+    """
+
+    seconds: float
+    finish: np.ndarray
+    rounds: int
+    messages: int
+    bytes: int
+    bytes_between: int
+    busiest: int
+    method: str
+    trace: Trace | None = None
+    meetings: int = 0
+    copied: int = 0
+
+    def __str__(self):
+        words = [f"{self.seconds * 1e6:,.1f} us, {self.rounds:,} rounds"]
+        if self.meetings:
+            words.append(f"{self.meetings:,} meetings, {self.copied:,} bytes copied or added in memory")
+        if self.messages or not self.meetings:
+            words.append(f"{self.messages:,} messages, {self.bytes:,} bytes ({self.bytes_between:,} between nodes)")
+        return ", ".join([*words, f"by {self.method}"])
+
+
+def price(
+    algorithm: Algorithm | Callable[..., Iterable[Round]],
+    size: int,
+    count: Blocks,
+    itemsize: int = 4,
+    network: Network | str = "workstation",
+    trace: bool = False,
+    **options,
+) -> Price:
+    """What `algorithm` costs on `size` ranks of `network`.
+
+    Where all ranks together have more than four million steps, one node is walked for all of them, if a sample of the
+    others does the same with its neighbours (`count` is then rounded up to a multiple of `size`); failing that, the
+    closed form of the registry is taken, on one level: the network's, or the node's where all ranks share one.
+
+    Parameters
+    ----------
+    algorithm : generator function or entry of ALGORITHMS
+        algorithm(rank, size, count, **options) yields rounds (steps.py).
+    size, count, itemsize : int
+        Ranks; elements of the vector, or a list of blocks; bytes of an element.
+    network : Network or str
+        Or the name of one in NETWORKS.
+    trace : bool
+        Keep every round and message (the drawings read them); always walks every rank.
+    **options
+        For the algorithm: root, segment and the like. An entry of the registry that asks for `nodes` gets those of the
+        network, filled one after the other, where they are not given.
+
+    Raises
+    ------
+    ValueError
+        A rank waits for ever, a message nobody receives or of another length than its receive (ask
+        `collectives.check`), ranks of different nodes that would share memory, an unknown network, or too many steps
+        and neither symmetry nor a closed form.
+    """
+    if isinstance(network, str):
+        if network not in NETWORKS:
+            raise ValueError(f"no network named {network!r}: give a Network or one of {', '.join(NETWORKS)}")
+        network = NETWORKS[network]
+    if size < 1 or itemsize < 1:
+        raise ValueError(f"need size >= 1 and itemsize >= 1, not {size} and {itemsize}")
+    name, rounds, closed_form = read(algorithm)
+    if isinstance(algorithm, Algorithm) and NODES in algorithm.requires:
+        options.setdefault("nodes", [rank // network.ranks_per_node for rank in range(size)])
+
+    def walk(mine, count):
+        return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)
+
+    steps, longest = _steps_in_all(partial(_rounds_of, rounds, size, count, options), size, trace)
+    if longest > ENDLESS and not closed_form:
+        raise ValueError(
+            f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
+        )
+    if trace or steps <= WALK_AT_MOST:
+        return as_price(walk(size, count), "walk")
+    node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
+    if size % node == 0:
+        rounded = -(-count // size) * size if isinstance(count, int) else count
+        if _nodes_are_alike(partial(_rounds_of, rounds, size, rounded, options), size, node):
+            return as_price(walk(node, rounded), "one node for all")
+    if closed_form:
+        elements = count or 0 if isinstance(count, int | None) else max(hi for _, hi in count)
+        link = network.inside if network.ranks_per_node >= size else network.between
+        cost = closed_form(size, elements)
+        if cost.meetings and size > network.ranks_per_node:
+            raise ValueError(f"{name}: {size} ranks share no memory, with {network.ranks_per_node} a node")
+        copy = network.copying(LONG) / LONG  # seconds a byte, as gamma is
+        in_memory = network.gamma * itemsize, network.meeting(size), copy * itemsize
+        seconds = cost.seconds(link.alpha, link.beta * itemsize, *in_memory)
+        return Price(seconds, np.full(size, seconds), 0, 0, 0, 0, 0, "closed form")
+    raise ValueError(
+        f"{size} ranks of {name} take more than {WALK_AT_MOST:,} steps, the nodes differ from each other, and it has no"
+        " closed form: price fewer ranks or larger segments"
+    )
+
+
+def read(algorithm) -> tuple[str, Callable, Callable | None]:
+    """(name in words, generator function, closed form or None) of an entry of the registry or a generator function."""
+    if isinstance(algorithm, Algorithm):
+        algorithm = algorithm.rounds
+    function = algorithm
+    while isinstance(function, partial):
+        function = function.func
+    for operation, entries in ALGORITHMS.items():
+        for entry in entries.values():
+            if entry.rounds is function:
+                name = f"{entry.name} {operation}".replace("_", " ")
+                return name, algorithm, entry.cost if function is algorithm else None
+    return getattr(function, "__name__", type(function).__name__).replace("_", " "), algorithm, None
+
+
+def _rounds_of(rounds, size, count, options, rank):
+    if count is None:  # a barrier has no vector
+        return rounds(rank, size, **options)
+    return rounds(rank, size, count, **options)
+
+
+def _steps_in_all(program, size, exactly) -> tuple[float, int]:
+    """Steps of all ranks, and of the longest; if not `exactly`, estimated from a few.
+
+    The first and the longest count once, the median stands for all others.
+    """
+    sample = range(size) if exactly else sorted({0, 1 % size, size // 3, size // 2, size - 1})
+    steps = [_length(program(rank)) for rank in sample]
+    return max(steps) + steps[0] + float(np.median(steps)) * size, max(steps)
+
+
+def _length(rounds) -> int:
+    total = 0
+    for steps in rounds:
+        total += len(steps) or 1  # a schedule may also yield nothing without end
+        if total > ENDLESS:
+            break
+    return total
+
+
+def _nodes_are_alike(program, size, node) -> bool:
+    """Whether rank r + k node does what r does with all peers shifted by k node, for a few k and every r of a node.
+
+    Only kinds, peers and lengths matter to the clock. A sample, not a proof: the first, a middle and the last node.
+    """
+
+    def relative(rank):
+        for steps in program(rank):
+            yield [seen(step, rank) for step in steps if is_live(step)]
+
+    def seen(step, rank):
+        match step:
+            case Send() | Recv() | RecvReduce():
+                return type(step), (step.peer - rank) % size, step.hi - step.lo
+            case Copy() | Reduce():
+                return type(step), step.hi - step.lo
+            case Meet():
+                return Meet, None if step.ranks is None else sorted((other - rank) % size for other in step.ranks)
+            case Compute():
+                return Compute, step.seconds
+        raise ValueError(f"rank {rank} takes a step that the clock cannot price: {step!r}")
+
+    nodes = sorted({1 % (size // node), (size // node) // 2, size // node - 1} - {0})
+    for rank in range(node):
+        others = (relative(rank + k * node) for k in nodes)
+        for rows in zip_longest(relative(rank), *others):
+            if any(row != rows[0] for row in rows[1:]):
+                return False
+    return True
+
+
+def as_price(walk: Walk, method: str) -> Price:
+    """What a walk found."""
+    copies = walk.size // walk.mine
+    sent = [(near + far) * walk.itemsize for near, far in zip(*walk.elements, strict=True)]
+    return Price(
+        seconds=float(walk.finish.max()),
+        finish=np.tile(walk.finish, copies),
+        rounds=max(walk.rounds),
+        messages=walk.messages * copies,
+        bytes=sum(sent) * copies,
+        bytes_between=sum(walk.elements[True]) * walk.itemsize * copies,
+        busiest=max(sent),
+        meetings=max(walk.meetings),
+        copied=sum(walk.copied) * walk.itemsize * copies,
+        method=method,
+        trace=walk.trace,
+    )

@@ -1,0 +1,159 @@
+"""What nonblocking collectives are in flight on this process, and who moves them while a call waits.
+
+MPI promises that what a process has begun goes on while the process waits, in whichever call: so ranks may wait in
+different orders. The library keeps that promise for its own messages, and not for our schedules, of which a rank must
+start the next message when one has come. Therefore
+
+- a Wait for a nonblocking collective moves those of all communicators (nonblocking.py), and so does whoever waits for
+  others in shared memory (flags.py);
+- a call that waits inside the library has a thread beside it that moves them: `beside`. It needs MPI.THREAD_MULTIPLE,
+  mpi4py's default; without it such calls move nothing.
+
+Where nothing is in flight, nothing of this runs.
+"""
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+INTERVAL = 0.2e-3  # seconds between two looks of a thread
+
+in_flight: set = set()  # queues (nonblocking.py) that hold a collective
+_followers: list[weakref.ref] = []  # all queues: each is told when the first one fills, and when all are empty
+_lock = threading.Lock()
+
+
+def follow(queue) -> None:
+    """Tell a queue from now on."""
+    with _lock:
+        _followers.append(weakref.ref(queue, _followers.remove))
+        queue.changed(bool(in_flight))
+
+
+def begins(queue) -> None:
+    """A queue holds its first collective."""
+    with _lock:
+        in_flight.add(queue)
+        if len(in_flight) == 1:
+            _tell(True)
+
+
+def ends(queue) -> None:
+    """A queue is empty."""
+    with _lock:
+        in_flight.discard(queue)
+        if not in_flight:
+            _tell(False)
+
+
+def _tell(any_):
+    for reference in tuple(_followers):
+        if (queue := reference()) is not None:
+            queue.changed(any_)
+
+
+def move() -> None:
+    """Advance all that is in flight as far as that goes without waiting."""
+    for queue in tuple(in_flight):
+        queue.poke()
+
+
+class Mover:
+    """A thread that moves what is in flight while this process is in calls of the library."""
+
+    def __init__(self):
+        self.calls, self.lock = 0, threading.Lock()
+        self.wanted = threading.Event()
+        self.thread, self.closed = None, False
+
+    def __enter__(self):
+        with self.lock:
+            self.calls += 1
+            if self.thread is None:
+                self.closed = False
+                self.thread = threading.Thread(target=self._run, name="mover", daemon=True)
+                self.thread.start()
+            self.wanted.set()
+
+    def __exit__(self, *_):
+        with self.lock:
+            self.calls -= 1
+            if not self.calls and not self.closed:
+                self.wanted.clear()
+
+    def _run(self):
+        while self.wanted.wait() and not self.closed:
+            move()
+            time.sleep(INTERVAL)
+
+    def stop(self) -> None:
+        """End the thread: MPI ends."""
+        with self.lock:
+            thread, self.thread, self.closed = self.thread, None, True
+            self.wanted.set()
+        if thread is not None:
+            thread.join()
+
+
+mover = Mover()
+
+
+def beside(call: Callable, *args, **kwargs):
+    """What a call returns that waits inside the library; meanwhile a thread moves what is in flight."""
+    if not in_flight or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return call(*args, **kwargs)
+    with mover:
+        return call(*args, **kwargs)
+
+
+class Beside:
+    """A communicator of the library's own, each call of which has the thread beside it."""
+
+    def __init__(self, native):
+        self.native = native
+
+    def __getattr__(self, name):
+        method = getattr(self.native, name)
+        return lambda *args, **kwargs: beside(method, *args, **kwargs)
+
+
+class Doing(NamedTuple):
+    """A call that waits for other ranks; of the Wait for a nonblocking collective, that collective and its number."""
+
+    name: str
+    args: tuple
+    kwargs: dict
+    number: int | None = None
+
+
+class Calls:
+    """How many calls of a communicator that wait for other ranks have begun, and the one that it is in."""
+
+    everywhere: list[weakref.ref] = []  # of all communicators of this process
+
+    def __init__(self):
+        self.collectives = self.others = 0
+        self.current: Doing | None = None
+        self.everywhere.append(weakref.ref(self, self.everywhere.remove))
+
+
+def outside(frame: FrameType | None = None) -> FrameType | None:
+    """The innermost frame that is not of this package: where it was called."""
+    frame = frame or sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        frame = frame.f_back
+    return frame
+
+
+def where(frame: FrameType | None) -> str:
+    """File, line and function of a frame."""
+    if frame is None:
+        return "its end"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,187 @@
+"""Schedules that a caller wrote: run in the simulator first, so that wrong ones are refused before anything is sent.
+
+Two ways in: a generator function, which every rank calls for all ranks and so proves for itself (`learned`), and a
+rank's own rounds, which the ranks tell each other (`schedule`). Both find out which buffers ranks name of each other's:
+these lie where all ranks of the node see them.
+"""
+
+from functools import partial
+from inspect import signature
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.algorithms.registry import SEGMENT_BYTES
+from collectives.checking.check import prove
+from collectives.checking.simulator import ScheduleError, simulate_lengths
+from collectives.running.buffers import incoming, same_type
+from collectives.running.plan import Plan
+from collectives.running.program import Program, live_rounds
+from collectives.steps import Compute, Meet, blocks, reads, writes
+
+MOST_RANKS = 64  # of which each rank simulates a schedule
+MOST_STEPS = 20_000  # of all ranks together, likewise
+
+
+def learned(planner, key, operation, function, count, itemsize, half, ordered, options) -> Program:
+    """This rank's program of a generator function that the caller gave, when every rank has proven it for itself.
+
+    It is proven on symbols with few elements. Then it runs with all elements but without values: so messages match,
+    all ranks end and nothing races in this very call.
+    """
+    title = f"{operation} by {getattr(function, '__name__', function)}, {planner.size} ranks"
+    if planner.size > MOST_RANKS:
+        raise ValueError(f"{title}: more than {MOST_RANKS}: compile the rounds of each rank")
+    taken = signature(function).parameters
+    if options.get("root") and "root" not in taken:
+        raise ValueError(f"{title}: root {options['root']}, but the algorithm has no parameter root: it is rank 0")
+    offered = options | {"nodes": planner.nodes, "segment": max(1, SEGMENT_BYTES // itemsize)}
+    passed = {name: value for name, value in offered.items() if name in taken}
+    few = 2 * planner.size + (operation != "alltoall")
+
+    def rounds(rank, size, *count, **more):
+        more = {name: value for name, value in more.items() if name in taken}
+        for steps in function(rank, size, *count, **(passed | more)):
+            if computed := [s for s in steps if isinstance(s, Compute)]:
+                raise ValueError(
+                    f"{title}: {computed[0]} needs a function: compile(..., computations={{name: function}})"
+                )
+            yield steps
+
+    try:
+        small = {"into": blocks_of(few, planner.size)} if "into" in taken else {}
+        prove(operation, partial(rounds, **small), planner.size, few, options.get("root", 0), ordered=ordered)
+        every = [live_rounds(rounds(r, planner.size, *count), r) for r in range(planner.size)]
+        elements = max((blocks(n, planner.size)(r)[1] for n in count for r in range(planner.size)), default=0)
+        simulate_lengths(every, [{"x": elements, "y": elements}] * planner.size)
+    except ScheduleError as error:
+        error.add_note(f"found before anything was sent: {title}")
+        raise
+    named = named_by_others(every, planner.nodes)
+    program = Program(every[planner.rank], planner.rank, together=half, shared=named is not None)
+    program.named, program.key = named, key
+    return program
+
+
+def schedule(planner, rounds, op, buffers, computations) -> Plan:
+    """A schedule of the caller's own on named arrays (collective): wrong ones are refused on all ranks."""
+    mistake, live, given, program = None, [], {}, None
+    try:
+        live = live_rounds(rounds, planner.rank)
+        if not buffers:
+            raise ValueError("compile: give at least one array by its name in the schedule, such as x=array")
+        messages = {name: incoming(array) for name, array in buffers.items()}
+        first = next(iter(messages.values()))
+        for message in messages.values():
+            same_type(first, message)
+        given = {name: message.count for name, message in messages.items()}
+        program = Program(live, planner.rank, together=first.half)
+        check_schedule(planner, live, program, given, computations)
+    except Exception as error:  # told to the others, who would wait for this rank
+        mistake = error
+    short = sum(map(len, live)) * planner.size <= MOST_STEPS
+    near = any(shares_memory(step, planner.rank) for steps in live for step in steps)
+    told = planner.comm.allgather((str(mistake or ""), live if short else None, given, near))
+    if mistake:
+        raise mistake
+    for rank, (said, *_) in enumerate(told):
+        if said:
+            raise ValueError(f"compile: rank {rank} has a mistake in its schedule: {said}")
+    every, lengths = [each[1] for each in told], [each[2] for each in told]
+    own = None
+    if None not in every:
+        simulate_lengths(every, lengths)
+        program.named = named_by_others(every, planner.nodes)
+    elif sharing := [rank for rank, (*_, near) in enumerate(told) if near]:
+        raise ValueError(
+            f"compile: rank {sharing[0]} meets others or names their buffers, in a schedule of more than "
+            f"{MOST_STEPS:,} steps: too long to see that nothing races. Compile it in parts, or send messages"
+        )
+    if program.named is not None:
+        named = program.named
+        program = Program(live, planner.rank, together=first.half, shared=True)
+        longest = {name: max(n, *(counts.get(name, 0) for counts in lengths)) for name, n in named.reach.items()}
+        program.named = named._replace(reach=longest)
+        own = seen(planner, longest, {name: buffers.get(name) for name in longest}, first)
+    memory = {name: message.bytes(0, message.count) for name, message in messages.items()}
+    return planner.plan(program, memory, message=first, op=op, computations=computations, own=own)
+
+
+def check_schedule(planner, rounds, program, given, computations) -> None:
+    """Refuse what this rank alone can see to be wrong."""
+    for name, count in given.items():
+        if (reach := program.reach.get(name, 0)) > count:
+            raise ValueError(
+                f"compile: rank {planner.rank}'s schedule needs {reach} elements of {name}, which has {count}"
+            )
+    for number, steps in enumerate(rounds):
+        for s in steps:
+            if isinstance(s, Compute) and s.name not in computations:
+                raise ValueError(
+                    f"compile: rank {planner.rank}, round {number}: there is no computation {s.name!r} among "
+                    f"{sorted(computations)}: compile(..., computations={{{s.name!r}: function}})"
+                )
+
+
+def seen(planner, lengths, arrays, message) -> dict[str, dict[int, MPI.buffer]]:
+    """Memory for what ranks name of each other's buffers: the arrays themselves where all ranks see those."""
+    if planner._window is None and not planner.shares():
+        raise OSError(f"compile: the schedule is for shared memory, and there is none: {planner.selection.refused}")
+    found = {name: x is not None and planner.window.peers(np.asarray(x)) for name, x in arrays.items()}
+    places = planner.comm.allgather({name: peers and peers.place for name, peers in found.items()})
+    shared = {name for name in lengths if found[name] and all(place[name] == places[0][name] for place in places)}
+    new = planner.seen_by_all({name: n * message.extent for name, n in lengths.items() if name not in shared})
+    return new | {name: planner.by_rank(found[name]) for name in shared}
+
+
+class Named(NamedTuple):
+    """Buffers that ranks name of each other's: name -> elements that any names; which (name, owner) are written."""
+
+    reach: dict[str, int]
+    written: set[tuple[str, int]]
+
+
+def named_by_others(every, nodes) -> Named | None:
+    """What ranks name of each other's buffers; None for a schedule without shared memory.
+
+    Parameters
+    ----------
+    every : the rounds of each rank
+    nodes : the node of each rank
+
+    Raises
+    ------
+    ValueError
+        Ranks on different nodes, which share no memory.
+    """
+    reach: dict[str, int] = {}
+    named, written, meets = set(), set(), False
+    for rank, rounds in enumerate(every):
+        for number, steps in enumerate(rounds):
+            for s in steps:
+                places, meets = reads(s, rank) + writes(s, rank), meets or isinstance(s, Meet)
+                others = {place.rank for place in places}
+                if isinstance(s, Meet):
+                    others = set(range(len(nodes)) if s.ranks is None else s.ranks)
+                if far := [other for other in others if nodes[other] != nodes[rank]]:
+                    raise ValueError(
+                        f"rank {rank}, round {number}: {s} names rank {far[0]}, which is on another node: those share "
+                        f"no memory, send messages"
+                    )
+                written |= {(place.buf, place.rank) for place in writes(s, rank)}
+                for place in places:
+                    reach[place.buf] = max(reach.get(place.buf, 0), place.hi)
+                    if place.rank != rank:
+                        named.add(place.buf)
+    return Named({name: reach[name] for name in named}, written) if named or meets else None
+
+
+def shares_memory(step, rank) -> bool:
+    """Whether a step meets other ranks or names their buffers."""
+    return isinstance(step, Meet) or any(place.rank != rank for place in reads(step, rank) + writes(step, rank))
+
+
+def blocks_of(count, n) -> list[tuple[int, int]]:
+    """(lo, hi) of each of n nearly equal blocks."""
+    return [blocks(count, n)(i) for i in range(n)]

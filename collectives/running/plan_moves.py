@@ -1,0 +1,161 @@
+"""Plans of the collectives that only move data: it travels as bytes.
+
+Each function takes the arguments of a call, and the planner of its communicator; NATIVE says that the call is the
+library's.
+"""
+
+from itertools import accumulate, pairwise
+
+from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.registry import CONSECUTIVE
+from collectives.running.buffers import (
+    Bytes,
+    allocate,
+    array,
+    as_bytes,
+    copying,
+    incoming,
+    is_in_place,
+    outgoing,
+    refuse_overlap,
+    slices_of,
+    whole,
+)
+from collectives.running.plan import NATIVE, Sequence
+
+
+def barrier(planner, algorithm):
+    name = planner.choose(planner.asked("barrier", algorithm), "barrier", 0)
+    if name == "native":
+        return NATIVE
+    if name == "shared":
+        return planner.window.barrier()
+    return planner.plan(planner.program("barrier", name), {})
+
+
+def broadcast(planner, buf, root, algorithm):
+    planner.check_root(root)
+    if (asked := planner.asked("broadcast", algorithm)) == "native":
+        return NATIVE
+    message = outgoing(buf) if planner.rank == root else incoming(buf)
+    x = whole(message)
+    before, after = (x.pack, []) if planner.rank == root else ([], x.unpack)
+    name = planner.choose(asked, "broadcast", x.memory.nbytes)
+    if name == "native":
+        return NATIVE
+    if name == "shared":
+        return Sequence(before, [planner.window.broadcast(array(x.memory), root)], after, (message.datatype, *x.own))
+    program = planner.program("broadcast", name, x.memory.nbytes, root=root)
+    return planner.plan(program, {"x": x.memory}, before, after, keep=(message.datatype, *x.own))
+
+
+def scatter(planner, sendbuf, recvbuf, root, algorithm, vector=False):
+    return rooted(planner, "scatter", sendbuf, recvbuf, root, algorithm, vector)
+
+
+def gather(planner, sendbuf, recvbuf, root, algorithm, vector=False):
+    return rooted(planner, "gather", recvbuf, sendbuf, root, algorithm, vector)
+
+
+def rooted(planner, operation, all_blocks, own_block, root, algorithm, vector):
+    """Scatter and gather: the root has the buffer of all blocks, each rank that of its own."""
+    planner.check_root(root)
+    if (asked := planner.asked(operation, algorithm)) == "native":
+        return NATIVE
+    reads, writes_ = (outgoing, incoming) if operation == "scatter" else (incoming, outgoing)
+    keep, own, all_ = [], None, None
+    if not (planner.rank == root and is_in_place(own_block)):
+        mine = writes_(own_block)
+        own = whole(mine)
+        keep += [mine.datatype, *own.own]
+    if planner.rank == root:
+        message = reads(all_blocks, planner.size, vector)
+        all_ = as_bytes(message, slices_of(message, planner.size))
+        keep += [message.datatype, *all_.own]
+        if own is not None and own.memory.address != all_.block(root).address:
+            refuse_overlap(mine, message)
+        if own is None:  # in place: the root's block is where it belongs
+            own = Bytes(all_.block(root), ((0, all_.block(root).nbytes),), all_.pack)
+        check_lengths(planner, operation, all_.block(root).nbytes, own.memory.nbytes)
+    length = own.memory.nbytes
+    name = planner.choose(asked, operation, length * planner.size, vector=vector)
+    if name == "native":
+        return NATIVE
+    if planner.rank == root:
+        blocks = all_.blocks
+    elif vector:
+        blocks = ((0, length),) * planner.size  # the others' lengths are not known here, and flat does not ask
+    else:
+        blocks = tuple((i * length, (i + 1) * length) for i in range(planner.size))
+    if vector and name != "flat":
+        blocks = told_by_root(planner, blocks, root)
+    x, y = (all_, own) if operation == "scatter" else (own, all_)
+    buffers = {label: b.memory for label, b in (("x", x), ("y", y)) if b is not None}
+    program = planner.program(operation, name, blocks, root=root)
+    return planner.plan(program, buffers, x.pack if x else (), y.unpack if y else (), tuple(keep))
+
+
+def told_by_root(planner, blocks, root):
+    """Blocks of the lengths that only the root knows (collective)."""
+    lengths = [hi - lo for lo, hi in blocks] if planner.rank == root else None
+    ends = [0, *accumulate(planner.comm.bcast(lengths, root))]
+    return blocks if planner.rank == root else tuple(pairwise(ends))
+
+
+def check_lengths(planner, operation, one, other):
+    if one != other:
+        raise ValueError(
+            f"{operation}: the block of rank {planner.rank} has {one} bytes in the buffer of all blocks, "
+            f"{other} in its own"
+        )
+
+
+def allgather(planner, sendbuf, recvbuf, algorithm, vector=False):
+    if (asked := planner.asked("allgather", algorithm)) == "native":
+        return NATIVE
+    recv = incoming(recvbuf, planner.size, vector)
+    slices = slices_of(recv, planner.size)
+    nbytes = sum(hi - lo for lo, hi in slices) * recv.size
+    name = planner.choose(asked, "allgather", nbytes, vector=vector)
+    if name == "native":
+        return NATIVE
+    x = as_bytes(recv, slices, in_order(name))
+    before, keep = x.pack, (recv.datatype, *x.own)
+    if not is_in_place(sendbuf):
+        send = outgoing(sendbuf)
+        own = whole(send)
+        check_lengths(planner, "allgather", x.block(planner.rank).nbytes, own.memory.nbytes)
+        before = [*own.pack, copying(x.block(planner.rank), own.memory)]
+        keep = (*keep, send.datatype, *own.own)
+    if name == "shared":
+        lengths = [hi - lo for lo, hi in x.blocks]
+        return Sequence(before, [planner.window.allgather(None, array(x.memory), lengths)], x.unpack, keep)
+    return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
+
+
+def in_order(name) -> bool:
+    """Whether an allgather needs the blocks one after another."""
+    return callable(name) or name == "shared" or CONSECUTIVE in ALGORITHMS["allgather"][name].requires
+
+
+def alltoall(planner, sendbuf, recvbuf, algorithm, vector=False):
+    if (asked := planner.asked("alltoall", algorithm)) == "native":
+        return NATIVE
+    recv = incoming(recvbuf, planner.size, vector)
+    y = as_bytes(recv, slices_of(recv, planner.size))
+    nbytes = sum(hi - lo for lo, hi in y.blocks)
+    name = planner.choose(asked, "alltoall", nbytes, vector=vector)
+    if name == "native":
+        return NATIVE
+    if is_in_place(sendbuf):
+        x = Bytes(allocate(y.memory.nbytes), y.blocks, [*y.pack])
+        x.pack.append(copying(x.memory, y.memory))
+        keep = (recv.datatype, *y.own, x.memory)
+    else:
+        send = outgoing(sendbuf, planner.size, vector)
+        refuse_overlap(send, recv)
+        x = as_bytes(send, slices_of(send, planner.size))
+        keep = (recv.datatype, *y.own, send.datatype, *x.own)
+    check_lengths(planner, "alltoall", y.block(planner.rank).nbytes, x.block(planner.rank).nbytes)
+    program = planner.program("alltoall", name, x.blocks, into=y.blocks)
+    return planner.plan(program, {"x": x.memory, "y": y.memory}, x.pack, y.unpack, keep)

@@ -1,0 +1,189 @@
+"""Plans of the collectives that reduce: their data travels as elements of its datatype.
+
+Each function takes the arguments of a call, and the planner of its communicator; NATIVE says that the call is the
+library's.
+"""
+
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from collectives.algorithms.allreduce import segmented_ring
+from collectives.algorithms.registry import SEGMENT_BYTES
+from collectives.algorithms.shared import levels
+from collectives.node_memory.reduction import UFUNCS, libraries_differ
+from collectives.running.buffers import (
+    allocate,
+    copying,
+    incoming,
+    is_in_place,
+    outgoing,
+    refuse_overlap,
+    same_type,
+)
+from collectives.running.plan import NATIVE, Sequence
+from collectives.running.program import Program
+from collectives.steps import among
+
+
+def operands(sendbuf, recvbuf):
+    """(send or None, recv), checked against each other."""
+    recv = incoming(recvbuf)
+    if is_in_place(sendbuf):
+        return None, recv
+    send = outgoing(sendbuf)
+    same_type(send, recv)
+    if send.count != recv.count:
+        raise ValueError(f"the send buffer has {send.count} elements, the receive buffer {recv.count}")
+    refuse_overlap(send, recv)
+    return send, recv
+
+
+def choice(planner, operation, asked, message, count, op):
+    """The algorithm for a reduction of so many elements; native where only the library can do it."""
+    if message.half and op.handle not in UFUNCS:
+        raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
+    if not message.elements.apart:
+        return "native"
+    return planner.choose(
+        asked,
+        operation,
+        count * message.size,
+        ordered=ordered(op),
+        shareable=can_share(op, message.elements.dtype),
+        half=message.half,
+        numpy=libraries_differ(op, message.elements.dtype),
+    )
+
+
+def allreduce(planner, sendbuf, recvbuf, op, algorithm):
+    return everywhere(planner, "allreduce", sendbuf, recvbuf, op, algorithm)
+
+
+def scan(planner, sendbuf, recvbuf, op, algorithm):
+    return everywhere(planner, "scan", sendbuf, recvbuf, op, algorithm)
+
+
+def exscan(planner, sendbuf, recvbuf, op, algorithm):
+    return everywhere(planner, "exscan", sendbuf, recvbuf, op, algorithm)
+
+
+def everywhere(planner, operation, sendbuf, recvbuf, op, algorithm):
+    """Every rank gets a result of the same length, made in its receive buffer."""
+    if (asked := planner.asked(operation, algorithm)) == "native":
+        return NATIVE
+    send, recv = operands(sendbuf, recvbuf)
+    name = choice(planner, operation, asked, recv, recv.count, op)
+    if name == "native":
+        return NATIVE
+    if name == "shared":
+        s, x = send and send.array(), recv.array()
+        return planner.window.allreduce(s, x, op) if planner.selection.place == "node" else two_level(planner, s, x, op)
+    x, before, keep = recv.bytes(0, recv.count), [], ()
+    if operation == "exscan" and planner.rank == 0 and send:
+        x = allocate(x.nbytes)  # rank 0 has no result: its receive buffer stays as it is
+        keep = (x,)
+    if send:
+        before = [copying(x, send.bytes(0, send.count))]
+    program = planner.program(operation, name, recv.count, itemsize=recv.size, half=recv.half, ordered=ordered(op))
+    return planner.plan(program, {"x": x}, before, (), keep, message=recv, op=op)
+
+
+def reduce(planner, sendbuf, recvbuf, op, root, algorithm):
+    planner.check_root(root)
+    if (asked := planner.asked("reduce", algorithm)) == "native":
+        return NATIVE
+    if planner.rank == root:
+        send, message = operands(sendbuf, recvbuf)
+    else:
+        send = message = outgoing(sendbuf)
+    name = choice(planner, "reduce", asked, message, message.count, op)
+    if name == "native":
+        return NATIVE
+    if name == "shared":
+        s, x = send and send.array(), message.array() if planner.rank == root else None
+        return planner.window.reduce(s, x, op, root)
+    options = {"half": message.half, "ordered": ordered(op), "root": root}
+    program = planner.program("reduce", name, message.count, itemsize=message.size, **options)
+    x, before, keep = message.bytes(0, message.count), [], ()
+    if planner.rank != root and (program.writes("x") or program.named):
+        x = allocate(x.nbytes)  # the send buffer is not ours to write
+        keep = (x,)
+    if send and (send is not message or keep):
+        before = [copying(x, send.bytes(0, send.count))]
+    return planner.plan(program, {"x": x}, before, (), keep, message=message, op=op)
+
+
+def reduce_scatter(planner, sendbuf, recvbuf, counts, op, algorithm):
+    """`counts` of each rank's block, or None where all are as long as this one's."""
+    if (asked := planner.asked("reduce_scatter", algorithm)) == "native":
+        return NATIVE
+    in_place = is_in_place(sendbuf)
+    parts = planner.size if counts is None else 1  # a count that is given with a buffer is then one block's
+    recv = incoming(recvbuf, parts if in_place else 1)
+    source = recv if in_place else outgoing(sendbuf, parts)
+    if counts is None:
+        counts = [recv.count] * planner.size
+    ends = [0, *accumulate(map(int, counts))]
+    total, own = ends[-1], slice(*list(pairwise(ends))[planner.rank])
+    same_type(source, recv)
+    if source.count * parts != total:
+        raise ValueError(
+            f"reduce_scatter: the blocks have {total} elements in all, the send buffer {source.count * parts}"
+        )
+    if recv.count < own.stop - own.start:
+        raise ValueError(
+            f"reduce_scatter: the block of rank {planner.rank} has {own.stop - own.start} elements, "
+            f"its receive buffer {recv.count}"
+        )
+    if source is not recv:
+        refuse_overlap(source, recv)
+    name = choice(planner, "reduce_scatter", asked, recv, total, op)
+    if name == "native":
+        return NATIVE
+    if name == "shared":
+        lengths = [hi - lo for lo, hi in pairwise(ends)]
+        x, y = source.array(total), recv.array(lengths[planner.rank])
+        if not in_place:
+            return planner.window.reduce_scatter(x, y, op, lengths)
+        result = np.empty_like(y)  # others may still read what y overlaps
+        return Sequence([], [planner.window.reduce_scatter(x, result, op, lengths)], [copying(y, result)], (op, result))
+    x, extent = allocate(total * recv.extent), recv.extent
+    before = [copying(x, source.bytes(0, total))]
+    after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
+    program = planner.program("reduce_scatter", name, tuple(pairwise(ends)), half=recv.half, ordered=ordered(op))
+    return planner.plan(program, {"x": x}, before, after, (x,), message=recv, op=op)
+
+
+def reduce_scatter_block(planner, sendbuf, recvbuf, op, algorithm):
+    return reduce_scatter(planner, sendbuf, recvbuf, None, op, algorithm)
+
+
+def two_level(planner, send, x, op):
+    """Allreduce over several nodes, as algorithms/shared.py has it in one text, `two_level`."""
+    node, parts, peers = levels(planner.rank, x.size, planner.nodes)
+    lengths, (lo, hi) = [hi - lo for lo, hi in parts], parts[node.index(planner.rank)]
+    alone, before, plans = len(node) == 1, [], []
+    if not alone:
+        plans.append(planner.window.reduce_scatter(x if send is None else send, x[lo:hi], op, lengths))
+    elif send is not None:
+        before = [copying(x, send)]
+    if peers:
+        segment = max(1, SEGMENT_BYTES // x.itemsize)
+        ring = segmented_ring(peers.index(planner.rank), len(peers), hi - lo, segment)
+        message = outgoing(x)
+        program = Program(among(ring, peers, lo), planner.rank, together=message.half)
+        plans.append(planner.plan(program, {"x": message.bytes(0, message.count)}, message=message, op=op))
+    if not alone:
+        plans.append(planner.window.allgather(None, x, lengths))
+    return Sequence(before, plans, [], (op,))
+
+
+def ordered(op) -> bool:
+    """Whether operands must meet in rank order."""
+    return not op.Is_commutative()
+
+
+def can_share(op, dtype) -> bool:
+    """Whether shared memory reduces these elements."""
+    return op.handle in UFUNCS and dtype is not None and dtype.kind in UFUNCS[op.handle][2]

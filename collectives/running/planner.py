@@ -1,0 +1,217 @@
+"""What turns a call into a plan: which algorithm, its program, and the memory and requests that it runs with.
+
+From a call to the wire in one direction: the functions of plan_moves.py and plan_reductions.py read the arguments of a
+collective; the Planner of the communicator chooses the algorithm (selection.py), compiles its schedule (program.py) and
+binds it (plan.py). Schedules that a caller wrote come by way of own_schedules.py.
+"""
+
+from copy import copy
+from functools import cache, lru_cache, partial
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.registry import NODES, SEGMENT_BYTES
+from collectives.choosing.selection import Call, Selection
+from collectives.node_memory.reduction import by_numpy, libraries_differ, operation
+from collectives.node_memory.window import SharedWindow
+from collectives.running.buffers import array, copying
+from collectives.running.nonblocking import tell
+from collectives.running.own_schedules import learned
+from collectives.running.plan import Plan
+from collectives.running.program import Program, Programs
+from collectives.steps import Meet
+
+# Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
+SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
+
+tell_once = cache(tell)
+
+
+def same_node(comm):
+    """The ranks that share this one's memory (collective)."""
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+class Planner:
+    """What the plans of one communicator are made with.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        a private duplicate
+    given : operation -> algorithm asked for
+    synchronous : send with Ssend semantics
+    """
+
+    def __init__(self, comm, given, synchronous):
+        self.comm, self.synchronous = comm, synchronous
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.node = same_node(comm)
+        self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
+        self.here = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
+        self.selection = Selection(given, self.nodes, MPI.Get_library_version())
+        self.choose_for = lru_cache(1024)(self.selection.choose)
+        self.programs = Programs()
+        self.copies = {}  # what ranks name of each other's buffers, in the caller's algorithms: kept, as all keep it
+        self._window = None
+        self.limit = 300.0  # seconds that ranks wait for each other in shared memory
+        self.tag = 0
+        self.left = lambda error: None  # called with what ends a plan before its end
+
+    def nonblocking(self) -> "Planner":
+        """One that plans for messages only, with a tag of their own: they travel beside those of blocking calls."""
+        planner = copy(self)
+        planner.tag = 1
+        planner.selection = self.selection.without_memory()
+        planner.choose_for = lru_cache(1024)(planner.selection.choose)
+        return planner
+
+    @property
+    def window(self):
+        """The memory that the ranks of a node share, made when first asked for (collective)."""
+        if self._window is None:
+            self._window = SharedWindow(self.node, self.limit)
+        return self._window
+
+    def shares(self) -> bool:
+        """Whether all ranks have the memory that they share; where one is refused it, none uses it (collective)."""
+        problem = ""
+        try:
+            self.window  # noqa: B018 - made here
+        except OSError as error:
+            problem = error.strerror
+        problem = next(filter(None, self.comm.allgather(problem)), "")
+        if problem:
+            if self._window is not None:  # another node's ranks are refused it
+                self._window.free()
+                self._window = None
+            self.selection.refused = problem
+            self.choose_for.cache_clear()
+            if self.rank == 0:
+                tell_once(f"{problem}: collectives of {self.size} ranks send messages instead")
+        return not problem
+
+    def free(self):
+        if self._window is not None:
+            self._window.free()
+        self.node.Free()
+        self.comm.Free()
+
+    # ---------------------------------------------------------------------------------- which algorithm, as a program
+
+    def asked(self, operation, algorithm):
+        return self.selection.asked(operation, algorithm)
+
+    def choose(self, asked, operation, nbytes, **properties):
+        """The name of the algorithm that runs; a function of the caller's stands for itself."""
+        if callable(asked):
+            return asked
+        call = Call(operation, nbytes, **properties)
+        name = self.choose_for(asked, call)
+        if name == "shared" and self._window is None and not self.shares():
+            name = self.choose_for(asked, call)
+        return name
+
+    def check_root(self, root):
+        if not 0 <= root < self.size:
+            raise ValueError(f"root {root}: the communicator has ranks 0 ... {self.size - 1}")
+
+    def program(self, operation, name, *count, itemsize=1, half=False, ordered=False, **options) -> Program:
+        """This rank's part in an algorithm; `count` is a number of elements or a tuple of blocks."""
+        if callable(name):
+            key = operation, name, count, itemsize, half, ordered, *options.items()
+            return self.programs.of(key, partial(learned, self, key, *key[:6], options))
+        entry = ALGORITHMS[operation][name]
+        if NODES in entry.requires:
+            options["nodes"] = self.nodes
+        if entry.pipelined:
+            options["segment"] = max(1, SEGMENT_BYTES // itemsize)
+
+        def make():
+            return Program(entry.rounds(self.rank, self.size, *count, **options), self.rank, together=half)
+
+        return self.programs.of((operation, name, count, half, *options.items()), make)
+
+    # ------------------------------------------------------------------------------------------ bound to memory
+
+    def plan(
+        self, program, buffers, before=(), after=(), keep=(), *, message=None, op=None, computations=None, own=None
+    ):
+        """A plan: of bytes, or of a message's datatype, of which `op` reduces elements.
+
+        `own` says where the buffers that ranks name of each other lie; by default in copies that all can see.
+        """
+        kept, more = [*keep], {}
+        dtype = np.dtype(np.uint8) if message is None else message.elements.dtype
+        if message is not None:
+            kept += [op, message.datatype]  # grows by what the sums of float16 need
+            more = {"datatype": message.datatype, "extent": message.extent}
+            if op is not None:
+                differ = libraries_differ(op, dtype)
+                more["combine"] = partial(by_numpy, op, dtype) if differ else partial(partial, op.Reduce_local)
+                more["total"] = partial(total_half, op, kept.append)
+                more["commutes"] = op.handle in SYMMETRIC
+        if program.named is not None:
+            extent = more.get("extent", 1)
+            seen = self.copy_of(program, extent) if own is None else own
+            together = partial(self.window.flags.together, "a schedule in shared memory")
+            mine = {name: parts[self.rank] for name, parts in seen.items()}
+            given = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
+            given = {name: (a[: b.nbytes], b) for name, (a, b) in given.items() if a.address != b.address}
+            changed = [pair for name, pair in given.items() if (name, self.rank) in program.named.written]
+            before = [*before, *(copying(a, b) for a, b in given.values()), together]
+            after = [together, *(copying(b, a) for a, b in changed), *after]
+            others = {(name, r): part for name, parts in seen.items() for r, part in parts.items() if r != self.rank}
+            buffers = buffers | mine | others
+        return Plan(
+            program,
+            self.comm,
+            buffers,
+            **more,
+            meet=self.meeting,
+            compute=partial(computing, computations or {}, dtype),
+            synchronous=self.synchronous,
+            tag=self.tag,
+            before=before,
+            after=after,
+            keep=kept,
+            left=self.left,
+        )
+
+    def meeting(self, step: Meet):
+        """The call that waits until the ranks of a Meet have come."""
+        ranks = range(self.size) if step.ranks is None else step.ranks
+        return partial(self.window.flags.among, [self.here.index(r) for r in ranks], "a schedule in shared memory")
+
+    def copy_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
+        """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for)."""
+        if self.tag:
+            raise ValueError("a nonblocking collective sends messages only: this algorithm names others' buffers")
+        key = program.key, extent
+        if key not in self.copies:
+            self.copies[key] = self.seen_by_all({name: n * extent for name, n in program.named.reach.items()})
+        return self.copies[key]
+
+    def seen_by_all(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
+        """New memory that the ranks of a node share: name -> rank -> so many bytes (collective)."""
+        if self._window is None and not self.shares():
+            raise OSError(f"an algorithm in shared memory, and there is none: {self.selection.refused}")
+        peers = {name: self.window.peers(self.window.empty(n, np.uint8)) for name, n in sorted(lengths.items())}
+        return {name: self.by_rank(each) for name, each in peers.items()}
+
+    def by_rank(self, peers) -> dict[int, MPI.buffer]:
+        """Every rank's part of a shared array."""
+        return {r: MPI.buffer(part) for r, part in zip(self.here, peers.parts, strict=True)}
+
+
+def computing(computations, dtype, step, sources, targets):
+    """The call for a Compute: what is registered under its name, with an array for each slice."""
+    return partial(computations[step.name], *(array(memory, dtype) for memory in [*sources, *targets]))
+
+
+def total_half(op, keep, operands, target):
+    """Calls for the sum of float16 operands, which MPI cannot make: from left to right in float32, rounded once."""
+    _, combine = operation(op, np.dtype(np.float16), keep)
+    return combine([array(a, np.float16) for a in operands], [array(target, np.float16)])

@@ -1,0 +1,263 @@
+"""Compiles a rank's schedule: its rounds become a flat list of instructions, to which memory is bound (plan.py).
+
+In a round the receives and sends are started first; local copies and computations are made while they are in flight,
+then reductions follow in listed order, each when its operand has come. What is still being sent is not written before
+it has left, so that the message carries the old value. Only then, when there is another message for the same rank, and
+before a meeting does a rank wait for its sends. And receives of the next round are started before those of this round
+are waited for, so that no cable is empty between rounds. Where elements are rounded (float16), the reductions of a
+round into one slice are made as one: `together`.
+
+A program knows neither addresses nor datatypes: one of an algorithm, a count and a root serves all buffers.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from collectives.steps import (
+    Compute,
+    Copy,
+    Meet,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Round,
+    Send,
+    Slice,
+    Step,
+    is_live,
+    overlap,
+    reads,
+    writes,
+)
+
+LONGEST = 1 << 30  # elements in a message: MPI libraries count in 32 bits
+IN_FLIGHT = 8  # sends to one rank that a program begins before it waits for the first of them
+LANDING = "(landing)"  # the buffer into which operands of reductions are received
+
+
+class Transfer(NamedTuple):
+    """A message of its own: buf[lo:hi] to or from a peer."""
+
+    sends: bool
+    peer: int
+    buf: str
+    lo: int
+    hi: int
+
+
+class Start(NamedTuple):
+    """Start a transfer."""
+
+    transfer: int
+
+
+class Wait(NamedTuple):
+    """Wait until a transfer is done."""
+
+    transfer: int
+
+
+class Total(NamedTuple):
+    """The target becomes the sum of its operands, from left to right; one of them is the target itself."""
+
+    target: Slice
+    operands: list[Slice]
+
+
+Instruction = Start | Wait | Copy | Compute | Meet | Reduce | Total
+
+
+class Program:
+    """A schedule as a list of instructions.
+
+    Parameters
+    ----------
+    rounds : the rank's rounds
+    rank : the rank itself
+    together : whether the reductions of a round into one slice are made as one
+    shared : whether ranks touch each other's buffers: then a round is over before the next begins
+
+    Attributes
+    ----------
+    transfers : list of Transfer, each started and waited for as often as the instructions say
+    instructions : list of Instruction; `steps.Reduce` may use up its operand where that is in LANDING
+    reach : buffer of this rank -> elements that the instructions name of it
+    length : what it takes in memory, with an instruction or a transfer for a unit
+    named, key : of a schedule in shared memory, what ranks name of each other's buffers, and what it is the program of
+
+    Raises
+    ------
+    TypeError
+        What is no round or no step, with its rank and round.
+    """
+
+    named, key = None, None
+
+    def __init__(self, rounds: Iterable[Round], rank: int = 0, together: bool = False, shared: bool = False):
+        self.rank, self.together, self.shared = rank, together, shared
+        self.transfers: list[Transfer] = []
+        self.instructions: list[Instruction] = []
+        self.sending: list[tuple[Send, list[int]]] = []  # sends that are not waited for yet
+        self.ahead: list[list[int]] = []  # the next round's first receives, where they are started already
+        for steps, following in pairwise([*live_rounds(rounds, rank), []]):
+            self.compile(steps, following)
+        self.sent(self.sending[:])
+        self.reach = self.reached()
+        self.length = len(self.transfers) + len(self.instructions) + 8  # in memory, an empty one included
+
+    def compile(self, steps: list[Step], following: list[Step]):
+        """Append one round, and start the first receives of the following one if their places are free."""
+        ahead, self.ahead = self.ahead, []
+        starts, sends, local, reductions, arriving = [], [], [], [], []
+        landed = 0
+        for s in steps:
+            match s:
+                case Send():
+                    sends.append((s, self.transfer(True, s.peer, s.buf, s.lo, s.hi)))
+                case Recv():
+                    if ahead:
+                        message = ahead.pop(0)
+                    else:
+                        self.settle(s)
+                        message = self.transfer(False, s.peer, s.buf, s.lo, s.hi)
+                        starts += message
+                    arriving.append((s, message))
+                case RecvReduce():
+                    at, landed = landed, landed + s.hi - s.lo
+                    message = self.transfer(False, s.peer, LANDING, at, landed)
+                    starts += message
+                    reductions.append((Reduce(s.buf, s.lo, s.hi, LANDING, at, s.left), message))
+                case Reduce():
+                    reductions.append((s, []))
+                case Copy() | Compute():
+                    self.settle(s)
+                    local.append(s)
+                case Meet():  # behind it others may write what is being sent
+                    self.sent(self.sending[:])
+                    local.append(s)
+        if sends:
+            peers = {s.peer for s, _ in sends}
+            self.sent([item for item in self.sending if item[0].peer not in peers])
+            self.sending += sends
+        self.instructions += [*map(Start, starts), *(Start(t) for _, message in sends for t in message), *local]
+        for s, messages in self.totals(reductions) if self.together else reductions:
+            self.settle(s)
+            self.wait_for(messages)
+            self.instructions += [s] if self.together else pieces(s)
+        for s in () if self.shared else following:
+            if not isinstance(s, Recv):
+                if isinstance(s, RecvReduce):
+                    break
+                continue
+            if any(self.meets(s, o) for o, _ in self.sending + arriving):
+                break
+            self.ahead.append(self.transfer(False, s.peer, s.buf, s.lo, s.hi))
+            self.instructions += map(Start, self.ahead[-1])
+        for _, message in arriving:
+            self.wait_for(message)
+        self.sent(self.sending[:] if self.shared else self.sending[:-IN_FLIGHT])
+
+    def transfer(self, sends: bool, peer: int, buf: str, lo: int, hi: int) -> list[int]:
+        """Transfers for one message: one, unless it is too long for one."""
+        first = len(self.transfers)
+        self.transfers += [Transfer(sends, peer, buf, at, min(hi, at + LONGEST)) for at in range(lo, hi, LONGEST)]
+        return list(range(first, len(self.transfers)))
+
+    def touches(self, s) -> list[Slice]:
+        """What a step or an instruction writes."""
+        return [s.target] if isinstance(s, Total) else writes(s, self.rank)
+
+    def meets(self, s, message: Send | Recv) -> bool:
+        """Whether what a step writes has elements in common with a message in flight."""
+        place = Slice(message.buf, message.lo, message.hi, self.rank)
+        return any(overlap(target, place) for target in self.touches(s))
+
+    def settle(self, s):
+        """Wait for the sends that may still read what a step writes."""
+        if self.sending:
+            self.sent([item for item in self.sending if self.meets(s, item[0])])
+
+    def sent(self, items: list[tuple[Send, list[int]]]):
+        """Wait for some of the sends."""
+        for item in items:
+            self.sending.remove(item)
+            self.wait_for(item[1])
+
+    def wait_for(self, transfers: list[int]):
+        self.instructions += map(Wait, transfers)
+
+    def totals(self, reductions: list[tuple[Reduce, list[int]]]) -> list[tuple[Total, list[int]]]:
+        """The reductions of a round with one for each slice, and the transfers that it waits for."""
+        slices: dict[Slice, tuple[Total, list[int]]] = {}
+        for s, message in reductions:
+            (source,), (target,) = reads(s, self.rank), writes(s, self.rank)
+            total, messages = slices.setdefault(target, (Total(target, [target]), []))
+            messages += message
+            total.operands.insert(0 if s.left else len(total.operands), source)
+        return list(slices.values())
+
+    def places(self) -> Iterable[Slice]:
+        """All that the transfers and instructions name."""
+        for t in self.transfers:
+            yield Slice(t.buf, t.lo, t.hi, self.rank)
+        for s in self.instructions:
+            if isinstance(s, Total):
+                yield from s.operands
+            elif not isinstance(s, Start | Wait):
+                yield from reads(s, self.rank)
+                yield from writes(s, self.rank)
+
+    def reached(self) -> dict[str, int]:
+        """Buffer of this rank -> how many elements of it are named."""
+        ends: dict[str, int] = {}
+        for s in self.places():
+            if s.rank == self.rank:
+                ends[s.buf] = max(ends.get(s.buf, 0), s.hi)
+        return ends
+
+    def writes(self, buf: str) -> bool:
+        """Whether it changes a buffer of this rank."""
+        return any(t.buf == buf and not t.sends for t in self.transfers) or any(
+            s.buf == buf and s.rank == self.rank
+            for i in self.instructions
+            if not isinstance(i, Start | Wait)
+            for s in self.touches(i)
+        )
+
+
+def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
+    """The rounds of a rank, less the steps that do nothing."""
+    found = []
+    for number, steps in enumerate(rounds):
+        if not isinstance(steps, tuple | list) or isinstance(steps, Step):
+            raise TypeError(f"rank {rank}, round {number}: a round is a tuple of steps, not {steps!r}")
+        for s in steps:
+            if not isinstance(s, Step):
+                raise TypeError(f"rank {rank}, round {number}: {s!r} is not a step")
+        found.append([s for s in steps if is_live(s)])
+    return found
+
+
+def pieces(s: Reduce) -> list[Reduce]:
+    """A reduction, cut where it is too long for one."""
+    return [s._replace(lo=lo, hi=min(s.hi, lo + LONGEST), at=s.at + lo - s.lo) for lo in range(s.lo, s.hi, LONGEST)]
+
+
+class Programs(dict):
+    """key -> program: those used last, with at most `limit` instructions and transfers in all."""
+
+    def __init__(self, limit: int = 1 << 17):
+        super().__init__()
+        self.limit, self.length = limit, 0
+
+    def of(self, key: Hashable, make: Callable[[], Program]) -> Program:
+        """The program of a key; `make` makes one that is not here."""
+        program = self.pop(key, None)
+        if program is None:
+            program = make()
+            self.length += program.length
+        self[key] = program
+        while self.length > self.limit and len(self) > 1:
+            self.length -= self.pop(next(iter(self))).length
+        return program

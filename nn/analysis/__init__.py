@@ -1,0 +1,9 @@
+"""Looking into networks.
+
+| file | holds |
+|---|---|
+| gradcheck.py | is backward the derivative of forward? |
+| inspection.py | what a network confuses, what its layers do, where the time goes |
+| pictures.py | figures of what inspection.py finds |
+| workload.py | weights, multiply-accumulates and activations, counted |
+"""

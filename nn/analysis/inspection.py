@@ -1,0 +1,337 @@
+"""Looking into a network: what it confuses, what its layers do, where the time goes, which learning rate it takes.
+
+Everything here works on a trainer (nn.Serial, or a strategy's own part) and leaves it as it was. Numbers and tables are
+made here, pictures of them in nn/analysis/pictures.py. Sources: Smith 2017 (learning-rate range test).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn.core.layer import Layer
+from nn.training.fit import evaluate
+from nn.training.serial import NonFiniteLoss, Serial
+
+
+def predict(trainer: Serial, x: np.ndarray, batch: int = 500) -> np.ndarray:
+    """The network's outputs for many samples, a batch at a time."""
+    if not len(x):
+        return np.zeros((0, *trainer.network.out_shape), trainer.network.dtype)
+    return np.concatenate([trainer.predict(x[lo : lo + batch]).copy() for lo in range(0, len(x), batch)])
+
+
+def confusion_matrix(predicted: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
+    """(classes, classes) counts: row = the true class, column = the one predicted.
+
+    Raises
+    ------
+    ValueError
+        If the two differ in shape, or hold a class that does not exist.
+    """
+    if predicted.shape != target.shape:
+        raise ValueError(f"confusion matrix: {predicted.shape} predictions for {target.shape} targets")
+    for name, values in (("prediction", predicted), ("target", target)):
+        if values.size and not 0 <= values.min() <= values.max() < classes:
+            raise ValueError(f"confusion matrix: {name}s from {values.min()} to {values.max()}, for {classes} classes")
+    flat = target.reshape(-1).astype(np.int64) * classes + predicted.reshape(-1)
+    return np.bincount(flat, minlength=classes * classes).reshape(classes, classes)
+
+
+def confusion_table(matrix: np.ndarray, names: Sequence[str] | None = None) -> str:
+    """The matrix as text, with recall (how much of a true class is found) and precision (how many guesses hold)."""
+    names = [str(i) for i in range(len(matrix))] if names is None else list(names)
+    right = np.diag(matrix)
+    recall = right / np.maximum(matrix.sum(axis=1), 1)
+    precision = right / np.maximum(matrix.sum(axis=0), 1)
+    rows = [["true \\ guess", *names, "recall"]]
+    rows += [[name, *map(str, row), f"{r:.1%}"] for name, row, r in zip(names, matrix, recall, strict=True)]
+    rows += [["precision", *(f"{p:.1%}" for p in precision), f"{right.sum() / max(1, matrix.sum()):.1%}"]]
+    return table(rows)
+
+
+def misclassified(z: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Indices of the samples that outputs z get wrong, the most surely wrong first."""
+    wrong = np.flatnonzero(z.argmax(axis=1) != target)
+    margin = z[wrong].max(axis=1) - z[wrong, target[wrong]]
+    return wrong[np.argsort(-margin, kind="stable")]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How the entries of an array are distributed.
+
+    Attributes
+    ----------
+    name : str
+        Of the layer or parameter.
+    counts, edges : arrays
+        Histogram.
+    zeros : float
+        Share of entries that are exactly 0.
+    dead, units : int
+        Units (entries of the last axis: features or channels) that are 0 for every sample and place, of how many.
+    """
+
+    name: str
+    mean: float
+    std: float
+    least: float
+    most: float
+    zeros: float
+    dead: int
+    units: int
+    counts: np.ndarray
+    edges: np.ndarray
+
+
+def distribution(name: str, values: np.ndarray, bins: int = 40) -> Distribution:
+    """Moments and histogram of an array, in double precision."""
+    rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
+    flat = rows.reshape(-1).astype(np.float64)
+    finite = flat[np.isfinite(flat)]
+    counts, edges = np.histogram(finite, bins)
+    return Distribution(
+        name,
+        *(float(v) for v in (flat.mean(), flat.std(), flat.min(), flat.max(), np.mean(flat == 0))),
+        int(np.count_nonzero(~rows.any(axis=0))),
+        rows.shape[1],
+        counts,
+        edges,
+    )
+
+
+def activations(trainer: Serial, x: np.ndarray, bins: int = 40) -> list[Distribution]:
+    """The output of every layer for a batch, in forward order, in evaluation mode.
+
+    Layers that only show their input in another form, such as Flatten, are left out: they have no units of their own.
+    """
+    found = []
+
+    def watch(path: str, layer: Layer, y: np.ndarray) -> None:
+        if not layer.children() and layer.output != "view":
+            found.append(distribution(f"{path} {layer!r}", y, bins))
+
+    context = trainer.run.context
+    outer, context.watch = context.watch, watch
+    try:
+        trainer.predict(x)
+    finally:
+        context.watch = outer
+    return found
+
+
+def gradients(trainer: Serial, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
+    """The gradient of every parameter for a batch, first layer first; the trainer's gradient buffer is overwritten."""
+    before = trainer.snapshot()
+    trainer.compute_gradients(x, y, len(x))
+    trainer.restore(before)  # running statistics
+    items = dict(trainer.network.layout.items(trainer.gradients))
+    layers = reversed(dict.fromkeys(name.rpartition(".")[0] for name in items))  # the layout has the last one first
+    return [
+        distribution(name, g, bins) for layer in layers for name, g in items.items() if name.rpartition(".")[0] == layer
+    ]
+
+
+def distribution_table(rows: Iterable[Distribution]) -> str:
+    """Distributions as text."""
+    cells = [["", "mean", "std", "min", "max", "zeros", "dead units"]]
+    for d in rows:
+        numbers = [f"{v:.3g}" for v in (d.mean, d.std, d.least, d.most)]
+        cells.append([d.name, *numbers, f"{d.zeros:.1%}", f"{d.dead} of {d.units}"])
+    return table(cells)
+
+
+def dead_units(trainer: Serial, x: np.ndarray) -> dict[str, tuple[int, int]]:
+    """Layer -> (units that are 0 for every sample of x and every place, units), for layers that have any."""
+    return {d.name: (d.dead, d.units) for d in activations(trainer, x) if d.dead}
+
+
+def decision_regions(
+    trainer: Serial, low: tuple[float, float], high: tuple[float, float], points: int = 200
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Classes that a network of two inputs tells apart: (x, y, class at [y, x]) on a grid."""
+    if trainer.network.in_shape != (2,):
+        raise ValueError(f"decision regions need a network of 2 inputs; this one takes {trainer.network.in_shape}")
+    xs, ys = np.linspace(low[0], high[0], points), np.linspace(low[1], high[1], points)
+    grid = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2).astype(trainer.network.dtype)
+    z = predict(trainer, grid, 10_000)
+    classes = z.argmax(axis=1) if z.shape[1] > 1 else (z[:, 0] > 0).astype(np.int64)
+    return xs, ys, classes.reshape(points, points)
+
+
+@dataclass
+class LayerTime:
+    """Seconds a step in one layer, without the layers inside it."""
+
+    path: str
+    layer: str
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+def profile(
+    trainer: Serial, x: np.ndarray, y: np.ndarray, total: int | None = None, repeats: int = 10
+) -> list[LayerTime]:
+    """Time of every layer's forward and backward in a training step, in forward order, after a step of warm-up.
+
+    Rows "loss" and "optimizer" follow. The trainer's parameters and moments are put back. Each layer is timed alone, so
+    the sum is what the step costs without what happens between layers.
+    """
+    before = trainer.snapshot()
+    spent: dict[str, LayerTime] = {}
+    inner = [0.0]  # for each call that runs: time spent in calls inside it
+
+    def clock(path: str, name: str, kind: str, call: Callable):
+        row = spent.setdefault(path, LayerTime(path, name))
+        inner.append(0.0)
+        start = time.perf_counter()
+        result = call()
+        elapsed = time.perf_counter() - start
+        setattr(row, kind, getattr(row, kind) + elapsed - inner.pop())
+        inner[-1] += elapsed
+        return result
+
+    try:
+        with calls(trainer, clock):
+            trainer.step(x, y, total)
+            for row in spent.values():
+                row.forward = row.backward = 0.0
+            for _ in range(repeats):
+                trainer.step(x, y, total)
+    finally:
+        trainer.restore(before)
+    for row in spent.values():
+        row.forward, row.backward = row.forward / repeats, row.backward / repeats
+    return list(spent.values())
+
+
+def profile_table(rows: Sequence[LayerTime]) -> str:
+    """A profile as text: milliseconds and shares."""
+    total = sum(row.forward + row.backward for row in rows)
+    cells = [["layer", "", "forward ms", "backward ms", "share"]]
+    for row in rows:
+        share = (row.forward + row.backward) / max(total, 1e-12)
+        cells.append([row.path, row.layer, f"{1e3 * row.forward:.3f}", f"{1e3 * row.backward:.3f}", f"{share:.1%}"])
+    forward, backward = sum(row.forward for row in rows), sum(row.backward for row in rows)
+    cells.append(["all", "", f"{1e3 * forward:.3f}", f"{1e3 * backward:.3f}", ""])
+    return table(cells, left=2)
+
+
+@contextmanager
+def calls(trainer: Serial, around: Callable[[str, str, str, Callable], object]) -> Iterator[None]:
+    """Within this context, everything that a training step calls goes through `around`.
+
+    Parameters
+    ----------
+    around : callable (path, name, kind, call) -> what call() returns
+        Path and name of a layer with kind "forward" or "backward"; path "loss" with "forward"; path "optimizer" with
+        "backward". Calls of the layers inside a container come within its own.
+    """
+
+    def through(original, describe, kind):
+        return lambda *args, **kwargs: around(*describe(args), kind, lambda: original(*args, **kwargs))
+
+    layers = {id(layer): layer for layer in _all(trainer.network.root)}.values()
+    loss, optimizer = trainer.loss, trainer.optimizer
+    for layer in layers:
+        name = type(layer).__name__ if layer.children() else repr(layer)
+        describe = lambda args, name=name: (args[-1].path, name)  # the last argument is the layer's run
+        for kind in ("forward", "backward"):
+            setattr(layer, kind, through(getattr(layer, kind), describe, kind))
+    trainer.loss = through(loss, lambda args: ("loss", repr(loss)), "forward")
+    optimizer.apply = through(optimizer.apply, lambda args: ("optimizer", type(optimizer).__name__), "backward")
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward, layer.backward  # the class's own are back
+        trainer.loss = loss
+        del optimizer.apply
+
+
+def _all(layer: Layer) -> Iterator[Layer]:
+    yield layer
+    for child in layer.children().values():
+        yield from _all(child)
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """Learning rates that were tried, the loss of each step, smoothed, and the rate where it fell fastest."""
+
+    rates: np.ndarray
+    losses: np.ndarray
+    suggestion: float
+
+
+def find_learning_rate(
+    trainer: Serial,
+    batches: Iterable,
+    low: float = 1e-5,
+    high: float = 10.0,
+    steps: int = 100,
+    smoothing: float = 0.9,
+    validation: Iterable | None = None,
+) -> RateSearch:
+    """Train while the rate grows from `low` to `high` by a constant factor a step, until the loss blows up.
+
+    Parameters
+    ----------
+    batches : iterable of (x, y, total)
+        At least `steps` of them, such as `itertools.chain.from_iterable(map(loader.epoch, itertools.count()))`.
+    smoothing : float
+        Weight of the past in the running mean of the loss, corrected for its start at zero.
+    validation : Loader or None
+        Whose loss is looked at after every step, so a few hundred samples; None takes that of the batch before it.
+
+    Returns
+    -------
+    RateSearch
+        The trainer is as before. Stops at four times the lowest smoothed loss.
+    """
+    if not 0 < low < high:
+        raise ValueError(f"learning-rate finder: expected 0 < low < high, given {low} and {high}")
+    before, lr = trainer.snapshot(), trainer.optimizer.lr
+    rates, losses, mean = [], [], 0.0
+    try:
+        for i, (x, y, total) in zip(range(steps), batches, strict=False):
+            trainer.optimizer.lr = low * (high / low) ** (i / max(1, steps - 1))
+            try:
+                loss = trainer.step(x, y, total)
+            except NonFiniteLoss:
+                break
+            if validation is not None and not math.isfinite(loss := evaluate(trainer, validation)["loss"]):
+                break
+            mean = smoothing * mean + (1 - smoothing) * loss
+            rates.append(trainer.optimizer.lr)
+            losses.append(mean / (1 - smoothing ** (i + 1)))
+            if losses[-1] > 4 * min(losses):
+                break
+    finally:
+        trainer.optimizer.lr = lr
+        trainer.restore(before)
+    if len(losses) < 3:
+        raise ValueError(f"learning-rate finder: only {len(losses)} steps before the loss blew up or data ended")
+    around = min(9, len(losses))  # steps over which a slope is taken: single batches differ
+    slopes = np.convolve(np.gradient(np.array(losses), np.log(rates)), np.ones(around) / around, "same")
+    settled = min(len(losses) // 2, round(1 / (1 - smoothing)))  # before, the mean is of too few steps
+    falls = slopes[settled : max(settled, int(np.argmin(losses))) + 1]  # what falls later has blown up before
+    return RateSearch(np.array(rates), np.array(losses), float(rates[settled + int(np.argmin(falls))]))
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Cells as text in columns: the first `left` columns flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,103 @@
+"""Pictures of what inspection.py finds: matplotlib Figures, for a notebook to show or `.savefig(path)` to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nn.analysis.inspection import Distribution, RateSearch
+
+LEGIBLE = 40  # classes that a confusion matrix has room to name
+
+
+def confusion(matrix: np.ndarray, names: Sequence[str] | None = None):
+    """A confusion matrix in colour, shares of each true class; with names and counts where there is room."""
+    names = [str(i) for i in range(len(matrix))] if names is None else list(names)
+    side = 0.5 * min(len(names), LEGIBLE)
+    figure, ax = _figure(side + 2, side + 1.5)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(names) <= LEGIBLE:
+        for i, j in np.argwhere(matrix):
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            ax.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour, size=8)
+        ax.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0)
+        ax.set_yticks(range(len(names)), names)
+    ax.set(xlabel="predicted", ylabel="true", title=f"accuracy {np.trace(matrix) / max(1, matrix.sum()):.2%}")
+    return figure
+
+
+def samples(
+    x: np.ndarray,
+    target: np.ndarray,
+    predicted: np.ndarray,
+    names: Sequence[str] | None = None,
+    columns: int = 8,
+):
+    """Images (N, H, W, 1 or 3), or square ones laid flat (N, H*H), each titled "true > predicted"."""
+    if not len(x):
+        raise ValueError("samples: there are none to show")
+    if x.ndim == 2:
+        side = math.isqrt(x.shape[1])
+        if side * side != x.shape[1]:
+            raise ValueError(f"samples: rows of {x.shape[1]} values are no square images")
+        x = x.reshape(len(x), side, side, 1)
+    if x.ndim != 4 or x.shape[-1] not in (1, 3):
+        raise ValueError(f"samples: expected images (N, H, W, 1 or 3), given {x.shape}")
+    rows = -(-len(x) // columns)
+    figure, axes = _figure(columns, 1.25 * rows, rows, min(columns, len(x)))
+    name = (lambda i: str(i)) if names is None else (lambda i: names[i])
+    for i, ax in enumerate(np.atleast_1d(axes).reshape(-1)):
+        ax.set_axis_off()
+        if i < len(x):
+            image = (x[i] - x[i].min()) / max(float(np.ptp(x[i])), 1e-12)
+            ax.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray_r")
+            ax.set_title(f"{name(int(target[i]))} > {name(int(predicted[i]))}", size=8)
+    return figure
+
+
+def histograms(distributions: Sequence[Distribution], columns: int = 4):
+    """A histogram for each layer or parameter."""
+    rows = -(-len(distributions) // columns)
+    figure, axes = _figure(3 * columns, 1.8 * rows, rows, min(columns, len(distributions)))
+    for i, ax in enumerate(np.atleast_1d(axes).reshape(-1)):
+        if i >= len(distributions):
+            ax.set_axis_off()
+            continue
+        d = distributions[i]
+        ax.stairs(d.counts, d.edges, fill=True)
+        ax.set_title(d.name if len(d.name) < 34 else d.name[:31] + "...", size=8)
+        ax.set_yticks([])
+        ax.tick_params(labelsize=7)
+    return figure
+
+
+def regions(xs: np.ndarray, ys: np.ndarray, classes: np.ndarray, x: np.ndarray, target: np.ndarray):
+    """Decision regions of a network of two inputs (inspection.decision_regions), with samples (N, 2) on top."""
+    figure, ax = _figure(5, 5)
+    colours = {"cmap": "tab10", "vmin": 0, "vmax": 9}
+    ax.imshow(classes, extent=(xs[0], xs[-1], ys[0], ys[-1]), origin="lower", alpha=0.35, aspect="auto", **colours)
+    ax.scatter(x[:, 0], x[:, 1], c=target, s=12, edgecolors="white", linewidths=0.4, **colours)
+    return figure
+
+
+def rate_search(search: RateSearch):
+    """Loss against learning rate, with the suggested one."""
+    figure, ax = _figure(6, 3.5)
+    ax.semilogx(search.rates, search.losses)
+    ax.axvline(search.suggestion, color="gray", linestyle=":", label=f"falls fastest: {search.suggestion:.2g}")
+    ax.set(xlabel="learning rate", ylabel="smoothed loss")
+    ax.legend()
+    return figure
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1):
+    """(figure, axes) drawn without a display: matplotlib takes half a second to import, so it is not imported above."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns)

@@ -1,0 +1,12 @@
+"""What a network is.
+
+| file | holds |
+|---|---|
+| layer.py | the contract of a layer, and `Sequential` |
+| run.py | what a layer is told of the pass, and what it asks for while it computes |
+| layout.py | where parameters lie: one order, many flat buffers |
+| containers.py | layers made of layers: residual, branches, recomputation |
+| network.py | a layer with an input shape: one pass forward and backward |
+| stages.py, parts.py | a network cut between layers, and tensors cut among ranks |
+| pool.py | memory for activations that is taken again at every step |
+"""

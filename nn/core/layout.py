@@ -1,0 +1,195 @@
+"""One layout, many flat buffers: name -> (offset, shape).
+
+The same layout serves parameters, gradients, optimizer moments, weight versions, shards and checkpoints. Entries stand
+in **backward completion order** (last layer first), so that the gradients that are finished at any moment are a growing
+prefix of the buffer, and what is sent to other ranks is a slice: nothing is ever packed.
+
+Layouts of a pipeline's stages, last stage first, are the whole network's, but for what a stage borrows: an array that
+its layers are tied to and that belongs to an earlier stage stands at the end, under its owner's name. Of tensors that
+are cut (nn/core/parts.py), every part has a layout with the same names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+
+import numpy as np
+
+from nn.core.layer import ShapeError, Spec
+
+ALIGN = 16  # elements: a cache line of float32
+
+
+class Layout:
+    """Offsets of all arrays of a nested dict of Specs in one flat buffer.
+
+    Parameters
+    ----------
+    specs : nested dict
+        As `Layer.specs` returns it: names -> Spec for a layer, names -> dict for a container.
+    state : bool
+        Lay out the running statistics instead of the trained parameters.
+    borrowed : dict of Spec
+        By full name, arrays of layers that are elsewhere, in an earlier stage of a pipeline, for instance: those that a
+        layer here is tied to get a place here too.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a buffer, padding included. Padding is always zero.
+    own : int
+        How far the entries of the layers here go; behind are those that they borrow.
+    count : int
+        Elements of these without padding: the number of parameters.
+    specs, slices : dict
+        Full name such as "2.W" -> Spec, and -> slice of the buffer. A tied array is there once, under its owner's name.
+    borrowed : set of str
+        Names of the entries that another layout has as well, and counts: their owner's.
+    shared : set of str
+        Paths of the layers whose array has had a user before them in the backward pass (Spec.tied).
+
+    Raises
+    ------
+    ShapeError
+        If an array is tied to one that is missing, comes later in the network, has another shape or has company.
+    """
+
+    def __init__(self, specs: dict, state: bool = False, borrowed: Mapping[str, Spec] | None = None):
+        self._tree = specs
+        self._state = state
+        self.specs: dict[str, Spec] = {}
+        self.slices: dict[str, slice] = {}
+        self.ends: dict[str, int] = {}  # path of a layer -> length of the prefix that holds it and all after it
+        self.size = 0
+        self.shared: set[str] = set()
+        self._ties: dict[str, tuple[str, Spec]] = {}  # full name of a tied array -> that of its owner, and its Spec
+        self._place(specs, "")
+        self.own, self.count = self.size, sum(math.prod(spec.shape) for spec in self.specs.values())
+        self.borrowed: set[str] = set()
+        if not state:
+            owners = {owner for owner, _ in self._ties.values()} - self.specs.keys()
+            self._borrow({name: spec for name, spec in (borrowed or {}).items() if name in owners})
+            self._tie()
+
+    def _place(self, tree: dict, prefix: str) -> None:
+        for name, entry in reversed(tree.items()) if _is_container(tree) else tree.items():
+            if isinstance(entry, dict):
+                self._place(entry, f"{prefix}{name}.")
+            elif entry.tied:
+                self._ties[prefix + name] = entry.tied, entry
+            elif entry.state == self._state:
+                self._add(prefix + name, entry)
+        self.ends[prefix[:-1]] = self.size
+
+    def _add(self, name: str, spec: Spec) -> None:
+        """A place for one array."""
+        size = math.prod(spec.shape)
+        self.specs[name] = spec
+        self.slices[name] = slice(self.size, self.size + size)
+        self.size += -(-size // ALIGN) * ALIGN
+
+    def _borrow(self, specs: dict[str, Spec]) -> None:
+        """Places at the end for arrays of layers elsewhere."""
+        for name, spec in specs.items():
+            self._add(name, spec)
+            self.borrowed.add(name)
+
+    def _tie(self) -> None:
+        """Check the ties, and find who adds: of an array's users, taken backwards, all but the first."""
+        written = set()
+        parents = [name.rpartition(".")[0] for name in [*self.specs, *self._ties]]
+        for name, (owner, spec) in self._ties.items():
+            path, home = name.rpartition(".")[0], owner.rpartition(".")[0]
+            if owner not in self.specs or (owner not in self.borrowed and self.ends[home] <= self.ends[path]):
+                raise ShapeError(f"layer {path}: its {name} is tied to {owner!r}, which no earlier layer has")
+            if self.specs[owner].shape != spec.shape:
+                raise ShapeError(
+                    f"layer {path}: needs shape {spec.shape}, tied to {owner}, which has {self.specs[owner].shape}"
+                )
+            if parents.count(path) > 1 or parents.count(home) > 1:
+                raise ShapeError(f"{name} is tied to {owner}: neither layer may have other parameters")
+            self.shared |= {path} if owner in written else set()
+            if owner not in self.borrowed:
+                self.shared.add(home)
+            written.add(owner)
+
+    def views(self, buffer: np.ndarray):
+        """The buffer as a tree of arrays: a namespace for a layer (p.W, p.b), a tuple for a container."""
+        if buffer.ndim != 1 or len(buffer) < self.size:
+            raise ValueError(f"this layout needs a flat buffer of {self.size} elements, given shape {buffer.shape}")
+        return self.tree({name: buffer[place] for name, place in self.slices.items()})
+
+    def tree(self, flat: dict[str, np.ndarray]):
+        """The same, of arrays (full name -> the entry's elements) that may lie anywhere."""
+        return self._views(self._tree, "", flat)
+
+    def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
+        if _is_container(tree):
+            return tuple(self._views(entry, f"{prefix}{name}.", flat) for name, entry in tree.items())
+        views = SimpleNamespace()
+        for name, spec in tree.items():
+            if spec.state == self._state:
+                setattr(views, name, flat[spec.tied or prefix + name].reshape(spec.shape))
+        return views
+
+    def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """(full name, array) of every entry, as views of the buffer."""
+        for name, spec in self.specs.items():
+            yield name, buffer[self.slices[name]].reshape(spec.shape)
+
+    def zeros(self, dtype) -> np.ndarray:
+        return np.zeros(self.size, dtype)
+
+    def initialize(self, buffer: np.ndarray, seed: int) -> None:
+        """Draw every entry in full from SeedSequence(seed, its name): the same on any number of ranks."""
+        buffer[...] = 0
+        for name, array in self.items(buffer):
+            array[...] = self.draw(name, seed)
+
+    def draw(self, name: str, seed: int) -> np.ndarray:
+        """The first value of one entry."""
+        rng = np.random.default_rng(np.random.SeedSequence([seed, *name.encode()]))
+        return self.specs[name].init(rng, self.specs[name].shape)
+
+    def region(self, lo: int = 0, hi: int | None = None) -> Region:
+        """What lies in buffer[lo:hi]."""
+        return Region(self, lo, self.size if hi is None else hi)
+
+
+class Region:
+    """The entries in a slice of a buffer, for optimizers that work on a shard.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of all entries of the layout, those outside the region included: the order of anything kept by entry.
+    tensors : list of (name, slice, Spec)
+        Slices are relative to the region; an entry that a cut divides is there with the part inside.
+    decayed : list of slice
+        Where weight decay applies, neighbours joined (padding included: it is zero and stays so).
+    owned : slice
+        What counts in a norm over several layouts, such as those of a pipeline's stages: all but what is borrowed.
+    """
+
+    def __init__(self, layout: Layout, lo: int, hi: int):
+        self.lo, self.hi = lo, hi
+        self.names = tuple(layout.slices)
+        self.owned = slice(0, max(0, min(hi, layout.own) - lo))
+        self.tensors = []
+        self.decayed: list[slice] = []
+        for name, place in layout.slices.items():
+            a, b = max(place.start, lo) - lo, min(place.stop, hi) - lo
+            if a >= b:
+                continue
+            spec = layout.specs[name]
+            self.tensors.append((name, slice(a, b), spec))
+            if spec.decay:
+                if self.decayed and a - self.decayed[-1].stop < ALIGN:
+                    a = self.decayed.pop().start
+                self.decayed.append(slice(a, b))
+
+
+def _is_container(tree: dict) -> bool:
+    return any(isinstance(entry, dict) for entry in tree.values())

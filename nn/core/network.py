@@ -1,0 +1,323 @@
+"""A layer with an input shape: layout of its parameters, and one pass forward and backward.
+
+A Network holds no arrays either. Whoever trains it owns the buffers (see nn/training/serial.py):
+
+    network = Network(Sequential(Linear(784, 30), Sigmoid(), Linear(30, 10)), in_shape=(784,))
+    w, g = network.layout.zeros(np.float32), network.layout.zeros(np.float32)
+    network.layout.initialize(w, seed=0)
+    p, gp, run = network.layout.views(w), network.layout.views(g), network.run()
+    y, saved = network.forward(p, x, run)
+    network.backward(p, gp, gy, saved, run)
+
+Several micro-batches in flight, as pipelines have them, and backward in two halves:
+
+    first, second = MicroBatch(sample=0), MicroBatch(sample=32, accumulate=True)
+    y, saved = network.forward(p, x, run, first)
+    ...
+    gx = network.backward_inputs(p, gp, gy, saved, run, first)   # the stage before waits for this
+    network.backward_weights(run, first)                         # any time later
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from nn.core.layer import Layer, Shape, ShapeError, Spec, check_layers, child_specs
+from nn.core.layout import Layout
+from nn.core.parts import check_part, chosen, part_specs
+from nn.core.pool import Memory
+from nn.core.run import Context, MicroBatch, Run
+
+
+class NotFinite(NamedTuple):
+    """Where the first value that is not finite appears.
+
+    Attributes
+    ----------
+    depth : int
+        0 for the input, i for the output of the i-th layer, -1 for a parameter.
+    place : str
+        In words.
+    samples : list of int
+        Whose values they are: indices in the global batch.
+    """
+
+    depth: int
+    place: str
+    samples: list[int]
+
+    def __str__(self):
+        return self.place + (f" (samples {_some(self.samples)} of the batch)" if self.samples else "")
+
+
+class Network:
+    """A root layer, checked against the shape and dtype of what it will be fed.
+
+    Parameters
+    ----------
+    root : Layer
+        Often a Sequential.
+    in_shape : tuple of int
+        Shape of one sample, without the batch axis; images are (height, width, channels).
+    dtype : float32 or float64
+        Of parameters and activations.
+    name : str
+        For reports.
+    borrowed : dict of Spec
+        Arrays of layers elsewhere that layers here may be tied to; see Layout.
+
+    Attributes
+    ----------
+    out_shape, training_shape : tuple of int
+        Of the output for one sample, in evaluation and in training: they differ where classifiers inside the network
+        help to train it.
+    layout, state_layout : Layout
+        Of trained parameters, and of running statistics.
+    whole : Layout
+        Of whole parameters, where `layout` is that of a part; otherwise the same.
+
+    Raises
+    ------
+    ShapeError
+        If layers do not fit together: which one, what it expects, what it is given.
+    """
+
+    def __init__(
+        self,
+        root: Layer,
+        in_shape: Shape,
+        dtype=np.float32,
+        name: str = "network",
+        borrowed: Mapping[str, Spec] | None = None,
+    ):
+        check_layers("Network", root)
+        self.root, self.in_shape, self.name = root, tuple(in_shape), name
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.float32, np.float64):
+            raise TypeError(f"dtype must be float32 or float64, given {self.dtype}")
+        self.specs, self.out_shape = (
+            child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
+        )
+        self.training_shape = root.training_shape(self.in_shape)
+        self.takes_ids = takes_ids(root)
+        self.layout = Layout(self.specs, borrowed=borrowed)
+        self.whole, self.state_layout = self.layout, Layout(self.specs, state=True)
+
+    def __repr__(self):
+        return (
+            f"Network({self.name}: {self.in_shape} -> {self.out_shape}, {self.layout.count:,} parameters, {self.dtype})"
+        )
+
+    def part(self, index: int, count: int, only: Iterable[str] | None = None) -> Network:
+        """This network with part `index` of `count` of all arrays that may be cut: the same layers, another layout.
+
+        Shapes of samples stay those of the whole network; who puts the layers' partial results together is not told
+        here. What joins the parts and takes them apart is in parts.py.
+
+        Parameters
+        ----------
+        index, count : int
+        only : paths of layers, or None
+            Those, and the layers inside, whose arrays are cut; None for all.
+
+        Raises
+        ------
+        ShapeError
+            An array has not enough units, or not a multiple of `count` heads.
+        """
+        check_part(index, count)
+        specs, borrowed = chosen(self.specs, {name: self.whole.specs[name] for name in self.whole.borrowed}, only)
+        other = copy.copy(self)
+        other.whole = whole = Layout(specs, borrowed=borrowed)
+        other.specs = part_specs(specs, whole.specs, index, count)
+        other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count))
+        return other
+
+    def run(
+        self, state: np.ndarray | None = None, seed: int = 0, memory: Memory | None = None, gy_free: bool = False
+    ) -> Run:
+        """What every layer is told about a pass. One for each thread that trains.
+
+        Parameters
+        ----------
+        state : flat array of `state_layout`, or None
+            Running statistics; made here (and initialised) if not given.
+        seed : int
+            Of the random streams of layers such as dropout.
+        memory : Memory or None
+            Where results and workspaces come from; one of its own if not given.
+        gy_free : bool
+            Whether backward may overwrite the gy that it is given.
+        """
+        if state is None:
+            state = self.state_layout.zeros(self.dtype)
+            self.state_layout.initialize(state, seed)
+        context = Context(memory or Memory(), seed)
+        run = self._runs(self.root, "", context, self.state_layout.views(state))
+        run.first, run.gy_free = True, gy_free
+        _plan(self.root, run)
+        return run
+
+    def _runs(self, layer: Layer, path: str, context: Context, state) -> Run:
+        prefix = f"{path}." if path else ""
+        inside = layer.children().items()
+        children = tuple(
+            self._runs(child, prefix + name, context, part)
+            for (name, child), part in zip(inside, state if inside else (), strict=True)
+        )
+        run = Run(context, path, children, state, self.layout.ends[path])
+        run.shared = path in self.layout.shared
+        return run
+
+    def forward(self, p, x: np.ndarray, run: Run, micro_batch: MicroBatch | None = None) -> tuple[np.ndarray, object]:
+        """(output, what backward needs) for a batch of shape (N, *in_shape).
+
+        Of several micro-batches in flight each has its MicroBatch, handed to its forward and to its backward, which may
+        come in any order. None: that of the pass before, of which Run.micro_batch is the first.
+        """
+        if micro_batch is not None:
+            run.context.micro_batch = micro_batch
+        if x.shape[1:] != self.in_shape:
+            raise ShapeError(
+                f"{self.name}: expects batches of shape (N, {', '.join(map(str, self.in_shape))}), given {x.shape}"
+            )
+        if x.dtype != self.dtype and not self.takes_ids:
+            raise TypeError(
+                f"{self.name}: computes in {self.dtype}, given {x.dtype}: convert the data, or build with that dtype"
+            )
+        if run.context.fetch:
+            run.context.fetch(run)  # for a root that is no Sequential, which would ask for each of its layers
+        y, saved = self.root.forward(p, x, run)
+        if run.context.watch and not run.children:
+            run.context.watch(run.path, self.root, y)
+        return y, saved
+
+    def backward(
+        self, p, g, gy: np.ndarray, saved, run: Run, micro_batch: MicroBatch | None = None
+    ) -> np.ndarray | None:
+        """Gradients of the parameters into g; returns dLoss/dx where run.context.input_gradient is set."""
+        context = run.context
+        if micro_batch is not None:
+            context.micro_batch = micro_batch
+        if context.fetch:
+            context.fetch(run)
+        gx = self.root.backward(p, g, gy, saved, run)
+        if context.ready and self.layout.borrowed:
+            run.later(context.ready, self.layout.size)  # they come last, and no layer's end has them
+        return gx
+
+    def backward_inputs(
+        self, p, g, gy: np.ndarray, saved, run: Run, micro_batch: MicroBatch | None = None
+    ) -> np.ndarray | None:
+        """The first half of `backward`: dLoss/dx only. Gradients of parameters wait for `backward_weights`.
+
+        What they are made of waits too, gy among it: it must not be overwritten before. Sums over rows, of which a
+        vector is left, are made at once, and wait to be added.
+        """
+        micro_batch = micro_batch or run.micro_batch
+        if micro_batch.waiting is not None:
+            raise RuntimeError(f"{self.name}: backward_weights has to come before this micro-batch's next backward")
+        micro_batch.waiting = []
+        try:
+            return self.backward(p, g, gy, saved, run, micro_batch)
+        except BaseException:
+            micro_batch.waiting = None
+            raise
+
+    def backward_weights(self, run: Run, micro_batch: MicroBatch | None = None) -> None:
+        """The second half: gradients of the parameters into the g of the first, bit for bit those of `backward`.
+
+        Micro-batches may take theirs in any order: the first one's are written (accumulate False), all others' added.
+        """
+        micro_batch = micro_batch or run.micro_batch
+        waiting, micro_batch.waiting = micro_batch.waiting, None
+        if waiting is None:
+            raise RuntimeError(f"{self.name}: backward_weights needs a backward_inputs of this micro-batch before")
+        run.context.micro_batch = micro_batch
+        waiting.reverse()
+        while waiting:  # what has been made is let go at once
+            work, arguments = waiting.pop()
+            work(*arguments)
+            del work, arguments
+
+    def first_bad(self, p, x: np.ndarray, run: Run) -> NotFinite | None:
+        """Where the first value that is not finite appears in a forward pass; None if nowhere."""
+        if samples := _bad_samples(x, run):
+            return NotFinite(0, "the input", samples)
+        found: list[NotFinite] = []
+        outputs = 0
+
+        def watch(path: str, layer: Layer, y: np.ndarray) -> None:
+            nonlocal outputs
+            outputs += 1
+            if not found and not np.isfinite(y).all():
+                samples = _bad_samples(y, run) if len(y) == len(x) else []
+                found.append(NotFinite(outputs, f"the output of layer {path} ({layer!r})", samples))
+
+        outer, run.context.watch = run.context.watch, watch
+        try:
+            with np.errstate(all="ignore"):
+                self.forward(p, x, run)
+        finally:
+            run.context.watch = outer
+        return found[0] if found else None
+
+    def layers(self):
+        """(path, layer, in_shape, out_shape) of every layer that is no container, in forward order."""
+        yield from _walk(self.root, "", self.in_shape)
+
+    def summary(self) -> str:
+        """A table: layer, output shape, parameters and multiply-accumulates for one sample."""
+        rows = [("layer", "", "output", "parameters", "MACs")]
+        macs = 0
+        for path, layer, shape, out in self.layers():
+            own = [spec for spec in layer.specs(shape)[0].values() if not (spec.state or spec.tied)]
+            count = sum(math.prod(spec.shape) for spec in own)
+            macs += layer.macs(shape)
+            rows.append((path, repr(layer), str(out), f"{count:,}", f"{layer.macs(shape):,}"))
+        rows.append(("", f"input {self.in_shape}", str(self.out_shape), f"{self.layout.count:,}", f"{macs:,}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        rule = "-" * max(map(len, lines))
+        return "\n".join([f"{self.name} ({self.dtype})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
+    """Indices in the global batch of the samples with a value that is not finite."""
+    rows = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    return [run.micro_batch.sample + int(i) for i in np.flatnonzero(~rows)]
+
+
+def _some(samples: list[int]) -> str:
+    """The first few of a list, and that there are more."""
+    return str(samples) if len(samples) <= 5 else f"[{', '.join(map(str, samples[:5]))}, ... {len(samples)} in all]"
+
+
+def _walk(layer: Layer, path: str, in_shape: Shape):
+    children = layer.children()
+    if not children:
+        yield path, layer, in_shape, layer.specs(in_shape)[1]
+    for (name, child), shape in zip(children.items(), layer.child_shapes(in_shape), strict=True):
+        yield from _walk(child, f"{path}.{name}" if path else name, shape)
+
+
+def takes_ids(layer: Layer) -> bool:
+    """Whether a layer, or one inside it, takes integer ids."""
+    return layer.ids or any(map(takes_ids, layer.children().values()))
+
+
+def _plan(layer: Layer, run: Run) -> None:
+    """Let every container tell its children what they may overwrite, from the outside in."""
+    layer.plan(run)
+    for child, inner in zip(layer.children().values(), run.children, strict=True):
+        _plan(child, inner)

@@ -1,0 +1,119 @@
+"""Memory for activations and workspaces that a training step takes again and again.
+
+Large arrays from the operating system arrive unmapped: touching them the first time costs more than the arithmetic
+of most layers. So a step's arrays come from here. `empty` hands out an array and looks for one to use again by its
+reference count: an array that only this pool refers to is free. No one has to give anything back, and nothing
+can be given back too early.
+
+Blocks are powers of two in size, so that batches of many sizes share them (as in Knowlton's buddy system, CACM 1965):
+of each such size the pool holds as many as were ever in use at once. Where no array has reached, a block was never
+touched: that costs address space, but no memory.
+"""
+
+import math
+import sys
+
+import numpy as np
+
+
+class Memory:
+    """A pool of result arrays and named workspaces, for one thread."""
+
+    def __init__(self):
+        self._results: dict[int, list[Block]] = {}  # k -> blocks of 2^k bytes; at the end, that taken last
+        self._workspaces: dict[str, Block] = {}
+        self._ones: dict[np.dtype, np.ndarray] = {}
+        self._views: dict[tuple, np.ndarray] = {}  # of workspaces and of ones
+
+    def empty(self, shape: tuple[int, ...], dtype) -> np.ndarray:
+        """An uninitialised array that nobody else refers to. Small ones come straight from NumPy."""
+        dtype = np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < SMALL:
+            return np.empty(shape, dtype)
+        power = (nbytes - 1).bit_length()
+        blocks = self._results.get(power)
+        if blocks is None:
+            blocks = self._results[power] = []
+        i = _find_free(blocks)
+        if i != -1:
+            blocks.append(_block(1 << power) if i is None else blocks.pop(i))
+        return np.ndarray(shape, dtype, *blocks[-1])
+
+    def scratch(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
+        """The workspace `name`, as an array of that shape; contents are whatever the last user left."""
+        key = (name, shape, dtype)
+        view = self._views.get(key)
+        if view is None:
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+            if name not in self._workspaces or self._workspaces[name][0].nbytes < nbytes + ALIGN:
+                self._workspaces[name] = _block(nbytes)
+                self._views = {k: v for k, v in self._views.items() if k[0] != name}
+            view = self._keep(key, np.ndarray(shape, dtype, *self._workspaces[name]))
+        return view
+
+    def ones(self, n: int, dtype) -> np.ndarray:
+        """A vector of n ones; not to be written."""
+        view = self._views.get((n, dtype))
+        if view is None:
+            if dtype not in self._ones or len(self._ones[dtype]) < n:
+                self._ones[dtype] = np.ones(1 << (n - 1).bit_length(), dtype)  # views of shorter ones live on
+                self._ones[dtype].flags.writeable = False
+            view = self._keep((n, dtype), self._ones[dtype][:n])
+        return view
+
+    def _keep(self, key: tuple, view: np.ndarray) -> np.ndarray:
+        if len(self._views) == VIEWS:
+            self._views.clear()
+        self._views[key] = view
+        return view
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, in use or not."""
+        blocks = [block for same in (*self._results.values(), self._workspaces.values()) for block in same]
+        return sum(raw.nbytes for raw, _ in blocks) + sum(ones.nbytes for ones in self._ones.values())
+
+    def clear(self) -> None:
+        """Forget everything; arrays still in use live on with their users."""
+        self.__init__()
+
+
+SMALL = 4096  # bytes: below, malloc serves from its own lists faster than we can
+ALIGN = 64  # bytes: a cache line
+VIEWS = 1000  # kept; more than that are of shapes that come once
+
+
+Block = tuple[np.ndarray, int]  # bytes that own their memory, and where in them a cache line starts
+
+
+def _block(nbytes: int) -> Block:
+    raw = np.empty(nbytes + ALIGN, np.uint8)
+    return raw, -raw.ctypes.data % ALIGN
+
+
+def _find_free(blocks: list[Block]) -> int | None:
+    """Index, from the end or from the start, of a block that only the list refers to; None if there is none.
+
+    Searched from both ends inwards: in forward passes the block taken longest ago is free, in backward passes one taken
+    just now is (and is still in the cache). However many micro-batches are in flight, few blocks are looked at.
+
+    NumPy's views refer to the array that owns the memory, however many views lie between, so its count tells.
+    """
+    for i in range((len(blocks) + 1) // 2):
+        if sys.getrefcount(blocks[~i][0]) <= _UNUSED:
+            return ~i
+        if sys.getrefcount(blocks[i][0]) <= _UNUSED:
+            return i
+    return None
+
+
+def _calibrate() -> int:
+    """The reference count that `_find_free` sees of a block in a list and nowhere else."""
+    probe = [_block(1)]
+    for i in range(1):
+        count = sys.getrefcount(probe[i][0])
+    return count
+
+
+_UNUSED = _calibrate()

@@ -1,0 +1,62 @@
+"""A network cut into stages, one after another, for ranks that work on it as on a conveyor belt.
+
+A stage is a Network with some of the root's children, which keep their names. So it draws the weights and the dropout
+masks that the whole network would, and the stages' layouts, last stage first, are the whole network's (layout.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nn.core.layer import Sequential
+from nn.core.network import Network, takes_ids
+
+
+def stages(network: Network, at: Iterable[int]) -> list[Network]:
+    """The network's root Sequential, cut between children.
+
+    Every stage but the first has to return dLoss/dx: set `run.context.input_gradient`. Padding that an Embedding finds
+    is in its stage's MicroBatch, and has to travel to those after it.
+
+    Parameters
+    ----------
+    network : Network
+        Its root is a Sequential.
+    at : numbers of children
+        With which the second stage begins, and all after it, in order: [2, 5] makes three stages, of children 0 and 1,
+        2 to 4, and the rest.
+
+    Raises
+    ------
+    ValueError
+        Where it cannot be cut: which place, and why.
+    """
+    root, at = network.root, list(at)
+    if not isinstance(root, Sequential) or type(root).forward is not Sequential.forward:
+        raise ValueError(f"{network.name}: only a Sequential can be cut into stages, the root is {root!r}")
+    start, stop = root.first, root.first + len(root.layers)
+    for k, before in zip(at, [start, *at], strict=False):
+        if not before < k < stop:
+            raise ValueError(
+                f"{network.name} has children {start} to {stop - 1}: it can be cut before {start + 1} to {stop - 1}, "
+                f"each once and in this order, given {at}"
+            )
+        for number, layer in enumerate(root.layers[k - start :], k):
+            if takes_ids(layer):
+                raise ValueError(
+                    f"{network.name} cannot be cut before child {k}: child {number} ({layer!r}) takes ids, and only "
+                    "the first stage is given those"
+                )
+    found, shape = [], network.in_shape
+    for number, (a, b) in enumerate(zip([start, *at], [*at, stop], strict=True)):
+        layers = Sequential(*root.layers[a - start : b - start], first=a)
+        name = f"{network.name} (stage {number} of {len(at) + 1})"
+        stage = Network(layers, shape, network.dtype, name, borrowed=network.layout.specs)
+        if b < stop and stage.training_shape != stage.out_shape:
+            raise ValueError(
+                f"{network.name} cannot be cut before child {b}: what comes there is {stage.training_shape} in "
+                f"training and {stage.out_shape} in evaluation"
+            )
+        found.append(stage)
+        shape = stage.out_shape
+    return found

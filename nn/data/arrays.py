@@ -1,0 +1,171 @@
+"""Arrays in files, read without trust: what a file says of itself is checked before it is believed.
+
+An .npy file is a short header (dtype, order, shape) and the numbers; an .npz file is a zip archive of such files. Both
+are read by NumPy, which takes a header at its word: it asks for the memory that the shape needs, divides by the size of
+the dtype, or unpickles. So here the header is read first, and must hold plain numbers of exactly as many bytes as the
+file has; of a compressed file no more is believed than its compression can make. Sources: the .npy format (NumPy
+enhancement proposal 1); Deutsch 1996 (DEFLATE, RFC 1951).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+MOST_AXES = 64  # of an array of NumPy
+LARGEST_RATIO = 1032  # of DEFLATE: 258 bytes from two bits
+NUMBERS = "biuf"  # kinds of dtype: booleans, whole numbers, floats
+TEXT = "U"
+HEADER = 12 + 10_000  # bytes of the longest header that NumPy reads
+
+
+class ArrayError(ValueError):
+    """An array that a file does not hold as it says; the message says what, and its reader which file."""
+
+
+def nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Bytes of an array of that shape.
+
+    Raises
+    ------
+    ArrayError
+        There can be no such array.
+    """
+    if len(shape) > MOST_AXES:
+        raise ArrayError(f"{len(shape)} axes, and an array has at most {MOST_AXES}")
+    if math.prod(max(1, n) for n in shape) * dtype.itemsize > np.iinfo(np.intp).max:
+        raise ArrayError(f"no array can have shape {shape}")
+    return math.prod(shape) * dtype.itemsize
+
+
+def read_header(head: bytes, size: int, kinds: str = NUMBERS) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """(shape, whether in Fortran's order, dtype, where the numbers begin) of an .npy file.
+
+    Parameters
+    ----------
+    head : bytes
+        The first HEADER bytes of the file, or all of it.
+    size : int
+        Bytes of the whole file.
+    kinds : str
+        Of dtype that are allowed.
+
+    Raises
+    ------
+    ArrayError
+        No header, or one that the file does not live up to.
+    """
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a header that is refused, or understood
+            shape, fortran, dtype = read(file)
+    except Exception as error:  # the header is parsed as a Python literal, which fails in many ways
+        raise ArrayError(_said(error)) from error
+    if version > (2, 0):
+        raise ArrayError(f"version {version[0]}.{version[1]} of .npy, which plain numbers do not need")
+    if dtype.hasobject:
+        raise ArrayError("it holds Python objects, which is a pickle: allow_pickle is never set here")
+    if dtype.kind not in kinds or dtype.itemsize == 0:
+        raise ArrayError(f"it must hold {'numbers or text' if TEXT in kinds else 'numbers'}, given dtype {dtype}")
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise ArrayError(f"no array can have shape {shape}")
+    start = file.tell()
+    expected, given = nbytes(shape, dtype), size - start
+    if expected != given:
+        state = "truncated" if given < expected else "too long"
+        raise ArrayError(f"{state}: its header says {dtype} {shape}, which takes {expected} bytes, given {given}")
+    return shape, fortran, dtype, start
+
+
+def map_npy(path: Path) -> np.ndarray:
+    """The numbers of an .npy file, memory-mapped and read-only.
+
+    Raises
+    ------
+    ArrayError
+        It is not what it says; the message does not name it.
+    OSError
+        It is not there, or cannot be read.
+    """
+    with open(path, "rb") as file:
+        shape, fortran, dtype, start = read_header(file.read(HEADER), os.fstat(file.fileno()).st_size)
+        return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
+
+
+class Archive(Mapping):
+    """The arrays of an .npz file by name, each checked and read when it is asked for.
+
+    Parameters
+    ----------
+    path : path
+    kinds : str
+        Of dtype that are allowed.
+
+    Raises
+    ------
+    ArrayError
+        The file is not what it says; the message does not name it.
+    OSError
+        It is not there, or cannot be read.
+    """
+
+    def __init__(self, path: str | Path, kinds: str = NUMBERS):
+        self._raw = open(path, "rb")  # noqa: SIM115 - closed with the archive
+        try:
+            self._zip = zipfile.ZipFile(self._raw)
+        except Exception as error:  # of a damaged archive zipfile raises whatever its parts raise
+            self._raw.close()
+            raise ArrayError(_said(error)) from error
+        self._kinds, self._size = kinds, os.fstat(self._raw.fileno()).st_size
+        self._members = {member.filename.removesuffix(".npy"): member for member in self._zip.infolist()}
+
+    def check(self, name: str) -> None:
+        """Refuse an array that is not what it says, by ArrayError; KeyError where there is none of that name."""
+        member = self._members[name]
+        ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: LARGEST_RATIO}.get(member.compress_type)
+        if ratio is None:
+            raise ArrayError(f"{member.filename}: compressed in a way that numpy.savez does not know")
+        if member.file_size > ratio * min(member.compress_size, self._size):
+            raise ArrayError(f"{member.filename}: {member.file_size} bytes cannot come from {member.compress_size}")
+        try:
+            with self._zip.open(member) as file:
+                read_header(file.read(HEADER), member.file_size, self._kinds)
+        except Exception as error:
+            raise ArrayError(f"{member.filename}: {_said(error)}") from error
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The array; errors are those of `check`, and ArrayError where its bytes are damaged."""
+        self.check(name)
+        member = self._members[name]
+        try:
+            with self._zip.open(member) as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as error:
+            raise ArrayError(f"{member.filename}: {_said(error)}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._zip.close()
+        self._raw.close()
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, in one short line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,88 @@
+"""Validation data: training samples that are held out, to choose by (when to stop, which checkpoint, which rate).
+
+What chooses among many has seen what it chose by: the figure of the best of them is too good. So there are three sets:
+train on the first, choose by the second, and look at the test data once, at the end. Source: Hastie, Tibshirani,
+Friedman, The Elements of Statistical Learning, 2009, section 7.2.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from .dataset import DataError, Dataset
+
+
+def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = False) -> tuple[Dataset, Dataset]:
+    """(what is left to train on, validation data), both in the order of the data set.
+
+    Parameters
+    ----------
+    train : Dataset
+        Copied in two; of a memory map both are views.
+    validation : float
+        A share of the samples where it is below 1 (at least one sample), else their number.
+    seed : int
+        Draws the samples: the same ones on every rank.
+    in_order : bool
+        The last samples and not drawn ones: of a text, where a drawn sample stands between two that were learned.
+
+    Raises
+    ------
+    DataError
+        A number that is not whole or not positive, or one that leaves nothing to train on.
+    """
+    if not (0 < validation < 1 or (validation >= 1 and validation % 1 == 0)):
+        raise DataError(
+            f"{train.name}: validation data must be a share above 0 and below 1 or a number of samples, "
+            f"given {validation:g}"
+        )
+    count = max(1, round(validation * len(train))) if validation < 1 else int(validation)
+    left = len(train) - count
+    if left < 1:
+        raise DataError(
+            f"{train.name}: of {len(train):,} training samples {count:,} cannot be held out for validation: "
+            "nothing would be left to train on; hold out fewer, or 0 for none"
+        )
+    if in_order:
+        return _part(train, slice(left)), _part(train, slice(left, None))
+    drawn = np.random.default_rng(np.random.SeedSequence([seed, *b"validation"])).permutation(len(train))
+    return _part(train, np.sort(drawn[count:])), _part(train, np.sort(drawn[:count]))
+
+
+def _part(dataset: Dataset, rows: slice | np.ndarray) -> Dataset:
+    """The samples at `rows`."""
+    some = copy.copy(dataset)
+    view = Rows if dataset.mapped and not isinstance(rows, slice) else lambda array, rows: array[rows]
+    some.x, some.y = view(dataset.x, rows), view(dataset.y, rows)
+    return some
+
+
+class Rows:
+    """Some rows of an array that may be larger than memory: what is asked for is copied, the rest never read.
+
+    It has of an array what Dataset and Loader use.
+    """
+
+    def __init__(self, array: np.ndarray, rows: np.ndarray):
+        self.array, self.rows = array, rows
+        self.dtype, self.ndim, self.flags = array.dtype, array.ndim, array.flags
+        self.shape = (len(rows), *array.shape[1:])
+        self.size = int(np.prod(self.shape, dtype=object))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, indices) -> np.ndarray:
+        return self.array[self.rows[indices]]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+    def take(self, indices: np.ndarray, axis: int = 0) -> np.ndarray:
+        return self.array.take(self.rows[indices], axis)
+
+    def reshape(self, *shape: int) -> Rows:
+        """Of every row: the first axis stays."""
+        return Rows(self.array.reshape(len(self.array), *shape[1:]), self.rows)

@@ -1,0 +1,63 @@
+"""Texts with keys, as options have them: one grammar for schedules, clips, compressors, augmentation and models.
+
+NAME[:PART,PART,...]      a PART is a VALUE, for the next key in order, or KEY=VALUE
+
+cosine:warmup=5,end=0.001     dgc:0.001,clip=5     global:1.0     mlp:784,30,10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "a text", tuple: "a number, or some as 30/60"}
+
+
+def split(text: str) -> tuple[str, list[str]]:
+    """The name, and the parts behind the colon: "crop:4" -> ("crop", ["4"])."""
+    name, _, rest = text.partition(":")
+    return name, rest.split(",") if rest else []
+
+
+def join(name: str, parts: list[str]) -> str:
+    """What `split` takes apart."""
+    return f"{name}:{','.join(parts)}" if parts else name
+
+
+def convert(name: str, parts: list[str], kinds: Mapping[str, type], by_place: bool = True) -> dict[str, object]:
+    """The values by their keys, each of its kind.
+
+    Parameters
+    ----------
+    name : str
+        What takes these keys, for messages.
+    parts : list of str
+        As `split` gives them; empty ones count nothing.
+    kinds : dict
+        Key -> int, float, bool (0 or 1), str, or tuple (of floats, with / between them).
+    by_place : bool
+        Whether parts without a key are the values of the first keys.
+
+    Raises
+    ------
+    ValueError
+        A part that has no key, a key that is not there, twice, or a value that is not of its kind.
+    """
+    found: dict[str, object] = {}
+    for place, part in enumerate(filter(None, parts)):
+        key, equals, value = part.partition("=")
+        if not equals and by_place and place < len(kinds) and len(found) == place:
+            key, value = list(kinds)[place], part
+        if key not in kinds or not value or key in found:
+            known = ", ".join(f"{key}={'TEXT' if kind is str else 'NUMBER'}" for key, kind in kinds.items())
+            raise ValueError(f"what is {part!r}? {name} takes {known or 'nothing'}")
+        try:
+            found[key] = _value(value, kinds[key])
+        except ValueError as error:
+            raise ValueError(f"{key} must be {WORDS[kinds[key]]}, given {value!r}") from error
+    return found
+
+
+def _value(text: str, kind: type):
+    if kind is tuple:
+        return tuple(float(number) for number in text.split("/"))
+    return bool(int(text)) if kind is bool else kind(text)

@@ -1,0 +1,12 @@
+"""Layers, a family a file; each is a forward and a backward.
+
+| file | holds |
+|---|---|
+| dense.py | y = x W + b: begin here |
+| activations.py | ReLU, Sigmoid, Tanh, GELU, ... and gaussian.py, the normal distribution that GELU needs |
+| convolution.py | Conv2d, which chooses among im2col.py, winograd.py and winograd_rows.py |
+| pooling.py | maximum and mean over windows of an image |
+| normalization.py, batch_normalization.py | within a sample; over the batch, perhaps of all ranks |
+| attention.py, embedding.py | multi-head attention, the transformer block; words and places as vectors |
+| dropout.py, reshaping.py | what has no parameters |
+"""

@@ -1,0 +1,243 @@
+"""Batch normalisation: every channel is normalised over all samples and positions of the batch.
+
+    xhat = (x - mean) / sqrt(var + eps)        y = gamma xhat + beta
+    gx = gamma / sqrt(var + eps) * (gy - mean(gy) - xhat mean(gy xhat))
+
+Costs about five passes over the activations forward, six backward, so what counts is bytes: work goes by blocks that
+stay in the cache, sums over positions are products with a vector of ones, and per-channel vectors are repeated so that
+inner loops are long.
+
+Sources: Ioffe and Szegedy 2015; Goyal et al. 2017 (gamma 0, no weight decay).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
+from nn.initializers import ones, zeros
+
+BLOCK = 1 << 17  # elements worked on at a time
+WIDTH = 512  # elements of an inner loop, about
+MOSTLY = 0.9  # part of the squares that may be the mean's: then a digit of the variance is lost
+
+
+class BatchNorm(Layer):
+    """Each channel (last axis) is normalised over all other axes of the batch; BatchNorm1d and BatchNorm2d say of what.
+
+    Parameters
+    ----------
+    features : int
+        Channels.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Of the running statistics, which evaluation uses: running = (1 - momentum) running + momentum batch.
+        The batch's variance is divided by n for normalising, and by n - 1 in the running statistics.
+    synchronized : bool
+        Take the statistics over all ranks' samples, each rank with its true count, which may be 0. Every rank must
+        take part. They are run.group("data").
+    init : initializer
+        For gamma: ones, or zeros for the last normalisation of a residual branch (Goyal et al. 2017).
+    """
+
+    dimensions: tuple[int, ...] = ()
+    expects = ""
+
+    def __init__(
+        self,
+        features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        synchronized: bool = False,
+        init: Initializer = ones,
+    ):
+        name = type(self).__name__
+        if features < 1:
+            raise ValueError(f"{name}: features must be at least 1, given {features}")
+        if not eps >= 0 or not 0 <= momentum <= 1:
+            raise ValueError(f"{name}: needs eps >= 0 and 0 <= momentum <= 1, given {eps} and {momentum}")
+        self.features, self.eps, self.momentum = features, eps, momentum
+        self.synchronized, self.init = synchronized, init
+
+    def __repr__(self):
+        given = f", eps={self.eps}" if self.eps != 1e-5 else ""
+        given += f", momentum={self.momentum}" if self.momentum != 0.1 else ""
+        given += ", synchronized=True" if self.synchronized else ""
+        return f"{type(self).__name__}({self.features}{given})"
+
+    def specs(self, in_shape):
+        if len(in_shape) not in self.dimensions or in_shape[-1] != self.features:
+            raise ShapeError(
+                f"expects {self.expects} with {self.features} on the last axis, given samples of shape {in_shape}"
+            )
+        shape = (self.features,)
+        return {
+            "gamma": Spec(shape, self.init, decay=False),
+            "beta": Spec(shape, zeros, decay=False),
+            "mean": Spec(shape, zeros, state=True),
+            "var": Spec(shape, ones, state=True),
+        }, in_shape
+
+    def forward(self, p, x, run):
+        rows = _wide(x, self.features)
+        if run.training and run.group("data").size == 1 and len(x) == 0:
+            raise ValueError(f"layer {run.path} ({self!r}): empty batch in training")
+        if run.training and (len(x) or self.synchronized):
+            count, mean, var = self._moments(rows, x.size // self.features, run)
+            self._remember(count, mean, var, run.state)
+        else:  # evaluation; or a rank without samples, which has nothing to normalise
+            count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
+        scale = 1 / np.sqrt(var + self.eps)
+        y = run.empty(x.shape, x.dtype)
+        slope = p.gamma * scale
+        self._apply(rows, slope, p.beta - slope * mean, y.reshape(rows.shape), run)
+        return y, (x, count, mean, scale)
+
+    def backward(self, p, g, gy, saved, run):
+        x, count, mean, scale = saved
+        rows, upstream = _wide(x, self.features), _wide(gy, self.features)
+        partial = _partial_sums(rows, run)
+        for i, block in enumerate(_blocks(rows)):
+            _add_up(upstream[block], rows[block], partial[:, i], run)
+        sums = _collect(partial, self.features)  # of gy, and of gy x
+        sums[1] = scale * (sums[1] - mean * sums[0])  # of gy xhat
+        run.add(g.beta, sums[0])
+        run.add(g.gamma, sums[1])
+        if count is not None and self.synchronized:
+            run.group("data").sum(sums)
+        if not run.wants_gx:
+            return None
+        slope = p.gamma * scale
+        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        target = gx.reshape(rows.shape)
+        if count is None:  # statistics were given, not computed
+            self._apply(upstream, slope, 0 * slope, target, run)
+            return gx
+        # gx = slope gy + along x + constant, where the last two are -slope (mean(gy) + xhat mean(gy xhat))
+        along = -slope * scale * sums[1] / count
+        constant = -slope * sums[0] / count - along * mean
+        slope = _repeat("slope", slope, rows, run)
+        along, constant = _repeat("along", along, rows, run), _repeat("constant", constant, rows, run)
+        for block in _blocks(rows):
+            shift = np.multiply(rows[block], along, out=run.scratch("block", rows[block].shape, x.dtype))
+            shift += constant
+            piece = np.multiply(upstream[block], slope, out=target[block])
+            piece += shift  # target[block] += shift would copy the block onto itself once more
+        return gx
+
+    def _moments(self, rows, n, run):
+        """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
+
+        Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
+        """
+        sums, squares = self._sums(rows, None, run)
+        if (sums * sums > MOSTLY * n * squares).any():
+            center = (sums / n).astype(rows.dtype)
+            sums, squares = self._sums(rows, _repeat("center", center, rows, run), run)
+            squares -= sums * sums / n
+            sums += n * center.astype(np.float64)
+        elif n:
+            squares -= sums * sums / n
+        np.maximum(squares, 0, out=squares)  # now about the mean
+        count = float(n)
+        group = run.group("data")
+        if self.synchronized and group.size > 1:
+            own = sums / max(n, 1)
+            total = np.append(sums, count)
+            group.sum(total)
+            count, sums = total[-1], total[:-1]
+            squares += n * (own - sums / max(count, 1)) ** 2  # of a rank without samples: nothing
+            group.sum(squares)
+        if count < 2:
+            raise ValueError(
+                f"layer {run.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "
+                "at least two: use a larger batch, or evaluation mode"
+            )
+        return count, sums / count, squares / count
+
+    def _sums(self, rows, center, run):
+        """Of every channel, the sums of x and of its squares, or of x - center."""
+        partial = _partial_sums(rows, run)
+        for i, block in enumerate(_blocks(rows)):
+            part = rows[block]
+            if center is not None:
+                part = np.subtract(part, center, out=run.scratch("block", part.shape, rows.dtype))
+            _add_up(part, part, partial[:, i], run)
+        return _collect(partial, self.features)
+
+    def _remember(self, count, mean, var, state):
+        keep = 1 - self.momentum
+        state.mean[...] = keep * state.mean + self.momentum * mean
+        state.var[...] = keep * state.var + self.momentum * (count / (count - 1)) * var
+
+    def _apply(self, rows, scale, shift, out, run):
+        """out = scale rows + shift."""
+        scale, shift = _repeat("slope", scale, rows, run), _repeat("constant", shift, rows, run)
+        for block in _blocks(rows):
+            piece = np.multiply(rows[block], scale, out=out[block])
+            piece += shift
+
+
+class BatchNorm1d(BatchNorm):
+    """BatchNorm of features (N, C) or sequences (N, T, C); parameters as for BatchNorm."""
+
+    dimensions = (1, 2)
+    expects = "features (C,) or (T, C)"
+
+
+class BatchNorm2d(BatchNorm):
+    """BatchNorm of images (N, H, W, C); parameters as for BatchNorm."""
+
+    dimensions = (3,)
+    expects = "images (height, width, channels)"
+
+
+def _wide(x, features: int) -> np.ndarray:
+    """x as rows that hold several positions' channels each: long inner loops."""
+    x = np.ascontiguousarray(x)
+    return x.reshape(-1, features * _positions(x.size // features, features))
+
+
+@cache
+def _positions(count: int, features: int) -> int:
+    """The largest divisor of `count` that keeps a row within WIDTH."""
+    limit = min(count, max(1, WIDTH // features))
+    return next((n for n in range(limit, 1, -1) if count % n == 0), 1)
+
+
+def _blocks(rows):
+    """Slices of about BLOCK elements."""
+    step = _step(rows)
+    for start in range(0, len(rows), step):
+        yield slice(start, start + step)
+
+
+def _step(rows) -> int:
+    return max(1, BLOCK // rows.shape[1])
+
+
+def _repeat(name: str, vector, rows, run) -> np.ndarray:
+    """One value for each channel, repeated over a row of `_wide`, in the workspace `name`."""
+    repeated = run.scratch(name, (rows.shape[1] // len(vector), len(vector)), rows.dtype)
+    repeated[...] = vector
+    return repeated.reshape(-1)
+
+
+def _partial_sums(rows, run) -> np.ndarray:
+    """Room for two sums over every block: (2, blocks, width)."""
+    blocks = -(-len(rows) // _step(rows))
+    return run.scratch("partial sums", (2, blocks, rows.shape[1]), rows.dtype)
+
+
+def _add_up(a, b, sums, run) -> None:
+    """Sums over rows of a, and of a * b."""
+    np.matmul(run.context.memory.ones(len(a), a.dtype), a, out=sums[0])
+    np.einsum("ij,ij->j", a, b, out=sums[1])
+
+
+def _collect(partial, features: int) -> np.ndarray:
+    """Two sums for each channel, in float64, from those over blocks."""
+    return partial.sum(axis=1, dtype=np.float64).reshape(2, -1, features).sum(axis=1)

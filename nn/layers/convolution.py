@@ -1,0 +1,196 @@
+"""Two-dimensional convolution (cross-correlation, as usual) of channels-last images.
+
+    y[n, i, j, o] = b[o] + sum over u, v, c of x[n, i s + u d - p, j s + v d - p, c] W[u, v, c, o]
+
+Activations are (N, H, W, C) and weights (height, width, in / groups, out), so that a convolution is a matrix product:
+rows are output positions, columns the outputs, and what is summed over is the patch of the input under the kernel.
+Patches are copied into a workspace a piece at a time (nn/layers/im2col.py).
+
+Costs N H' W' Kh Kw C O / groups multiply-accumulates forward, twice that backward.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.initializers import he, zeros
+from nn.layers import im2col, winograd, winograd_rows
+
+Pair = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a kernel goes: sizes are (height, width) pairs, padding is ((top, bottom), (left, right))."""
+
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @cached_property
+    def padded(self) -> tuple[int, int]:
+        (top, bottom), (left, right) = self.padding
+        return self.size[0] + top + bottom, self.size[1] + left + right
+
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """How many rows and columns of the input lie under the kernel, gaps included."""
+        return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
+
+    @cached_property
+    def out(self) -> tuple[int, int]:
+        return tuple((n - r) // s + 1 for n, r, s in zip(self.padded, self.reach, self.stride, strict=True))
+
+    def adjoint(self) -> Geometry | None:
+        """The convolution that takes gy to gx with the flipped kernel; None where it is not of this form."""
+        padding = tuple((r - 1 - a, r - 1 - b) for r, (a, b) in zip(self.reach, self.padding, strict=True))
+        if self.stride != (1, 1) or min(map(min, padding)) < 0:
+            return None
+        return Geometry(self.out, self.kernel, (1, 1), padding, self.dilation, self.groups)
+
+
+class Conv2d(Layer):
+    """y = x * W + b over images (N, H, W, C).
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    kernel_size, stride, dilation : int or (height, width)
+    padding : int, (height, width) or "same"
+        Zeros around the image; "same" keeps its size (stride 1 only; an odd surplus goes to the bottom and right).
+    groups : int
+        Group g of the outputs sees group g of the inputs only. Must divide both.
+    bias : bool
+    init, bias_init : initializer
+        For W of shape (height, width, in_channels / groups, out_channels) and b of shape (out_channels,).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        init: Initializer = he,
+        bias_init: Initializer = zeros,
+    ):
+        self.in_channels, self.out_channels, self.groups, self.bias = in_channels, out_channels, groups, bias
+        self.kernel = pair("Conv2d: kernel_size", kernel_size, 1)
+        self.stride = pair("Conv2d: stride", stride, 1)
+        self.dilation = pair("Conv2d: dilation", dilation, 1)
+        self.padding = padding if padding == "same" else pair("Conv2d: padding", padding, 0)
+        self.init, self.bias_init = init, bias_init
+        self._geometries: dict[tuple[int, int], Geometry] = {}
+        if in_channels < 1 or out_channels < 1:
+            raise ValueError(f"Conv2d: channels must be at least 1, given {in_channels} and {out_channels}")
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"Conv2d: groups={groups} does not divide both in_channels={in_channels} "
+                f"and out_channels={out_channels}"
+            )
+        if padding == "same" and self.stride != (1, 1):
+            raise ValueError(f'Conv2d: padding="same" needs stride 1, given {self.stride}')
+
+    def __repr__(self):
+        parts = [f"{self.in_channels}, {self.out_channels}, {brief(self.kernel)}"]
+        for name, value, default in (
+            ("stride", self.stride, (1, 1)),
+            ("padding", self.padding, (0, 0)),
+            ("dilation", self.dilation, (1, 1)),
+            ("groups", self.groups, 1),
+            ("bias", self.bias, True),
+        ):
+            if value != default:
+                parts.append(f"{name}={brief(value)!r}")
+        return f"Conv2d({', '.join(parts)})"
+
+    def geometry(self, size: tuple[int, int]) -> Geometry:
+        """Where the kernel goes on an image of `size`."""
+        if size not in self._geometries:
+            padding = tuple((p, p) for p in self.padding) if self.padding != "same" else self._same()
+            self._geometries[size] = Geometry(size, self.kernel, self.stride, padding, self.dilation, self.groups)
+        return self._geometries[size]
+
+    def _same(self):
+        """Padding that keeps the size."""
+        extra = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+        return tuple((e // 2, e - e // 2) for e in extra)
+
+    def specs(self, in_shape):
+        check_image(in_shape)
+        if in_shape[2] != self.in_channels:
+            raise ShapeError(f"expects {self.in_channels} channels on the last axis, given samples of shape {in_shape}")
+        geometry = self.geometry(in_shape[:2])
+        if min(geometry.out) < 1:
+            raise ShapeError(
+                f"a kernel that covers {geometry.reach} does not fit into an image of {in_shape[:2]} "
+                f"padded to {geometry.padded}: use a larger image, more padding or a smaller kernel"
+            )
+        shape = (*self.kernel, self.in_channels // self.groups, self.out_channels)
+        specs = {"W": Spec(shape, self.init, split=Split(3, blocks=self.groups))}  # by outputs, of every group
+        if self.bias:
+            specs["b"] = Spec((self.out_channels,), self.bias_init, decay=False, split=Split(0, blocks=self.groups))
+        return specs, (*geometry.out, self.out_channels)
+
+    def macs(self, in_shape):
+        positions = math.prod(self.geometry(in_shape[:2]).out)
+        return positions * math.prod(self.kernel) * self.in_channels // self.groups * self.out_channels
+
+    def forward(self, p, x, run):
+        geometry, x = self.geometry(x.shape[1:3]), np.ascontiguousarray(x)
+        y = run.empty((len(x), *geometry.out, p.W.shape[3]), x.dtype)
+        self.algorithm(geometry, p.W.shape[3]).forward(x, p.W, getattr(p, "b", None), y, geometry, run)
+        return y, x
+
+    def backward(self, p, g, gy, x, run):
+        geometry = self.geometry(x.shape[1:3])
+        gy = np.ascontiguousarray(gy)
+        if hasattr(g, "b"):
+            run.add_rows(g.b, gy.reshape(-1, gy.shape[3]))
+        gx = run.empty(x.shape, x.dtype) if run.wants_gx else None
+        backward = self.algorithm(geometry, gy.shape[3]).backward
+        if not run.waits:
+            backward(x, gy, p.W, g.W, gx, geometry, run)
+            return gx
+        if gx is not None:
+            backward(x, gy, p.W, None, gx, geometry, run)
+        run.later(backward, x, gy, None, g.W, None, geometry, run)
+        return gx
+
+    def algorithm(self, geometry: Geometry, out_channels: int | None = None):
+        """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""
+        for fast in (winograd, winograd_rows):
+            if fast.pays(geometry, self.in_channels, out_channels or self.out_channels):
+                return fast
+        return im2col
+
+
+def pair(name: str, value: Pair, least: int) -> tuple[int, int]:
+    """(height, width) from an int or a pair of ints, none smaller than `least`."""
+    both = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if len(both) != 2 or not all(isinstance(v, int | np.integer) and v >= least for v in both):
+        raise ValueError(f"{name} must be one or two whole numbers, at least {least}, given {value!r}")
+    return int(both[0]), int(both[1])
+
+
+def brief(value):
+    """A pair of equal numbers as one."""
+    return value[0] if isinstance(value, tuple) and value[0] == value[1] else value
+
+
+def check_image(in_shape) -> None:
+    """Refuse samples that are not (height, width, channels)."""
+    if len(in_shape) != 3:
+        raise ShapeError(f"expects images (height, width, channels), given samples of shape {in_shape}")

@@ -1,0 +1,125 @@
+"""Fully connected layer: y = x W + b.
+
+Backprop (the second and the last two of the four equations, for a whole batch at once):
+gx = gy W^T, gW = x^T gy, gb = sum of gy over the batch.
+"""
+
+import math
+
+import numpy as np
+
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.initializers import glorot, zeros
+
+
+class Linear(Layer):
+    """y = x W + b on the last axis.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Sizes of the last axis of x and y; axes before it are kept, such as time in (N, T, D).
+    bias : bool
+    init, bias_init : initializer
+        For W of shape (in_features, out_features) and b of shape (out_features,).
+    split : {"columns", "rows"}
+        How W is cut where several ranks compute this layer. By columns, each computes some of the outputs, with its
+        part of b. By rows, it takes some of the inputs, and the results have to be summed: b is added there, once, and
+        p has none.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        init: Initializer = glorot,
+        bias_init: Initializer = zeros,
+        split: str = "columns",
+    ):
+        if split not in ("columns", "rows"):
+            raise ValueError(f"Linear: split must be columns or rows, given {split!r}")
+        if in_features < 1 or out_features < 1:
+            raise ValueError(f"Linear: sizes must be at least 1, given {in_features} and {out_features}")
+        self.in_features, self.out_features, self.bias = in_features, out_features, bias
+        self.init, self.bias_init, self.split = init, bias_init, split
+
+    def __repr__(self):
+        return f"Linear({self.in_features}, {self.out_features}{'' if self.bias else ', bias=False'})"
+
+    def specs(self, in_shape):
+        if not in_shape or in_shape[-1] != self.in_features:
+            raise ShapeError(
+                f"expects {self.in_features} features on the last axis, given samples of shape {in_shape}"
+                + (" (is a Flatten missing?)" if math.prod(in_shape) == self.in_features else "")
+            )
+        columns = self.split == "columns"
+        specs = {"W": Spec((self.in_features, self.out_features), self.init, split=Split(1 if columns else 0))}
+        if self.bias:
+            specs["b"] = Spec((self.out_features,), self.bias_init, decay=False, split=Split(0) if columns else None)
+        return specs, (*in_shape[:-1], self.out_features)
+
+    def macs(self, in_shape):
+        return math.prod(in_shape) * self.out_features
+
+    def forward(self, p, x, run):
+        rows, W = _rows(x), p.W
+        y = run.empty((len(rows), W.shape[1]), x.dtype)
+        np.dot(rows, W, y)
+        if (b := getattr(p, "b", None)) is not None:
+            y += b
+        return (y if x.ndim == 2 else y.reshape(*x.shape[:-1], W.shape[1])), x
+
+    def backward(self, p, g, gy, x, run):
+        rows = _rows(gy)
+        run.add_product(g.W, _rows(x).T, rows)
+        if (gb := getattr(g, "b", None)) is not None:
+            run.add_rows(gb, rows)
+        if not run.wants_gx:
+            return None
+        gx = run.empty(x.shape, x.dtype)
+        np.dot(rows, p.W.T, gx if x.ndim == 2 else _rows(gx))
+        return gx
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """All axes but the last as one: a matrix, and a view where that is possible."""
+    return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
+
+
+class TiedLinear(Layer):
+    """y = x W^T with the matrix of an earlier layer: the output weights of a language model are its embedding.
+
+    Parameters
+    ----------
+    source : str
+        Full name of that matrix, such as "0.W", of shape (out_features, in_features).
+    in_features, out_features : int
+    """
+
+    def __init__(self, source: str, in_features: int, out_features: int):
+        self.source, self.in_features, self.out_features = source, in_features, out_features
+
+    def __repr__(self):
+        return f"TiedLinear({self.source!r}, {self.in_features}, {self.out_features})"
+
+    def specs(self, in_shape):
+        if not in_shape or in_shape[-1] != self.in_features:
+            raise ShapeError(f"expects {self.in_features} features on the last axis, given samples of shape {in_shape}")
+        tied = Spec((self.out_features, self.in_features), zeros, tied=self.source)
+        return {"W": tied}, (*in_shape[:-1], self.out_features)
+
+    def macs(self, in_shape):
+        return math.prod(in_shape) * self.out_features
+
+    def forward(self, p, x, run):
+        y = run.empty((*x.shape[:-1], len(p.W)), x.dtype)
+        np.dot(_rows(x), p.W.T, _rows(y))
+        return y, x
+
+    def backward(self, p, g, gy, x, run):
+        rows = _rows(gy)
+        run.add_product(g.W, rows.T, _rows(x))
+        gx = run.empty(x.shape, x.dtype)
+        np.dot(rows, p.W, _rows(gx))
+        return gx

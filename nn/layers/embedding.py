@@ -1,0 +1,158 @@
+"""Words and their places as vectors: Embedding, learned and sinusoidal positions.
+
+Sources: Bengio et al. 2003 (embedding), Vaswani et al. 2017 (sinusoids), Press and Wolf 2017 (tied output weights).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.initializers import normal
+
+small = normal(0.02)
+
+
+class Embedding(Layer):
+    """y = W[ids]: one row of W for every id. Its gradient is a sum over the places of each id: sort, then reduceat.
+
+    Parameters
+    ----------
+    vocabulary : int
+        Ids are 0 ... vocabulary - 1.
+    features : int
+        D, the length of a vector.
+    padding : int or None
+        The id that fills up short sequences: attention layers of this pass ignore its places (`MicroBatch.padding`).
+    init : initializer
+        For W of shape (vocabulary, features).
+
+    Raises
+    ------
+    ValueError
+        An id out of the vocabulary: which, where, and in which layer.
+    """
+
+    ids = True
+
+    def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
+        if vocabulary < 1 or features < 1:
+            raise ValueError(f"Embedding: sizes must be at least 1, given {vocabulary} and {features}")
+        if padding is not None and not 0 <= padding < vocabulary:
+            raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")
+        self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
+
+    def __repr__(self):
+        padding = "" if self.padding is None else f", padding={self.padding}"
+        return f"Embedding({self.vocabulary}, {self.features}{padding})"
+
+    def specs(self, in_shape):
+        return {"W": Spec((self.vocabulary, self.features), self.init, split=Split(0))}, (*in_shape, self.features)
+
+    def forward(self, p, x, run):
+        if x.dtype.kind not in "iu":
+            raise TypeError(f"layer {run.path} ({self!r}): expects integer ids, given {x.dtype}")
+        vocabulary, features = p.W.shape
+        if x.size and (x.min() < 0 or x.max() >= vocabulary):
+            place = np.argwhere((x < 0) | (x >= vocabulary))[0].tolist()
+            raise ValueError(
+                f"layer {run.path} ({self!r}): id {x[tuple(place)]} of sample {place[0]}, place {place[1:]}, is not in "
+                f"the vocabulary: ids are 0 to {vocabulary - 1}"
+            )
+        if self.padding is not None:
+            run.micro_batch.padding = x == self.padding
+        y = run.empty((*x.shape, features), p.W.dtype)
+        np.take(p.W, x, axis=0, out=y, mode="clip")  # in range, and with this mode not through a copy
+        return y, x
+
+    def backward(self, p, g, gy, x, run):
+        run.later(self._add_sums, g.W, x.reshape(-1), gy.reshape(-1, gy.shape[-1]), run)
+        return None
+
+    def _add_sums(self, gW, ids, rows, run) -> None:
+        """Add to each row of gW what belongs to its id."""
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        starts = np.flatnonzero(np.diff(ids, prepend=-1))
+        grouped = run.scratch("grouped", rows.shape, rows.dtype)
+        np.take(rows, order, axis=0, out=grouped, mode="clip")
+        sums = run.scratch("sums", (len(starts), rows.shape[1]), rows.dtype)
+        np.add.reduceat(grouped, starts, axis=0, out=sums)
+        if run.adds:
+            gW[ids[starts]] += sums
+        else:
+            gW[...] = 0
+            gW[ids[starts]] = sums
+
+
+class LearnedPositions(Layer):
+    """y = x + W: a vector for every place of a sequence (N, T, D), learned as the others are.
+
+    Parameters
+    ----------
+    length : int
+        The longest sequence; shorter ones use the first places.
+    features : int
+    init : initializer
+        For W of shape (length, features).
+    """
+
+    gradient = "view"
+
+    def __init__(self, length: int, features: int, init: Initializer = small):
+        if length < 1 or features < 1:
+            raise ValueError(f"LearnedPositions: sizes must be at least 1, given {length} and {features}")
+        self.length, self.features, self.init = length, features, init
+
+    def __repr__(self):
+        return f"LearnedPositions({self.length}, {self.features})"
+
+    def specs(self, in_shape):
+        if len(in_shape) != 2 or in_shape[0] > self.length or in_shape[1] != self.features:
+            raise ShapeError(
+                f"expects at most {self.length} places of {self.features} features, given samples of shape {in_shape}"
+            )
+        return {"W": Spec((self.length, self.features), self.init, decay=False)}, in_shape
+
+    def forward(self, p, x, run):
+        return np.add(x, p.W[: x.shape[1]], run.like_x(x)), None
+
+    def backward(self, p, g, gy, saved, run):
+        places = gy.shape[1]
+        run.add_rows(g.W[:places].reshape(-1), gy.reshape(len(gy), places * self.features))
+        if places < self.length:
+            run.add(g.W[places:], np.zeros_like(g.W[places:]))
+        return gy if run.wants_gx else None
+
+
+class SinusoidalPositions(Layer):
+    """y = x + S, S[t, 2i] = sin(t / 10000^(2i/D)), S[t, 2i + 1] = cos of the same: nothing to learn, any length."""
+
+    gradient = "view"
+
+    def __repr__(self):
+        return "SinusoidalPositions()"
+
+    def specs(self, in_shape):
+        if len(in_shape) != 2:
+            raise ShapeError(f"expects sequences (places, features), given samples of shape {in_shape}")
+        return {}, in_shape
+
+    def forward(self, p, x, run):
+        return np.add(x, sinusoids(*x.shape[1:], x.dtype), run.like_x(x)), None
+
+    def backward(self, p, g, gy, saved, run):
+        return gy
+
+
+@functools.lru_cache(maxsize=8)
+def sinusoids(length: int, features: int, dtype: np.dtype) -> np.ndarray:
+    """The table S of shape (length, features)."""
+    half = np.arange(-(-features // 2))
+    angle = np.arange(length)[:, None] * np.exp(half * (-2 * math.log(10000) / features))
+    table = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, -1)[:, :features].astype(dtype)
+    table.flags.writeable = False
+    return table

@@ -1,0 +1,236 @@
+"""Convolution as matrix products over patches copied into a workspace (im2col), a cache-sized piece at a time.
+
+The column matrix of a whole batch is Kh Kw times as large as the batch. It is never made: a piece of it that stays in
+the cache is filled and multiplied at once, which is also faster than one product over a ready-made matrix. Backward
+keeps x, not its columns, and fills the pieces again.
+
+Matrices of few columns multiply slowly, and short runs copy slowly. So where channels are few, neighbouring output
+columns are computed together, from the patch that covers them all, with a weight that has the kernel once for each of
+them, shifted, and zeros elsewhere: a banded matrix.
+
+Source: Chellapilla, Puri, Simard 2006 (im2col).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+PIECE = 1 << 21  # bytes of columns at a time, about
+RUN = 8  # values that a copy should find side by side, at least
+OUTPUTS = 32  # columns that a product should have, at least
+
+
+def forward(x, weight, bias, y, geometry, run) -> None:
+    """Write the convolution of x with weight, plus bias if there is one, to y."""
+    matrices = _lowered(weight, geometry, run)
+    for images, rows, columns in _columns(x, _widened(weight.shape, geometry), run):
+        piece = y[images, rows]
+        np.matmul(columns, matrices, out=_split(piece, columns))
+        if bias is not None:
+            piece += bias
+
+
+def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
+    """Add to g_weight, and write dLoss/dx to gx; what is None is left out.
+
+    How g_weight is summed does not depend on what is left out. It needs no weight.
+    """
+    adjoint = geometry.adjoint()
+    if run.wants_gx and adjoint is not None and 2 * math.prod(geometry.size) <= 3 * math.prod(geometry.out):
+        _both_gradients(x, gy, weight, g_weight, gx, adjoint, run)
+        return
+    if g_weight is not None:
+        _weight_gradient(x, gy, g_weight, geometry, run)
+    if gx is not None:
+        _scatter(gy, weight, gx, geometry, run)
+
+
+def _weight_gradient(x, gy, g_weight, geometry, run) -> None:
+    """Add to g_weight: columns of x times gy."""
+    total = _zero_matrices(g_weight.shape, geometry, gy.dtype, run)
+    for images, rows, columns in _columns(x, _widened(g_weight.shape, geometry), run):
+        _add_products(total, columns, gy[images, rows], run)
+    run.add(g_weight, _raised(total, g_weight.shape, geometry))
+
+
+def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
+    """Write dLoss/dx, the convolution of gy with the flipped kernel, and add to g_weight from the same columns.
+
+    With roles exchanged, gy is what is lowered, and x what its columns are multiplied with; the kernel's gradient comes
+    flipped as well.
+    """
+    channels, out_channels = x.shape[3], gy.shape[3]
+    shape = (*adjoint.kernel, out_channels // adjoint.groups, channels)
+    if gx is not None:
+        flipped = run.scratch("flipped", shape, weight.dtype)
+        flip(weight, flipped, adjoint.groups)
+        matrices = _lowered(flipped, adjoint, run)
+    if g_weight is not None:
+        total = _zero_matrices(shape, adjoint, gy.dtype, run)
+    for images, rows, columns in _columns(gy, _widened(shape, adjoint), run):
+        if gx is not None:
+            np.matmul(columns, matrices, out=_split(gx[images, rows], columns))
+        if g_weight is not None:
+            _add_products(total, columns, x[images, rows], run)
+    if g_weight is not None:
+        gradient = run.scratch("gradient", g_weight.shape, gy.dtype)
+        flip(_raised(total, shape, adjoint), gradient, adjoint.groups)
+        run.add(g_weight, gradient)
+
+
+def _add_products(total, columns, piece, run) -> None:
+    """total += columns^T piece, for each group."""
+    product = run.scratch("product", total.shape, total.dtype)
+    total += np.matmul(columns.transpose(0, 2, 1), _split(piece, columns), out=product)
+
+
+def flip(weight, out, groups) -> None:
+    """out = the kernel turned by 180 degrees, inputs and outputs exchanged within each group."""
+    kh, kw, c, o = weight.shape
+    turned = weight[::-1, ::-1].reshape(kh, kw, c, groups, o // groups).transpose(0, 1, 4, 3, 2)
+    out.reshape(turned.shape)[...] = turned
+
+
+def _together(weight_shape, geometry) -> int:
+    """How many output columns are computed at once: 1, 2 or 4."""
+    _, kw, c, o = weight_shape
+    count = 1
+    if geometry.groups == 1 and geometry.stride[1] == geometry.dilation[1] == 1 < kw:
+        while count < 4 and ((kw + count - 1) * c < RUN or count * o < OUTPUTS) and geometry.out[1] % (2 * count) == 0:
+            count *= 2
+    return count
+
+
+def _widened(shape, geometry):
+    """Where the patches of columns computed together are, for a weight of that shape."""
+    if (count := _together(shape, geometry)) == 1:
+        return geometry
+    return replace(geometry, kernel=(shape[0], shape[1] + count - 1), stride=(geometry.stride[0], count))
+
+
+def _lowered(weight, geometry, run):
+    """What multiplies those patches: a matrix for each group."""
+    count, (kh, kw, c, o) = _together(weight.shape, geometry), weight.shape
+    if count == 1:
+        return _by_group(weight, geometry.groups)
+    banded = run.scratch("banded", (kh, kw + count - 1, c, count, o), weight.dtype)
+    banded[...] = 0
+    for i in range(count):
+        banded[:, i : i + kw, :, i] = weight
+    return banded.reshape(1, -1, count * o)
+
+
+def _zero_matrices(shape, geometry, dtype, run):
+    """A sum of gradients of what _lowered makes of a weight of that shape."""
+    count, (kh, kw, c, o) = _together(shape, geometry), shape
+    groups = geometry.groups
+    total = run.scratch("weight gradient", (groups, kh * (kw + count - 1) * c, count * o // groups), dtype)
+    total[...] = 0
+    return total
+
+
+def _raised(matrices, shape, geometry):
+    """The gradient of a weight of that shape from that of the matrices that _lowered has made of it."""
+    count, (kh, kw, c, o) = _together(shape, geometry), shape
+    if count == 1:
+        return matrices.transpose(1, 0, 2).reshape(shape)
+    banded = matrices.reshape(kh, kw + count - 1, c, count, o)
+    return sum(banded[:, i : i + kw, :, i] for i in range(count))
+
+
+def _by_group(weight, groups):
+    """(kh, kw, c, o) as one matrix for each group: (groups, kh kw c, o / groups), a view."""
+    o = weight.shape[-1]
+    return weight.reshape(-1, groups, o // groups).transpose(1, 0, 2)
+
+
+def _split(piece, columns):
+    """Outputs (n, rows, ow, o) as the matrices that belong to `columns`, one for each group."""
+    return piece.reshape(columns.shape[1], len(columns), -1).transpose(1, 0, 2)
+
+
+def _columns(x, geometry, run):
+    """Yield (images, rows, columns): slices of the batch and of the output rows, and their patches.
+
+    Columns are (groups, positions, kh kw c).
+    """
+    (kh, kw), (sh, sw), (dh, dw), groups = geometry.kernel, geometry.stride, geometry.dilation, geometry.groups
+    (oh, ow), c = geometry.out, x.shape[3] // groups
+    if (kh, kw, sh, sw) == (1, 1, 1, 1) and (oh, ow) == geometry.size:
+        yield slice(None), slice(None), x.reshape(len(x) * oh * ow, groups, c).transpose(1, 0, 2)
+        return
+    images, rows = _piece(len(x), oh, ow * kh * kw * c * groups * x.itemsize)
+    for a in range(0, len(x), images):
+        part = _padded(x[a : a + images], geometry, run)
+        sn, sy, sx, sc = part.strides
+        shape = groups, len(part), oh, ow, kh, kw, c
+        patches = strided(part, shape, (c * sc, sn, sh * sy, sw * sx, dh * sy, dw * sx, sc))
+        for r in range(0, oh, rows):
+            source = patches[:, :, r : r + rows]
+            columns = run.scratch("columns", source.shape, x.dtype)
+            np.copyto(columns, source)
+            yield slice(a, a + images), slice(r, r + rows), columns.reshape(groups, -1, kh * kw * c)
+
+
+def _scatter(gy, weight, gx, geometry, run) -> None:
+    """gx by adding every patch's gradient to where the patch came from: first along rows, then along columns."""
+    h, w, channels = gx.shape[1:]
+    kh, kw, c, _ = weight.shape
+    (sh, sw), (dh, dw), groups = geometry.stride, geometry.dilation, geometry.groups
+    (top, _), (left, _) = geometry.padding
+    oh, ow = geometry.out
+    matrices = _by_group(weight, groups).transpose(0, 2, 1)
+    images, rows = _piece(len(gx), oh, ow * kh * kw * channels * gx.itemsize)
+    for a in range(0, len(gx), images):
+        part = gx[a : a + images]
+        n, (height, width) = len(part), geometry.padded
+        half = run.scratch("half columns", (groups, n, height, ow, kw, c), gx.dtype)
+        half[...] = 0
+        for r in range(0, oh, rows):
+            piece = gy[a : a + images, r : r + rows]
+            count = piece.shape[1]
+            columns = run.scratch("columns", (groups, n, count, ow, kh, kw, c), gx.dtype)
+            matrix = columns.reshape(groups, -1, kh * kw * c)
+            np.matmul(_split(piece, matrix), matrices, out=matrix)
+            for u in range(kh):
+                first = r * sh + u * dh
+                target = half[:, :, first : first + (count - 1) * sh + 1 : sh]
+                target += columns[:, :, :, :, u]
+        whole = run.scratch("padded", (n, height, width, groups, c), gx.dtype)
+        whole[...] = 0
+        for v in range(kw):
+            target = whole[:, :, v * dw : v * dw + (ow - 1) * sw + 1 : sw]
+            target += half[:, :, :, :, v].transpose(1, 2, 3, 0, 4)
+        part[...] = whole.reshape(n, height, width, channels)[:, top : top + h, left : left + w]
+
+
+def _piece(images: int, out_rows: int, row_bytes: int) -> tuple[int, int]:
+    """(images, output rows) to take at a time: an even share of the images, or of one image's rows."""
+    parts = -(-out_rows * row_bytes // PIECE)
+    if parts > 1:
+        return 1, -(-out_rows // parts)
+    parts = -(-images // (PIECE // (out_rows * row_bytes))) or 1
+    return -(-images // parts) or 1, out_rows
+
+
+def _padded(x, geometry, run) -> np.ndarray:
+    """x with zeros around, in a workspace; x itself where there are none."""
+    n, h, w, c = x.shape
+    if geometry.padded == (h, w):
+        return x
+    (top, _), (left, _) = geometry.padding
+    padded = run.scratch("padded", (n, *geometry.padded, c), x.dtype)
+    padded[:, :top] = 0
+    padded[:, top + h :] = 0
+    padded[:, top : top + h, :left] = 0
+    padded[:, top : top + h, left + w :] = 0
+    padded[:, top : top + h, left : left + w] = x
+    return padded
+
+
+def strided(array, shape, strides) -> np.ndarray:
+    """A view of a contiguous array with any shape and strides; NumPy's as_strided takes 30 us, this one."""
+    return np.ndarray(shape, array.dtype, array, 0, strides)

@@ -1,0 +1,220 @@
+"""Normalisation within a sample: over its features (LayerNorm, RMSNorm) or near channels (LocalResponseNorm).
+
+    xhat = (x - mean) / sqrt(var + eps)        y = gamma xhat + beta
+    gx = (h - mean(h) - xhat mean(h xhat)) / sqrt(var + eps),  h = gamma gy
+
+with means over the last axis; RMSNorm has neither mean(x), beta nor mean(h). A few passes over the activations each.
+BatchNorm, whose means go over the batch, is in nn/layers/batch_normalization.py, and offered from here too.
+
+Sources: Ba, Kiros, Hinton 2016 (LayerNorm); Zhang and Sennrich 2019 (RMSNorm); Krizhevsky, Sutskever, Hinton 2012
+(LocalResponseNorm).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.core.layer import Layer, ShapeError, Spec
+from nn.initializers import ones, zeros
+from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "LayerNorm", "LocalResponseNorm", "RMSNorm"]
+
+
+class LayerNorm(Layer):
+    """Each position is normalised over its features, the last axis: no batch statistics, nothing to synchronise.
+
+    Parameters
+    ----------
+    features : int
+    eps : float
+        Added to the variance.
+    bias : bool
+        Whether there is a beta.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5, bias: bool = True):
+        if features < 1 or not eps >= 0:
+            raise ValueError(f"LayerNorm: needs features >= 1 and eps >= 0, given {features} and {eps}")
+        self.features, self.eps, self.bias = features, eps, bias
+
+    def __repr__(self):
+        eps = f", eps={self.eps}" if self.eps != 1e-5 else ""
+        return f"LayerNorm({self.features}{eps}{'' if self.bias else ', bias=False'})"
+
+    def specs(self, in_shape):
+        _check_features(in_shape, self.features)
+        specs = {"gamma": Spec((self.features,), ones, decay=False)}
+        if self.bias:
+            specs["beta"] = Spec((self.features,), zeros, decay=False)
+        return specs, in_shape
+
+    def forward(self, p, x, run):
+        rows = np.ascontiguousarray(x).reshape(-1, self.features)
+        y = run.empty(x.shape, x.dtype)
+        out = y.reshape(rows.shape)
+        mean = _row_means(rows, run)
+        np.subtract(rows, mean, out=out)
+        scale = np.einsum("ij,ij->i", out, out)[:, None]
+        scale *= 1 / self.features
+        scale += self.eps
+        np.sqrt(scale, out=scale)
+        np.divide(1, scale, out=scale)
+        out *= scale
+        out *= p.gamma
+        if self.bias:
+            out += p.beta
+        return y, (x, mean, scale)
+
+    def backward(self, p, g, gy, saved, run):
+        x, mean, scale = saved
+        rows = np.ascontiguousarray(x).reshape(-1, self.features)
+        upstream = np.ascontiguousarray(gy).reshape(rows.shape)
+        normal = np.subtract(rows, mean, out=run.scratch("normal", rows.shape, x.dtype))
+        normal *= scale
+        if self.bias:
+            run.add_rows(g.beta, upstream)
+        product = np.multiply(upstream, normal, out=run.scratch("block", rows.shape, x.dtype))
+        run.add_rows(g.gamma, product)
+        if not run.wants_gx:
+            return None
+        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        target = gx.reshape(rows.shape)
+        np.multiply(upstream, p.gamma, out=target)
+        along = np.einsum("ij,ij->i", target, normal)[:, None]
+        along *= 1 / self.features
+        normal *= along
+        target -= _row_means(target, run)
+        target -= normal
+        target *= scale
+        return gx
+
+
+class RMSNorm(Layer):
+    """x / sqrt(mean(x^2) + eps) * gamma over the last axis: LayerNorm without centring and beta.
+
+    Parameters
+    ----------
+    features : int
+    eps : float
+    """
+
+    def __init__(self, features: int, eps: float = 1e-6):
+        if features < 1 or not eps >= 0:
+            raise ValueError(f"RMSNorm: needs features >= 1 and eps >= 0, given {features} and {eps}")
+        self.features, self.eps = features, eps
+
+    def __repr__(self):
+        return f"RMSNorm({self.features}{f', eps={self.eps}' if self.eps != 1e-6 else ''})"
+
+    def specs(self, in_shape):
+        _check_features(in_shape, self.features)
+        return {"gamma": Spec((self.features,), ones, decay=False)}, in_shape
+
+    def forward(self, p, x, run):
+        rows = np.ascontiguousarray(x).reshape(-1, self.features)
+        scale = np.einsum("ij,ij->i", rows, rows)[:, None]
+        scale *= 1 / self.features
+        scale += self.eps
+        np.sqrt(scale, out=scale)
+        np.divide(1, scale, out=scale)
+        y = run.empty(x.shape, x.dtype)
+        out = np.multiply(rows, scale, out=y.reshape(rows.shape))
+        out *= p.gamma
+        return y, (x, scale)
+
+    def backward(self, p, g, gy, saved, run):
+        x, scale = saved
+        rows = np.ascontiguousarray(x).reshape(-1, self.features)
+        upstream = np.ascontiguousarray(gy).reshape(rows.shape)
+        normal = np.multiply(rows, scale, out=run.scratch("normal", rows.shape, x.dtype))
+        product = np.multiply(upstream, normal, out=run.scratch("block", rows.shape, x.dtype))
+        run.add_rows(g.gamma, product)
+        if not run.wants_gx:
+            return None
+        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        target = gx.reshape(rows.shape)
+        np.multiply(upstream, p.gamma, out=target)
+        along = np.einsum("ij,ij->i", target, normal)[:, None]
+        along *= 1 / self.features
+        normal *= along
+        target -= normal
+        target *= scale
+        return gx
+
+
+class LocalResponseNorm(Layer):
+    """y = x / d^beta, d = k + alpha / size * (sum of x^2 over the `size` nearest channels).
+
+    Parameters
+    ----------
+    size : int
+        Channels of the window; an even one reaches one channel further down than up. AlexNet's formula has alpha
+        itself before the sum: give size times its 1e-4, and k = 2.
+    alpha, beta, k : float
+    """
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
+        if size < 1 or not k > 0 or not alpha >= 0:
+            raise ValueError(f"LocalResponseNorm: needs size >= 1, k > 0 and alpha >= 0, given {size}, {k} and {alpha}")
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def __repr__(self):
+        return f"LocalResponseNorm({self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k})"
+
+    def specs(self, in_shape):
+        if not in_shape:
+            raise ShapeError("expects channels on the last axis, given samples without axes")
+        return {}, in_shape
+
+    def forward(self, p, x, run):
+        d = run.empty(x.shape, x.dtype)
+        squares = np.multiply(x, x, out=run.scratch("squares", x.shape, x.dtype))
+        self._window_sums(squares, d, self.size // 2)
+        d *= self.alpha / self.size
+        d += self.k
+        y = np.multiply(x, self._power(d, run), out=run.empty(x.shape, x.dtype))
+        return y, (x, d)
+
+    def backward(self, p, g, gy, saved, run):
+        if not run.wants_gx:
+            return None
+        x, d = saved
+        power = self._power(d, run)
+        inner = np.multiply(gy, x, out=run.scratch("squares", x.shape, x.dtype))
+        inner *= power
+        inner /= d
+        sums = run.scratch("sums", x.shape, x.dtype)
+        self._window_sums(inner, sums, (self.size - 1) // 2)  # the window seen from its members
+        sums *= x
+        sums *= 2 * self.alpha * self.beta / self.size
+        gx = np.multiply(gy, power, out=run.like_gy(gy))
+        gx -= sums
+        return gx
+
+    def _power(self, d, run):
+        """d^-beta, as exp(-beta log d): several times faster than `power` in NumPy."""
+        power = np.log(d, out=run.scratch("power", d.shape, d.dtype))
+        power *= -self.beta
+        return np.exp(power, out=power)
+
+    def _window_sums(self, values, sums, below):
+        """sums[..., c] = sum of values[..., c - below : c - below + size], as far as there are channels."""
+        channels = values.shape[-1]
+        sums[...] = 0
+        for shift in range(-below, self.size - below):
+            a, b = max(0, -shift), min(channels, channels - shift)
+            if a < b:
+                sums[..., a:b] += values[..., a + shift : b + shift]
+
+
+def _check_features(in_shape, features) -> None:
+    if not in_shape or in_shape[-1] != features:
+        raise ShapeError(f"expects {features} features on the last axis, given samples of shape {in_shape}")
+
+
+def _row_means(rows, run) -> np.ndarray:
+    """Mean of each row, as a column."""
+    means = np.matmul(rows, run.context.memory.ones(rows.shape[1], rows.dtype))
+    means *= 1 / rows.shape[1]
+    return means[:, None]

@@ -1,0 +1,284 @@
+"""Pooling: each channel of an image (N, H, W, C) is summarised over windows.
+
+The first, second, ... values of all windows are strided views of the image, so a maximum over windows is a handful of
+elementwise maxima. An average is linear and separates into rows and columns: two small matrices, whose transposes
+are the backward pass. Sizes follow PyTorch's conventions, also where windows stick out (ceil_mode).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+from nn.core.layer import Layer, ShapeError
+from nn.layers.convolution import Pair, brief, check_image, pair
+
+
+class _Windows(Layer):
+    """Base of pools with a kernel that moves; MaxPool2d says what the parameters mean."""
+
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False):
+        name = type(self).__name__
+        self.kernel = pair(f"{name}: kernel_size", kernel_size, 1)
+        self.stride = pair(f"{name}: stride", kernel_size if stride is None else stride, 1)
+        self.padding = pair(f"{name}: padding", padding, 0)
+        self.ceil_mode = ceil_mode
+        if any(2 * p > k for p, k in zip(self.padding, self.kernel, strict=True)):
+            raise ValueError(f"{name}: padding {self.padding} is more than half the kernel {self.kernel}")
+
+    def __repr__(self):
+        parts = [f"{brief(self.kernel)}"]
+        if self.stride != self.kernel:
+            parts.append(f"stride={brief(self.stride)}")
+        if self.padding != (0, 0):
+            parts.append(f"padding={brief(self.padding)}")
+        if self.ceil_mode:
+            parts.append("ceil_mode=True")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def specs(self, in_shape):
+        check_image(in_shape)
+        return {}, (*self.out_size(in_shape[:2]), in_shape[2])
+
+    def out_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Windows in (vertical, horizontal) direction."""
+        out = []
+        for n, k, s, p in zip(size, self.kernel, self.stride, self.padding, strict=True):
+            if n + 2 * p < k:
+                raise ShapeError(
+                    f"a window of {self.kernel} does not fit into an image of {size} with padding {self.padding}"
+                )
+            count = (n + 2 * p - k + (s - 1 if self.ceil_mode else 0)) // s + 1
+            if self.ceil_mode and (count - 1) * s >= n + p:
+                count -= 1
+            out.append(count)
+        return tuple(out)
+
+
+class MaxPool2d(_Windows):
+    """The largest value in each window; of equal ones, the first in reading order gets the gradient.
+
+    Padding never wins. For backward, one byte an output says which place in the window won.
+
+    Parameters
+    ----------
+    kernel_size : int or (height, width)
+    stride : int or (height, width)
+        By default the kernel's size.
+    padding : int or (height, width)
+        At most half the kernel.
+    ceil_mode : bool
+        Keep windows that stick out at the bottom and right, if they start inside the image or the padding before it.
+    """
+
+    def forward(self, p, x, run):
+        out = self.out_size(x.shape[1:3])
+        y = run.empty((len(x), *out, x.shape[3]), x.dtype)
+        winner = run.empty(y.shape, np.uint8 if math.prod(self.kernel) <= 256 else np.uint32)
+        larger = run.scratch("larger", y.shape, np.bool_)
+        place = run.scratch("place", y.shape, winner.dtype)
+        for k, values in enumerate(self._places(self._reachable(x, out, run), out)):
+            if k == 0:
+                y[...] = values
+                winner[...] = 0
+                continue
+            np.greater(values, y, out=larger)
+            np.maximum(values, y, out=y)
+            np.multiply(larger.view(np.uint8), winner.dtype.type(k), out=place)
+            np.maximum(winner, place, out=winner)  # places come in increasing order: the last to be larger won
+        return y, (winner, x.shape)
+
+    def backward(self, p, g, gy, saved, run):
+        winner, shape = saved
+        out, (h, w), (ph, pw) = winner.shape[1:3], shape[1:3], self.padding
+        gx = run.empty(shape, gy.dtype)
+        size = self._reach(out, (h, w))
+        inside = size == (h, w)
+        total = gx if inside else run.scratch("padded", (shape[0], *size, shape[3]), gy.dtype)
+        disjoint = all(k <= s for k, s in zip(self.kernel, self.stride, strict=True))
+        if not disjoint or any(n != m * k for n, m, k in zip(size, out, self.kernel, strict=True)):
+            total[...] = 0
+        won = run.scratch("larger", winner.shape, np.bool_)
+        for k, places in enumerate(self._places(total, out)):
+            np.equal(winner, k, out=won)
+            if disjoint:
+                np.multiply(gy, won, out=places)
+            else:
+                places += np.multiply(gy, won, out=run.scratch("share", winner.shape, gy.dtype))
+        if not inside:
+            gx[...] = total[:, ph : ph + h, pw : pw + w]
+        return gx
+
+    def _places(self, image, out):
+        """The views of `image` that hold the first, second, ... value of every window."""
+        (kh, kw), (sh, sw) = self.kernel, self.stride
+        for u in range(kh):
+            for v in range(kw):
+                yield image[:, u : u + (out[0] - 1) * sh + 1 : sh, v : v + (out[1] - 1) * sw + 1 : sw]
+
+    def _reach(self, out, size) -> tuple[int, int]:
+        """Size of an image, padding included, in which all windows are inside."""
+        ends = ((n - 1) * s + k for n, s, k in zip(out, self.stride, self.kernel, strict=True))
+        return tuple(max(end, p + n) for end, p, n in zip(ends, self.padding, size, strict=True))
+
+    def _reachable(self, x, out, run):
+        """x where all windows are inside it, else a workspace around it that is filled with -infinity."""
+        n, h, w, c = x.shape
+        size = self._reach(out, (h, w))
+        if size == (h, w):
+            return x
+        ph, pw = self.padding
+        padded = run.scratch("padded", (n, *size, c), x.dtype)
+        padded[...] = -np.inf
+        padded[:, ph : ph + h, pw : pw + w] = x
+        return padded
+
+
+class _Averages(Layer):
+    """Base of the average pools: y = R x C^T with R (out rows, rows) and C (out columns, columns)."""
+
+    def matrices(self, size: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray]:
+        """R and C for an image of that size."""
+        raise TypeError(f"{type(self).__name__} does not define matrices")
+
+    def forward(self, p, x, run):
+        rows, columns = self.matrices(x.shape[1:3], x.dtype)
+        return _both_axes(rows, columns, x, run), x.shape[1:3]
+
+    def backward(self, p, g, gy, size, run):
+        rows, columns = self.matrices(size, gy.dtype)
+        return _both_axes(rows.T, columns.T, gy, run)
+
+
+class AvgPool2d(_Averages, _Windows):
+    """The mean of each window.
+
+    Parameters
+    ----------
+    kernel_size, stride, padding, ceil_mode
+        As for MaxPool2d.
+    count_include_pad : bool
+        Whether padding counts as zeros, or not at all.
+    """
+
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ):
+        super().__init__(kernel_size, stride, padding, ceil_mode)
+        self.count_include_pad = count_include_pad
+
+    def __repr__(self):
+        return super().__repr__()[:-1] + ("" if self.count_include_pad else ", count_include_pad=False") + ")"
+
+    def matrices(self, size, dtype):
+        axes = zip(size, self.out_size(size), self.kernel, self.stride, self.padding, strict=True)
+        return tuple(_moving_average(*axis, self.count_include_pad, dtype) for axis in axes)
+
+
+class AdaptiveAvgPool2d(_Averages):
+    """Means over windows that divide the image as evenly as whole numbers can, whatever its size.
+
+    Window i of m over n rows goes from floor(i n / m) to ceil((i + 1) n / m); neighbours may overlap by one.
+
+    Parameters
+    ----------
+    output_size : int or (height, width)
+    """
+
+    def __init__(self, output_size: Pair):
+        self.output_size = pair("AdaptiveAvgPool2d: output_size", output_size, 1)
+
+    def __repr__(self):
+        return f"AdaptiveAvgPool2d({brief(self.output_size)})"
+
+    def specs(self, in_shape):
+        check_image(in_shape)
+        return {}, (*self.output_size, in_shape[2])
+
+    def matrices(self, size, dtype):
+        return tuple(_even_average(n, m, dtype) for n, m in zip(size, self.output_size, strict=True))
+
+
+class GlobalAvgPool2d(Layer):
+    """The mean of each channel: (N, H, W, C) to (N, C)."""
+
+    def __repr__(self):
+        return "GlobalAvgPool2d()"
+
+    def specs(self, in_shape):
+        check_image(in_shape)
+        return {}, in_shape[2:]
+
+    def forward(self, p, x, run):
+        positions = x.shape[1] * x.shape[2]
+        y = np.matmul(run.context.memory.ones(positions, x.dtype), x.reshape(len(x), positions, x.shape[3]))
+        y *= 1 / positions
+        return y, x.shape
+
+    def backward(self, p, g, gy, shape, run):
+        gx = run.empty(shape, gy.dtype)
+        gx[...] = (gy * (1 / (shape[1] * shape[2])))[:, None, None]
+        return gx
+
+
+class GlobalMaxPool2d(Layer):
+    """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient."""
+
+    def __repr__(self):
+        return "GlobalMaxPool2d()"
+
+    def specs(self, in_shape):
+        check_image(in_shape)
+        return {}, in_shape[2:]
+
+    def forward(self, p, x, run):
+        flat = x.reshape(len(x), x.shape[1] * x.shape[2], x.shape[3])
+        winner = flat.argmax(axis=1)[:, None]
+        return np.take_along_axis(flat, winner, axis=1)[:, 0], (winner, x.shape)
+
+    def backward(self, p, g, gy, saved, run):
+        winner, shape = saved
+        gx = run.empty(shape, gy.dtype)
+        gx[...] = 0
+        flat = gx.reshape(shape[0], shape[1] * shape[2], shape[3])
+        np.put_along_axis(flat, winner, gy[:, None], axis=1)
+        return gx
+
+
+def _both_axes(rows, columns, x, run) -> np.ndarray:
+    """rows x columns^T for every image and channel."""
+    n, h, w, c = x.shape
+    half = run.scratch("half", (n, len(rows), w * c), x.dtype)
+    np.matmul(rows, x.reshape(n, h, w * c), out=half)
+    y = run.empty((n, len(rows), len(columns), c), x.dtype)
+    np.matmul(columns, half.reshape(n, len(rows), w, c), out=y)
+    return y
+
+
+@cache
+def _moving_average(n: int, out: int, kernel: int, stride: int, padding: int, count_padding: bool, dtype):
+    """Row i averages kernel values from i stride - padding on; those beyond n + padding never count."""
+    matrix = np.zeros((out, n), dtype)
+    for i, row in enumerate(matrix):
+        start = i * stride - padding
+        end = min(start + kernel, n + padding)
+        inside = slice(max(start, 0), min(end, n))
+        row[inside] = 1 / (end - start if count_padding else inside.stop - inside.start)
+    return matrix
+
+
+@cache
+def _even_average(n: int, out: int, dtype):
+    """Row i averages from floor(i n / out) to ceil((i + 1) n / out)."""
+    matrix = np.zeros((out, n), dtype)
+    for i, row in enumerate(matrix):
+        window = slice(i * n // out, -(-(i + 1) * n // out))
+        row[window] = 1 / (window.stop - window.start)
+    return matrix

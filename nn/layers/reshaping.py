@@ -1,0 +1,56 @@
+"""Layers that only change the shape of a sample: views, nothing is copied."""
+
+import math
+
+from nn.core.layer import Layer, ShapeError
+
+
+class Flatten(Layer):
+    """(N, ...) -> (N, product of the rest)."""
+
+    output = "view"
+    gradient = "view"
+
+    def __repr__(self):
+        return "Flatten()"
+
+    def specs(self, in_shape):
+        return {}, (math.prod(in_shape),)
+
+    def forward(self, p, x, run):
+        return x.reshape(len(x), math.prod(x.shape[1:])), x.shape
+
+    def backward(self, p, g, gy, shape, run):
+        return gy.reshape(shape)
+
+
+class Reshape(Layer):
+    """(N, ...) -> (N, *shape), elements in the same order.
+
+    Parameters
+    ----------
+    *shape : int
+        Of one sample, without the batch axis.
+    """
+
+    output = "view"
+    gradient = "view"
+
+    def __init__(self, *shape: int):
+        self.shape = shape
+
+    def __repr__(self):
+        return f"Reshape({', '.join(map(str, self.shape))})"
+
+    def specs(self, in_shape):
+        if math.prod(in_shape) != math.prod(self.shape) or min(self.shape, default=1) < 0:
+            raise ShapeError(
+                f"cannot give samples of shape {in_shape} ({math.prod(in_shape)} elements) the shape {self.shape}"
+            )
+        return {}, self.shape
+
+    def forward(self, p, x, run):
+        return x.reshape(len(x), *self.shape), x.shape
+
+    def backward(self, p, g, gy, shape, run):
+        return gy.reshape(shape)

@@ -1,0 +1,133 @@
+"""Gradient clipping, and the norms of tensors that lie in flat buffers, perhaps cut over several ranks.
+
+Each clip is called with the gradients and changes them in place; optimizers take one as `clip=`. Norms are those of
+whole tensors, or of the whole gradient: where a rank holds only a part of the buffer, the ranks' squares are summed
+first. Sources: Mikolov 2012 (by value), Pascanu, Mikolov and Bengio 2013 (by norm). Cost: one pass over the gradients,
+and another where something has to be clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn import keyed
+from nn.core.layout import Region
+
+SumOverRanks = Callable[[np.ndarray], None]  # sums a small float64 array over the ranks that share a buffer, in place
+BLOCK_BYTES = 120 * 1024  # what is worked on at a time, so that a block's operands stay in the cache
+
+
+def squared_norms(
+    buffers: Sequence[np.ndarray], region: Region, sum_over_ranks: SumOverRanks | None = None
+) -> list[dict[str, float]]:
+    """|tensor|^2 of every tensor in the layout, by name, for each of the buffers; without ranks 0 outside the region.
+
+    Parameters
+    ----------
+    buffers : sequence of flat arrays
+        Each covers `region`.
+    sum_over_ranks : callable or None
+        Given one float64 array with an entry for each buffer and tensor of the whole layout, so that every rank has the
+        same array, whatever its region is.
+    """
+    at = {name: i for i, name in enumerate(region.names)}
+    sums = np.zeros((len(buffers), len(at)))
+    for name, part, _ in region.tensors:
+        for row, buffer in zip(sums, buffers, strict=True):
+            row[at[name]] = _square(buffer[part])
+    if sum_over_ranks:
+        sum_over_ranks(sums)
+    return [{name: float(row[i]) for name, i in at.items()} for row in sums]
+
+
+def _square(x: np.ndarray) -> float:
+    """|x|^2, blocks summed in double precision; also squared in it where that is too much for x's own."""
+    step, total = BLOCK_BYTES // x.itemsize, 0.0
+    with np.errstate(over="ignore"):
+        for lo in range(0, len(x), step):
+            block = x[lo : lo + step]
+            square = float(block @ block)
+            if square == math.inf:
+                block = block.astype(np.float64)
+                square = float(block @ block)
+            total += square
+    return total
+
+
+@dataclass
+class Clip:
+    """Base: a positive limit."""
+
+    limit: float
+
+    def __post_init__(self):
+        if not 0 < self.limit < math.inf:
+            raise ValueError(f"{type(self).__name__}: the limit must be positive and finite, given {self.limit}")
+
+    def __call__(self, g: np.ndarray, region: Region, sum_over_ranks: SumOverRanks | None = None) -> None:
+        """Clip the gradients g of a region in place.
+
+        Raises
+        ------
+        FloatingPointError
+            If a norm is NaN or infinite: scaling would spread it over all that is clipped.
+        """
+        raise TypeError(f"{type(self).__name__} does not define __call__")
+
+
+class ClipValue(Clip):
+    """Every entry into [-limit, limit]."""
+
+    def __call__(self, g, region, sum_over_ranks=None):
+        np.clip(g, -self.limit, self.limit, out=g)
+
+
+class ClipNorm(Clip):
+    """Every tensor's norm to at most `limit`."""
+
+    def __call__(self, g, region, sum_over_ranks=None):
+        (squares,) = squared_norms([g], region, sum_over_ranks)
+        for name, square in squares.items():  # of all tensors: no rank goes on alone
+            _refuse(square, f"the gradient of {name}")
+        for name, part, _ in region.tensors:
+            _scale(g[part], self.limit, squares[name])
+
+
+class ClipGlobalNorm(Clip):
+    """The norm of the whole gradient to at most `limit`: its direction is kept."""
+
+    def __call__(self, g, region, sum_over_ranks=None):
+        square = np.array([_square(g[region.owned])], np.float64)
+        if sum_over_ranks:
+            sum_over_ranks(square)
+        _refuse(float(square[0]), "the gradient")
+        _scale(g, self.limit, float(square[0]))
+
+
+def _refuse(square: float, name: str) -> None:
+    if not math.isfinite(square):
+        raise FloatingPointError(f"cannot clip: the norm of {name} is {math.sqrt(square)}")
+
+
+def _scale(g: np.ndarray, limit: float, square: float) -> None:
+    norm = math.sqrt(square)
+    if norm > limit:
+        g *= limit / norm
+
+
+BY_NAME: dict[str, type[Clip]] = {"value": ClipValue, "norm": ClipNorm, "global": ClipGlobalNorm}
+
+
+def parse(text: str) -> Clip:
+    """A clip from the command line: NAME:LIMIT, such as "global:1.0"."""
+    name, parts = keyed.split(text)
+    try:
+        return BY_NAME[name](**keyed.convert(name, parts, {"limit": float}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"clip {text!r}: expected {', '.join(f'{name}:LIMIT' for name in BY_NAME)} with a positive number as LIMIT"
+        ) from error

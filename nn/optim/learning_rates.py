@@ -1,0 +1,146 @@
+"""Learning rates: functions from the optimizer's step (0, 1, 2, ...) to a rate.
+
+    fit(trainer, data, epochs=90, schedule=Warmup(MultiStep(3.2, (3000, 6000, 8000)), 500, start=0.1))
+
+All count in steps from the start of training, and none keeps anything, so a resumed run needs nothing to go on with.
+Those that listen to what `fit` measures, and all by their names, are in nn/training/schedules.py.
+
+Sources: Goyal et al. 2017 (linear scaling, gradual warm-up); Loshchilov and Hutter 2017 (cosine).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """lr, always."""
+
+    lr: float
+
+    def __call__(self, step: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class Step:
+    """lr times `factor` once more after every `every` steps."""
+
+    lr: float
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self):
+        _at_least_one(self, every=self.every)
+
+    def __call__(self, step: int) -> float:
+        return self.lr * self.factor ** (step // self.every)
+
+
+@dataclass(frozen=True)
+class MultiStep:
+    """lr times `factor` once more from each of the steps `at` on."""
+
+    lr: float
+    at: tuple[int, ...]
+    factor: float = 0.1
+
+    def __post_init__(self):
+        if list(self.at) != sorted(self.at):
+            raise ValueError(f"MultiStep: the steps must ascend, given {self.at}")
+
+    def __call__(self, step: int) -> float:
+        return self.lr * self.factor ** bisect_right(self.at, step)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """lr factor^(step / every): smooth, `factor` in every `every` steps."""
+
+    lr: float
+    factor: float = 0.95
+    every: int = 1
+
+    def __post_init__(self):
+        _at_least_one(self, every=self.every)
+
+    def __call__(self, step: int) -> float:
+        return self.lr * self.factor ** (step / self.every)
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """From lr at step `begin` to `end` at step `steps` as (1 - t)^power, t from 0 to 1; linear for power 1."""
+
+    lr: float
+    steps: int
+    power: float = 1.0
+    end: float = 0.0
+    begin: int = 0
+
+    def __post_init__(self):
+        _at_least_one(self, steps=self.steps - self.begin)
+
+    def __call__(self, step: int) -> float:
+        return self.end + (self.lr - self.end) * (1 - _part(step, self.begin, self.steps)) ** self.power
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From lr at step `begin` to `end` at step `steps` as half a cosine wave."""
+
+    lr: float
+    steps: int
+    end: float = 0.0
+    begin: int = 0
+
+    def __post_init__(self):
+        _at_least_one(self, steps=self.steps - self.begin)
+
+    def __call__(self, step: int) -> float:
+        wave = (1 + math.cos(math.pi * _part(step, self.begin, self.steps))) / 2
+        return self.end + (self.lr - self.end) * wave
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """In front of any schedule: from `start` to its rate at step `steps`, in equal increments a step.
+
+    The schedule's own steps count from the start of training, warm-up included.
+    """
+
+    schedule: Schedule
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self):
+        _at_least_one(self, steps=self.steps)
+
+    def __call__(self, step: int) -> float:
+        if step >= self.steps:
+            return self.schedule(step)
+        return self.start + (self.schedule(self.steps) - self.start) * (step / self.steps)
+
+
+def linear_scaling(lr: float, batch: int, base_batch: int) -> float:
+    """The rate for a batch of another size: k times the batch, k times the rate (Goyal et al. 2017)."""
+    if base_batch < 1:
+        raise ValueError(f"linear scaling: the base batch must be at least 1, given {base_batch}")
+    return lr * batch / base_batch
+
+
+def _part(step: int, begin: int, end: int) -> float:
+    """Where a step is between two others: 0 to 1."""
+    return min(max(0.0, (step - begin) / (end - begin)), 1.0)
+
+
+def _at_least_one(schedule, **values: int) -> None:
+    for name, value in values.items():
+        if not value >= 1:
+            raise ValueError(f"{type(schedule).__name__}: {name} must be at least 1, given {value}")

@@ -1,0 +1,339 @@
+"""Optimizers: updates in place on flat buffers.
+
+An optimizer holds hyper-parameters; its moments live in `slots`, flat buffers with the layout of the parameters. So a
+shard of an optimizer is the same code on a slice, and a `Region` tells what lies in it: where weight decay applies, and
+which tensors need a norm. Biases and normalisation are exempt from decay and layer-wise rates (`Spec.decay`).
+
+Every update runs over blocks that fit in the cache, without a temporary of full size. Cost, in passes over a buffer in
+memory (reads and writes): SGD 3, with momentum 5, Adagrad and RMSprop 5, Adam 7, LARS 7, LAMB 12.
+
+Sources: Robbins and Monro 1951, Polyak 1964, Nesterov 1983 in the form of Sutskever et al. 2013 (SGD); Duchi et al.
+2011 (Adagrad); Tieleman and Hinton 2012 (RMSprop); Kingma and Ba 2015 (Adam); Loshchilov and Hutter 2019 (AdamW);
+You et al. 2017 (LARS); You et al. 2020 (LAMB).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from nn.core.layout import Region
+from nn.optim.clipping import BLOCK_BYTES, Clip, SumOverRanks, squared_norms
+
+Array = np.ndarray
+Slots = dict[str, Array]
+
+
+@dataclass(eq=False)
+class Optimizer:
+    """Base: a learning rate, weight decay, clipping, named slots, and an update.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate; a schedule may set it between steps.
+    weight_decay : float
+        L2 coefficient: its product with a decayed parameter is added to the gradient.
+    clip : Clip or None
+        Applied to the gradients first; see nn/optim/clipping.py.
+    """
+
+    decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
+    norms = False  # the update of an entry depends on the norm of its tensor
+    rate_inside = ()  # slots that gather steps, not gradients: a new rate needs schedules.MomentumCorrection
+
+    lr: float
+    weight_decay: float = field(default=0.0, kw_only=True)
+    clip: Clip | None = field(default=None, kw_only=True)
+
+    def __post_init__(self):
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            limit = 1 if entry.name in BELOW_ONE else math.inf
+            if isinstance(value, (int, float)) and not 0 <= value < limit:
+                raise ValueError(f"{type(self).__name__}: {entry.name} must be in [0, {limit}), given {value}")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the flat buffers that `update` needs besides parameters and gradients; they start at zero."""
+        return ()
+
+    def update(
+        self,
+        w: np.ndarray,
+        g: np.ndarray,
+        slots: Slots,
+        step: int,
+        region: Region,
+        sum_over_ranks: SumOverRanks | None = None,
+    ) -> None:
+        """w moves along -g. Called once a step, with all that this process holds.
+
+        Parameters
+        ----------
+        w, g : flat arrays that cover `region`
+            g may be overwritten. Padding is zero and stays so.
+        slots : dict of such arrays
+        step : int
+            Updates made before this one: 0 at the first.
+        sum_over_ranks : callable or None
+            Sums a small float64 array over the ranks that hold the other parts of the layout, in place. Needed where
+            this region is not all of it, by clipping, LARS and LAMB: a norm is that of a whole tensor.
+        """
+        if self.clip:
+            self.clip(g, region, sum_over_ranks)
+        self.apply(w, g, slots, step, region, sum_over_ranks)
+
+    def apply(
+        self,
+        w: np.ndarray,
+        g: np.ndarray,
+        slots: Slots,
+        step: int,
+        region: Region,
+        sum_over_ranks: SumOverRanks | None = None,
+    ) -> None:
+        """`update` without the clip, for who clips all of the gradients first and updates part after part."""
+        raise TypeError(f"{type(self).__name__} does not define apply")
+
+    def _blocks(self, w: np.ndarray, g: np.ndarray, region: Region) -> Iterator[tuple[slice, Array, Array, Array]]:
+        """(slice, parameters, gradient with weight decay, not to be written, workspace), block by block.
+
+        Operands are taken out of the buffers first: `w[part] -= x` would copy the block onto itself once more.
+        """
+        work, sums = workspace(w), workspace(w) if self.weight_decay else None
+        for part, decayed in cut(len(w), region.decayed if self.weight_decay else (), len(work)):
+            p, d, n = w[part], g[part], part.stop - part.start
+            if decayed and self.decoupled:
+                p *= 1 - float(self.lr) * self.weight_decay
+            elif decayed:
+                d = np.add(np.multiply(p, self.weight_decay, out=sums[:n]), d, out=sums[:n])
+            yield part, p, d, work[:n]
+
+
+@dataclass(eq=False)
+class SGD(Optimizer):
+    """Stochastic gradient descent: v = momentum v + g; w -= lr v, or with Nesterov's momentum w -= lr (g + momentum v).
+
+    The rate stays outside v, so a change of it needs no correction. Without momentum there is no v.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise ValueError("SGD: nesterov needs a momentum above 0")
+
+    @property
+    def slots(self):
+        return ("velocity",) if self.momentum else ()
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks):
+        lr = float(self.lr)
+        velocity = slots["velocity"] if self.momentum else None
+        for part, p, d, t in self._blocks(w, g, region):
+            if self.momentum:
+                v = velocity[part]
+                v *= self.momentum
+                v += d
+                d = np.add(np.multiply(v, self.momentum, out=t), d, out=t) if self.nesterov else v
+            p -= np.multiply(d, lr, out=t)
+
+
+@dataclass(eq=False)
+class Adagrad(Optimizer):
+    """G += g^2; w -= lr g / (sqrt(G) + eps)."""
+
+    eps: float = 1e-10
+
+    @property
+    def slots(self):
+        return ("squares",)
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks):
+        lr = float(self.lr)
+        for part, p, d, t in self._blocks(w, g, region):
+            squares = slots["squares"][part]
+            squares += np.multiply(d, d, out=t)
+            np.sqrt(squares, out=t)
+            t += self.eps
+            np.divide(d, t, out=t)
+            t *= lr
+            p -= t
+
+
+@dataclass(eq=False)
+class RMSprop(Optimizer):
+    """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v."""
+
+    alpha: float = 0.99
+    momentum: float = 0.0
+    eps: float = 1e-8
+
+    @property
+    def slots(self):
+        return ("squares", "velocity") if self.momentum else ("squares",)
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks):
+        lr = float(self.lr)
+        for part, p, d, t in self._blocks(w, g, region):
+            squares = slots["squares"][part]
+            average(squares, np.multiply(d, d, out=t), self.alpha, t)
+            np.sqrt(squares, out=t)
+            t += self.eps
+            u = np.divide(d, t, out=t)
+            if self.momentum:
+                v = slots["velocity"][part]
+                v *= self.momentum
+                v += u
+                u = v
+            p -= np.multiply(u, lr, out=t)
+
+
+@dataclass(eq=False)
+class Adam(Optimizer):
+    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    @property
+    def slots(self):
+        return ("mean", "squares")
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks):
+        rate, eps = self._corrected(step)
+        rate *= float(self.lr)
+        for part, p, d, t in self._blocks(w, g, region):
+            p -= self._direction(d, slots["mean"][part], slots["squares"][part], rate, eps, t)
+
+    def _corrected(self, step: int) -> tuple[float, float]:
+        """(r, e) such that r m / (sqrt(v) + e) has both averages corrected for their start at zero."""
+        root = math.sqrt(1 - self.beta2 ** (step + 1))
+        return root / (1 - self.beta1 ** (step + 1)), self.eps * root
+
+    def _direction(self, d, m, v, rate: float, eps: float, t: np.ndarray) -> np.ndarray:
+        """Take the gradient d into the averages m and v; returns rate m / (sqrt(v) + eps), in t."""
+        average(m, d, self.beta1, t)
+        average(v, np.multiply(d, d, out=t), self.beta2, t)
+        np.sqrt(v, out=t)
+        t += eps
+        np.divide(m, t, out=t)
+        t *= rate
+        return t
+
+
+@dataclass(eq=False)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: w *= 1 - lr weight_decay, and the gradient stays as it is."""
+
+    decoupled = True
+    weight_decay: float = field(default=0.01, kw_only=True)
+
+
+@dataclass(eq=False)
+class LARS(Optimizer):
+    """v = momentum v + lr r (g + weight_decay w); w -= v; r = trust |w| / (|g| + weight_decay |w|) for each tensor.
+
+    r is 1 for exempt tensors and where a norm is 0. The rate is inside v: see schedules.MomentumCorrection.
+    """
+
+    rate_inside = ("velocity",)
+    norms = True
+
+    momentum: float = 0.9
+    trust: float = 0.001
+
+    @property
+    def slots(self):
+        return ("velocity",)
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks):
+        squares = squared_norms([w, g], region, sum_over_ranks)
+        t = workspace(w)
+        for name, exempt, part in tensor_blocks(region, len(t)):
+            p, v, u, rate = w[part], slots["velocity"][part], t[: part.stop - part.start], float(self.lr)
+            if exempt:
+                np.multiply(g[part], rate, out=u)
+            else:
+                w_norm, g_norm = (math.sqrt(square[name]) for square in squares)
+                if w_norm and g_norm:
+                    rate *= self.trust * w_norm / (g_norm + self.weight_decay * w_norm)
+                np.multiply(p, self.weight_decay, out=u)
+                u += g[part]
+                u *= rate
+            v *= self.momentum
+            v += u
+            p -= v
+
+
+@dataclass(eq=False)
+class LAMB(Adam):
+    """u = m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + weight_decay w; w -= lr r u, with r = |w| / |u| a tensor.
+
+    r is 1 for exempt tensors and where a norm is 0. The gradients are overwritten by u.
+    """
+
+    norms = True
+
+    eps: float = 1e-6
+    weight_decay: float = field(default=0.01, kw_only=True)
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks):
+        rate, eps = self._corrected(step)
+        t, decay = workspace(w), workspace(w)
+        for _, exempt, part in tensor_blocks(region, len(t)):
+            n = part.stop - part.start
+            u = self._direction(g[part], slots["mean"][part], slots["squares"][part], rate, eps, t[:n])
+            if not exempt:
+                u += np.multiply(w[part], self.weight_decay, out=decay[:n])
+            g[part] = u
+        w_squares, u_squares = squared_norms([w, g], region, sum_over_ranks)
+        for name, exempt, part in tensor_blocks(region, len(t)):
+            w_norm, u_norm = math.sqrt(w_squares[name]), math.sqrt(u_squares[name])
+            ratio = 1.0 if exempt or not w_norm or not u_norm else w_norm / u_norm
+            p = w[part]
+            p -= np.multiply(g[part], float(self.lr) * ratio, out=t[: len(p)])
+
+
+BELOW_ONE = {"momentum", "alpha", "beta1", "beta2"}
+
+
+def workspace(w: np.ndarray) -> np.ndarray:
+    """An array of a block's length: small enough for the allocator to have it at hand."""
+    return np.empty(max(1, min(len(w), BLOCK_BYTES // w.itemsize)), w.dtype)
+
+
+def cut(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[slice, bool]]:
+    """Blocks that cover range(size), and whether each is decayed: none is partly so."""
+    at = 0
+    for part in (*decayed, slice(size, size)):
+        for a, b, inside in ((at, part.start, False), (part.start, part.stop, True)):
+            for lo in range(a, b, block):
+                yield slice(lo, min(lo + block, b)), inside
+        at = part.stop
+
+
+def tensor_blocks(region: Region, block: int) -> Iterator[tuple[str, bool, slice]]:
+    """(name, whether exempt, slice) for blocks of the tensors in the region; padding is left out."""
+    for name, part, spec in region.tensors:
+        for lo in range(part.start, part.stop, block):
+            yield name, not spec.decay, slice(lo, min(lo + block, part.stop))
+
+
+def average(a: np.ndarray, x: np.ndarray, beta: float, work: np.ndarray) -> None:
+    """a = beta a + (1-beta) x, in place; work may be x."""
+    np.multiply(x, 1 - beta, out=work)
+    a *= beta
+    a += work
+
+
+BY_NAME: dict[str, type[Optimizer]] = {
+    kind.__name__.lower(): kind for kind in (SGD, Adagrad, RMSprop, Adam, AdamW, LARS, LAMB)
+}

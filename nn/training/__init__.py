@@ -1,0 +1,10 @@
+"""Training on one process, and what is the same on many.
+
+| file | holds |
+|---|---|
+| serial.py | `Serial`, the trainer of one process |
+| fit.py | `fit`, the one loop that every strategy runs, and `Callback` |
+| callbacks.py | progress, metrics, checkpoints, stopping in time |
+| schedules.py | learning rates by name, and those that listen to training |
+| checkpoints.py | files that a crash cannot spoil |
+"""

@@ -1,0 +1,213 @@
+"""What to do while `fit` trains: say how it goes, write it down, keep checkpoints, stop in time."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from nn.training.checkpoints import CheckpointError, Checkpoints, write_atomically
+from nn.training.fit import Callback, Training
+
+
+class Progress(Callback):
+    """Whole lines from rank 0: epoch, loss, accuracy, samples/s, time left; in an epoch one every `every` seconds."""
+
+    def __init__(self, every: float = 5.0, say=None):
+        self.every = every
+        self.say = say or (lambda line: print(line, flush=True))
+
+    def on_begin(self, training):
+        self.quiet = not training.trainer.writer
+        self.started = self.last = time.perf_counter()
+        self.count = 0
+        self.unit = "images" if len(training.trainer.network.in_shape) == 3 else "samples"
+        self.done_before = self._done(training)
+
+    def on_step(self, training, loss):
+        now = time.perf_counter()
+        self.count += getattr(training.train, "batch", 1)
+        if self.quiet or now - self.last < self.every:
+            return
+        self.last = now
+        mean = training.loss_sum / max(1, training.samples)
+        self.say(
+            f"epoch {training.epoch + 1}/{training.epochs}  step {training.batch}/{len(training.train)}  "
+            f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s  {self._left(training)} left"
+        )
+
+    def on_epoch(self, training, record):
+        if self.quiet:
+            return
+        self.last = time.perf_counter()
+        scores = f"validation loss {record['validation_loss']:.4f}  " if "validation_loss" in record else ""
+        scores += f"accuracy {record['validation_accuracy']:7.2%}  " if "validation_accuracy" in record else ""
+        self.say(
+            f"epoch {record['epoch']}/{training.epochs}  loss {record['loss']:.4f}  {scores}"
+            f"{record['images_per_second']:,.0f} {self.unit}/s  {self._left(training)} left"
+        )
+
+    def _done(self, training: Training) -> float:
+        return training.epoch + training.batch / max(1, len(training.train))
+
+    def _left(self, training: Training) -> str:
+        done = self._done(training)
+        spent = time.perf_counter() - self.started
+        left = spent * (training.epochs - done) / max(1e-9, done - self.done_before)
+        return f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
+
+
+class Metrics(Callback):
+    """metrics.jsonl: one object a line and epoch. A resumed run drops the lines that its checkpoint does not know."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def on_begin(self, training):
+        if training.trainer.writer:
+            lines = "".join(json.dumps(record) + "\n" for record in training.history)
+            write_atomically(self.path, lines.encode())
+
+    def on_epoch(self, training, record):
+        self.on_begin(training)  # written whole each time: a full disk leaves no half line
+
+
+class KeepCheckpoints(Callback):
+    """Save after every epoch, and the best epoch's once more as "best".
+
+    Parameters
+    ----------
+    checkpoints : Checkpoints
+    steps : int or None
+        Also save every so many steps within an epoch.
+    best : str or None
+        The record's entry that decides, "validation_accuracy" (larger is better) or "validation_loss" (smaller is
+        better); without validation data there is no best.
+
+    Raises
+    ------
+    OSError, CheckpointError
+        On all ranks, where the first one cannot write; there with the reason.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, steps: int | None = None, best: str | None = "validation_accuracy"):
+        self.checkpoints, self.steps, self.best = checkpoints, steps, best
+
+    def on_step(self, training, loss):
+        if self.steps and training.trainer.steps % self.steps == 0:
+            self._save(training)
+
+    def on_epoch(self, training, record):
+        if self.best in record and best_epoch(training.history, self.best) == len(training.history) - 1:
+            self._save(training, "best")  # first: a run killed after it makes this epoch again, and finds it the best
+        self._save(training)
+
+    def _save(self, training: Training, name: str | None = None) -> None:
+        trainer, error = training.trainer, None
+        entries = trainer.entries()
+        if trainer.writer:
+            try:
+                self.checkpoints.save(entries, training.progress(), name)
+            except (OSError, CheckpointError) as found:
+                error = found
+        for _ in entries:  # take part to the end: sharded strategies gather here
+            pass
+        if trainer.sum(np.array([error is not None]))[0]:  # all ranks end alike: none waits for one that has given up
+            raise error or OSError("the first rank could not write a checkpoint")
+
+
+class EarlyStopping(Callback):
+    """Stop when `metric` has not improved for `patience` epochs, and put the best epoch's weights back.
+
+    Parameters
+    ----------
+    patience : int
+    metric : str
+        "validation_accuracy" (larger is better) or "validation_loss" (smaller is better).
+    checkpoints : Checkpoints or None
+        Where `KeepCheckpoints` keeps "best": needed where a resumed run's best epoch was before the stop.
+    """
+
+    def __init__(self, patience: int, metric: str = "validation_accuracy", checkpoints: Checkpoints | None = None):
+        if patience < 1:
+            raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
+        self.patience, self.metric, self.checkpoints = patience, metric, checkpoints
+        self.best: dict[str, np.ndarray] | None = None
+
+    def on_epoch(self, training, record):
+        if self.metric not in record:
+            raise ValueError(
+                f"EarlyStopping: {self.metric!r} is not in the record ({', '.join(record)}): no validation data?"
+            )
+        best = best_epoch(training.history, self.metric)
+        if best == len(training.history) - 1:
+            self.best = training.trainer.snapshot()
+        training.stop = len(training.history) - 1 - best >= self.patience
+
+    def on_end(self, training):
+        if not training.history:
+            return
+        if self.best is not None:
+            training.trainer.restore(self.best)
+        elif self.checkpoints:
+            training.trainer.load_state(self.checkpoints.load("best")[0])
+
+
+class RestoreBest(Callback):
+    """At the end put the best epoch's weights back, which `KeepCheckpoints` has saved as "best".
+
+    Where any rank cannot read that file (it is damaged, or on the disk of another host), all keep the last epoch's.
+
+    Parameters
+    ----------
+    checkpoints : Checkpoints
+    metric : str
+        As of `KeepCheckpoints`.
+    say : callable or None
+        Told on rank 0 why the best could not be read.
+
+    Attributes
+    ----------
+    epoch : int
+        After training: the epoch whose weights the trainer has.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, metric: str = "validation_accuracy", say=None):
+        self.checkpoints, self.metric = checkpoints, metric
+        self.say = say or (lambda line: print(line, flush=True))
+
+    def on_end(self, training):
+        trainer, self.epoch = training.trainer, training.epoch
+        if not training.history:
+            return
+        best = best_epoch(training.history, self.metric) + 1
+        if best == training.epoch:
+            return  # the trainer has it
+        problem = ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a damaged file: rank 0 says so
+            try:
+                state, progress, file = self.checkpoints.load("best")
+                if progress["epoch"] != best:
+                    problem = f"{file} is of epoch {progress['epoch']}"
+            except (CheckpointError, OSError) as error:
+                problem = str(error)
+        # All ranks meet here: where they share memory, none may load while another still reads what is there.
+        failed = int(trainer.sum(np.array([bool(problem)]))[0])
+        if not failed:
+            trainer.load_state(state)
+            self.epoch = best
+        elif trainer.writer:
+            problem = (
+                problem or f"{failed} other ranks cannot read it: is {self.checkpoints.directory} on one host only?"
+            )
+            self.say(f"warning: the best epoch, {best}, cannot be put back, so the last one counts: {problem}")
+
+
+def best_epoch(history: list[dict], metric: str) -> int:
+    """Index of the first record with the best value of `metric`; losses want to be small, all else large."""
+    values = [record[metric] for record in history]
+    return values.index(min(values) if metric.endswith("loss") else max(values))

@@ -1,0 +1,181 @@
+"""Training: the one loop that every strategy runs.
+
+`fit` asks a trainer for one optimizer step after the other; whether that is `Serial` (serial.py), which does it in one
+process, or a class of `parallel`, which does the same on many ranks, it cannot tell:
+
+    trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.1))
+    fit(trainer, Loader(data.train, batch=64), epochs=5, test=Loader(data.test, batch=500, shuffle=False))
+
+What chooses (a callback that stops, keeps the best, lowers the rate) reads the history, and there are the scores on the
+validation data. The test data are looked at once, when all is chosen.
+
+Batch gradient descent is batch = all samples, stochastic gradient descent is batch = 1: the loop is the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nn.training.serial import NonFiniteLoss, Serial
+
+
+@dataclass
+class Training:
+    """Where a run of `fit` stands; callbacks read it, checkpoints keep it.
+
+    Attributes
+    ----------
+    history : list of dict
+        One record an epoch: epoch, step, loss (mean over the epoch), images_per_second, seconds; with validation data
+        also validation_loss and, where there are classes, validation_accuracy.
+    stop : bool
+        A callback sets it to end after this epoch (alike on all ranks: decide from the history).
+    result : dict
+        Loss and accuracy on the test data, once training has ended; empty without test data.
+    """
+
+    trainer: Serial
+    train: object
+    epochs: int
+    validation: object = None
+    epoch: int = 0  # epochs finished
+    batch: int = 0  # batches of the current epoch finished
+    loss_sum: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0  # spent training, earlier runs included
+    history: list[dict] = field(default_factory=list)
+    stop: bool = False
+    result: dict = field(default_factory=dict)
+
+    def progress(self) -> dict:
+        """What a checkpoint keeps beside the trainer's state."""
+        keys = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")
+        return {key: getattr(self, key) for key in keys}
+
+
+class Callback:
+    """Told what happens; every rank calls its callbacks alike, so only `trainer.writer` should print or write."""
+
+    def on_begin(self, training: Training) -> None:
+        """Before the first step; `training.history` holds the epochs of a run that is continued."""
+
+    def on_step(self, training: Training, loss: float) -> None:
+        """After a step; `loss` is the mean over the global batch, before the step."""
+
+    def on_epoch(self, training: Training, record: dict) -> None:
+        """After an epoch; `record`, the last of `training.history`, may be added to."""
+
+    def on_end(self, training: Training) -> None:
+        """After the last epoch, and before the test data are looked at."""
+
+
+def fit(
+    trainer: Serial,
+    train: Iterable,
+    epochs: int,
+    callbacks: Sequence[Callback] = (),
+    validation: Iterable | None = None,
+    schedule: Callable[[int], float] | None = None,
+    progress: dict | None = None,
+    accumulate: int = 1,
+    test: Iterable | None = None,
+) -> Training:
+    """Train for `epochs` epochs: the only loop there is.
+
+    Parameters
+    ----------
+    trainer : Serial or a strategy of `parallel`
+    train : Loader
+        Global batches, cut for trainer.shard; train.epoch(e, start) yields (x, y, total).
+    epochs : int
+        In all, those of a resumed run included.
+    callbacks : sequence of Callback
+    validation : Loader or None
+        Evaluated after every epoch, each shard on its own part; callbacks may choose by it.
+    schedule : callable or None
+        Step -> learning rate; without it the optimizer's own stays.
+    progress : dict or None
+        `Training.progress()` of the run to continue, after trainer.load_state.
+    accumulate : int
+        Cut every step's shard into so many parts, one after the other: less memory for activations, the same step.
+    test : Loader or None
+        Evaluated once, at the very end, with the parameters that the callbacks have left: the `result`.
+
+    Returns
+    -------
+    Training
+    """
+    if epochs < 0 or accumulate < 1:
+        raise ValueError(f"epochs must not be negative, accumulate at least 1, given {epochs} and {accumulate}")
+    training = Training(trainer, train, epochs, validation, **(progress or {}))
+    for callback in callbacks:
+        callback.on_begin(training)
+    while training.epoch < epochs and not training.stop:
+        _epoch(training, callbacks, schedule, accumulate)
+    for callback in callbacks:
+        callback.on_end(training)
+    if test is not None:
+        training.result = evaluate(trainer, test)
+    return training
+
+
+def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
+    """The error, told with the places in the data set where the loader knows them."""
+    if not error.samples or not hasattr(training.train, "order"):
+        return error
+    first = training.batch * training.train.batch
+    found = [int(training.train.order(training.epoch)[first + i]) for i in error.samples[:5]]
+    return NonFiniteLoss(f"{error} In the data set: samples {found}.", error.samples)
+
+
+def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumulate: int) -> None:
+    trainer = training.trainer
+    clock = time.perf_counter()
+    for x, y, total in training.train.epoch(training.epoch, training.batch):
+        if schedule:
+            trainer.optimizer.lr = schedule(trainer.steps)
+        try:
+            loss = trainer.step(x, y, total, accumulate)
+        except NonFiniteLoss as error:
+            raise _in_data_set(training, error) from None
+        training.batch += 1
+        training.loss_sum += loss * total
+        training.samples += total
+        now = time.perf_counter()
+        training.seconds, clock = training.seconds + now - clock, now
+        for callback in callbacks:
+            callback.on_step(training, loss)
+    training.epoch += 1
+    record = {
+        "epoch": training.epoch,
+        "step": trainer.steps,
+        "loss": training.loss_sum / max(1, training.samples),
+        "seconds": training.seconds,
+    }
+    spent = training.seconds - (training.history[-1]["seconds"] if training.history else 0.0)
+    record["images_per_second"] = training.samples / max(1e-9, spent)
+    training.batch, training.loss_sum, training.samples = 0, 0.0, 0
+    if training.validation is not None:
+        scores = evaluate(trainer, training.validation)
+        record |= {f"validation_{name}": score for name, score in scores.items()}
+    training.history.append(record)
+    for callback in callbacks:
+        callback.on_epoch(training, record)
+
+
+def evaluate(trainer: Serial, loader: Iterable) -> dict[str, float]:
+    """{"loss", "accuracy"} over a loader whose batches are cut for trainer.shard: exact for uneven shards.
+
+    Without "accuracy" where the targets are no classes.
+    """
+    sums = np.zeros(3)
+    for x, y, _ in loader.epoch(0):
+        sums += trainer.evaluate(x, y)
+    loss, correct, count = trainer.sum(sums)
+    scores = {"loss": float(loss / max(1, count)), "accuracy": float(correct / max(1, count))}
+    return scores if math.isfinite(correct) else {"loss": scores["loss"]}

@@ -1,0 +1,215 @@
+"""Schedules that listen to training, and every schedule by its name, as the command line has it.
+
+`Plateau` alone hears what `fit` measures, and finds its place from the history; `MomentumCorrection` goes with any.
+`parse` reads "cosine:warmup=5" and the like, where everything counts in epochs.
+
+Source: Goyal et al. 2017 (linear scaling, gradual warm-up, momentum correction).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nn import keyed
+from nn.optim.learning_rates import (
+    Constant,
+    Cosine,
+    Exponential,
+    MultiStep,
+    Polynomial,
+    Schedule,
+    Step,
+    Warmup,
+    linear_scaling,
+)
+from nn.training.fit import Callback
+
+
+class Plateau(Callback):
+    """lr times `factor` when `metric` has not improved for more than `patience` epochs. Also a callback of `fit`.
+
+    Parameters
+    ----------
+    lr : float
+    factor : float
+        In (0, 1).
+    patience : int
+        Epochs without improvement to put up with.
+    metric : str
+        Entry of an epoch's record: "loss" (of training) or "validation_loss" (smaller is better),
+        "validation_accuracy" (larger is better).
+    threshold : float
+        Relative change that counts as an improvement.
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        factor: float = 0.1,
+        patience: int = 10,
+        metric: str = "validation_loss",
+        threshold: float = 1e-4,
+    ):
+        if not 0 < factor < 1 or patience < 0:
+            raise ValueError(
+                f"Plateau: factor must be in (0, 1) and patience not negative, given {factor} and {patience}"
+            )
+        self.lr, self.factor, self.patience, self.metric, self.threshold = lr, factor, patience, metric, threshold
+        self.restart()
+
+    def __repr__(self):
+        return f"Plateau(lr={self.lr}, factor={self.factor}, patience={self.patience}, metric={self.metric!r})"
+
+    def __call__(self, step: int) -> float:
+        return self.now
+
+    def restart(self) -> None:
+        """Forget all that was observed."""
+        self.now, self.bad_epochs, self.best = self.lr, 0, math.inf if self.metric.endswith("loss") else -math.inf
+
+    def observe(self, value: float) -> None:
+        """Take note of an epoch's metric."""
+        smaller = self.metric.endswith("loss")
+        margin = abs(self.best) * self.threshold if math.isfinite(self.best) else 0.0
+        if value < self.best - margin if smaller else value > self.best + margin:
+            self.best, self.bad_epochs = value, 0
+            return
+        self.bad_epochs += 1
+        if self.bad_epochs > self.patience:
+            self.now, self.bad_epochs = self.now * self.factor, 0
+
+    def on_begin(self, training):
+        self.restart()
+        for record in training.history:  # of a resumed run
+            self.on_epoch(training, record)
+
+    def on_epoch(self, training, record):
+        if self.metric not in record:
+            raise ValueError(
+                f"Plateau: {self.metric!r} is not in the record ({', '.join(record)}): no validation data?"
+            )
+        self.observe(record[self.metric])
+
+
+class MomentumCorrection(Callback):
+    """v *= lr / lr before, whenever a schedule changes the rate, for optimizers whose velocity has the rate inside.
+
+    Which buffers these are, an optimizer says in `rate_inside`; LARS has one: v = m v + lr g. With the correction a new
+    rate acts at once on all that has been gathered, exactly as where the rate stays outside, as in SGD (Goyal et al.
+    2017). Place it after a schedule that listens (`Plateau`), and before checkpoints are written.
+
+    Parameters
+    ----------
+    schedule : callable (step) -> rate
+    """
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+
+    def on_begin(self, training):
+        self.lr = self.schedule(training.trainer.steps)  # a checkpoint holds what is corrected already
+
+    def on_step(self, training, loss):
+        trainer, lr = training.trainer, self.schedule(training.trainer.steps)
+        if self.lr and self.lr != lr:  # a rate of 0 has put nothing into the velocity
+            for name in trainer.optimizer.rate_inside:
+                trainer.rescale(name, lr / self.lr)
+        self.lr = lr
+
+    def on_epoch(self, training, record):
+        self.on_step(training, 0.0)
+
+
+KINDS = {
+    "constant": Constant,
+    "step": Step,
+    "multistep": MultiStep,
+    "exponential": Exponential,
+    "polynomial": Polynomial,
+    "cosine": Cosine,
+    "plateau": Plateau,
+}
+KEYS = {
+    "constant": {},
+    "step": {"every": float, "factor": float},
+    "multistep": {"at": tuple, "factor": float},
+    "exponential": {"factor": float},
+    "polynomial": {"power": float, "end": float},
+    "cosine": {"end": float},
+    "plateau": {"factor": float, "patience": int, "metric": str},
+}
+FOR_ALL = {"warmup": float, "warmup_from": float, "base_batch": int}
+MOST = 1e9  # of any number: steps are counted in integers
+
+
+def parse(
+    text: str, lr: float, epochs: int, steps_per_epoch: int, batch: int | None = None
+) -> tuple[Schedule, list[Callback]]:
+    """A schedule from the command line, and the callbacks that it needs.
+
+    Parameters
+    ----------
+    text : str
+        NAME or NAME:KEY=VALUE,KEY=VALUE such as "cosine:warmup=5" or "multistep:at=30/60/80,warmup=5,base_batch=256".
+        Names and their keys: constant; step (every, factor); multistep (at, factor); exponential (factor an epoch);
+        polynomial (power, end); cosine (end); plateau (factor, patience, metric). Keys of all: warmup (epochs),
+        warmup_from (rate it starts from), base_batch (batch size for which `lr` is meant: scales it linearly, and
+        warm-up starts from the unscaled rate). Times are in epochs, fractions allowed.
+    lr : float
+    epochs, steps_per_epoch : int
+    batch : int or None
+        Global batch size, for base_batch.
+
+    Raises
+    ------
+    ValueError
+        Which part of the text is wrong, and what it may be.
+    """
+    name, parts = keyed.split(text)
+    if name not in KEYS:
+        raise ValueError(f"learning rate {text!r}: unknown schedule {name!r}; there are {', '.join(KEYS)}")
+    try:
+        return _made(name, _given(name, parts), lr, epochs, steps_per_epoch, batch)
+    except ValueError as error:
+        raise ValueError(f"learning rate {text!r}: {error}") from error
+
+
+def _made(
+    name: str, given: dict, lr: float, epochs: int, steps_per_epoch: int, batch: int | None
+) -> tuple[Schedule, list[Callback]]:
+    """The schedule, with times in steps."""
+
+    def steps(epochs: float) -> int:
+        return round(epochs * steps_per_epoch)
+
+    warmup = steps(warmup_epochs := given.pop("warmup", 0))
+    start = given.pop("warmup_from", lr if "base_batch" in given else 0.0)
+    base_batch = given.pop("base_batch", None)
+    if name in ("cosine", "polynomial"):
+        if warmup and warmup >= steps(epochs):
+            raise ValueError(f"{warmup_epochs:g} epochs of warm-up leave none of {epochs}")
+        given |= {"steps": steps(epochs), "begin": warmup}
+    elif name == "exponential":
+        given["every"] = steps_per_epoch
+    elif name == "step":
+        given["every"] = steps(given.get("every", 30))
+    elif name == "multistep":
+        given["at"] = tuple(steps(epoch) for epoch in given.get("at", (30, 60, 80)))
+    if base_batch is not None:
+        if batch is None:
+            raise ValueError("base_batch needs the batch size")
+        lr = linear_scaling(lr, batch, base_batch)
+    schedule = KINDS[name](lr, **given)
+    callbacks = [schedule] if isinstance(schedule, Plateau) else []
+    return (Warmup(schedule, warmup, start) if warmup else schedule), callbacks
+
+
+def _given(name: str, parts: list[str]) -> dict:
+    """The values by their keys, numbers in range."""
+    given = keyed.convert(name, parts, KEYS[name] | FOR_ALL, by_place=False)
+    for key, value in given.items():
+        if key != "metric" and not all(0 <= number < MOST for number in np.atleast_1d(value)):
+            raise ValueError(f"{key} must be at least 0 and below {MOST:g}, given {value}")
+    return given

@@ -1,0 +1,328 @@
+"""Serial: the trainer of one process, from which the `Trainer` of many ranks in `parallel` is made.
+
+A trainer owns the buffers (parameters, gradients, the optimizer's moments, running statistics) and makes one optimizer
+step at a time:
+
+    trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.1))
+    loss = trainer.step(x, y)
+
+    step    compute_gradients   forward, loss, backward; part after part where activations are to be few
+            update              the optimizer's, unless the loss is not finite
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from nn.core.network import Network, NotFinite
+from nn.core.pool import Memory
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss is NaN or infinite; the message says at which step and in which layer it appears first.
+
+    Attributes
+    ----------
+    samples : list of int
+        Of which samples that is, as indices in the global batch; empty where it cannot be told.
+    """
+
+    def __init__(self, message: str, samples: Sequence[int] = ()):
+        super().__init__(message)
+        self.samples = list(samples)
+
+
+class Serial:
+    """One process: forward, backward, update.
+
+    Parameters
+    ----------
+    network : Network
+    loss : Loss
+    optimizer : Optimizer
+    seed : int
+        Of the initial parameters and of random layers.
+
+    Attributes
+    ----------
+    parameters, gradients : flat arrays in network.layout
+    slots : dict of flat arrays
+        The optimizer's moments.
+    statistics : flat array in network.state_layout
+        Running statistics, such as batch normalisation's.
+    p, g : views
+        Parameters and gradients as layers see them.
+    steps : int
+        Optimizer steps made so far.
+    shard : (index, count)
+        Which part of every global batch this trainer expects from the loader.
+    writer : bool
+        Whether this process writes files and lines of the log: of many ranks one does.
+    communicator : None
+        Of many ranks, what connects them.
+    name : str
+        For the log.
+    sends, notes : str
+        What a report of memory and messages says beside its numbers.
+    phases : tuple of (name, method, together)
+        What a step is made of, for whoever measures it: a method of the trainer, or one of its part for "part.method";
+        whether all ranks do it together. It is called without keywords.
+    """
+
+    shard = (0, 1)
+    writer = True
+    communicator = None
+    name, sends, notes = "Serial", "", ""
+    phases = (("compute", "compute_gradients", False), ("update", "update", False))
+
+    def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
+        self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
+        self.statistics = network.state_layout.zeros(network.dtype)
+        network.state_layout.initialize(self.statistics, seed)
+        self.run = network.run(self.statistics, seed, Memory(), gy_free=True)
+        # Statistics over all ranks need every rank, one without samples too.
+        self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
+        self.terms = loss.rows(network.out_shape)
+        self.steps = 0
+        self.allocate()
+        self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
+
+    def allocate(self) -> None:
+        """Parameters with their first values, gradients and moments, and how layers and optimizer see them."""
+        layout, dtype = self.network.layout, self.network.dtype
+        self.parameters, self.gradients = layout.zeros(dtype), layout.zeros(dtype)
+        self.slots = {name: layout.zeros(dtype) for name in self.optimizer.slots}
+        layout.initialize(self.parameters, self.seed)
+        self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
+        self.region = layout.region()
+
+    def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None, parts: int = 1) -> float:
+        """One optimizer step on this shard (x, y) of a global batch of `total` samples.
+
+        Parameters
+        ----------
+        x : (N, *in_shape) array
+        y : (N,) integers, the classes; or what else the loss compares N outputs with
+        total : int or None
+            None where this shard is the whole batch.
+        parts : int
+            Into how many micro-batches the shard is cut, which are computed one after the other: less memory for
+            activations, the same step. Nothing is sent to other ranks before the last one.
+
+        Returns
+        -------
+        float
+            The mean loss over the global batch.
+
+        Raises
+        ------
+        ValueError
+            The global batch is empty; a shard of it may be.
+        NonFiniteLoss
+            Before the update, so parameters and running statistics are those of the step before.
+        """
+        total = len(x) if total is None else total
+        self.check_batch(len(x), total)
+        self.statistics_before[:] = self.statistics
+        loss, cuts = 0.0, micro_batches(len(x), parts)
+        for i, rows in enumerate(cuts):
+            loss += self.compute_gradients(x[rows], y[rows], total, rows.start, i > 0)
+        if not math.isfinite(loss):
+            raise self.bad_step(loss, [(rows.start, x[rows]) for rows in cuts])
+        self.end_step()
+        return loss
+
+    def check_batch(self, samples: int, total: int) -> None:
+        """Refuse a shard that is larger than its batch, and an empty batch."""
+        if total < max(1, samples):
+            raise ValueError(
+                f"step {self.steps} of {self.network.name}: a shard of {samples} samples in a batch of {total}; "
+                "a batch needs at least one"
+            )
+
+    def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, first: int = 0, adds: bool = False) -> float:
+        """Gradients of these samples' part of the mean loss into `gradients`; returns that part of the loss.
+
+        `first` is the place of the first one in the global batch; `adds`: to the gradients that are there.
+        """
+        batch = self.run.micro_batch
+        batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, adds
+        if not len(x) and not self.everyone:
+            if not adds:
+                self.gradients[:] = 0
+            return 0.0
+        z, saved = self.network.forward(self.p, x, self.run)
+        loss, gz = self.loss(z, y, total * self.terms, self.run)
+        self.network.backward(self.p, self.g, gz, saved, self.run)
+        return loss
+
+    def end_step(self) -> None:
+        """The update, after which the next step begins."""
+        try:
+            self.update()
+        except FloatingPointError:  # a norm that is not finite: nothing was updated
+            self.statistics[:] = self.statistics_before
+            raise
+        self.steps += 1
+
+    def update(self) -> None:
+        """One step of the optimizer, with the gradients of the whole batch."""
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)
+
+    def rescale(self, slot: str, factor: float) -> None:
+        """Multiply a slot of the optimizer, where this process holds it."""
+        if slot in self.slots:
+            self.slots[slot] *= factor
+
+    def bad_step(self, loss: float, parts: list[tuple[int, np.ndarray]]) -> NonFiniteLoss:
+        """The error that tells of a loss that is not finite; nothing was updated, statistics are those before.
+
+        `parts`: the place in the global batch, and the samples, of each micro-batch.
+        """
+        self.statistics[:] = self.statistics_before
+        bad = self.first_bad(parts)
+        self.statistics[:] = self.statistics_before  # looking may train
+        return NonFiniteLoss(
+            f"step {self.steps}: the loss is {loss}; the first value that is not finite is in "
+            f"{bad or 'the loss itself'}. The parameters were not updated. "
+            "A lower learning rate, clipping or float64 may help.",
+            bad.samples if bad else (),
+        )
+
+    def first_bad(self, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
+        """Where the first value that is not finite appears: a parameter, the input (in parts), a layer's output."""
+        for name, array in reversed(list(self.network.layout.items(self.parameters))):
+            if not np.isfinite(array).all():
+                return self.bad_parameter(name)
+        return min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
+
+    def bad_parameter(self, name: str) -> NotFinite:
+        return NotFinite(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
+
+    def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:
+        """Where the first value that is not finite appears in the forward pass of a micro-batch."""
+        self.run.micro_batch.sample, x = part
+        return self.network.first_bad(self.p, x, self.run) if len(x) else None
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""
+        self.run.micro_batch.training = False
+        return self.network.forward(self.p, x, self.run)[0]
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Sums over a batch: [loss, correct, outputs], (3,) float64.
+
+        Correct counts outputs whose largest entry is y; it is NaN where targets are no classes.
+        """
+        return self.score(self.predict(x), y) if len(x) else np.zeros(3)
+
+    def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The sums of `evaluate` for outputs z."""
+        loss, _ = self.loss(z, y, 1, self.run)
+        correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else math.nan
+        return np.array([loss, correct, len(z) * self.terms], np.float64)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """The sum of an array over all shards."""
+        return values
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that training continues from: prefix/name -> array (views, not copies)."""
+        layout = self.network.layout
+        state = {f"param/{name}": array for name, array in layout.items(self.parameters)}
+        for slot, buffer in self.slots.items():
+            state |= {f"optimizer/{slot}/{name}": array for name, array in layout.items(buffer)}
+        state |= {f"state/{name}": a for name, a in self.network.state_layout.items(self.statistics)}
+        return state | {"steps": np.array(self.steps)}
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        """`state`, an entry at a time, as a checkpoint is written: a strategy that shards it gathers no more at once.
+
+        First the steps. An array may change when the next one is asked for. Every rank goes through all; only rank
+        0's arrays count.
+        """
+        state = self.state()
+        yield "steps", state.pop("steps")
+        yield from state.items()
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
+        mine = self.state()
+        if problem := check_state({name: (array.shape, array.dtype) for name, array in mine.items()}, state):
+            raise ValueError(problem)
+        for name, array in mine.items():
+            array[...] = state[name]
+        self.steps = int(state["steps"])
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """A copy of all that this process holds of the state, for `restore`."""
+        return {name: array.copy() for name, array in self.state().items()}
+
+    def restore(self, snapshot: dict[str, np.ndarray]) -> None:
+        """Go back to a snapshot of this trainer."""
+        self.load_state(snapshot)
+
+    def digest(self) -> str:
+        """SHA-256 of all parameters, in the order of the layout: the same for every strategy."""
+        return hashlib.sha256(self.parameters).hexdigest()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process has allocated, by what they are for."""
+        moments = sum(slot.nbytes for slot in self.slots.values())
+        kept = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
+        return kept | {"in transit": 0}
+
+    def formula(self) -> dict[str, float]:
+        """What `memory` should find of parameters, gradients and moments, without padding."""
+        psi = self.network.layout.count * self.network.dtype.itemsize
+        return {"parameters": psi, "gradients": psi, "moments": psi * len(self.optimizer.slots)}
+
+    def check_replicas(self) -> None:
+        """Compare what ranks should hold alike: one process has nothing to compare with."""
+
+    def describe(self) -> str:
+        """How the work is shared, for the log; empty where there is nothing to say."""
+        return ""
+
+    def say(self, line: str) -> None:
+        """Told what is worth a line in the log; whoever runs the trainer may put a function here."""
+
+    def close(self) -> None:
+        """Give back what this trainer holds outside of its arrays: nothing, on one process."""
+
+    def alone(self) -> Serial | None:
+        """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
+        return self
+
+
+def micro_batches(samples: int, parts: int) -> list[slice]:
+    """Nearly equal parts of so many samples, some of them empty where there are fewer."""
+    return [slice(samples * i // parts, samples * (i + 1) // parts) for i in range(parts)]
+
+
+def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Name -> (shape, dtype) of what every strategy's `state` has for this network and these slots of an optimizer."""
+    kinds = {"steps": ((), np.dtype(int))}
+    layouts = {"param": network.layout, "state": network.state_layout}
+    for prefix, layout in (layouts | {f"optimizer/{slot}": network.layout for slot in slots}).items():
+        kinds |= {f"{prefix}/{name}": (spec.shape, network.dtype) for name, spec in layout.specs.items()}
+    return kinds
+
+
+def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
+    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing."""
+    if missing := sorted(expected.keys() - state.keys()):
+        return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
+    if foreign := sorted(state.keys() - expected.keys()):
+        return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
+    for name, (shape, dtype) in expected.items():
+        array = state[name]
+        if (array.shape, array.dtype) != (shape, dtype):
+            return f"checkpoint entry {name}: expected {dtype}{shape}, given {array.dtype}{array.shape}"
+    return ""

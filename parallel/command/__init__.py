@@ -1,0 +1,13 @@
+"""What scripts/train.py is.
+
+| file | holds |
+|---|---|
+| main.py | the door: options, ranks, threads, one message where something fails |
+| options.py | every option, by topic |
+| parsing.py | flags, --help, TOML files, config.json |
+| rules.py | every refusal |
+| factory.py | data, network, loss, optimizer, loaders of given options |
+| registry.py | strategies by name |
+| training_run.py | one run, from options to results |
+| run_directory.py | its directory, and how to go on from it |
+"""

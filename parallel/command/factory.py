@@ -1,0 +1,223 @@
+"""From options to objects: data, network, loss, optimizer, loaders, schedule.
+
+`prepare` makes what a run needs before there are ranks, and asks the rules of it. `train.py --ranks 8` does so before
+it starts ranks, and throws the objects away; each rank does it before it touches MPI, and trains with them, as one
+process does. So a wrong option is told in the same words, with exit status 2, however the program was started. What
+only ranks can find out is left to them: who shares a node, what another host lacks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nn
+from nn import data, keyed, losses, models
+from nn.data import masking
+from nn.layers.batch_normalization import BatchNorm
+from nn.models.googlenet import AuxiliaryLoss
+from nn.optim import clipping, optimizers
+from nn.optim.learning_rates import Schedule
+from nn.training import schedules
+from nn.training.checkpoints import CheckpointError
+from parallel.command import rules
+from parallel.command.options import OptionError, Options
+from parallel.launch import launcher
+
+LOSSES = {
+    "cross-entropy": lambda o: losses.CrossEntropyLoss(label_smoothing=o.label_smoothing),
+    "quadratic": lambda o: losses.QuadraticLoss(),
+    "mse": lambda o: losses.MSELoss(),
+    "mae": lambda o: losses.MAELoss(),
+    "huber": lambda o: losses.HuberLoss(),
+    "bce": lambda o: losses.BCEWithLogitsLoss(),
+}
+TOGETHER = 500  # samples in a batch that is not trained on
+WARMUP = 5  # epochs, with --linear-scaling (Goyal et al. 2017)
+OPTIMIZERS = {
+    "sgd": lambda o, common: optimizers.SGD(**common, momentum=o.momentum, nesterov=o.nesterov),
+    "adagrad": lambda o, common: optimizers.Adagrad(**common),
+    "rmsprop": lambda o, common: optimizers.RMSprop(**common, momentum=o.momentum),
+    "adam": lambda o, common: optimizers.Adam(**common),
+    "adamw": lambda o, common: optimizers.AdamW(**common),
+    "lars": lambda o, common: optimizers.LARS(**common, momentum=o.momentum),
+    "lamb": lambda o, common: optimizers.LAMB(**common),
+}
+
+
+class Parts(NamedTuple):
+    """What every rank has alike."""
+
+    data: data.Data
+    network: nn.Network
+    loss: losses.Loss
+    optimizer: optimizers.Optimizer
+
+
+def prepare(options: Options, one_process: bool = False) -> Parts:
+    """Data, network, loss and optimizer of a run, on whichever number of ranks.
+
+    Parameters
+    ----------
+    one_process : bool
+        Whether this process trains alone, whatever was launched or is asked for.
+
+    Raises
+    ------
+    OptionError
+        Whatever makes the run impossible and can be known by now: what it is, and what to do.
+    """
+    try:
+        return _prepare(options, 0 if one_process else asked_ranks(options))
+    except (ValueError, TypeError, OSError, MemoryError, CheckpointError) as error:
+        raise OptionError(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")) from error
+
+
+def _prepare(options: Options, ranks: int | None) -> Parts:
+    rules.check_surroundings(options, ranks)
+    parts = make(options)
+    rules.check_memory(options, parts.network)
+    readers = rules.check_strategy(options, ranks, parts.network, parts.optimizer)
+    loader = loaders(options, parts.data, (0, readers)).train
+    rules.check_loading(options, parts.data, loader, schedule(options, loader)[1])
+    return parts
+
+
+def asked_ranks(options: Options) -> int | None:
+    """Ranks of this run: 0 for one process without MPI, None where the launcher does not tell."""
+    if launcher.inside():
+        return launcher.size_from_environment()
+    return options.ranks if options.ranks and options.ranks > 1 else 0
+
+
+def make(options: Options) -> Parts:
+    """Data, network, loss and optimizer, if they fit each other."""
+    found = datasets(options)
+    built = network(options, found)
+    rules.check_layers(options, found, built)
+    rules.check_targets(options, found)
+    return Parts(found, built, loss(options, found), optimizer(options))
+
+
+def datasets(options: Options) -> data.Data:
+    """The data. An encoder sees whole samples, so it is asked for hidden ids; a causal model for the next one."""
+    if options.model.startswith("encoder"):
+        options.mask = options.mask or 0.15
+    return data.load(
+        options.data,
+        options.data_dir,
+        limit=options.limit,
+        normalise=options.normalise,
+        length=options.length,
+        mask=options.mask,
+        validation=options.validation,
+        seed=options.seed,
+        dtype=options.dtype,
+    )
+
+
+def network(options: Options, data: data.Data) -> nn.Network:
+    """The network for that data. With the quadratic loss its outputs pass the activation too, as in the classics."""
+    output = (options.activation or "sigmoid") if options.loss == "quadratic" and data.classes else None
+    outputs = data.classes or int(data.train.y[0].size)  # values to regress on
+    network = models.build(
+        options.model,
+        data.in_shape,
+        outputs,
+        options.dtype,
+        activation=options.activation,
+        init=options.init,
+        output_activation=output,
+    )
+    if options.sync_batch_norm:
+        synchronise(network)
+    return network
+
+
+def synchronise(network: nn.Network) -> None:
+    """Let every batch normalisation take its statistics over all ranks."""
+    for _, layer, _, _ in network.layers():
+        if isinstance(layer, BatchNorm):
+            layer.synchronized = True
+
+
+def loss(options: Options, data: data.Data) -> losses.Loss:
+    """The loss, of hidden bytes only where some are."""
+    if options.mask:
+        places = masking.hidden(options.mask, data.in_shape[0])
+        return losses.MaskedCrossEntropyLoss(places, options.label_smoothing)
+    plain = LOSSES[options.loss](options)
+    return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain
+
+
+def optimizer(options: Options) -> optimizers.Optimizer:
+    """The update rule, with its clip."""
+    common = {
+        "lr": options.lr,
+        "weight_decay": options.weight_decay,
+        "clip": options.clip and clipping.parse(options.clip),
+    }
+    return OPTIMIZERS[options.optimizer](options, common)
+
+
+def augmentation(text: str | None) -> list:
+    """ "crop:4,flip" and the like, as transforms."""
+    transforms = []
+    for part in (text or "").split(",") if text else ():
+        match keyed.split(part):
+            case "flip", []:
+                transforms.append(data.RandomFlip())
+            case "crop", [pixels] if pixels.isdecimal() and int(pixels):
+                transforms.append(data.RandomCrop(int(pixels)))
+            case _:
+                raise ValueError(f"--augment {text}: unknown part {part!r}; expected crop:PIXELS, flip, or crop:4,flip")
+    return transforms
+
+
+class Loaders(NamedTuple):
+    """Batches of each split; None where there is no validation data."""
+
+    train: nn.Loader
+    validation: nn.Loader | None
+    test: nn.Loader
+
+
+def loaders(options: Options, data_: data.Data, shard: tuple[int, int], timeline=None) -> Loaders:
+    """The loaders of this shard; what is only looked at comes in larger batches, each cut alike."""
+    train = nn.Loader(
+        data_.train,
+        options.batch,
+        options.seed,
+        shard=shard,
+        transform=augmentation(options.augment) or None,
+        timeline=timeline,
+    )
+    batch = options.batch if data_.train.x[0].size > 4096 else max(options.batch, TOGETHER)
+    validation, test = (
+        split and nn.Loader(split, max(batch, shard[1]), shuffle=False, shard=shard)
+        for split in (data_.validation, data_.test)
+    )
+    return Loaders(train, validation, test)
+
+
+def metric(data_: data.Data) -> str | None:
+    """The entry of an epoch's record that chooses the best; None where nothing may choose."""
+    if data_.validation is None:
+        return None
+    return "validation_accuracy" if data_.classes else "validation_loss"
+
+
+def schedule(options: Options, loader: nn.Loader) -> tuple[Schedule | None, list[nn.Callback]]:
+    """(step -> rate or None for a constant one, callbacks that it needs)."""
+    text = options.schedule
+    if options.linear_scaling:
+        name, parts = keyed.split(text or "constant")
+        parts.append(f"base_batch={options.linear_scaling}")
+        if not any(part.startswith("warmup=") for part in parts):
+            parts.append(f"warmup={WARMUP}")
+        text = keyed.join(name, parts)
+    if text is None:
+        return None, []
+    found, hooks = schedules.parse(text, options.lr, options.epochs, len(loader), options.batch)
+    if optimizers.BY_NAME[options.optimizer].rate_inside:
+        hooks.append(schedules.MomentumCorrection(found))
+    return found, hooks

@@ -1,0 +1,210 @@
+"""The door of scripts/train.py: options, ranks, threads, and one clear message where something fails.
+
+What is heavy (NumPy, MPI) is imported only once the number of threads is set, and never for --help.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+
+from parallel.command.options import OptionError, Options
+from parallel.command.parsing import asks_for_help, parse
+from parallel.command.run_directory import continue_with, default_directory
+from parallel.launch import launcher
+
+WRONG_OPTION = 2  # exit status, as argparse has it
+INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
+SIGNALLED = 128  # and the number of the signal
+BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
+ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
+FAILED = 911  # tag of what failing ranks tell each other
+PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train as the command line says; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    launcher.settle()
+    try:
+        rank, here = launcher.rank_from_environment(), local_ranks()
+    except launcher.LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG_OPTION
+    if rank and asks_for_help(argv):
+        return 0  # rank 0 says it
+    try:
+        options = parse(argv)
+        if options.ranks and options.ranks > 1 and not launcher.inside():
+            from parallel.command.factory import prepare
+
+            prepare(options)
+            options.out = options.out or default_directory(options)
+            return start_ranks(options, argv)
+    except OptionError as error:
+        return fail(error, WRONG_OPTION)
+    heed_interrupts()
+    set_threads(options.threads or max(1, launcher.cores() // here))
+    try:
+        if launcher.inside():
+            start_mpi(options.watch)
+        else:
+            signal.signal(signal.SIGTERM, terminated)
+        from parallel.command.training_run import train
+
+        train(options)
+        return 0
+    except KeyboardInterrupt as end:
+        if launcher.inside():
+            raise  # the excepthook ends all ranks
+        print(f"\nended; to continue: {continue_with(options)}", file=sys.stderr)
+        return TERMINATED if end.args else INTERRUPTED
+    except OptionError as error:
+        return fail(error, WRONG_OPTION)
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
+        return fail(error)
+
+
+def start_mpi(limit: float) -> None:
+    """Start MPI, which waits for all ranks; after `limit` seconds (0: never) this rank ends, and so do all.
+
+    MPI starts with the interpreter held, so that no thread of Python could look after it.
+    """
+    from collectives import check_world, install_excepthooks
+
+    if limit:
+        faulthandler.dump_traceback_later(limit, exit=True)
+    install_excepthooks()
+    faulthandler.cancel_dump_traceback_later()
+    check_world()
+
+
+def heed_interrupts() -> None:
+    """From now on Ctrl-C has something to end: it raises KeyboardInterrupt again (scripts/train.py)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def terminated(number, frame) -> None:
+    """SIGTERM ends one process as Ctrl-C does."""
+    raise KeyboardInterrupt(number)
+
+
+def start_ranks(options: Options, argv: list[str]) -> int:
+    """Start --ranks ranks of this program on this machine, and end with their exit status."""
+    inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
+    try:
+        heed_interrupts()
+        status = launcher.run(inner, options.ranks, stdout=without_banners(sys.stdout))
+    except launcher.LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except SystemExit as end:  # SIGTERM
+        status = end.code
+    if status in (INTERRUPTED, TERMINATED):
+        print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
+    elif status > SIGNALLED:
+        print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
+    return status
+
+
+def without_banners(out):
+    """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why.
+
+    But a rank that was killed cannot say so: of what mpiexec says, this is told. And what ranks say because mpiexec
+    ends them is not: that they ended is said once, for all.
+    """
+    held = ""  # a line of dashes, which may begin a banner
+    banner = ""
+
+    def receive(line: str) -> None:
+        nonlocal held, banner
+        rule = len(line) > 60 and set(line.strip()) == {"-"}
+        if banner:
+            banner += line
+            if rule:
+                if died := re.search(r"process rank (\d+) .*exited on\s+signal (\d+)\b", banner, re.DOTALL):
+                    how = "was killed" if died[2] == "9" else f"ended by {signal.Signals(int(died[2])).name}"
+                    out.write(f"error: rank {died[1]} {how}\n")
+                    out.flush()
+                banner = ""
+            return
+        banner = line if held and line.startswith(BANNERS) else ""
+        if not banner and not ENDED.fullmatch(line):
+            out.write(held + ("" if rule else line))
+            out.flush()
+        held = line if rule else ""
+
+    return receive
+
+
+def set_threads(threads: int) -> None:
+    """Limit the BLAS threads of this process; it must happen before NumPy is imported. What the user has set stays."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))
+
+
+def local_ranks() -> int:
+    """Ranks on this host, as the launcher tells (Open MPI, MPICH, Slurm); 1 if nothing launched this process."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"):
+        if count := launcher.number(name):
+            return count
+    tasks = re.match(r"[1-9]\d*", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))  # such as "4(x2),3"
+    if launcher.inside() and tasks:
+        return int(tasks[0])
+    return launcher.size_from_environment() or 1
+
+
+def fail(error: Exception, status: int = 1) -> int:
+    """Say what went wrong, once, and end all ranks; returns the exit status.
+
+    Where all ranks fail alike (a wrong option, a NaN that all were told of), rank 0 says it and all leave quietly.
+    Where some do not, they would wait for ever: so after a moment the failing rank aborts the job.
+    """
+    if os.environ.get("RINGPROP_TRACEBACK"):
+        traceback.print_exception(error)
+    said = str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")
+    if not launcher.inside():
+        print(f"error: {said}", file=sys.stderr)
+        return status
+    from mpi4py import MPI
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
+        signal.signal(number, signal.SIG_IGN)
+    world = MPI.COMM_WORLD
+    if world.rank == 0:
+        print(f"error: {said}", file=sys.stderr, flush=True)
+    failing, end = everyone_fails(world), time.monotonic() + PATIENCE
+    while not next(failing):
+        if time.monotonic() > end:
+            if world.rank:
+                print(f"error on rank {world.rank}: {said}", file=sys.stderr, flush=True)
+            world.Abort(status)
+        time.sleep(0.01)
+    sys.stdout.flush()
+    MPI.Finalize()
+    os._exit(status)  # not sys.exit: `python -m mpi4py` would abort
+
+
+def everyone_fails(world) -> Iterator[bool]:
+    """Whether all ranks have come here: they tell rank 0, and it tells them.
+
+    By single messages: a collective operation would be taken for another one by ranks that do not fail.
+    """
+    from mpi4py import MPI
+
+    others = range(1, world.size) if world.rank == 0 else (0,)
+    for tell in (False, True) if world.rank == 0 else (True, False):
+        requests = [(world.Isend if tell else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]
+        while not MPI.Request.Testall(requests):
+            yield False
+    while True:
+        yield True

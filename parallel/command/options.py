@@ -1,0 +1,235 @@
+"""The options of a training run: a dataclass a topic, from which --help, flags, TOML files and config.json are made.
+
+Adding an option is adding a field: its annotation says how it is read, `everyday` whether plain --help shows it. What
+numbers and which options go together is in rules.py. An option with parts of its own takes one text with keys, such as
+"cosine:warmup=5" (nn/keyed.py), in place of a flag for each part.
+
+Nothing here imports NumPy or MPI, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+
+
+class OptionError(ValueError):
+    """An option that makes no sense; the message says which and what would."""
+
+
+def option(
+    default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None, everyday: bool = False
+):
+    """A field of a topic: its default, what --help says of it, and whether that is for every day."""
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, "everyday": everyday})
+
+
+@dataclass
+class DataOptions:
+    """What is learned from."""
+
+    data: str = option(
+        "digits", "data set: digits (embedded), mnist, fashion-mnist, cifar10, FILE.npz, ...", everyday=True
+    )
+    data_dir: str | None = option(None, "where data sets lie (default: $RINGPROP_DATA, else ./data)", metavar="DIR")
+    limit: int | None = option(None, "use at most that many samples of each split")
+    validation: float = option(
+        0.1,
+        "training samples held out to choose by: a share below 1, or their number; 0 for none, and nothing chooses "
+        "(not used by data with a validation split of its own)",
+        everyday=True,
+    )
+    normalise: bool = option(False, "subtract the mean of each channel, divide by its standard deviation")
+    augment: str | None = option(None, "random changes of training images: crop:4, flip, crop:4,flip", everyday=True)
+    length: int = option(64, "bytes in a sample of text")
+    mask: float = option(0.0, "hide that share of the bytes, to be told from the others (encoder: 0.15 unless given)")
+
+
+@dataclass
+class NetworkOptions:
+    """What is trained."""
+
+    model: str = option(
+        "cnn", "network: mlp:784,30,10, cnn, lenet5, ... (python scripts/workload.py lists all)", everyday=True
+    )
+    activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
+    init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
+    dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
+    seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)
+
+
+@dataclass
+class LearningOptions:
+    """How it learns."""
+
+    epochs: int = option(30, "passes over the training data", everyday=True)
+    batch: int = option(32, "samples in a step, over all ranks", everyday=True)
+    loss: str = option(
+        "cross-entropy",
+        "what is minimised",
+        ("cross-entropy", "quadratic", "mse", "mae", "huber", "bce"),
+        everyday=True,
+    )
+    label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
+    optimizer: str = option(
+        "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"), everyday=True
+    )
+    lr: float = option(0.1, "learning rate", everyday=True)
+    momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9", everyday=True)
+    nesterov: bool = option(False, "Nesterov's momentum")
+    weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt", everyday=True)
+    clip: str | None = option(None, "clip gradients: value:LIMIT, norm:LIMIT (each tensor's), global:LIMIT")
+    schedule: str | None = option(
+        None, "learning rate over time: cosine:warmup=5, step:every=10, plateau, ... (times in epochs)", everyday=True
+    )
+    linear_scaling: int | None = option(
+        None,
+        "batch that --lr is meant for: a k times larger one gets k times the rate, reached over 5 epochs of warm-up",
+        metavar="BATCH",
+    )
+    sync_batch_norm: bool = option(False, "batch normalisation over the samples of all ranks")
+    accumulate: int = option(1, "cut every step's samples into so many parts, computed one after the other")
+    patience: int | None = option(None, "stop after that many epochs without better validation accuracy")
+
+
+@dataclass
+class RanksOptions:
+    """How ranks share the work."""
+
+    ranks: int | None = option(
+        None, "start that many ranks here; without it, one process, or what mpirun started", everyday=True
+    )
+    strategy: str = option(
+        "ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp"), everyday=True
+    )
+    allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
+    node_memory: str = option(
+        "auto",
+        "ddp: sum gradients in the memory that the ranks of a node share (auto: unless told how messages do it)",
+        ("auto", "on", "off"),
+    )
+    overlap: str = option(
+        "auto",
+        "ddp: what moves messages during backprop (auto: none, unless another is measured to be faster)",
+        ("auto", "thread", "poke", "none"),
+    )
+    bucket: float = option(25.0, "ddp: MiB of gradients in a message", metavar="MIB")
+    first_bucket: float = option(1.0, "ddp: MiB of gradients in the first message", metavar="MIB")
+    compress: str | None = option(
+        None,
+        "fewer bytes: fp16, qsgd:LEVELS, terngrad; with ddp and ps also onebit, signsgd, topk:RATIO, threshold:LIMIT, "
+        "dgc:RATIO; with ddp also powersgd:RANK",
+        metavar="METHOD",
+        everyday=True,
+    )
+    servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
+    server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
+    unit: float = option(
+        1.0, "zero1, zero2, fsdp: MiB of neighbouring layers' parameters that travel together", metavar="MIB"
+    )
+    prefetch: int | None = option(
+        None, "fsdp: units gathered ahead while others compute (default: 1 between nodes, 0 on one)", metavar="N"
+    )
+    offload: str | None = option(
+        None, "zero1, zero2, fsdp: keep the shards in memory-mapped files there, gone when the run ends", metavar="DIR"
+    )
+    reproducible: int | None = option(
+        None,
+        "the same bits on any number of ranks: cut every batch into so many virtual shards, such as 8",
+        everyday=True,
+    )
+
+
+@dataclass
+class RunOptions:
+    """Where the run is kept, and what it may use."""
+
+    out: str | None = option(None, "directory of the run (default: runs/DATE-DATA-MODEL)", metavar="DIR", everyday=True)
+    resume: str | None = option(None, "continue the run in DIR from its last checkpoint", metavar="DIR", everyday=True)
+    checkpoint_steps: int | None = option(
+        None, "also save every so many steps (always: after every epoch)", metavar="N"
+    )
+    check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
+    watch: float = option(
+        300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
+    )
+    threads: int | None = option(None, "BLAS threads of a rank (default: cores / ranks on this host)")
+
+
+@dataclass
+class ReportOptions:
+    """What the run tells beside the result."""
+
+    profile: bool = option(False, "show the time of every layer before training")
+    find_lr: bool = option(False, "try growing learning rates, draw the loss, and end")
+    inspect: bool = option(
+        False, "after training: confusion, misclassified samples, distributions, dead units", everyday=True
+    )
+    timeline: bool = option(False, "record what every rank did when: trace.json and timeline.png", everyday=True)
+    memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
+    no_pictures: bool = option(False, "draw no curves.png and breakdown.png: a short run ends a second earlier")
+
+
+TOPICS = {
+    "data": DataOptions,
+    "network": NetworkOptions,
+    "learning": LearningOptions,
+    "ranks": RanksOptions,
+    "run": RunOptions,
+    "reports": ReportOptions,
+}
+
+
+@dataclass
+class Options(ReportOptions, RunOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
+    """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)"""
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(Options)}
+
+
+def _plain(hint) -> type:
+    """int of `int | None`, and so on."""
+    (kind,) = {*(typing.get_args(hint) or (hint,))} - {type(None)}
+    return kind
+
+
+TYPES: dict[str, type] = {name: _plain(hint) for name, hint in typing.get_type_hints(Options).items()}
+
+
+def names_of(topic: str) -> list[str]:
+    """The options of a topic."""
+    return [f.name for f in dataclasses.fields(TOPICS[topic])]
+
+
+def title_of(topic: str) -> str:
+    """What a topic is about, in a few words."""
+    text = TOPICS[topic].__doc__.rstrip(".")
+    return text[0].lower() + text[1:]
+
+
+def flag(name: str) -> str:
+    """--batch-size of batch_size."""
+    return "--" + name.replace("_", "-")
+
+
+def shown_default(name: str) -> str:
+    """The default as --help has it; empty where nothing is done unless asked for."""
+    default = FIELDS[name].default
+    off = default is None or (not default and TYPES[name] is not int)
+    return "" if off else str(default)
+
+
+def changed(options: Options, names) -> list[str]:
+    """Those of the options that do not have their default."""
+    return [name for name in names if getattr(options, name) != FIELDS[name].default]
+
+
+def shown(value) -> str:
+    """A value as a message has it, in some 60 letters; a whole number of thousands of digits cannot be written."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "one that is too long to be shown"
+    return text if len(text) <= 60 else f"{text[:60]}..."

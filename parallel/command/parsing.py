@@ -1,0 +1,215 @@
+"""Options from what the user wrote: flags, a TOML file (--config), the config.json of a run to continue (--resume).
+
+A value is taken from the first of: the flag, the TOML file, the default. What cannot be read is refused here, what
+makes no sense by rules.py; an option that does not exist is told with the one that was perhaps meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from parallel.command.options import (
+    FIELDS,
+    TOPICS,
+    TYPES,
+    OptionError,
+    Options,
+    flag,
+    names_of,
+    shown,
+    shown_default,
+    title_of,
+)
+from parallel.command.rules import FREE_ON_RESUME, READ_BY, UNTOLD, check, check_number, check_resumed
+
+LARGEST_FILE, MOST_DOTS = 2**16, 100  # of a TOML file: reading a dotted key takes the square of its parts
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+HELP = ("-h", "--help")
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong options are one message, without the list of all that there are; whoever parses says it."""
+
+    def error(self, message: str):
+        if unknown := re.fullmatch(r"unrecognized arguments: ([^\s=]+).*", message):
+            message = f"no option {nearest(unknown[1], self._option_string_actions)}"
+        raise OptionError(f"{message} (--help lists the options)")
+
+
+class Help(argparse.Action):
+    """--help: the options of every day; --help TOPIC, --help all: more."""
+
+    def __call__(self, parser, namespace, topic, option_string=None):
+        if topic not in (None, "all", *TOPICS):
+            near = difflib.get_close_matches(topic, ("all", *TOPICS), n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            parser.error(f"--help: no topic {shown(topic)}{hint}; there are {', '.join(TOPICS)}, all")
+        print(help_text(topic), end="")
+        parser.exit()
+
+
+def help_text(topic: str | None = None) -> str:
+    """What --help prints: of a topic, of "all", or (None) the options of every day and the list of topics."""
+    if topic:
+        return parser(*(TOPICS if topic == "all" else [topic])).format_help()
+    everyday = parser(*TOPICS, names=[name for name, f in FIELDS.items() if f.metadata["everyday"]])
+    topics = "".join(f"  {topic:10} {title_of(topic)}\n" for topic in TOPICS)
+    more = "these are the options of every day; --help all shows all, --help TOPIC those of a topic:"
+    return f"{everyday.format_help()}\n{more}\n{topics}"
+
+
+def parser(*topics: str, names: Iterable[str] = FIELDS) -> argparse.ArgumentParser:
+    """argparse from the topics' dataclasses; an option that was not given is absent from the result."""
+    parser = Parser(
+        prog="train.py",
+        usage="%(prog)s [options]",
+        description="Train a neural network on one process or many ranks.",
+        epilog="On a cluster: mpirun -n 4 python -m mpi4py scripts/train.py --data mnist --model lenet5",
+        allow_abbrev=False,
+        add_help=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(*HELP, nargs="?", action=Help, metavar="TOPIC", help="show options, and end")
+    parser.add_argument("--config", metavar="FILE.toml", help="read options from this file; flags win")
+    for topic in topics or TOPICS:
+        group = parser.add_argument_group(title_of(topic))
+        for name in names_of(topic):
+            if name in names:
+                _add(group, name)
+    return parser
+
+
+def _add(group, name: str) -> None:
+    metadata, kind = FIELDS[name].metadata, TYPES[name]
+    if kind is bool:
+        group.add_argument(flag(name), action="store_true", help=metadata["help"])
+        return
+    choices, default = metadata["choices"], shown_default(name)
+    group.add_argument(
+        flag(name),
+        type=kind,
+        choices=choices,
+        metavar=metadata["metavar"] or (None if choices else kind.__name__.upper()),
+        help=metadata["help"] + (f" (default: {default})" if default else ""),
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name, and which one may have been meant."""
+    words = [each[2:] for each in known if each.startswith("--")]  # dashes would make all names look alike
+    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
+    return shown(name) + (f": did you mean --{near[0]}?" if near else "")
+
+
+def parse(argv: list[str] | None = None) -> Options:
+    """Options from the command line; raises OptionError where they make no sense by themselves (rules.check)."""
+    argparser = parser()
+    given = vars(argparser.parse_args(joined(sys.argv[1:] if argv is None else argv)))
+    try:
+        values = read_toml(given.pop("config")) if "config" in given else {}
+        values |= given
+        if "resume" in values:
+            values = resumed(values)
+        options = Options(**values)
+        check(options)
+    except OptionError as error:
+        argparser.error(str(error))
+    return options
+
+
+def asks_for_help(argv: list[str]) -> bool:
+    """Whether `parse` will print help and end."""
+    return any(word.partition("=")[0] in HELP for word in argv)
+
+
+def joined(argv: list[str]) -> list[str]:
+    """`--lr -1e-3` as `--lr=-1e-3`: argparse takes the second for an option otherwise, and not for a wrong number."""
+    found: list[str] = []
+    for word in argv:
+        if found and found[-1].startswith("--") and re.match(r"-(\.?\d|inf|nan)", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def read_toml(path: str) -> dict:
+    """Options from a TOML file: keys as the flags, with _ or - between words."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE or any(line.count(b".") > MOST_DOTS for line in text.splitlines()):
+            raise OptionError(
+                f"--config {path} is no file of options: more than {LARGEST_FILE} bytes, or {MOST_DOTS} dots in a line"
+            )
+        values = {key.replace("-", "_"): value for key, value in tomllib.loads(text.decode()).items()}
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from None
+    except OptionError:
+        raise
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or brackets without end
+        raise OptionError(f"--config {path} is not TOML ({error})") from None
+    for key, value in values.items():
+        if isinstance(value, dict):
+            raise OptionError(f"--config {path}: options stand in no table: leave out [{key:.60}]")
+        if key not in FIELDS:
+            raise OptionError(f"--config {path}: no option {nearest(flag(key), map(flag, FIELDS))}")
+    return {key: of_its_kind(f"--config {path}", key, value) for key, value in values.items()}
+
+
+def of_its_kind(where: str, name: str, value):
+    """The value of an option from a file, which must be of its type and among its choices."""
+    kind, choices = TYPES[name], FIELDS[name].metadata["choices"]
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or isinstance(value, bool) != (kind is bool):
+        raise OptionError(f"{where}: {name} must be {KINDS[kind]}, given {shown(value)}")
+    if choices and value not in choices:
+        raise OptionError(f"{where}: {name} must be one of {', '.join(choices)}, given {shown(value)}")
+    if kind is int or kind is float:
+        check_number(f"{where}: {name}", name, value)
+    return kind(value)
+
+
+def read_config(directory: Path) -> dict:
+    """What the config.json of a run says, before anything is made of it."""
+    try:
+        found = json.loads((directory / "config.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise OptionError(
+            f"--resume {directory}: no config.json there, so this is not the directory of a run"
+        ) from None
+    except OSError as error:
+        raise OptionError(f"--resume {directory}: config.json cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"--resume {directory}: config.json is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"--resume {directory}: config.json holds no options")
+    for key in sorted(found.keys() - FIELDS.keys()):
+        raise OptionError(
+            f"{directory}/config.json: no option {nearest(flag(key), map(flag, FIELDS))}. "
+            "Was the file edited, or the run started by another version?"
+        )
+    return found
+
+
+def resumed(values: dict) -> dict:
+    """The options of the run to continue, with what may change taken from `values`."""
+    directory = Path(values["resume"])
+    before = read_config(directory)
+    if missing := UNTOLD.keys() - before.keys():
+        before |= {name: UNTOLD[name] for name in missing} | {"patience": None}  # which nothing is there to choose by
+    check_resumed(directory, before, values)
+    given = [name for name in FIELDS if before.get(name) is not None]
+    found = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in given}
+    found |= {"ranks": None, "threads": None} | values
+    for name, (other, readers) in READ_BY.items():  # another strategy has no use for some options of the one before
+        if name in FREE_ON_RESUME and name not in values and found.get(other) not in (None, *readers):
+            found.pop(name, None)
+    return found | {"out": str(directory)}

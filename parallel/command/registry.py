@@ -1,0 +1,73 @@
+"""Every strategy by its name on the command line: options, network, loss, optimizer, communicator -> trainer."""
+
+from __future__ import annotations
+
+import math
+
+from collectives.failures.launch_check import nodes_of
+from parallel.command.rules import check_one_node, check_scattered, of_messages
+from parallel.exchange import compression
+from parallel.strategies.data_parallel import (
+    CompressedDataParallel,
+    DistributedDataParallel,
+    ReproducibleDataParallel,
+)
+from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
+from parallel.strategies.parameter_server import ParameterServer
+from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
+from parallel.trainer import Trainer
+
+
+def ddp(options, network, loss, optimizer, communicator) -> Trainer:
+    """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
+    arguments = network, loss, optimizer, communicator, options.seed
+    if options.compress:
+        return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
+    if options.reproducible:
+        return ReproducibleDataParallel(*arguments, shards=options.reproducible)
+    # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
+    if one_node := len(set(nodes_of(communicator))) == 1:
+        check_one_node(options)
+    asked = one_node and of_messages(options)
+    return DistributedDataParallel(
+        *arguments,
+        node_memory="off" if options.node_memory == "auto" and asked else options.node_memory,
+        overlap=options.overlap,
+        bucket=options.bucket,
+        first_bucket=options.first_bucket,
+        limit=options.watch or math.inf,
+    )
+
+
+def dp(options, network, loss, optimizer, communicator) -> Trainer:
+    """One master scatters samples and reduces gradients."""
+    check_scattered(options, communicator.size)
+    arguments = network, loss, optimizer, communicator, options.seed
+    if options.reproducible:
+        return ReproducibleMasterWorker(*arguments, shards=options.reproducible)
+    return DataParallel(*arguments)
+
+
+def ps(options, network, loss, optimizer, communicator) -> Trainer:
+    """Workers and parameter servers."""
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    return ParameterServer(*arguments, **summed(options))
+
+
+def sharded(options, network, loss, optimizer, communicator) -> Trainer:
+    """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
+    make = SHARDED[options.strategy]
+    more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
+    unit = int(options.unit * 2**20)
+    arguments = network, loss, optimizer, communicator, options.seed, unit, options.offload
+    return make(*arguments, **more, **summed(options))
+
+
+def summed(options) -> dict:
+    """How gradients are summed, where it is not the usual way."""
+    compressor = compression.parse(options.compress) if options.compress else None
+    return {"compressor": compressor, "shards": options.reproducible or 0}
+
+
+SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
+STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded)}

@@ -1,0 +1,393 @@
+"""What makes no sense is refused here: every rule about options, told before ranks start where it can be known then.
+
+| of what | rules | asked by |
+|---|---|---|
+| options alone | RANGES, READ_BY, EXCLUDES and the functions in OF_OPTIONS | parsing.py |
+| a run to continue | `check_resumed`, `check_checkpoints` | parsing.py, factory.py, training_run.py |
+| ranks, files, surroundings | `check_surroundings` | factory.py |
+| data, network, optimizer | `check_targets` ... `check_loading` | factory.py |
+| ranks that have been started | `check_started`, `check_alike` | training_run.py |
+| and their nodes | `check_one_node`, `check_scattered` | above, registry.py |
+
+A rule is a function that returns nothing or raises OptionError: which option, what is wrong, what to do. What the text
+of an option may be is refused where it is read (`learning_rates.parse`, `models.build` and their like). NumPy and MPI
+are imported by the rules that need them: those of options alone must not wait for either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, shown
+from parallel.launch import launcher
+from parallel.strategies.capabilities import why_not
+
+# ------------------------------------------------------------------------------------------------------ options alone
+
+# Counts are at least 1, other numbers at least 0, but for these.
+FROM_0 = ("epochs", "seed", "prefetch")
+ABOVE_0 = ("lr", "bucket", "first_bucket", "unit")
+BELOW_1 = ("momentum", "label_smoothing", "mask")
+LARGEST = 2**63 - 1  # of whole numbers: what an array's axis can count
+MOST = {"threads": 1024, "accumulate": 2**16, "reproducible": 2**16, "ranks": 2**20}
+
+BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and moved
+MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
+SHARDED = ("zero1", "zero2", "fsdp")
+# Option -> (another one, with which values of it this one is read at all).
+READ_BY = {
+    "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
+    "nesterov": ("optimizer", ("sgd",)),
+    "label_smoothing": ("loss", ("cross-entropy",)),
+    "allreduce": ("strategy", ("ddp",)),
+    **dict.fromkeys(MESSAGES, ("strategy", ("ddp",))),
+    "servers": ("strategy", ("ps",)),
+    "offload": ("strategy", SHARDED),
+    "unit": ("strategy", SHARDED),
+    "prefetch": ("strategy", ("fsdp",)),
+    "server_place": ("strategy", ("ps",)),
+}
+# Option that sums gradients in a way of its own -> those that say how the usual way does it.
+EXCLUDES = {
+    "compress": ("reproducible", *MESSAGES),
+    "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
+}
+# Options that one process does not read.
+BETWEEN_RANKS = ("strategy", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
+TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
+
+
+def check(options: Options) -> None:
+    """Refuse numbers out of range, and options that do not go together."""
+    for rule in OF_OPTIONS:
+        rule(options)
+
+
+def check_number(called: str, name: str, value: float) -> None:
+    """Refuse a number out of the range of the option `name`, which the message calls `called`."""
+    if TYPES[name] is int:
+        least, most = int(name not in FROM_0), MOST.get(name, LARGEST)
+        fits = least <= value <= most
+        allowed = f"at least {least}" if value < least else f"at most {most:,}"
+    elif name in BELOW_1:
+        fits, allowed = 0 <= value < 1, "at least 0 and below 1"
+    elif name in ABOVE_0:
+        fits, allowed = 0 < value <= sys.float_info.max, "above 0 and finite"
+    else:
+        fits, allowed = 0 <= value <= sys.float_info.max, "at least 0 and finite"
+    if not fits:
+        raise OptionError(f"{called} must be {allowed}, given {shown(value)}")
+
+
+def _values(options: Options) -> None:
+    for name, kind in TYPES.items():
+        value = getattr(options, name)
+        if value is not None and kind in (int, float):
+            check_number(flag(name), name, value)
+        if value == "":
+            raise OptionError(f"{flag(name)} must not be empty: leave it out")
+        if isinstance(value, str) and "\0" in value:
+            raise OptionError(f"{flag(name)} must not hold a zero byte, given {shown(value)}")
+
+
+def _parts_of_a_batch(options: Options) -> None:
+    for name in ("accumulate", "reproducible"):
+        if (parts := getattr(options, name) or 1) > options.batch:
+            raise OptionError(f"{flag(name)} must be at most the {options.batch} samples of --batch, given {parts}")
+
+
+def _own_ways(options: Options) -> None:
+    for name, others in EXCLUDES.items():
+        if getattr(options, name) and (given := changed(options, others)):
+            why = why_not(options.strategy, None, given[0], name)
+            raise OptionError(
+                f"{flag(given[0])} does not go with {flag(name)}{': ' * bool(why)}{why}: leave one of them out"
+            )
+
+
+def _what_chooses(options: Options) -> None:
+    if options.patience and not options.validation:
+        raise OptionError(
+            "--patience chooses by validation data, and --validation 0 holds none out: leave one of them out"
+        )
+    if options.find_lr and options.resume:
+        raise OptionError("--find-lr tries rates on a network that has not learned yet: leave out --resume")
+
+
+def _texts(options: Options) -> None:
+    if changed(options, ["length"]) and not options.data.startswith(TEXTS):
+        raise OptionError(
+            f"--length has no effect with --data {options.data}: leave it out, or use {', '.join(TEXTS)}PATH"
+        )
+    if options.mask and not options.model.startswith("encoder"):
+        raise OptionError(f"--mask: {options.model} predicts the next byte: leave it out, or use --model encoder")
+
+
+def _readers(options: Options) -> None:
+    for name in changed(options, READ_BY):
+        other, readers = READ_BY[name]
+        if (value := getattr(options, other)) not in readers:
+            raise OptionError(
+                f"{flag(name)} has no effect with {flag(other)} {value}: leave it out, or use {', '.join(readers)}"
+            )
+
+
+def _one_batch_for_the_rate(options: Options) -> None:
+    if options.linear_scaling and "base_batch=" in (options.schedule or ""):
+        raise OptionError(
+            f"--linear-scaling and base_batch in --schedule {options.schedule} say the same: leave one out"
+        )
+
+
+OF_OPTIONS = (_values, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _one_batch_for_the_rate)
+
+# ------------------------------------------------------------------------------------------------- a run to continue
+
+# What a resumed run may change; all else is part of the result and comes from its config.json.
+FREE_ON_RESUME = {
+    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
+    "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
+    "strategy", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+}  # fmt: skip
+# What a run has whose config.json is from before there was the option, where that is not the default.
+UNTOLD = {"validation": 0.0}
+
+
+def lasting(options: Options) -> dict:
+    """The options that are part of a run's result: those that a resumed one may not change."""
+    return {name: value for name, value in dataclasses.asdict(options).items() if name not in FREE_ON_RESUME}
+
+
+def check_resumed(directory: Path, before: dict, given: dict) -> None:
+    """Refuse another place, and to change what made the result; `before` are the options of that run."""
+    if Path(given.get("out") or directory) != directory:
+        raise OptionError(f"--resume {directory} goes on in that directory, given --out {given['out']}: leave it out")
+    for name, value in given.items():
+        if name not in FREE_ON_RESUME and before.get(name) != value:
+            raise OptionError(
+                f"--resume {directory}: that run has {flag(name)} {before.get(name)}, given {value}: leave it out"
+            )
+
+
+def check_checkpoints(options: Options) -> None:
+    """A run neither overwrites another one, nor continues from nothing, or with options that were changed by hand."""
+    from nn.training.checkpoints import Checkpoints
+
+    kept = Checkpoints(Path(options.out) / "checkpoints")
+    saved = [entry for entry in kept.entries() if not entry.get("named")]
+    if options.resume is None:
+        if saved:
+            raise OptionError(
+                f"{options.out} already holds a run: continue it with --resume {options.out}, or give another --out"
+            )
+        return
+    if not saved:
+        raise OptionError(f"--resume {options.resume}: no checkpoint was saved there; start again, with another --out")
+    facts = kept.facts()
+    for name, value in lasting(options).items():
+        before = facts.get(name, UNTOLD.get(name, FIELDS[name].default))
+        if facts and before != value:
+            raise OptionError(
+                f"{options.resume}/config.json has {flag(name)} {value}, but that run was made with {before}: put that "
+                "back, or start another run"
+            )
+
+
+# ---------------------------------------------------------------------------------------- ranks, files, surroundings
+
+EACH_ITS_OWN = ("--out", "--ranks", "RINGPROP_DATA", "RINGPROP_TRACEBACK")  # what ranks need not have alike
+
+
+def check_surroundings(options: Options, ranks: int | None) -> None:
+    """Refuse what cannot be on so many ranks (0: one process, None: not known), in these directories, with this
+    environment."""
+    from collectives.choosing.selection import check_environment, check_name
+    from parallel.exchange import compression
+
+    if ranks == 0 and not options.reproducible:
+        _one_process(options)
+    check_name("allreduce", options.allreduce)
+    check_environment()
+    if options.compress:
+        compression.parse(options.compress)
+    if options.offload:
+        check_directory("--offload", options.offload)
+    if options.out:
+        check_directory("--out", options.out)
+        if not options.find_lr:
+            check_directory("--out", os.path.join(options.out, "checkpoints"))
+            check_checkpoints(options)
+
+
+def _one_process(options: Options) -> None:
+    if options.strategy == "ps":
+        raise OptionError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
+    if options.compress:
+        way = ", or leave it out" if options.resume is None else ", as that run was"
+        raise OptionError(f"--compress {options.compress}: one process sends nothing; start several with --ranks{way}")
+    if options.offload and options.resume is None:
+        raise OptionError("--offload: one process has no shards; start several with --ranks, or leave it out")
+
+
+def check_directory(flag: str, directory: str) -> None:
+    """Refuse what is no directory, and cannot be made one."""
+    path = Path(directory).absolute()
+    near = next(place for place in (path, *path.parents) if place.exists())
+    if not near.is_dir():
+        raise OptionError(f"{flag} {directory}: {near} is a file, no directory")
+    try:  # permission bits do not tell of root, nor of /proc
+        with tempfile.TemporaryFile(dir=near):
+            pass
+    except OSError as error:
+        raise OptionError(f"{flag} {directory}: nothing can be written into {near} ({error.strerror})") from None
+
+
+def check_one_node(options: Options) -> None:
+    """Refuse what has no effect where all ranks share a node."""
+    if options.node_memory == "on" and (asked := of_messages(options)):
+        raise OptionError(
+            f"{asked[0]} has no effect with --node-memory on where all ranks share a node: "
+            "gradients are summed in its memory, without messages; leave one of them out"
+        )
+
+
+def check_scattered(options: Options, ranks: int) -> None:
+    """Refuse batches of which some rank would get no sample from the master."""
+    if options.batch < ranks:
+        raise OptionError(
+            f"--batch {options.batch} cannot be cut among {ranks} ranks: use a batch of at least {ranks}, "
+            "or fewer ranks"
+        )
+
+
+def check_started(options: Options, ranks: int) -> None:
+    """Refuse another number of ranks than were started."""
+    if options.ranks and options.ranks != ranks:
+        raise OptionError(f"--ranks {options.ranks}, but {ranks} ranks were started: leave --ranks to the launcher")
+
+
+def settings(options: Options) -> dict:
+    """This rank's options and environment variables, as far as all ranks must have the same."""
+    found = {flag(name): value for name, value in dataclasses.asdict(options).items()}
+    found |= {name: value for name, value in os.environ.items() if name.startswith("RINGPROP_")}
+    return {name: value for name, value in found.items() if name not in EACH_ITS_OWN}
+
+
+def check_alike(everyone: list[dict]) -> None:
+    """Refuse ranks that were started differently: `settings` of each."""
+    for other, theirs in enumerate(everyone):
+        for name in everyone[0] | theirs:
+            if (value := theirs.get(name)) != (first := everyone[0].get(name)):
+                raise OptionError(f"ranks disagree on {name}: rank 0 has {first}, rank {other} has {value}")
+
+
+def of_messages(options: Options) -> list[str]:
+    """What was asked of messages, as on the command line: how they sum, are cut, and move."""
+    asked = changed(options, BUCKETING)
+    if options.allreduce not in ("auto", "shared"):
+        asked.append("allreduce")
+    return [f"{flag(name)} {getattr(options, name)}" for name in asked]
+
+
+# ------------------------------------------------------------------------------------------ data, network, optimizer
+
+FOR_CLASSES = ("cross-entropy", "quadratic")
+FOR_VALUES = ("mse", "mae", "huber", "bce", "quadratic")
+
+
+def check_targets(options: Options, data) -> None:
+    """Refuse a loss that does not read the kind of targets that the data has."""
+    targets, readers = ("classes", FOR_CLASSES) if data.classes else ("values", FOR_VALUES)
+    if options.loss not in readers:
+        raise OptionError(f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}")
+    if options.mask and options.loss != "cross-entropy":
+        raise OptionError(f"--loss {options.loss}: hidden bytes are told by cross-entropy: leave --loss out")
+
+
+def check_layers(options: Options, data, network) -> None:
+    """Refuse numbers where a network takes ids, ids where it takes numbers, and what none of its layers would read."""
+    from nn.layers.batch_normalization import BatchNorm
+
+    x, _ = data.train.batch(slice(0, 1))
+    if (x.dtype.kind in "iu") != network.takes_ids:
+        takes, holds, other = ("ids", "numbers", "mlp") if network.takes_ids else ("numbers", "ids", "transformer")
+        raise OptionError(
+            f"--model {options.model} takes {takes}, and {options.data} holds {holds}: use --model {other}"
+        )
+    if options.sync_batch_norm and not any(isinstance(layer, BatchNorm) for _, layer, _, _ in network.layers()):
+        raise OptionError(f"--sync-batch-norm: {network.name} has no batch normalisation: leave it out")
+
+
+def check_memory(options: Options, network) -> None:
+    """Refuse a network whose parameters and gradients alone, once, are more than this machine's memory."""
+    if options.strategy in SHARDED and (options.offload or launcher.inside()):
+        return  # on disk, or on many machines
+    needed = 2 * network.layout.size * network.dtype.itemsize
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise OptionError(
+            f"--model {options.model}: {network.layout.count:,} parameters and their gradients take "
+            f"{needed / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.0f}: use smaller layers"
+        )
+
+
+def check_strategy(options: Options, ranks: int | None, network, optimizer) -> int:
+    """Refuse what the strategy cannot do, on so many ranks; returns how many of them read samples."""
+    from parallel.exchange import compression, fixed_tree
+    from parallel.exchange.push_pull import cut, roles
+    from parallel.passes import virtual_shards
+
+    if options.compress:
+        if why := why_not(options.strategy, options.compress):
+            raise OptionError(f"--compress {options.compress} does not go with --strategy {options.strategy}: {why}")
+        method = compression.parse(options.compress)
+        method.check(optimizer)
+        if options.strategy == "ps":
+            method.check_messages(options.servers)
+    if options.reproducible and options.strategy in SHARDED:
+        virtual_shards.refuse_norms(optimizer)
+    if not ranks:
+        return 1
+    if not launcher.inside():
+        check_one_node(options)
+    if options.strategy == "dp":
+        check_scattered(options, ranks)
+    workers = ranks
+    if options.strategy == "ps":
+        found, servers = roles(ranks, options.servers, options.server_place)
+        cut(network.layout.size + network.state_layout.size, len(servers))
+        workers = len(found)
+    if options.reproducible:
+        fixed_tree.check_holders(options.reproducible, workers)
+    return workers
+
+
+def check_loading(options: Options, data, loader, callbacks) -> None:
+    """Refuse transforms and schedules that do not fit the data; what batches must be, the loader has said."""
+    import numpy as np
+
+    from nn.data.transforms import RandomCrop, sample_keys
+    from nn.training.schedules import Plateau
+
+    _, *shape = data.train.x.shape  # as stored: what transforms see
+    for transform in loader.transforms:
+        if isinstance(transform, RandomCrop) and len(shape) == 3 and transform.padding >= min(shape[:2]):
+            raise OptionError(
+                f"--augment {options.augment}: shifted by {transform.padding} pixels nothing is left of an image of "
+                f"{shape[0]} x {shape[1]}: use fewer"
+            )
+        transform(data.train.raw(np.zeros(1, int))[0], sample_keys(options.seed, 0, np.zeros(1, int)))
+    metrics = ["loss"]
+    if data.validation:
+        metrics += ["validation_loss", *(["validation_accuracy"] if data.classes else [])]
+    for callback in callbacks:
+        if isinstance(callback, Plateau) and callback.metric not in metrics:
+            without = "" if data.validation else " without validation data (--validation 0)"
+            raise OptionError(
+                f"--schedule {options.schedule}: no metric {callback.metric!r}{without}; "
+                f"use metric={', '.join(metrics)}"
+            )

@@ -1,0 +1,274 @@
+"""One training run, from options to a directory with everything in it: the same on one process and on many ranks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import nn
+from nn.training import callbacks, checkpoints
+from parallel.command import factory
+from parallel.command.factory import Parts, prepare
+from parallel.command.options import Options, changed, flag
+from parallel.command.rules import BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
+from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
+from parallel.launch import launcher
+from parallel.reports import inspection
+from parallel.reports.breakdown import Breakdown, draw_breakdown
+from parallel.reports.curves import write_curves
+from parallel.reports.memory_report import MemoryReport, resident
+from parallel.reports.timeline import Timeline, write_trace
+
+
+def train(options: Options) -> dict:
+    """Do what the options say; returns what result.json holds.
+
+    Raises
+    ------
+    ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError
+        Whatever makes the run impossible or worthless, with a message that says what to do.
+    """
+    started = time.perf_counter()
+    np.seterr(all="ignore")  # a loss that is not finite is an error of its own
+    parts = prepare(options)
+    data, network = parts.data, parts.network
+    world = ranks(options)
+    rank, size = (world.rank, world.size) if world else (0, 1)
+    say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
+
+    if world:
+        agree_on_data(world, data)
+    before = resident()
+    traffic = counted(world) if options.memory and world else None
+    trainer = make_trainer(options, parts, traffic or world)
+    trainer.say = say
+    timeline = Timeline(world) if options.timeline else None
+    breakdown = Breakdown(trainer)
+    memory = MemoryReport(trainer, traffic, before) if options.memory else None
+    loaders = factory.loaders(options, data, trainer.shard, listeners(breakdown.loader, timeline))
+    if options.compress:
+        trainer.tell_epoch(len(loaders.train))
+    schedule, schedule_hooks = factory.schedule(options, loaders.train)
+
+    out = Path(options.out)
+    say(network.summary())
+    say(f"{data.name}: {describe_splits(data)}")
+    learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
+    say(f"{describe_ranks(trainer, options)}; {learning}")
+    say()
+    if options.find_lr:
+        say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
+        trainer.close()
+        return {}
+    kept = checkpoints.Checkpoints(out / "checkpoints", facts=lasting(options))
+    progress = resume(options, trainer, kept, say)
+    if rank == 0:
+        write_headers(out, options, world)
+    if options.profile:
+        say(inspection.profile(trainer, loaders.train) + "\n")
+    if timeline:
+        timeline.watch(trainer)
+    say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
+
+    metric = factory.metric(data)
+    hooks = [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
+    hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
+    if options.check_replicas and world:
+        hooks.append(replica_checks(options.check_replicas))
+    chooser = None
+    if options.patience:
+        chooser = callbacks.EarlyStopping(options.patience, metric, kept)
+    elif metric:
+        chooser = callbacks.RestoreBest(kept, metric, say)
+    hooks += [chooser] if chooser else []
+    training = nn.fit(
+        trainer,
+        loaders.train,
+        options.epochs,
+        hooks,
+        loaders.validation,
+        schedule,
+        progress,
+        options.accumulate,
+        loaders.test,
+    )
+    if size > 1:
+        trainer.check_replicas()
+
+    result = {
+        **training.result,
+        **chosen(training, chooser),
+        "epochs": training.epoch,
+        "steps": training.history[-1]["step"] if training.history else trainer.steps,
+        "seconds": training.seconds,
+        "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
+        "ranks": size,
+        "breakdown": breakdown.by_rank(),
+        "parameters_sha256": trainer.digest(),
+    }
+    if options.compress:
+        result |= trainer.bytes_sent()
+    events = timeline.merge() if timeline else []
+    alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
+    memory_table = memory.report() if memory else ""  # before pictures take memory of their own
+    if rank == 0:
+        checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+        if not options.no_pictures:
+            write_curves(training.history, out / "curves.png")
+            draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
+        if events:
+            write_trace(events, out)
+        if options.inspect:
+            say("\n" + inspection.inspect(alone, data, out / "inspection"))
+    if memory:
+        say("\n" + memory_table)
+    say()
+    say(f"test {describe(result)}, {training.seconds:.1f} s of training")
+    if options.compress:
+        sent, dense = result["bytes_sent"], result["bytes_dense"]
+        say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
+    say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
+    say(what_next(options))
+    trainer.close()  # not after an error: it needs all ranks
+    return result
+
+
+def listeners(loader, timeline: Timeline | None):
+    """Who is told what the loader did when."""
+    if timeline is None:
+        return loader
+
+    def both(name: str, start: float, end: float) -> None:
+        loader(name, start, end)
+        timeline.add(name, start, end)
+
+    return both
+
+
+def counted(world):
+    """The communicator, counting bytes."""
+    from parallel.reports.traffic import Traffic
+
+    return Traffic(world)
+
+
+def describe_splits(data: nn.data.Data) -> str:
+    """How many samples are for what."""
+    train, test = f"{len(data.train):,} training", f"{len(data.test):,} test samples"
+    if data.validation is None:
+        return f"{train} and {test}; no validation data, so nothing chooses and the last epoch counts"
+    return f"{train}, {len(data.validation):,} validation and {test}"
+
+
+def chosen(training: nn.Training, chooser: nn.Callback | None) -> dict:
+    """The epoch whose parameters the trainer has in the end, and its scores on the validation data."""
+    epoch = training.epoch
+    if isinstance(chooser, callbacks.RestoreBest):
+        epoch = chooser.epoch
+    elif isinstance(chooser, callbacks.EarlyStopping) and training.history:
+        epoch = callbacks.best_epoch(training.history, chooser.metric) + 1
+    record = training.history[epoch - 1] if training.history else {}
+    return {"chosen_epoch": epoch} | {name: record[name] for name in record if name.startswith("validation_")}
+
+
+def describe(result: dict) -> str:
+    """The figure of the test data, and after which epoch."""
+    score = f"accuracy {result['accuracy']:.2%}" if "accuracy" in result else f"loss {result['loss']:.4g}"
+    epochs = result["epochs"]
+    if result["chosen_epoch"] < epochs:
+        return f"{score} after epoch {result['chosen_epoch']}, the best of {epochs} on the validation data"
+    return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
+
+
+def ranks(options: Options):
+    """A Communicator over all ranks, or None where this process is the only one and nothing launched it.
+
+    `options.out` is a directory from now on, the same on all.
+    """
+    if not launcher.inside():
+        options.out = options.out or default_directory(options)
+        return None
+    from collectives.failures.launch_check import starting
+
+    with starting(options.watch):
+        world = communicator(options)
+    check_started(options, world.size)
+    options.out = world.bcast((options.out or default_directory(options)) if world.rank == 0 else None)
+    return world
+
+
+def communicator(options: Options):
+    """A Communicator over all ranks, if their options are the same."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    # Compared before there is a Communicator: its watchdog is made by all ranks, or they wait for each other.
+    check_alike(MPI.COMM_WORLD.allgather(settings(options)))
+    return Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
+
+
+def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
+    """The trainer of --strategy on these ranks; of one process, where `world` is None."""
+    _, network, loss, optimizer = parts
+    if world is None and options.reproducible:
+        from parallel.strategies.serial import ReproducibleSerial
+
+        return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
+    if world is None:
+        return nn.Serial(network, loss, optimizer, options.seed)
+    from parallel.command.registry import STRATEGIES
+
+    return STRATEGIES[options.strategy](options, network, loss, optimizer, world)
+
+
+def agree_on_data(world, data: nn.data.Data) -> None:
+    """Refuse data that differ between ranks, as where hosts hold other files."""
+    from parallel.trainer import agree, data_facts
+
+    agree(world, data_facts(data))
+
+
+def replica_checks(steps: int) -> nn.Callback:
+    """A callback that compares the parameters of all ranks every so many steps."""
+    from parallel.trainer import CheckReplicas
+
+    return CheckReplicas(steps)
+
+
+def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict | None:
+    """Load the last whole checkpoint where --resume asks for it; refuse to overwrite a run otherwise."""
+    check_checkpoints(options)
+    if options.resume is None:
+        return None
+    with warnings.catch_warnings(record=True) as damaged:
+        warnings.simplefilter("always")
+        state, progress, file = kept.load()
+    for each in damaged:  # every rank has found it; one says so
+        say(f"warning: {each.message}")
+    try:
+        trainer.load_state(state)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: {error}") from error
+    say(f"continuing from {file}: epoch {progress['epoch']}, step {trainer.steps}")
+    return progress
+
+
+def describe_ranks(trainer: nn.Serial, options: Options) -> str:
+    """How many ranks train and how, and which options have no effect on one process."""
+    count = trainer.communicator.size if trainer.communicator else 1
+    if count == 1:
+        idle = [f"{flag(name)} {getattr(options, name)}" for name in changed(options, BETWEEN_RANKS)]
+        return "one process" + (f" (without effect below --ranks 2: {', '.join(idle)})" if idle else "")
+    how = trainer.describe()
+    return f"{count} ranks, {trainer.name}{': ' * bool(how)}{how}"
+
+
+def elapsed(since: float) -> str:
+    """Seconds since then, by time.perf_counter, in words."""
+    return f"{time.perf_counter() - since:.0f} s"

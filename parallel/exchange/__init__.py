@@ -1,0 +1,1 @@
+"""How gradients and parameters of different ranks meet."""

@@ -1,0 +1,222 @@
+"""How gradients and parameters of ranks meet: what every exchange has, and the one of a process that is alone.
+
+An exchange owns the flat buffers and lends the layers views of them. What a step asks of it, in this order:
+
+    begin       a step begins
+    part        a micro-batch begins; says who is told which gradients are finished ("ready") while backward goes on
+    skip        this rank has no samples in it, but others may have to be met
+    tell        an addend's loss and statistics, as soon as its forward pass has ended: they follow its gradients
+    add         the gradients of the addend are complete
+    sum         return when loss and statistics are summed, and the gradients unless `update` does that
+    update      clip and apply, where nothing speaks against it
+
+Then the state: `entries`, `load`, `snapshot`, `restore`; and what reports ask: `phases`, `bytes`, `describe`.
+Everything here is done by all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from nn.core.network import Network
+from nn.optim.optimizers import Optimizer
+from nn.training.serial import check_state, state_kinds
+from parallel.exchange.tail import Tail
+from parallel.mesh import Mesh
+from parallel.passes.whole import MicroBatch, Whole
+
+
+class Exchange:
+    """Every rank has all parameters and moments, and makes the same update; here nobody else is there.
+
+    Attributes
+    ----------
+    parameters, gradients : flat arrays
+    slots : dict of flat arrays
+        The optimizer's moments that this rank holds.
+    p, g : views
+        Parameters and gradients as layers see them.
+    tail, summed : Tail
+        What this rank tells beside its gradients, and the sums.
+    sharded : tuple of str
+        Of "parameters", "gradients", "moments": what a rank has only a part of.
+    adds_up : bool
+        Whether gradients of micro-batches add up where layers write them.
+    from_first : bool
+        Whether the state is gathered on rank 0, and scattered from there; else every rank has all of it.
+    phases : tuple of (name, method, together)
+        As of a trainer.
+    fetch : callable (Run) or None
+        Called before a layer is run.
+    """
+
+    sharded: tuple[str, ...] = ()
+    adds_up = True
+    from_first = False
+    fetch: Callable | None = None
+    share = slice(None)  # of the moments: what this rank may write
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "exchange.sum", True),
+        ("update", "exchange.update", False),
+    )
+
+    def start(self, mesh: Mesh, pass_: Whole, network: Network, optimizer: Optimizer, statistics, seed: int) -> None:
+        """Make the buffers, with first values; called once, on all ranks."""
+        self.mesh, self.pass_, self.network, self.optimizer = mesh, pass_, network, optimizer
+        self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
+        self.say: Callable[[str], None] = lambda line: None
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Flat buffers; behind the gradients the tail: one vector is summed."""
+        layout = self.layout
+        self.parameters = layout.zeros(self.dtype)
+        self.vector = np.zeros(layout.size + Tail.room(self.network), self.dtype)
+        self.gradients, self.tail = self.vector[: layout.size], Tail.of(self.vector[layout.size :])
+        self.summed = self.tail
+        self.slots = {name: layout.zeros(self.dtype) for name in self.optimizer.slots}
+        self.first_values()
+
+    def first_values(self) -> None:
+        """Parameters and statistics are rank 0's on all ranks."""
+        layout = self.layout
+        layout.initialize(self.parameters, self.seed)
+        self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
+        if self.mesh.communicator:
+            self.mesh.communicator.Bcast(self.parameters, root=0)
+            self.mesh.communicator.Bcast(self.statistics, root=0)
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def begin(self, step: int, samples: int, total: int, parts: int) -> dict[str, Callable]:
+        """A step begins, for which this rank has so many samples of `total`, and computes them in so many parts.
+
+        Returns what takes the factors of gradients in their place, by the paths of layers.
+        """
+        self.step = step
+        return {}
+
+    def part(self, micro: MicroBatch | None) -> Callable[[int], None] | None:
+        """A pass begins; of a micro-batch, or one that is only forward."""
+        return None
+
+    def skip(self, micro: MicroBatch | None) -> None:
+        """This rank has no samples in this pass."""
+        if micro and not micro.adds:
+            self.gradients[:] = 0
+
+    def tell(self, loss: float, total: int, first: bool) -> None:
+        """The loss of an addend; its statistics are there, too."""
+        self.tail.write(loss, total, first, self.statistics)
+
+    def add(self) -> None:
+        """All gradients of the addend are there."""
+
+    def sum(self) -> Tail:
+        """The sums over all addends of what was told."""
+        return self.summed
+
+    def update(self) -> None:
+        """One step of the optimizer."""
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region)
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def meet(self, what: str) -> None:
+        """Return when all ranks have come that read what this one writes."""
+
+    def spread(self) -> None:
+        """Parameters were changed where they are kept: bring them to where they are used."""
+
+    def rescale(self, slot: str, factor: float) -> None:
+        """Multiply a slot of the optimizer, wherever it is: when none reads it, and none reads on before it is done."""
+        self.meet("what was there before a slot is rescaled")
+        if slot in self.slots:
+            self.slots[slot][self.share] *= factor
+        self.meet("the slot that was rescaled")
+
+    def kinds(self) -> dict[str, tuple]:
+        """Name -> (shape, dtype) of all that the state must have."""
+        return state_kinds(self.network, self.optimizer.slots)
+
+    def check(self, state: Mapping[str, np.ndarray]) -> str:
+        """What is wrong with a state, in words; '' if nothing."""
+        return check_state(self.kinds(), state)
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of parameters and moments, as they are in a checkpoint; only the writer's count."""
+        yield from self.named("param", self.parameters)
+        for slot, buffer in self.slots.items():
+            yield from self.named(f"optimizer/{slot}", buffer)
+
+    def named(self, prefix: str, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        yield from ((f"{prefix}/{name}", array) for name, array in self.layout.items(buffer))
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over a state that was checked."""
+        self.meet("what was there before a state is loaded")
+        for name, array in self.kept():
+            array[...] = state[name]
+        self.meet("the state that is loaded")
+        self.spread()
+
+    def kept(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of all that this rank keeps from step to step."""
+        return self.entries()
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """A copy of what this rank keeps, for `restore`."""
+        return {name: array.copy() for name, array in self.kept()}
+
+    def restore(self, snapshot: Mapping[str, np.ndarray]) -> None:
+        """Go back to a snapshot."""
+        self.meet("what was there before a snapshot is restored")
+        for name, array in self.kept():
+            array[...] = snapshot[name]
+        self.meet("the snapshot that is restored")
+        self.spread()
+
+    def replicas(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of all parameters of which every rank has a copy."""
+        yield from self.layout.items(self.parameters)
+
+    def bad_parameters(self) -> set[str]:
+        """Names of parameters of which this rank has values that are not finite."""
+        return {name for name, array in self.layout.items(self.parameters) if not np.isfinite(array).all()}
+
+    def digest(self, sha) -> None:
+        """Let a hash have all parameters, in the order of the layout."""
+        sha.update(self.parameters)
+
+    def bytes(self) -> dict[str, int]:
+        """Bytes that this rank has allocated, by what they are for."""
+        moments = sum(slot.nbytes for slot in self.slots.values())
+        kept = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
+        return kept | {"in transit": 0}
+
+    def formula(self) -> dict[str, float]:
+        """What `bytes` should find, but for what is in transit."""
+        psi = self.layout.count * self.dtype.itemsize
+        whole = {"parameters": psi, "gradients": psi, "moments": psi * len(self.optimizer.slots)}
+        return {kind: size / self.mesh.count if kind in self.sharded else size for kind, size in whole.items()}
+
+    def tell_epoch(self, steps: int) -> None:
+        """How many steps an epoch has, for methods of compression that warm up."""
+
+    def bytes_sent(self) -> dict[str, float]:
+        """Bytes of gradients that a rank sent in a step, "bytes_sent", counted: the mean over ranks and steps; and
+        "bytes_dense", what gradients as they are would be (collective). Empty where nothing counts them."""
+        return {}
+
+    sends = ""  # the formula's Psi that a rank sends in a step, in words
+    notes = ""  # what `bytes` counts more than once, in words
+
+    def describe(self) -> str:
+        """How gradients and parameters meet, for the log."""
+        return ""
+
+    def close(self) -> None:
+        """Free what is held beside arrays."""

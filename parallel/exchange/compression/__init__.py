@@ -1,0 +1,64 @@
+"""Compressed gradients: fewer bytes between ranks, at the price of noise or delay.
+
+    trainer = CompressedDataParallel(network, loss, SGD(0.1), communicator, compressor=parse("topk:0.01"))
+
+| method | file | a gradient in a message | keeps |
+|---|---|---|---|
+| none | dense.py | itself | |
+| fp16 | half.py | 16 bits | |
+| qsgd:levels | quantization.py | log2(2 levels + 1) bits | |
+| terngrad | quantization.py | 1.6 bits | |
+| onebit, signsgd | signs.py | 1 bit | error |
+| topk:ratio, threshold:limit | sparsification.py | value and 16 bits, for those that are sent | error |
+| dgc:ratio | sparsification.py | the same | momentum u, velocity v |
+| powersgd:rank | low_rank.py | rank (rows + columns) numbers a matrix | error, Q |
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from nn import keyed
+from parallel.exchange.compression.base import Compressor
+from parallel.exchange.compression.dense import Dense
+from parallel.exchange.compression.half import Half
+from parallel.exchange.compression.low_rank import PowerSGD
+from parallel.exchange.compression.quantization import QSGD, TernGrad
+from parallel.exchange.compression.signs import OneBit, SignSGD
+from parallel.exchange.compression.sparsification import DGC, Threshold, TopK
+
+__all__ = ["BY_NAME", "Compressor", "parse"]
+
+BY_NAME: dict[str, type[Compressor]] = {
+    "none": Dense,
+    "fp16": Half,
+    "qsgd": QSGD,
+    "terngrad": TernGrad,
+    "onebit": OneBit,
+    "signsgd": SignSGD,
+    "topk": TopK,
+    "threshold": Threshold,
+    "dgc": DGC,
+    "powersgd": PowerSGD,
+}
+
+
+def parse(text: str) -> Compressor:
+    """A compressor from the command line: NAME[:NUMBER][,KEY=NUMBER...], such as "topk:0.01" or "dgc:0.001,clip=5".
+
+    NUMBER is the method's first parameter, the others go by their names.
+
+    Raises
+    ------
+    ValueError
+        An unknown method or key, or a number out of range; the message says what there is.
+    """
+    name, parts = keyed.split(text)
+    if name not in BY_NAME:
+        raise ValueError(f"compress {text!r}: no method {name!r}; there are {', '.join(BY_NAME)}")
+    kinds = {f.name: type(f.default) for f in fields(BY_NAME[name])}
+    try:
+        given = keyed.convert(name, parts, kinds)
+    except ValueError as error:
+        raise ValueError(f"compress {text!r}: {error}") from error
+    return BY_NAME[name](**given)

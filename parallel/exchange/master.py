@@ -1,0 +1,93 @@
+"""Parameters leave a master in every step, and gradients come back to it: it alone updates."""
+
+from __future__ import annotations
+
+from mpi4py.MPI import IN_PLACE
+
+from parallel.exchange.base import Exchange
+from parallel.exchange.fixed_tree import TreeSum, with_trees
+from parallel.passes.dealt import MASTER
+
+
+class Master(Exchange):
+    """Workers have the parameters of the last broadcast, and no moments."""
+
+    phases = (
+        ("scatter", "pass_.take", True),
+        ("broadcast", "exchange.broadcast", True),
+        ("forward", "forward", False),
+        ("gather", "pass_.gather_outputs", True),
+        ("loss", "pass_.compute_loss", False),
+        ("scatter gradient", "pass_.scatter_gradient", True),
+        ("backward", "backward", False),
+        ("reduce", "exchange.sum", True),
+        ("update", "exchange.update", False),
+    )
+
+    def allocate(self):
+        super().allocate()
+        self.master, count, self.tree = self.mesh.rank == MASTER, len(self.vector), None
+        if not self.master:
+            self.slots = {}
+        if self.pass_.fixed:
+            for_master = [(0, count)] + [(count, count)] * (self.mesh.size - 1)
+            self.tree = TreeSum(self.pass_.addends, count, self.dtype, self.mesh.communicator, for_master)
+
+    def broadcast(self) -> None:
+        """The master's parameters and running statistics to all."""
+        self.mesh.communicator.Bcast(self.parameters, root=MASTER)
+        if len(self.statistics):
+            self.mesh.communicator.Bcast(self.statistics, root=MASTER)
+
+    def begin(self, step, samples, total, parts):
+        self.broadcast()
+        return super().begin(step, samples, total, parts)
+
+    def add(self):
+        if self.tree:
+            self.tree.add(self.vector)
+
+    def sum(self):
+        """Sum all on the master, which tells the ranks the sums of the tail."""
+        communicator = self.mesh.communicator
+        if self.tree:
+            mine = self.tree.reduce_scatter()
+            if self.master:
+                self.vector[:] = mine
+        elif self.master:
+            communicator.Reduce(IN_PLACE, self.vector, root=MASTER)
+        else:
+            communicator.Reduce(self.vector, None, root=MASTER)
+        communicator.Bcast(self.vector[self.layout.size :], root=MASTER)
+        return self.summed
+
+    def update(self):
+        """The master's; the others get its parameters with the next broadcast, and are told if a clip finds no norm."""
+        refused = None
+        if self.master:
+            try:
+                super().update()
+            except FloatingPointError as error:
+                refused = str(error)
+        if self.optimizer.clip:
+            refused = self.mesh.bcast(refused)
+        if refused:
+            raise FloatingPointError(refused)
+
+    def replicas(self):
+        """What the broadcast brings."""
+        self.broadcast()
+        return super().replicas()
+
+    def formula(self):
+        return super().formula() | ({} if self.master else {"moments": 0})
+
+    def bytes(self):
+        return with_trees(super().bytes(), *([self.tree] if self.tree else []))
+
+    def describe(self):
+        return f"rank {MASTER} is the master: it reads, computes the loss and updates"
+
+    def close(self):
+        if self.tree:
+            self.tree.release()

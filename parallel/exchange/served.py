@@ -1,0 +1,313 @@
+"""Parameters kept by servers: workers push gradients, servers add them up and update, workers pull parameters.
+
+The loss and what ranks were told of the batch's size go to every server, so that all decide alike whether to update;
+they come back with the parameters, as they were when the servers decided: a step is one push and one pull.
+
+Sums in a fixed tree: workers send the sums of their virtual shards' subtrees, each server adds those of its slice.
+Compressed: a worker has an encoder for each server's slice; what is pulled is not compressed, so of the 2 n that a
+worker moves in a step the half that is pushed shrinks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from mpi4py.MPI import IN_PLACE, MAX
+
+from parallel.exchange.base import Exchange
+from parallel.exchange.compression.base import Compressor
+from parallel.exchange.compression.exchange import Memories, Pieces
+from parallel.exchange.fixed_tree import TreeSum, with_trees
+from parallel.exchange.push_pull import cut, pull, push, roles
+from parallel.exchange.tail import HEAD, Tail, differ
+from parallel.passes.virtual_shards import refuse_norms
+
+TAIL = HEAD + 1  # numbers behind every vector: the head of the tail, and whether the servers refused the update
+
+
+class Served(Exchange):
+    """A server holds a slice of the parameters and the moments for it; a worker a copy of all parameters.
+
+    Parameters
+    ----------
+    size : int
+        Ranks.
+    servers, place
+        As for push_pull.roles.
+    compressor : Compressor or None
+        Of what is pushed; not attached yet, one with messages of single ranks.
+
+    Attributes
+    ----------
+    workers, hosts : sequences of int
+        Ranks that compute, and that serve.
+    works, serves : bool
+        Which of it this rank does.
+    slices : list of (lo, hi)
+        Of every server in a **vector**: parameters (or gradients), running statistics, and the tail.
+    pushed, replica : vectors
+        What a worker pushes, and what it has pulled.
+    held, sums : arrays
+        A server's slice, and the tail behind it; of the sums likewise.
+    own : slice
+        Of a server, in the parameters.
+    """
+
+    from_first = True
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("push", "exchange.push", True),
+        ("update", "exchange.serve", False),
+        ("pull", "exchange.pull", True),
+    )
+
+    def __init__(self, size: int, servers: int, place: str, compressor: Compressor | None = None):
+        self.workers, self.hosts = roles(size, servers, place)
+        self.place, self.compressor = place, compressor
+
+    def allocate(self):
+        mesh, layout, network = self.mesh, self.layout, self.network
+        rank, servers = mesh.rank, len(self.hosts)
+        self.works, self.serves = rank in self.workers, rank in self.hosts
+        self.slices = cut(layout.size + network.state_layout.size, servers)
+        count = self.slices[-1][1]
+        self.pushed, self.replica = np.zeros((2, count + TAIL), self.dtype)
+        self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]
+        self.first_values()
+        self.tail, self.summed = (
+            Tail(vector[count:-1], vector[layout.size : count]) for vector in (self.pushed, self.replica)
+        )
+        self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
+        self.regions = [layout.region(share.start, share.stop) for share in self.shares]
+        self.between_servers, self.slots, self.refused = mesh.group(self.hosts), {}, None
+        if self.serves:
+            self._take_slice(self.hosts.index(rank))
+        self._allocate_sums()
+        rest = slice(layout.size if self.compressor else 0, None)  # what is pushed as it is
+        vectors = {"x": (self.pushed[rest], self.replica)} if self.works else {}
+        if self.serves:
+            vectors["y"] = (self.sums[self.n if self.compressor else 0 :], self.held)
+        slices = [(max(lo, rest.start) - rest.start, max(hi, rest.start) - rest.start) for lo, hi in self.slices]
+        arguments, compile_ = (servers, self.place, TAIL), mesh.communicator.compile
+        self.pushing = compile_(push(rank, mesh.size, slices, *arguments), **{k: v[0] for k, v in vectors.items()})
+        self.pulling = compile_(pull(rank, mesh.size, self.slices, *arguments), **{k: v[1] for k, v in vectors.items()})
+        if not self.works:
+            self._forget_vectors()
+
+    def _take_slice(self, number: int) -> None:
+        """A server's own: its slice, the moments for it and room for sums."""
+        lo, hi = self.slices[number]
+        self.held = np.append(self.replica[lo:hi], self.replica[-TAIL:])
+        self.sums = np.zeros_like(self.held)
+        self.own, self.region = self.shares[number], self.regions[number]
+        self.n = self.own.stop - self.own.start  # parameters of the slice
+        self.slots = {name: np.zeros(self.n, self.dtype) for name in self.optimizer.slots}
+
+    def _forget_vectors(self) -> None:
+        """What a rank that only serves has no use for."""
+        self.parameters, self.p, self.g = self.held[: self.n], None, None
+        self.summed = Tail(self.held[-TAIL:-1], np.zeros_like(self.statistics))
+        del self.pushed, self.replica, self.gradients, self.tail
+
+    def _allocate_sums(self) -> None:
+        """What sums in another way than worker after worker: trees, or coded pieces."""
+        mesh, count, workers = self.mesh, self.slices[-1][1], len(self.workers)
+        self.trees, self.pieces, self.pushes = [], None, 0
+        if self.pass_.fixed:
+            if len(self.hosts) > 1:
+                refuse_norms(self.optimizer)
+            cuts, end = [], 0
+            for rank in range(mesh.size):
+                lo, hi = self.slices[self.hosts.index(rank)] if rank in self.hosts else (end, end)
+                cuts.append((lo, hi))
+                end = hi
+            shards, dtype = self.pass_.addends, self.dtype
+            self.trees = [TreeSum(shards, count, dtype, mesh.communicator, cuts, workers)]
+            self.trees.append(TreeSum(shards, TAIL, dtype, mesh.communicator, holders=workers))  # for every server
+        self.memories = None
+        if compressor := self.compressor:
+            compressor.check_messages(len(self.hosts))
+            compressor.check(self.optimizer)
+            mesh.agree({"compression": repr(compressor)})
+            arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, self._maximum
+            self.pieces = Pieces(mesh.communicator, compressor, *arguments)
+            flat = {name: self.layout.zeros(self.dtype) if self.works else None for name in compressor.memories}
+            for encoder, share in zip(self.pieces.encoders, self.shares if self.works else (), strict=True):
+                encoder.memory = {name: memory[share] for name, memory in flat.items()}
+            self.memories = Memories(mesh, self.layout, flat, {}, self.dtype)
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def begin(self, step, samples, total, parts):
+        self.total = total
+        return super().begin(step, samples, total, parts)
+
+    def add(self):
+        if self.trees:
+            self.trees[0].add(self.pushed[:-TAIL])
+            self.trees[1].add(self.pushed[-TAIL:])
+
+    def sum(self):
+        """Push, let the servers update, pull."""
+        if self.pieces and not math.isfinite(loss := self._sum_of_losses()):  # what is left out stays as it is
+            return Tail(np.array([loss, self.total * self.pass_.addends, self.total]), self.summed.statistics)
+        self.push()
+        self.refused = None
+        if self.serves:
+            try:
+                self.serve()
+            except FloatingPointError as error:  # nothing was updated: the workers, who wait for an answer, are told
+                self.refused = error
+            self.held[-1] = self.refused is not None
+        self.pull()
+        if self.works and self.replica[-1]:
+            self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
+        return self.summed
+
+    def push(self) -> None:
+        """Gradients, statistics and the tail from the workers to the servers, which add them up."""
+        if self.trees:
+            mine, head = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
+            if self.serves:
+                self.sums[:-TAIL], self.sums[-TAIL:] = mine, head
+            return
+        if self.serves:
+            self.sums[:] = 0
+        self.mesh.communicator.Run(self.pushing, "push")
+        if self.pieces:
+            shares = [self.gradients[share] for share in self.shares] if self.works else []
+            self.pieces.reduce(shares, self.sums[: self.n] if self.serves else None, self.step)
+            self.pushes += 1
+
+    def serve(self) -> None:
+        """Update this server's slice, unless the tail forbids it: every server has it, and all do the same."""
+        self.held[self.n :] = self.sums[self.n :]  # statistics and tail are sums already
+        loss, told, first = map(float, self.sums[-TAIL:-1])
+        if math.isfinite(loss) and not differ(told / self.pass_.addends, first):
+            among = self._sum_small if len(self.hosts) > 1 else None
+            self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
+
+    def pull(self) -> None:
+        """Parameters, statistics and the tail from the servers to the workers."""
+        self.mesh.communicator.Run(self.pulling, "pull")
+
+    def update(self):
+        """The servers have done it, or could not."""
+        if self.refused:
+            raise self.refused
+
+    def _sum_small(self, array: np.ndarray) -> None:
+        self.between_servers.Allreduce(IN_PLACE, array)
+
+    def _maximum(self, array: np.ndarray) -> None:
+        self.mesh.data.Allreduce(IN_PLACE, array, MAX)
+
+    def _sum_of_losses(self) -> float:
+        loss = np.array([self.tail.head[0] if self.works else 0.0], np.float64)
+        self.mesh.sum_all(loss)
+        return float(loss[0])
+
+    def tell_epoch(self, steps):
+        self.pieces.tell_epoch(steps)
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Moments come from the servers to rank 0, one after the other; elsewhere an entry is empty."""
+        first = self.mesh.rank == 0
+        yield from self._named("param", self.parameters if first else None)
+        for slot in self.optimizer.slots:
+            yield from self._named(f"optimizer/{slot}", self._gathered(slot))
+        if self.memories:
+            yield from self.memories.entries()
+
+    def _named(self, prefix: str, buffer: np.ndarray | None) -> Iterator[tuple[str, np.ndarray]]:
+        nothing = np.empty(0, self.dtype)
+        yield from (
+            self.named(prefix, buffer)
+            if buffer is not None
+            else ((f"{prefix}/{name}", nothing) for name in self.layout.specs)
+        )
+
+    def _gathered(self, slot: str) -> np.ndarray | None:
+        """A moment's slices from all servers, on rank 0."""
+        first, counts, places = self.mesh.rank == 0, [0] * self.mesh.size, [0] * self.mesh.size
+        whole = self.layout.zeros(self.dtype) if first else None
+        for host, share in zip(self.hosts, self.shares, strict=True):
+            counts[host], places[host] = share.stop - share.start, min(share.start, self.layout.size)
+        mine = self.slots[slot] if self.serves else np.empty(0, self.dtype)
+        self.mesh.communicator.Gatherv(mine, [whole, counts, places, None] if first else None, root=0)
+        return whole
+
+    def kinds(self):
+        return super().kinds() | (self.memories.kinds() if self.memories else {})
+
+    def check(self, state):
+        return super().check(self.memories.completed(state) if self.memories else state)
+
+    def load(self, state):
+        """Each rank takes its own."""
+
+        def whole(kind, layout):
+            buffer = layout.zeros(self.dtype)
+            for name, array in layout.items(buffer):
+                array[...] = state[f"{kind}/{name}"]
+            return buffer
+
+        vector = np.concatenate([whole("param", self.layout), whole("state", self.network.state_layout)])
+        if self.works:
+            self.replica[:-TAIL] = vector
+        if self.serves:
+            self.held[:-TAIL] = vector[slice(*self.slices[self.hosts.index(self.mesh.rank)])]
+            for slot, mine in self.slots.items():
+                mine[:] = whole(f"optimizer/{slot}", self.layout)[self.own]
+        if self.memories and self.works:
+            self.memories.load(state)
+
+    def kept(self):
+        yield from self.slots.items()
+        if self.works:
+            yield "replica", self.replica
+        if self.serves:
+            yield "held", self.held
+        if self.memories:
+            yield from self.memories.kept()
+
+    def bad_parameters(self):
+        return super().bad_parameters() if self.works else set()
+
+    def bytes_sent(self):
+        sent = self.mesh.communicator.allreduce(self.pieces.sent) / len(self.workers) / max(1, self.pushes)
+        pairs = sum(host != worker for worker in self.workers for host in self.hosts)
+        whole = self.layout.size * self.dtype.itemsize
+        return {"bytes_sent": sent, "bytes_dense": whole * pairs / (len(self.hosts) * len(self.workers))}
+
+    def bytes(self):
+        """Of vectors as they are: a server's slice and its sums have running statistics and the tail in them."""
+        values = self.held.nbytes if self.serves else 0
+        vectors = self.replica.nbytes if self.works else 0
+        moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)
+        found = {"parameters": vectors + values, "gradients": vectors + values, "moments": moments, "in transit": 0}
+        return with_trees(found, *self.trees[:1])
+
+    def formula(self):
+        psi = self.layout.count * self.dtype.itemsize
+        part = psi / len(self.hosts) if self.serves else 0
+        vectors = psi * self.works + part
+        return {"parameters": vectors, "gradients": vectors, "moments": part * len(self.optimizer.slots)}
+
+    def describe(self):
+        one, own = len(self.hosts) == 1, self.hosts[0] not in self.workers
+        place = ("on a rank of its own" if one else "on ranks of their own") if own else "on workers"
+        servers = "1 parameter server" if one else f"{len(self.hosts)} parameter servers"
+        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
+        how = f"; pushed as {self.compressor!r}" if self.compressor else ""
+        return f"{workers}, {servers} {place}, {self.slices[0][1]:,} values each{how}"
+
+    def close(self):
+        self.pushing.free()
+        self.pulling.free()
+        for tree in self.trees:
+            tree.release()

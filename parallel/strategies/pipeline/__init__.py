@@ -1,0 +1,10 @@
+"""Pipelines: the layers of a network in stages on different ranks, micro-batches one behind the other.
+
+| file | holds |
+|---|---|
+| schedules.py | who does what in which order: gpipe, 1f1b, pipedream, interleaved, zero-bubble and more |
+| actions.py | the words of a schedule, and its text as CSV |
+| checking.py | whether a schedule can run; its makespan, idle time and peak |
+| picture.py | a schedule drawn, a block for each action |
+| lowering.py | a schedule as rounds of Compute, Send and Recv, in buffers with slots |
+"""

@@ -1,0 +1,83 @@
+"""A schedule as a picture: a row for each rank, a block for each action, with the number of its micro-batch.
+
+    draw(check("zb-h1", ranks=4, micro_batches=8).spans).savefig("zb-h1.svg")
+
+What was measured is drawn like what was predicted: any spans, of a rank each list.
+"""
+
+from collections.abc import Sequence
+
+from collectives.drawing import marks
+from parallel.strategies.pipeline.checking import Span
+
+NAMES = {"F": "F  forward", "B": "B  backward", "I": "I  gradient of the input", "W": "W  gradient of the weights"}
+HUES = {"F": 0.60, "B": 0.33, "I": 0.42, "W": 0.10}  # places on the circle of colours
+
+
+def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", seconds: bool = False):
+    """Who computes what when.
+
+    Parameters
+    ----------
+    spans : for each rank, its spans in order: `check(...).spans`, or what was measured
+    ax : matplotlib Axes or None
+    title : str
+    seconds : whether times are seconds; otherwise they are units, such as a forward's
+
+    Returns
+    -------
+    matplotlib Figure
+
+    Raises
+    ------
+    ValueError
+        nothing to draw
+    """
+    from matplotlib.patches import Patch
+
+    flat = [span for row in spans for span in row]
+    if not flat:
+        raise ValueError("no actions to draw")
+    length = max(span.end for span in flat)
+    unit, symbol = marks.unit_of(length) if seconds else (1.0, "units")
+    if ax is None:
+        ax = marks.new_axes(max(5.0, min(16.0, 0.26 * len(max(spans, key=len)))), 0.46 * len(spans))
+    marks.plain(ax)
+    stages = 1 + max(action.stage for span in flat for action in span.actions)
+    several = stages > len(spans)
+    for rank, row in enumerate(spans):
+        ax.axhspan(rank - 0.36, rank + 0.36, color=marks.EMPTY, lw=0, zorder=0)
+        for span in row:
+            for i, action in enumerate(span.actions):  # the parts of an overlap lie one above the other
+                height = 0.72 / len(span.actions)
+                low = rank - 0.36 + i * height
+                later = several and action.stage >= len(spans)  # a second stage of the rank is paler
+                ax.broken_barh(
+                    [(span.start / unit, (span.end - span.start) / unit)],
+                    (low, height),
+                    color=marks.colour_at(HUES[action.kind]),
+                    alpha=0.6 if later else 1.0,
+                    edgecolor="white",
+                    lw=0.5,
+                    zorder=2,
+                )
+                ax.text(
+                    (span.start + span.end) / 2 / unit,
+                    low + height / 2,
+                    str(action.micro_batch),
+                    ha="center",
+                    va="center",
+                    fontsize=6 if len(span.actions) == 1 else 4.5,
+                    color="white",
+                    zorder=3,
+                    clip_on=True,
+                )
+    ax.set(xlim=(0, length / unit), ylim=(len(spans) - 0.5, -0.5))
+    ax.set_yticks(range(len(spans)), [f"rank {rank}" for rank in range(len(spans))])
+    ax.set_xlabel(f"time, {symbol}", color=marks.GREY, fontsize=9, loc="right")
+    kinds = {action.kind for span in flat for action in span.actions}
+    handles = [Patch(color=marks.colour_at(HUES[kind]), label=name) for kind, name in NAMES.items() if kind in kinds]
+    marks.plain_key(ax.legend(handles=handles, ncols=len(handles), loc="upper left", **marks.place_below(ax, 0, 0.3)))
+    paler = " · paler: a later stage of the rank" if several else ""
+    marks.headline(ax, title, f"{marks.plural(len(spans), 'rank')} · {length / unit:.3g} {symbol}{paler}", 8)
+    return ax.figure

@@ -1,0 +1,364 @@
+"""The trainer of many ranks, made of three parts: what computes, what brings ranks together, and who they are.
+
+    trainer = Trainer(network, loss, optimizer, mesh, pass_, exchange)
+
+pass_     what this rank computes of a step (passes/): its samples at once or in parts, or virtual shards
+exchange  how gradients and parameters of ranks meet (exchange/): it owns the buffers
+mesh      which ranks there are (mesh.py)
+
+A strategy (strategies/) chooses the parts. Each rank computes the gradient of its samples, divided by the size of the
+**global** batch, so that the sum over ranks is the gradient of the batch, uneven parts included. What a step is, is
+`Trainer.step`, from top to bottom.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from nn.core.network import Network, NotFinite
+from nn.data import Data
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from nn.training.fit import Callback
+from nn.training.serial import Serial
+from parallel.exchange.base import Exchange
+from parallel.exchange.tail import Tail, differ
+from parallel.mesh import Mesh, Ranks, ReplicaError, agree
+from parallel.passes.whole import MicroBatch, Whole
+
+__all__ = ["CheckReplicas", "ReplicaError", "Trainer", "agree", "data_facts"]
+
+
+class Trainer(Serial):
+    """`Serial` on many ranks.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Serial, alike on all ranks.
+    mesh : Mesh
+    pass_ : Whole or one of its kind
+    exchange : Exchange
+        Both not started yet.
+    name : str
+        For the log.
+
+    Raises
+    ------
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        optimizer: Optimizer,
+        mesh: Mesh,
+        pass_: Whole,
+        exchange: Exchange,
+        seed: int = 0,
+        name: str = "Trainer",
+    ):
+        self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
+        self.communicator, self.writer = mesh.communicator, mesh.rank == 0
+        mesh.agree(facts(network, loss, optimizer, seed))
+        super().__init__(network, loss, optimizer, seed)
+
+    def allocate(self) -> None:
+        self.pass_.start(self.mesh, self.network)
+        self.exchange.start(self.mesh, self.pass_, self.network, self.optimizer, self.statistics, self.seed)
+        self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
+        context = self.run.context
+        context.fetch = self.exchange.fetch
+        if self.mesh.data:
+            context.groups["data"] = Ranks(self.mesh.data)
+
+    parameters = property(lambda self: self.exchange.parameters)
+    gradients = property(lambda self: self.exchange.gradients)
+    slots = property(lambda self: self.exchange.slots)
+    phases = property(lambda self: self.exchange.phases)
+    sends = property(lambda self: self.exchange.sends)
+    notes = property(lambda self: self.exchange.notes)
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def step(self, x, y, total=None, parts=1):
+        """As for Serial.
+
+        Raises
+        ------
+        ValueError
+            Also where this rank was not told the size of the global batch, or ranks were told different ones, which
+            they find in the message with the loss.
+        """
+        total = self.size_of_batch(x, total)
+        self.statistics_before[:] = self.statistics
+        context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
+        micro_batches = self.pass_.cut(len(x), total, parts)
+        context.factors = exchange.begin(self.steps, len(x), total, parts)
+        try:
+            for micro in micro_batches:
+                samples, targets = self.pass_.take(x, y, micro)
+                computed.append((micro.first, samples))
+                loss = self.compute_gradients(samples, targets, total, micro, loss if micro.adds else 0.0)
+            summed = exchange.sum()
+        finally:
+            context.ready, context.factors = None, {}
+        loss = self.read(summed, total)
+        if not math.isfinite(loss):
+            raise self.bad_step(loss, computed)
+        self.end_step()
+        return loss
+
+    def compute_gradients(
+        self, x: np.ndarray, y: np.ndarray, total: int, micro: MicroBatch, before: float = 0.0
+    ) -> float:
+        """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
+        batch, exchange = self.run.micro_batch, self.exchange
+        if self.statistics.size and not micro.adds:
+            self.statistics[:] = self.statistics_before
+        batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
+        z, saved = self.forward(x, True, micro)
+        loss, gz = self.pass_.loss(self, z, y, total)
+        loss += before
+        if micro.addend is not None:
+            exchange.tell(loss, total, micro.addend == 0)
+        self.backward(gz, saved)
+        if micro.addend is not None:
+            exchange.add()
+        return loss
+
+    def forward(self, x: np.ndarray, training: bool, micro: MicroBatch | None = None) -> tuple[np.ndarray, object]:
+        """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
+        network = self.network
+        self.run.micro_batch.training, self.run.context.ready = training, self.exchange.part(micro)
+        if len(x) or (training and self.everyone):
+            return network.forward(self.p, x, self.run)
+        self.exchange.skip(micro)
+        return np.empty((0, *(network.training_shape if training else network.out_shape)), network.dtype), None
+
+    def backward(self, gz: np.ndarray, saved: object) -> None:
+        """Gradients of what went forward."""
+        if saved is not None:
+            self.network.backward(self.p, self.g, gz, saved, self.run)
+            if ready := self.run.context.ready:
+                ready(self.network.layout.size)  # whatever the root is
+
+    def read(self, summed: Tail, total: int) -> float:
+        """The loss of the batch, from the sums; all ranks are here, and refuse a batch of which they disagree."""
+        loss, mean, first = summed.read(self.pass_.addends, self.statistics)
+        if not differ(mean, first) and not differ(total, first):
+            return loss
+        self.statistics[:] = self.statistics_before
+        totals = f"it is {first:g} on rank 0, {total} on rank {self.mesh.rank}"
+        if differ(mean, first):  # all ranks find it
+            totals = ", ".join(map(str, self.mesh.allgather(total)))
+        raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
+
+    def size_of_batch(self, x: np.ndarray, total: int | None) -> int:
+        """The samples of the global batch that this step is about, as it was told to."""
+        if total is None and self.shard[1] > 1:
+            raise ValueError(
+                f"step {self.steps} on {self.shard[1]} ranks: step(x, y, total) needs the number of samples that "
+                "all ranks have together, as a Loader gives it"
+            )
+        total = len(x) if total is None else total
+        self.check_batch(len(x), total)
+        return total
+
+    def update(self) -> None:
+        self.exchange.update()
+
+    def rescale(self, slot, factor):
+        self.exchange.rescale(slot, factor)
+
+    # ------------------------------------------------------------------------------------------------ a bad step
+
+    def first_bad(self, parts):
+        """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
+        bad = {name for names in self.mesh.allgather(self.exchange.bad_parameters()) for name in names}
+        for name in reversed(self.network.layout.specs):
+            if name in bad:
+                return self.bad_parameter(name)
+        # In training, ranks that share statistics would wait for one that has found something and looks no further.
+        self.run.micro_batch.training = not self.everyone
+        mine = min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
+        found = [(bad.depth, rank, bad) for rank, bad in enumerate(self.mesh.allgather(mine)) if bad]
+        if not found:
+            return None
+        _, rank, bad = min(found, key=lambda entry: entry[:2])
+        return bad._replace(place=f"{bad.place} on rank {rank}") if self.mesh.size > 1 else bad
+
+    def look(self, part) -> NotFinite | None:
+        self.exchange.part(None)
+        bad = super().look(part)
+        if not len(part[1]) or (bad and bad.depth == 0):  # no forward pass was made
+            self.exchange.skip(None)
+        return bad
+
+    # ------------------------------------------------------------------------------------------------ evaluation
+
+    def predict(self, x):
+        """The network's outputs for samples, in evaluation mode (collective)."""
+        return self.pass_.predict(self, x)
+
+    def evaluate(self, x, y):
+        """As for Serial (collective)."""
+        return self.pass_.evaluate(self, x, y)
+
+    def sum(self, values):
+        total = np.array(values, np.float64)
+        self.mesh.sum_all(total)
+        return total
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield "steps", np.array(self.steps)
+        yield from self.exchange.entries()
+        yield from self._statistics()
+
+    def _statistics(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
+        mine = self.writer or not self.exchange.from_first
+        return {name: array.copy() for name, array in self.entries() if mine}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
+        exchange = self.exchange
+        if problem := exchange.check(state):
+            raise ValueError(problem)
+        exchange.load(state)
+        small = {name: state[name] for name in ("steps", *dict(self._statistics())) if name in state}
+        small = self.mesh.bcast(small) if exchange.from_first else small
+        for name, array in self._statistics():
+            array[...] = small[name]
+        self.steps = int(small["steps"])
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        small = {name: array.copy() for name, array in self._statistics()} | {"steps": np.array(self.steps)}
+        return self.exchange.snapshot() | small
+
+    def restore(self, snapshot) -> None:
+        self.exchange.restore(snapshot)
+        for name, array in self._statistics():
+            array[...] = snapshot[name]
+        self.steps = int(snapshot["steps"])
+
+    def digest(self):
+        sha = hashlib.sha256()
+        self.exchange.digest(sha)
+        return self.mesh.bcast(sha.hexdigest())
+
+    def check_replicas(self) -> None:
+        """Compare what all ranks should hold alike, bit for bit, by hashes.
+
+        Raises
+        ------
+        ReplicaError
+            On every rank: the first parameter that differs, and on which ranks.
+        """
+        if self.mesh.data is None:  # a rank that computes no gradients
+            return
+        mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}
+        everyone = self.mesh.data.allgather(mine)
+        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
+            differing = [r for r, digests in enumerate(everyone) if digests[name] != everyone[0][name]]
+            if differing:
+                raise ReplicaError(f"step {self.steps}: parameter {name} on ranks {differing} differs from rank 0's")
+
+    def alone(self):
+        """Of one process: it neither waits for other ranks nor writes into memory that they share."""
+        state = self.state()
+        if not self.writer:
+            return None
+        one = Serial(self.network, self.loss, self.optimizer, self.seed)
+        one.load_state({name: state[name] for name in one.state()})  # less what an exchange keeps of its own
+        return one
+
+    def memory(self):
+        return self.exchange.bytes()
+
+    def formula(self):
+        return self.exchange.formula()
+
+    def tell_epoch(self, steps: int) -> None:
+        """How many steps an epoch has; whoever runs the trainer says it before the first one."""
+        self.exchange.tell_epoch(steps)
+
+    def bytes_sent(self) -> dict[str, float]:
+        """What compression saves; see Exchange.bytes_sent (collective)."""
+        return self.exchange.bytes_sent()
+
+    def describe(self):
+        return "; ".join(filter(None, (self.exchange.describe(), self.pass_.describe())))
+
+    @property
+    def say(self):
+        return self.exchange.say
+
+    @say.setter
+    def say(self, say) -> None:
+        self.exchange.say = say
+
+    def close(self) -> None:
+        """Free what this trainer holds beside its communicator (collective); it trains no more."""
+        self.exchange.close()
+        self.mesh.close()
+
+
+class CheckReplicas(Callback):
+    """Every `steps` steps, compare the parameters of all ranks: a faulty rank is found before the end of the run."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_step(self, training, loss):
+        if training.trainer.steps % self.steps == 0:
+            training.trainer.check_replicas()
+
+
+def facts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> dict[str, object]:
+    """What ranks must have alike of a trainer: else the sizes of messages would not match."""
+    shapes = {name: spec.shape for name, spec in network.layout.specs.items()}
+    return {
+        "network": f"{network.in_shape} -> {network.out_shape}, parameters {shapes}",
+        **{f"layer {path}": repr(layer) for path, layer, _, _ in network.layers()},
+        "dtype": str(network.dtype),
+        "loss": repr(loss),
+        "optimizer": repr(optimizer),
+        "seed": seed,
+    }
+
+
+def data_facts(data: Data) -> dict[str, str]:
+    """What ranks must have alike of their data sets, for `agree`: sizes, targets, samples here and there."""
+    facts = {}
+    for split in ("train", "validation", "test"):
+        dataset = getattr(data, split)
+        if dataset is None:
+            continue
+        n = len(dataset)
+        some = np.linspace(0, n - 1, min(n, SAMPLES)).astype(int)
+        x, y = dataset.raw(some)
+        facts |= {
+            f"number of {split} samples": f"{n:,}, each {x.dtype}{x.shape[1:]}",
+            f"targets of the {split} data": f"SHA-256 {_digest(dataset.y if dataset.y.ndim == 1 else y).hex()[:16]}",
+            f"samples of the {split} data": f"SHA-256 {_digest(x).hex()[:16]} of {len(some)} of them",
+        }
+    return facts
+
+
+SAMPLES = 100  # of a data set that ranks compare
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(array)).digest()

@@ -1,0 +1,85 @@
+"""The best epoch's weights are put back on every rank, whatever the strategy holds where."""
+
+import numpy as np
+import pytest
+
+import nn
+from parallel.command.options import Options
+from parallel.command.registry import STRATEGIES
+
+
+def network():
+    return nn.Network(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), (6,), np.float64)
+
+
+def data(n=40):
+    x = np.random.default_rng(0).standard_normal((n, 6))
+    return nn.data.Dataset(x, (x[:, 0] > 0).astype(int), classes=2, dtype=np.float64)
+
+
+class Best(nn.Callback):
+    """The second of four epochs scores best, as if measured."""
+
+    def on_epoch(self, training, record):
+        record["validation_accuracy"] = [0.5, 0.9, 0.8, 0.7][training.epoch - 1]
+
+
+def train(trainer, directory, epochs, said=None):
+    kept = nn.Checkpoints(directory)
+    hooks = [Best(), nn.KeepCheckpoints(kept), nn.RestoreBest(kept, say=(said or []).append)]
+    train, look = (nn.Loader(data(), 8, shuffle=shuffle, shard=trainer.shard) for shuffle in (True, False))
+    return hooks[-1], nn.fit(trainer, train, epochs, hooks, look, test=look)
+
+
+@pytest.mark.mpi(ranks=3)
+@pytest.mark.parametrize("reproducible", [None, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_best_epoch_is_put_back_on_all_ranks(comm, strategy, reproducible, tmp_path_factory):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    directory = comm.bcast(str(tmp_path_factory.mktemp("best")))
+    options = Options(strategy=strategy, reproducible=reproducible, dtype="float64")
+    trainer = STRATEGIES[strategy](options, network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9), communicator)
+    best, training = train(trainer, directory, 4)
+    assert best.epoch == 2 and training.epoch == 4
+    trainer.check_replicas()
+    alone = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9))
+    train(alone, f"{directory}/{comm.rank}", 2)
+    state = trainer.state()
+    for name, array in alone.state().items():
+        if name.startswith("param/") and comm.rank == 0:
+            np.testing.assert_allclose(state[name], array, rtol=1e-10, atol=1e-13)
+    want = nn.evaluate(alone, nn.Loader(data(), 8, shuffle=False))
+    assert training.result["accuracy"] == want["accuracy"]
+    assert training.result["loss"] == pytest.approx(want["loss"], rel=1e-7), "--reproducible adds in fixed point"
+    trainer.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_where_one_rank_cannot_read_it_all_keep_the_last_epoch(comm, tmp_path_factory):
+    """As where each host has a disk of its own: what rank 0 has written the other does not find."""
+    from collectives import Communicator
+    from parallel import DistributedDataParallel
+
+    own = tmp_path_factory.mktemp("own")
+    trainer = DistributedDataParallel(
+        network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9), Communicator(comm), node_memory="off"
+    )
+    said = []
+    kept = nn.Checkpoints(own / str(comm.rank))
+    hooks = [Best(), nn.KeepCheckpoints(kept), best := nn.RestoreBest(kept, say=said.append)]
+    loaders = [nn.Loader(data(), 8, shuffle=shuffle, shard=trainer.shard) for shuffle in (True, False)]
+    training = nn.fit(trainer, loaders[0], 4, hooks, loaders[1], test=loaders[1])
+    assert best.epoch == 4
+    trainer.check_replicas()
+    assert training.result == nn.evaluate(trainer, loaders[1])
+    assert said == (
+        [
+            "warning: the best epoch, 2, cannot be put back, so the last one counts: 1 other ranks cannot read it: "
+            f"is {kept.directory} on one host only?"
+        ]
+        if comm.rank == 0
+        else []
+    )
+    trainer.close()

@@ -1,0 +1,123 @@
+"""What the strategies declare holds: what they can is what one process computes, what they cannot is refused."""
+
+import os
+
+import numpy as np
+import pytest
+from equality import BATCH, CLIPS, MODELS, OPTIMIZERS, SEED, batches, cnn, difference
+
+import nn
+from parallel.command.options import OptionError, Options
+from parallel.command.parsing import parse
+from parallel.strategies.capabilities import ALL, APART, CAPABILITIES, why_not
+
+DRAWN = 8 * int(os.environ.get("RINGPROP_FUZZ", 1))
+EXACT = {
+    "none": "none",
+    "topk": "topk:1",
+    "threshold": "threshold:0",
+    "dgc": "dgc:1,momentum=0",
+    "powersgd": "powersgd:64",
+}
+
+
+def train(comm, options, network, optimizer, steps=3):
+    """(trainer after some steps, losses) as the options say."""
+    from collectives import Communicator
+    from parallel.command.registry import STRATEGIES
+
+    make = STRATEGIES[options.strategy]
+    many = make(options, network, nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+    return many, [many.step(*batch, parts=options.accumulate) for batch in batches("mlp", many.shard, steps)]
+
+
+def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
+    build = MODELS[model] if isinstance(model, str) else model
+    options = Options(batch=BATCH, seed=SEED, **given)
+    one = nn.Serial(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    losses = [one.step(*batch) for batch in batches("mlp", (0, 1), 3)]
+    many, found = train(comm, options, build(), OPTIMIZERS[optimizer](CLIPS[clip]))
+    case = f"{given}, {optimizer}, {CLIPS[clip]}"
+    np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=case)
+    many.check_replicas()
+    alone = many.alone()
+    assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, case
+    many.close()
+    many.communicator.release()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_every_declared_combination_is_what_one_process_computes(comm):
+    for strategy, can in CAPABILITIES.items():
+        for method in (name for name in can.compress if name in EXACT):
+            for more in {}, {"accumulate": 3}:
+                optimizer = "sgd" if method == "dgc" else "adam"
+                assert_as_one_process(comm, {"strategy": strategy, "compress": EXACT[method], **more}, "mlp", optimizer)
+        assert_as_one_process(comm, {"strategy": strategy, "reproducible": 5})
+        assert_as_one_process(comm, {"strategy": strategy, "accumulate": 3})
+        if can.synchronized:
+            assert_as_one_process(comm, {"strategy": strategy}, cnn)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_methods_that_leave_something_out_keep_ranks_alike_and_send_less(comm):
+    for strategy in ("zero1", "zero2", "fsdp"):
+        for method, least in ("fp16", 3.5), ("qsgd:7", 10), ("terngrad", 20):
+            options = Options(batch=BATCH, seed=SEED, strategy=strategy, compress=method, unit=0.004)
+            one = nn.Serial(MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+            losses = [one.step(*batch) for batch in batches("mlp", (0, 1), 3)]
+            many, found = train(comm, options, MODELS["mlp"](), nn.SGD(0.1))
+            np.testing.assert_allclose(found, losses, rtol=0.1)
+            assert found[1:] != losses[1:], "control: something is left out"
+            many.check_replicas()
+            sent = many.bytes_sent()
+            assert sent["bytes_sent"] * least < sent["bytes_dense"], (strategy, method, sent)
+            many.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_drawn_combinations_are_what_one_process_computes(comm):
+    rng = np.random.default_rng(int(os.environ.get("RINGPROP_FUZZ", 1)))
+    for _ in range(DRAWN):
+        strategy = str(rng.choice(list(CAPABILITIES)))
+        given, can = {"strategy": strategy}, CAPABILITIES[strategy]
+        way = rng.choice(["plain", "compress", "reproducible"])
+        optimizer, clip = str(rng.choice(["momentum", "nesterov", "adam", "lars", "lamb"])), int(rng.integers(3))
+        if way == "reproducible":
+            given["reproducible"] = int(rng.integers(3, 10))
+            clip, optimizer = (0, "adam") if can.norms else (clip, optimizer)
+        else:
+            given["accumulate"] = int(rng.integers(1, 4))
+        if way == "compress" and "none" in can.compress:
+            given["compress"] = "none"
+        if strategy == "ps":
+            given["server_place"] = str(rng.choice(["own", "workers"]))
+            given["servers"] = int(rng.integers(1, 3))
+        if strategy in ("zero1", "zero2", "fsdp"):
+            given["unit"] = float(rng.choice([1e-6, 0.005, 1.0]))
+        if strategy == "ddp" and way == "plain":
+            given["node_memory"] = str(rng.choice(["on", "off"]))
+        assert_as_one_process(comm, given, "mlp", optimizer, clip)
+
+
+@pytest.mark.parametrize("strategy", CAPABILITIES)
+def test_what_is_not_declared_is_refused_with_its_reason(strategy):
+    """On the command line, in time; as the declaration says."""
+    from parallel.command.factory import prepare
+
+    for method in ALL:
+        options = ["--strategy", strategy, "--compress", method, "--ranks", "3", "--limit", "60"]
+        why = why_not(strategy, method)
+        assert bool(why) == (method not in CAPABILITIES[strategy].compress)
+        if why:
+            with pytest.raises(OptionError, match="compress") as error:
+                prepare(parse(options))
+            assert why in str(error.value)
+        else:
+            prepare(parse(options))
+    values = {"accumulate": ["2"], "reproducible": ["4"], "sync_batch_norm": [], "compress": ["none"]}
+    for pair, why in APART.items():
+        flags = [word for name in pair for word in ["--" + name.replace("_", "-"), *values[name]]]
+        with pytest.raises(OptionError) as error:
+            parse(["--strategy", strategy, *flags])
+        assert why in str(error.value)

@@ -1,0 +1,119 @@
+"""Options: help by topic, at once; types from annotations; what files of earlier versions say still counts."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel.command import options, rules
+from parallel.command.options import FIELDS, TOPICS, TYPES, OptionError, Options, flag, names_of
+from parallel.command.parsing import help_text, parse
+
+ROOT = Path(__file__).parents[2]
+# What config.json files, TOML files and manifests have: none of these names may go, all stand at the top of the file.
+TODAY = """
+model data data_dir limit validation normalise augment length mask activation init dtype seed epochs batch
+loss label_smoothing optimizer lr momentum nesterov weight_decay clip schedule linear_scaling sync_batch_norm accumulate
+patience ranks strategy allreduce node_memory overlap bucket first_bucket compress servers server_place unit prefetch
+offload reproducible check_replicas watch threads checkpoint_steps profile find_lr inspect timeline memory no_pictures
+out resume
+""".split()  # noqa: SIM905
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"^  (?:-h \[TOPIC\], )?(--[a-z-]+)", text, re.MULTILINE))
+
+
+def test_help_answers_without_numpy_or_mpi():
+    for topic in ([], ["data"], ["all"]):
+        code = (
+            f"import sys, parallel.command.main\ntry: parallel.command.main.main(['--help', *{topic}])\n"
+            "except SystemExit as end:\n"
+            "    print(end.code, [m for m in ('numpy', 'mpi4py', 'matplotlib') if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+        assert done.stdout.endswith("0 []\n") and "--data" in done.stdout
+
+
+def test_help_is_short_and_help_of_all_topics_is_complete():
+    shared = {"--help", "--config"}
+    assert flags_in(help_text("all")) == {*map(flag, FIELDS)} | shared
+    everyday = flags_in(help_text()) - shared
+    assert 18 <= len(everyday) <= 24 and {"--data", "--model", "--ranks", "--strategy", "--resume"} <= everyday
+    assert all(f"\n  {topic} " in help_text() for topic in TOPICS), "and the list of topics"
+    for topic in TOPICS:
+        assert flags_in(help_text(topic)) == {*map(flag, names_of(topic))} | shared
+    for name in everyday:
+        metadata = FIELDS[name[2:].replace("-", "_")].metadata
+        assert " ".join(metadata["help"].split())[:40] in " ".join(help_text().split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("learnin", "no topic 'learnin': did you mean learning?; there are data, network, "),
+        ("zzz", "no topic 'zzz'; there are data, network, "),
+    ],
+)
+def test_a_topic_that_does_not_exist_is_refused(asked, words, capsys):
+    for argv in (["--help", asked], [f"--help={asked}"], ["-h", asked]):
+        with pytest.raises(OptionError, match=re.escape(words)):
+            parse(argv)
+    assert not capsys.readouterr().out
+
+
+def test_ranks_other_than_the_first_say_nothing(monkeypatch, capsys):
+    from parallel.command.main import main
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    for argv in (["--help"], ["-h", "data"], ["--help=all"]):
+        assert main(argv) == 0
+    assert not capsys.readouterr().out
+
+
+def test_every_option_is_in_one_topic():
+    assert sorted(name for topic in TOPICS for name in names_of(topic)) == sorted(FIELDS)
+    assert set(TODAY) <= set(FIELDS)
+    assert list(Options.__dataclass_fields__) == [name for topic in TOPICS for name in names_of(topic)]
+
+
+def test_types_come_from_annotations():
+    assert TYPES["ranks"] is int and TYPES["validation"] is float and TYPES["out"] is str and TYPES["inspect"] is bool
+    assert options._plain(int | None) is int and options._plain(float) is float
+    with pytest.raises(ValueError):
+        options._plain(int | str)  # no flag could read it
+    for name, kind in TYPES.items():
+        assert FIELDS[name].default is None or type(FIELDS[name].default) is kind, name
+
+
+def test_a_run_of_today_goes_on(tmp_path):
+    """Flat keys in config.json, in any order, those of an older run missing; the facts in the manifest are flat too."""
+    old = {name: FIELDS[name].default for name in TODAY} | {"lr": 0.25, "model": "mlp:64,10", "validation": 0.2}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    found = parse(["--resume", str(tmp_path), "--epochs", "31"])
+    assert (found.lr, found.model, found.validation, found.epochs) == (0.25, "mlp:64,10", 0.2, 31)
+    assert rules.lasting(found) == {name: old[name] for name in TODAY if name not in rules.FREE_ON_RESUME}
+    assert dataclasses.asdict(found).keys() == set(TODAY)
+    with pytest.raises(OptionError, match=r"that run has --lr 0.25, given 0.5: leave it out"):
+        parse(["--resume", str(tmp_path), "--lr", "0.5"])
+
+
+def test_a_toml_file_of_today_is_read(tmp_path):
+    file = tmp_path / "some.toml"
+    file.write_text('weight-decay = 0\nlinear_scaling = 16\nstrategy = "zero1"\nnesterov = true\nmomentum = 0.9\n')
+    found = parse(["--config", str(file)])
+    assert (found.weight_decay, found.linear_scaling, found.strategy, found.nesterov) == (0.0, 16, "zero1", True)
+    assert type(found.weight_decay) is float
+
+
+def test_tables_of_rules_name_options_and_values_that_exist():
+    named = {*rules.FROM_0, *rules.ABOVE_0, *rules.BELOW_1, *rules.MOST, *rules.BETWEEN_RANKS, *rules.UNTOLD}
+    named |= rules.FREE_ON_RESUME | rules.EXCLUDES.keys() | rules.READ_BY.keys()
+    named |= {name for others in rules.EXCLUDES.values() for name in others}
+    assert named <= set(FIELDS)
+    for name, (other, values) in rules.READ_BY.items():
+        assert set(values) < set(FIELDS[other].metadata["choices"]), name

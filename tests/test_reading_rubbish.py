@@ -1,0 +1,377 @@
+"""Rubbish is refused: of every file that the packages read, thousands of broken ones end in an error of ours.
+
+Each reader is given broken copies of a good file, and files made to do harm. Whatever they hold, it returns what it
+should or raises its own error, which names the file; it does not crash, hang, take memory that a file of that size has
+no use for, or execute anything. Which files is decided by a seed; RINGPROP_FUZZ=100 tries a hundred times as many:
+
+    RINGPROP_FUZZ=100 python -m pytest tests/test_reading_rubbish.py
+
+A reader runs in a process of its own: `python tests/test_reading_rubbish.py READER FIRST LAST` tries those again.
+"""
+
+import contextlib
+import faulthandler
+import gzip
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import re
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+
+EACH = 500  # inputs of every reader
+LONGEST = 60  # seconds for one input, on however busy a machine: it takes a millisecond
+SPARE = 16 << 20  # bytes that reading takes beside what the file can hold
+RATIO = 1100  # DEFLATE's best is 1032
+
+ROOT = Path(__file__).parents[1]
+
+
+# ------------------------------------------------------------------------------------------- good files, and bad ones
+
+
+def idx(rng):
+    head = struct.pack(">HBB3I", 0, 8, 3, 4, 5, 6)
+    content = head + rng.randbytes(120)
+    yield content
+    yield gzip.compress(content)
+    yield struct.pack(">HBB255I", 0, 8, 255, *[1] * 255) + b"\0"
+    yield struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3)
+    yield struct.pack(">HBB3I", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1)
+    for sizes in ((2**12, 2**10, 2**9), (1, 1, 5), (2**10, 2**10, 2**10)):  # of 4 MiB of zeros
+        yield gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *sizes) + bytes(2**22), 9)
+    yield gzip.compress(content) + gzip.compress(content)
+    yield gzip.compress(b"")
+
+
+def cifar(rng):
+    yield b"".join(bytes([rng.randrange(10)]) + rng.randbytes(3072) for _ in range(2))
+    yield b""
+    yield bytes(3072)
+
+
+def npy(rng, dtype="<f4", shape="(2, 3)", size=24, version=(1, 0)):
+    header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}"
+    header = header.encode("latin1").ljust(117) + b"\n"
+    length = struct.pack("<H" if version == (1, 0) else "<I", len(header))
+    return b"\x93NUMPY" + bytes(version) + length + header + rng.randbytes(size)
+
+
+def zipped(members, how=zipfile.ZIP_STORED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", how) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return out.getvalue()
+
+
+class Harm:
+    """Unpickled, it runs a command."""
+
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def headers(rng):
+    """Headers of .npy files that lie, or that hurt who believes them."""
+    yield from (npy(rng, dtype) for dtype in ("|V0", "|V4", "|S0", "<U0", "|O", "<M8[s]", "<c8", ">f8", "<f2", "|b1"))
+    yield from (npy(rng, dtype) for dtype in ("x", "", "<f4,<f4", [("a", "<f4")], [("a", "|O")], ("<f4", (2**40,))))
+    huge = ("(1000000000000,)", "(4611686018427387904, 4)", "(0, 9223372036854775807, 9)", "(-1,)", "(-2, -3)")
+    yield from (npy(rng, shape=shape) for shape in huge)
+    odd = ("(True, 6)", "(6.0,)", "6", "()", "[2, 3]", "(2, 3", f"({'1, ' * 65})", "(" * 99, "-" * 9000, "10 ** 400")
+    yield from (npy(rng, shape=shape) for shape in odd)
+    yield from (npy(rng, version=version) for version in ((2, 0), (3, 0), (9, 9)))
+    yield b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"
+    yield npy(rng, "|O", "(1,)", 0) + pickle.dumps([Harm()])
+    yield pickle.dumps(Harm())
+
+
+def npz(rng):
+    good = {"x_train": npy(rng), "y_train": npy(rng, "|i1", "(2,)", 2)}
+    good |= {"x_test": npy(rng), "y_test": npy(rng, "|b1", "(2,)", 2)}
+    good = {name: content[:128] + bytes(len(content) - 128) for name, content in good.items()}
+    yield zipped(good)
+    yield zipped(good, zipfile.ZIP_DEFLATED)
+    yield from (zipped(good, how) for how in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2))
+    for bad in headers(rng):
+        yield zipped(good | {rng.choice(list(good)): bad}, zipfile.ZIP_DEFLATED)
+    bomb = npy(rng, "|u1", "(1000000,)", 0) + bytes(10**6)
+    yield zipped(good | {"x_train": bomb}, zipfile.ZIP_DEFLATED)
+    yield zipped(good).replace(struct.pack("<I", 130), struct.pack("<I", 2**32 - 2))
+    yield zipped(dict(list(good.items())[:3]))
+
+
+def npys(rng):
+    yield npy(rng)
+    yield from headers(rng)
+
+
+NESTED = b"[" * 100_000
+CHECKPOINT = {"format": 1, "checkpoints": [{"file": "step-00000001.npz", "sha256": "", "named": False}]}
+
+
+def checkpoint(rng):
+    good = {"progress": npy(rng, "<U2", "()", 0) + "{}".encode("utf-32-le"), "steps": npy(rng, "<i8", "()", 8)}
+    good["param/0.W"] = npy(rng)
+    yield zipped(good)
+    yield from (zipped(good | {"param/0.W": bad}) for bad in headers(rng))
+    for text in ("[", "[]", "1", "NaN", "[" * 50_000, "\0"):
+        yield zipped(good | {"progress": npy(rng, f"<U{len(text)}", "()", 0) + text.encode("utf-32-le")})
+    yield zipped({"steps": good["steps"]})
+    yield zipped(good, zipfile.ZIP_LZMA)
+
+
+def manifest(rng):
+    yield json.dumps(CHECKPOINT, indent=1).encode()
+    yield NESTED
+    for value in (None, 7, "x", [], {}, [None], ["x"], [{}], True, 1e300, [[[]]] * 3):
+        yield json.dumps(CHECKPOINT | {"format": value}).encode()
+        yield json.dumps(CHECKPOINT | {"checkpoints": value}).encode()
+        for key in ("file", "sha256", "named"):
+            yield json.dumps(CHECKPOINT | {"checkpoints": [CHECKPOINT["checkpoints"][0] | {key: value}]}).encode()
+    for file in ("../victim.npz", "/etc/passwd", "a\0.npz", "", ".", "..", "checkpoints/x.npz", "x" * 999 + ".npz"):
+        yield json.dumps(CHECKPOINT | {"checkpoints": [CHECKPOINT["checkpoints"][0] | {"file": file}]}).encode()
+
+
+VALUES = ("1" + "0" * 400, "-1", "0", "1e400", "nan", "inf", "true", "[]", "{}", '""', '"\\u0000"', "1" * 5000, '"x"')
+
+
+def config(rng):
+    good = {"model": "mlp:64,10", "epochs": 3, "lr": 0.1, "nesterov": False, "batch": 32, "clip": None}
+    yield json.dumps(good, indent=1).encode()
+    yield from (b"[]", b"null", b"{", NESTED, b'{"epochs": ' + NESTED)
+    yield from (f'{{"{key}": {value}}}'.encode() for key in good for value in (*VALUES, "NaN", "-Infinity"))
+
+
+def toml(rng):
+    good = b'model = "mlp:64,8,10"\nepochs = 2\nlr = 0.5\nnesterov = false\nbatch = 16\nloss = "quadratic"\n'
+    yield good
+    yield from (b"a = " + NESTED, b"a = " + b"{a=" * 50_000, b"[" * 3000, b"a." * 50_000 + b"a = 1", b"a = \xff", b"\0")
+    keys = "epochs", "lr", "batch", "nesterov", "model", "optimizer", "mo-mentum", "a.b"
+    yield from (f"{key} = {value}".encode() for key in keys for value in VALUES)
+    yield b"batch = 0x" + b"f" * 9000
+    yield b"lr = 0x" + b"f" * 9000
+    yield b"lr = 1979-05-27T07:32:00Z"
+
+
+def network(rng):
+    link = {"alpha": 1e-6, "beta": 1e-9, "overhead": 1e-7, "gap": 1e-7}
+    good = {"inside": link, "between": link, "ranks_per_node": 2, "gamma": 0.0, "copy": 0.0, "source": "here"}
+    yield json.dumps(good, indent=2).encode()
+    yield from (NESTED, b"[]", b"{", b"null", b'{"inside": ' + NESTED)
+    for value in (None, 10**400, -1, float("nan"), float("inf"), "x", [1], {}, True, 1.5):
+        yield from (json.dumps(good | {key: value}).encode() for key in good)
+        yield from (json.dumps(good | {"inside": link | {key: value}}).encode() for key in link)
+
+
+def table(rng):
+    good = {"node": {"allreduce": [[4096, "native"], [None, "ring"]], "broadcast": [[None, "binomial"]]}}
+    yield json.dumps(good, indent=1).encode()
+    yield from (NESTED, b"[]", b"{", b"null", b'{"node": []}', b'{"node": {"allreduce": ' + NESTED)
+    for value in (None, 10**400, -1, float("nan"), float("inf"), "x", [1], {}, True, 1.5, ["native"], "ring"):
+        yield json.dumps({"node": {"allreduce": value}}).encode()
+        yield json.dumps({"node": {"allreduce": [[value, "native"], [None, "ring"]]}}).encode()
+        yield json.dumps({"node": {"allreduce": [[4096, value], [None, "ring"]]}}).encode()
+        yield json.dumps({"node": {"allreduce": [value, [None, "ring"]]}}).encode()
+
+
+WORDS = [b"null", b"true", b"-1", b"1e400", b"NaN", b'""', b"[]", b"{}", b"[[[", b"\0", b"\xff\xfe", b"1" + b"0" * 400]
+NUMBERS = [0, 1, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
+
+
+def broken(content, rng):
+    """A copy with one to four mistakes."""
+    content = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(len(content) + 1)
+        end = min(len(content), at + rng.choice((1, 2, 4, 8, 64)))
+        kind = rng.randrange(9)
+        if kind == 0 and at < len(content):
+            content[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del content[at:]
+        elif kind == 2:
+            del content[at:end]
+        elif kind == 3:
+            content[at:end] = rng.randbytes(end - at)
+        elif kind == 4:
+            content[at:at] = content[rng.randrange(len(content) + 1) :][: rng.choice((1, 8, 200))]
+        elif kind == 5:
+            code = rng.choice("<>") + rng.choice("HIQ")
+            number = rng.choice(NUMBERS) % (1 << 8 * struct.calcsize(code))
+            content[at : at + struct.calcsize(code)] = struct.pack(code, number)
+        elif kind == 6:
+            content[at:at] = rng.choice(WORDS)
+        elif kind == 7 and (numbers := list(re.finditer(rb"-?\d+(\.\d+)?", bytes(content)))):
+            found = rng.choice(numbers)
+            content[found.start() : found.end()] = rng.choice([*WORDS, b"%d" % rng.choice(NUMBERS)])
+        elif kind == 8 and (words := list(re.finditer(rb"[A-Za-z_]+", bytes(content)))):
+            one, other = rng.choice(words), rng.choice(words)
+            content[one.start() : one.end()] = other[0]
+    return bytes(content)
+
+
+# ---------------------------------------------------------------------------------------------------------- the readers
+
+
+def readers():
+    """Name -> (files, where one is put, how it is read, error): imported here, so that pytest need not."""
+    from collectives.choosing.selection import load as load_table
+    from collectives.pricing.networks import Network
+    from nn.data import DataError
+    from nn.data.cifar import read_cifar
+    from nn.data.idx import read_idx
+    from nn.data.sources import load
+    from nn.training.checkpoints import CheckpointError, Checkpoints
+    from parallel.command.options import OptionError, Options
+    from parallel.command.parsing import read_toml, resumed
+    from parallel.command.rules import check
+
+    def of_directory(path):
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            if not (other := path.with_name(f"{key}.npy")).exists():
+                other.write_bytes(npy(random.Random(0)))
+        data = load(path.parent)
+        return data.train.batch(), data.test.batch()
+
+    def of_archive(path):
+        data = load(path)
+        return data.train.batch(), data.test.batch()
+
+    def of_checkpoint(path):
+        """With the checksum of what it is: who changes a file on purpose changes the manifest too."""
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        entry = CHECKPOINT["checkpoints"][0] | {"sha256": sha256}
+        (path.parent / "manifest.json").write_text(json.dumps(CHECKPOINT | {"checkpoints": [entry]}))
+        state, _, _ = Checkpoints(path.parent).load()
+        return {name: state[name] for name in state}
+
+    def of_manifest(path):
+        kept = Checkpoints(path.parent)
+        for entry in kept.entries():
+            assert (path.parent / entry["file"]).parent == path.parent
+        return kept.load()
+
+    def of_config(path):
+        return accepted(resumed({"resume": str(path.parent)}))
+
+    def of_toml(path):
+        return accepted(read_toml(str(path)))
+
+    def accepted(values):
+        """What the file may say; whether options go together is another question, and has another answer."""
+        with contextlib.suppress(OptionError):
+            check(Options(**values))
+
+    return {
+        "idx": (idx, "images", lambda path: read_idx(path).sum(), DataError),
+        "cifar": (cifar, "data.bin", lambda path: read_cifar([path]), DataError),
+        "npz": (npz, "data.npz", of_archive, DataError),
+        "npy": (npys, "arrays/x_train.npy", of_directory, DataError),
+        "checkpoint": (checkpoint, "step-00000001.npz", of_checkpoint, CheckpointError),
+        "manifest": (manifest, "manifest.json", of_manifest, CheckpointError),
+        "config": (config, "config.json", of_config, OptionError),
+        "toml": (toml, "some.toml", of_toml, OptionError),
+        "network": (network, "network.json", Network.load, ValueError),
+        "table": (table, "table.json", load_table, ValueError),
+    }
+
+
+FORBIDDEN = ("exec", "pickle.find_class", "os.system", "os.exec", "os.fork", "subprocess.Popen", "socket.connect")
+
+
+class Executed(BaseException):
+    """Something was run that should only have been read."""
+
+
+def attempt(read, path, error):
+    """Read one file; AssertionError where that ends in a way that it should not. Returns whether it was refused."""
+    size = path.stat().st_size
+    tracemalloc.start()
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    try:
+        read(path)
+        refused = False
+    except error as told:
+        assert type(told) is error, f"another's error: {told!r}"
+        assert str(path.parent) in str(told), f"does not name the file: {told}"
+        assert len(str(told)) < 2000, "the message is too long"
+        refused = True
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < SPARE + RATIO * size, f"took {most:,} bytes for a file of {size:,}"
+    return refused
+
+
+def work(name, first, last):
+    """In a process of its own: the inputs first ... last - 1 of a reader."""
+    import ast  # noqa: F401 - what readers import when they first need it must not count as executed
+    import tokenize  # noqa: F401
+    import warnings
+
+    files, place, read, error = readers()[name]
+    warnings.simplefilter("ignore")  # of checkpoints that are damaged
+    armed = False
+
+    def watch(event, arguments):
+        if armed and event in FORBIDDEN:
+            raise Executed(f"{event} {arguments}")
+
+    refused = 0
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / place
+        path.parent.mkdir(exist_ok=True)
+        made = list(files(random.Random(0)))
+        path.write_bytes(made[0])
+        if name != "manifest":  # its good one tells of a file that is not there
+            read(path)  # a good one is read
+        for content in made[1:]:  # and whatever is needed for messages is imported
+            path.write_bytes(content)
+            with contextlib.suppress(Exception):
+                read(path)
+        now = int(re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+        resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), resource.RLIM_INFINITY))
+        sys.addaudithook(watch)
+        for i in range(first, last):
+            rng = random.Random(f"{name} {i}")
+            content = made[i] if i < len(made) else broken(rng.choice(made[:2] * 9 + made), rng)
+            path.write_bytes(content)
+            armed = True
+            try:
+                refused += attempt(read, path, error)
+            except BaseException:
+                print(f"{name} {i}: {content[:300]!r} ({len(content)} bytes)", file=sys.stderr, flush=True)
+                raise
+            finally:
+                armed = False
+    print(refused)
+
+
+@pytest.mark.parametrize(
+    "name", ["idx", "cifar", "npz", "npy", "checkpoint", "manifest", "config", "toml", "network", "table"]
+)
+def test_rubbish_is_refused(name):
+    count = EACH * int(os.environ.get("RINGPROP_FUZZ", "1"))
+    done = subprocess.run(
+        [sys.executable, __file__, name, "0", str(count)], cwd=ROOT, text=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > count / 4, "control: much of it is rubbish"
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
