@@ -35,10 +35,11 @@ from pathlib import Path
 
 from mutants_drawing import Mutant, draw
 from mutants_lines import Measured, covering, measure
-from mutants_running import Copy
+from mutants_running import Copy, Ended
 
 FOLDERS = ("nn", "collectives", "parallel")
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
+CAUGHT = ("killed", "timeout")
 PATIENCE, LEAST = 3, 30  # a test file may take that many times as long as under coverage, and seconds more
 
 
@@ -75,25 +76,38 @@ def main() -> None:
 
 def try_mutant(mutant: Mutant, near: list[Measured], copy: Copy, cap: float, before: dict) -> dict | None:
     """The outcome, and the tests tried: (file, digest), of which the last one told; None where it was known before."""
-    if before.get("outcome") in ("killed", "timeout"):
+    if before.get("outcome") in CAUGHT:
         return None
     tried = [list(pair) for pair in before.get("tried", [])]
     rest = [one for one in near if [one.test, one.digest] not in tried]
     seconds = before.get("seconds", 0.0)
     if before and (not rest or seconds >= cap):
         return None
-    outcome = "survived" if near else "not run"
-    with copy.changed(mutant.file, mutant.text):
-        for one in rest:
-            if seconds >= cap:
-                break
-            status, took = copy.run(one.test, LEAST + PATIENCE * one.seconds, "-x")
-            seconds += took
-            tried.append([one.test, one.digest])
-            if status != 0:
-                outcome = "timeout" if status is None else "killed"
-                break
-    return {"outcome": outcome, "seconds": seconds, "tried": tried, "covering": len(near)}
+    found = {"outcome": "survived" if near else "not run", "covering": len(near), "said": ""}
+    for one in rest:
+        if seconds >= cap or found["outcome"] in CAUGHT:
+            break
+        ended = run_changed(mutant, one, copy)
+        seconds += ended.seconds
+        tried.append([one.test, one.digest])
+        if ended.status not in (0, 5):  # 5: none was left to run
+            found |= {"outcome": "timeout" if ended.status is None else "killed", "said": ended.said}
+    return found | {"seconds": seconds, "tried": tried}
+
+
+def run_changed(mutant: Mutant, one: Measured, copy: Copy) -> Ended:
+    """A time limit is believed if the same tests of the unchanged code, right after, keep well within it."""
+    limit = LEAST + PATIENCE * one.seconds
+    but = [f"--deselect={test}" for test in one.failing]
+    while True:
+        with copy.changed(mutant.file, mutant.text):
+            ended = copy.run(one.test, limit, "-x", *but)
+        if ended.status is not None:
+            return ended
+        now = LEAST + PATIENCE * copy.run(one.test, 10 * limit, *but).seconds
+        if now <= limit:
+            return ended
+        limit = now
 
 
 class Outcomes:

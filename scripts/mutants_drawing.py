@@ -6,6 +6,7 @@ Left out by rule, for a test that sees them would prove nothing:
 - what is said: the arguments of an exception that is raised, of a warning, of `print`, of an assertion;
 - `is` for `==` and the reverse: for None, small numbers and short texts they are the same;
 - `strict` of zip: an assertion;
+- the looks of a picture: what is called `fontsize`, `lw`, `zorder` and the like;
 - decorators that only save time (`cache`) or only speak to readers and their tools (`abstractmethod`, `overload`).
 
 The order of the places is that of a hash of each line and what it is about, not of its number: where code is added or
@@ -27,6 +28,7 @@ UNTOLD = ("VariableReplacer", "VariableInserter", "NoOp")  # operators that have
 SAME = ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
 NO_EFFECT = {"cache", "lru_cache", "cached_property", "abstractmethod", "overload", "override", "final"}
 SPEAKING = {"print", "warn", "exit"}
+LEFT_OUT = {"strict"} | {"alpha", "dpi", "figsize", "fontsize", "linewidth", "ls", "lw", "pad", "zorder"}  # keywords
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Plain(ast.NodeTransformer):
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        node.keywords = [k for k in node.keywords if k.arg != "strict"]
+        node.keywords = [k for k in node.keywords if k.arg not in LEFT_OUT]
         return ast.Call(node.func, [], []) if last_name(node.func) in SPEAKING else node
 
     def visit_Assert(self, node):

@@ -12,9 +12,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "RINGPROP_MUTANT"  # in the environment of all processes of a run
+
+
+@dataclass
+class Ended:
+    """pytest's status, None where it was ended at its limit; which tests failed, and what was said last of it."""
+
+    status: int | None
+    seconds: float
+    failed: list[str]
+    said: str
 
 
 class Copy:
@@ -46,23 +57,23 @@ class Copy:
         finally:
             self.write(path, kept)
 
-    def run(self, test: str, limit: float, *options: str, **environment: str) -> tuple[int | None, float]:
-        """(pytest's status, seconds) of a test file; status None after `limit` seconds. No process of it stays."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, test]
+    def run(self, test: str, limit: float, *options: str, **environment: str) -> Ended:
+        """How a test file ends, after `limit` seconds at the latest. No process of it stays."""
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *options, test]
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
         variables = os.environ | {"PYTHONPATH": str(self.path), MARK: mark} | environment
         for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
             variables.pop(name, None)
         start = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:  # what is killed leaves files behind, too
+        with tempfile.TemporaryDirectory(prefix="mutant-") as scratch, tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
                 cwd=self.path,
-                env=variables | {"TMPDIR": scratch},
+                env=variables | {"TMPDIR": scratch},  # what is killed leaves files behind, too
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
             try:
                 status = process.wait(limit)
@@ -71,7 +82,11 @@ class Copy:
             finally:
                 end_processes(f"{MARK}={mark}".encode())
                 process.wait()
-        return status, time.monotonic() - start
+            seconds = time.monotonic() - start
+            output.seek(0)
+            said = [line.strip() for line in output if line.startswith(("FAILED ", "ERROR ", "E  "))]
+        failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in said if line.startswith("FAILED ")]
+        return Ended(status, seconds, failed, said[-1] if said else "")
 
 
 def end_processes(mark: bytes) -> None:

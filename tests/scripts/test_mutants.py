@@ -38,10 +38,10 @@ def test_the_lines_of_a_statement():
 
 def test_files_that_run_a_line_come_in_the_order_in_which_they_are_likely_to_tell():
     everything, header = [2, 4, 5, 6, 7, 8, 9, 11], [2, 4, 5, 6]
-    imports = Measured("tests/test_quick.py", True, 1.0, "", {"area.py": header})
-    tests = Measured("tests/test_area.py", True, 3.0, "", {"area.py": everything})
-    slow = Measured("tests/test_all.py", True, 60.0, "", {"area.py": everything})
-    other = Measured("tests/test_other.py", True, 0.1, "", {"other.py": [1]})
+    imports = Measured("tests/test_quick.py", [], 1.0, "", {"area.py": header})
+    tests = Measured("tests/test_area.py", [], 3.0, "", {"area.py": everything})
+    slow = Measured("tests/test_all.py", [], 60.0, "", {"area.py": everything})
+    other = Measured("tests/test_other.py", [], 0.1, "", {"other.py": [1]})
     choose = lambda line: [one.test for one in covering([slow, imports, other, tests], "area.py", CODE, line)]
     assert choose(8) == ["tests/test_area.py", "tests/test_all.py"]
     assert choose(10) == ["tests/test_area.py", "tests/test_all.py"]  # a line without code of its own
@@ -60,6 +60,7 @@ def test_files_that_run_a_line_come_in_the_order_in_which_they_are_likely_to_tel
         ("warnings.warn('a', stacklevel=2)", "warnings.warn('a', stacklevel=3)"),
         ("assert x, 1", "assert x, 2"),
         ("zip(a, b, strict=True)", "zip(a, b, strict=False)"),
+        ("ax.plot(x, y, lw=1.5)", "ax.plot(x, y, lw=2.5)"),
         ("@functools.lru_cache(8)\ndef f(): pass", "def f(): pass"),
         ("if TYPE_CHECKING:\n    import a", "if not TYPE_CHECKING:\n    import a"),
         ("if __name__ == '__main__':\n    main()", "if __name__ != '__main__':\n    main()"),
@@ -104,9 +105,9 @@ def project(tmp_path, monkeypatch):
 
 def test_processes_run_the_changed_text_and_end(project, nothing_left):
     """Changed and changed back within a second, with texts of the same length, which compiled files cannot tell."""
-    known = Measured("tests/test_answer.py", True, 0.0, "", {})
+    known = Measured("tests/test_answer.py", [], 0.0, "", {})
     plain = Path("nn/answer.py").read_text()
-    assert project.run(known.test, 60)[0] == 0
+    assert project.run(known.test, 60).status == 0
     for text, outcome in ((plain.replace("7", "2"), "killed"), (plain.replace("2", "7"), "survived")):
         found = mutants.try_mutant(Mutant("nn/answer.py", 2, "", 0, text), [known], project, 60, {})
         assert found["outcome"] == outcome and found["tried"] == [[known.test, ""]]
@@ -122,7 +123,7 @@ def test_a_line_that_no_test_runs_is_told_so(project):
 
 
 def test_what_is_known_is_not_tried_again(project):
-    mutant, one = Mutant("nn/answer.py", 2, "", 0, ""), Measured("tests/test_answer.py", True, 1.0, "7", {})
+    mutant, one = Mutant("nn/answer.py", 2, "", 0, ""), Measured("tests/test_answer.py", [], 1.0, "7", {})
     known = {"seconds": 5.0, "tried": [["tests/test_answer.py", "7"]]}
     assert mutants.try_mutant(mutant, [one], project, 60, known | {"outcome": "killed"}) is None
     assert mutants.try_mutant(mutant, [one], project, 60, known | {"outcome": "survived"}) is None
@@ -134,10 +135,12 @@ def test_what_is_known_is_not_tried_again(project):
 def test_lines_of_processes_are_counted(project, tmp_path):
     pytest.importorskip("coverage")
     (found,) = measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept")
-    assert found.passed and found.lines["nn/answer.py"] == [1, 2, 5] and found.lines["nn/idle.py"] == [1]
+    assert found.failing == [] and found.lines["nn/answer.py"] == [1, 2, 5] and found.lines["nn/idle.py"] == [1]
     assert measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept") == [found]  # from the file
     project.write("nn/answer.py", "def answer():\n    return 2\n")
-    assert measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept") == []
+    (found,) = measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept")
+    assert found.failing == ["tests/test_answer.py::test_it"]  # which is left out, for it fails with any mutant
+    assert mutants.try_mutant(Mutant("nn/idle.py", 1, "", 0, ""), [found], project, 60, {})["outcome"] == "survived"
 
 
 def test_the_draw_is_the_same_after_a_change_elsewhere(project):
