@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
+import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 MARK = "RINGPROP_MUTANT"  # in the environment of all processes of a run
 
@@ -58,36 +61,66 @@ class Copy:
             self.write(path, kept)
 
     def run(self, test: str, limit: float, *options: str, **environment: str) -> Ended:
-        """How a test file ends, after `limit` seconds at the latest. No process of it stays."""
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *options, test]
+        """How a test file ends, after `limit` seconds at the latest. No process of it stays.
+
+        pytest runs in a fork of this process, which has imported the libraries, and nothing of the project.
+        """
+        load_libraries()
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
-        variables = os.environ | {"PYTHONPATH": str(self.path), MARK: mark} | environment
-        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and to load them takes half a second
-        for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-            variables.pop(name, None)
-        start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="mutant-") as scratch, tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self.path,
-                env=variables | {"TMPDIR": scratch},  # what is killed leaves files behind, too
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            variables = {"PYTHONPATH": str(self.path), MARK: mark, "TMPDIR": scratch} | environment
+            arguments = ["-q", "--tb=line", "-p", "no:cacheprovider", *options, test]
+            start = time.monotonic()
+            child = os.fork()
+            if not child:
+                run_tests(self.path, variables, arguments, output.fileno())
+            ends = os.pidfd_open(child)
             try:
-                status = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                status = None
+                in_time = select.select([ends], [], [], limit)[0]
             finally:
+                os.kill(child, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # who is alone in its session and has ended
+                    os.killpg(child, signal.SIGKILL)
+                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 end_processes(f"{MARK}={mark}".encode())
-                process.wait()
+                os.close(ends)
             seconds = time.monotonic() - start
             output.seek(0)
             said = [line.strip() for line in output if line.startswith(("FAILED ", "ERROR ", "E  "))]
         failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in said if line.startswith("FAILED ")]
-        return Ended(status, seconds, failed, said[-1] if said else "")
+        return Ended(status if in_time else None, seconds, failed, said[-1] if said else "")
+
+
+@cache
+def load_libraries() -> None:
+    """What tests import: seconds for each run of them."""
+    for name in ("pytest", "numpy", "hypothesis", "matplotlib.pyplot", "scipy.optimize", "torch"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def run_tests(directory: Path, variables: dict[str, str], arguments: list[str], output: int) -> NoReturn:
+    """In the forked process: what `python -m pytest` would do there."""
+    status = 70
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.update(variables)
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed
+        for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+            os.environ.pop(name, None)
+        sys.dont_write_bytecode, tempfile.tempdir = False, None
+        os.chdir(directory)
+        sys.path[:1] = [str(directory)]  # for the directory of this script
+        if "COVERAGE_PROCESS_START" in variables:
+            importlib.import_module("coverage").process_startup()
+        status = int(importlib.import_module("pytest").main(arguments))
+    finally:
+        sys.stdout.flush()
+        os._exit(status)  # what this process has to clean up is its parent's
 
 
 def end_processes(mark: bytes) -> None:
