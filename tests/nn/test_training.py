@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.training.callbacks import best_epoch
+from nn.training.callbacks import Callback, best_epoch
 
 
 def data(n=50, seed=0, dtype=np.float64):
@@ -46,10 +46,14 @@ def test_a_step_is_backprop_by_hand():
 
 
 def test_batch_stochastic_and_mini_batch_descent_are_one_loop():
+    """The loss of an epoch is the mean over its samples, the first one's too."""
     for batch, steps in ((50, 1), (1, 50), (8, 7)):
-        t = trainer(lr=0.1, momentum=0.0)
-        training = nn.fit(t, loader(batch), epochs=1)
-        assert t.steps == steps and training.history[0]["loss"] > 0
+        t, watching, losses = trainer(lr=0.1, momentum=0.0), Callback(), []
+        watching.on_step = lambda training, loss, losses=losses: losses.append(loss)
+        training = nn.fit(t, loader(batch), epochs=2, callbacks=[watching])
+        sizes = [min(batch, 50 - first) for first in range(0, 50, batch)]
+        for record, told in zip(training.history, np.reshape(losses, (2, steps)), strict=True):
+            assert record["loss"] == pytest.approx(np.dot(sizes, told) / 50, rel=1e-12)
 
 
 def test_micro_batches_sum_to_the_batch():
