@@ -107,6 +107,7 @@ def run_tests(directory: Path, variables: dict[str, str], arguments: list[str], 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115 - what the parent has not written is its own
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.update(variables)
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import mutants  # noqa: E402
+import mutants_running  # noqa: E402
 from mutants_drawing import Mutant, behaviour, describe, draw  # noqa: E402
 from mutants_lines import Measured, covering, measure, statement  # noqa: E402
 from mutants_running import Copy  # noqa: E402
@@ -89,6 +90,7 @@ def test_a_mutant_is_named_by_what_it_changes():
 def project(tmp_path, monkeypatch):
     """A package of one line and a test that asks a process of its own what it says."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mutants_running, "load_libraries", lambda: None)
     for name in ("nn/__init__.py", "nn/answer.py", "nn/idle.py", "tests/test_answer.py"):
         Path(name).parent.mkdir(exist_ok=True)
     Path("nn/__init__.py").touch()
