@@ -226,6 +226,9 @@ def test_what_cannot_be_priced_is_refused_with_its_ranks():
         price(unheard, 2, 4, 4, HOCKNEY)
     with pytest.raises(ValueError, match=r"no network named 'nowhere'.*gigabit"):
         price(ring, 2, 4, 4, "nowhere")
+    for size, itemsize in ((0, 4), (2, 0)):
+        with pytest.raises(ValueError, match=f"need size >= 1 and itemsize >= 1, not {size} and {itemsize}"):
+            price(ring, size, 4, itemsize, HOCKNEY)
 
 
 def test_a_round_ends_when_what_it_sends_has_left_the_port():

@@ -66,6 +66,8 @@ def test_micro_batches_sum_to_the_batch():
         sums += parts.gradients
     np.testing.assert_allclose(sums, whole.gradients, rtol=1e-12, atol=1e-15)
     assert losses == pytest.approx(loss, rel=1e-12)
+    assert parts.step(x, y, 10, 3) == pytest.approx(whole.step(x, y), rel=1e-12)
+    np.testing.assert_allclose(parts.parameters, whole.parameters, rtol=1e-12, atol=1e-15)
 
 
 def test_a_batch_that_fails_leaves_nothing_to_the_next():
