@@ -41,14 +41,14 @@ def plain(steps=STEPS):
 
 
 class Lazy(LocalPost):
-    """Letters to or from one role (or of one kind from it) seldom come while there are others; without a chance never."""
+    """Letters to or from one role (of some kinds) seldom come while there are others; without a chance never."""
 
-    def __init__(self, rng, lazy, chance=0.0, kind=None):
+    def __init__(self, rng, lazy, chance=0.0, kinds=KINDS):
         super().__init__(rng)
-        self.lazy, self.chance, self.kind = lazy, chance, kind
+        self.lazy, self.chance, self.kinds = lazy, chance, kinds
 
     def late(self, pair, letter):
-        return self.lazy in pair and self.kind in (None, letter.kind)
+        return self.lazy in pair and letter.kind in self.kinds
 
     def receive(self):
         kept = {pair: letters for pair, letters in self.sent.items() if self.late(pair, letters[0])}
@@ -113,16 +113,16 @@ def orders():
         yield LocalPost(np.random.default_rng(seed))
     for chance in (0.0, 0.03, 0.1):
         yield Lazy(np.random.default_rng(9), ("replica", 0), chance)
-        yield Lazy(np.random.default_rng(9), ("replica", 0), chance, "push")
+        yield Lazy(np.random.default_rng(9), ("replica", 0), chance, ("push", "computed"))
     yield Lazy(None, ("shard", 0))
     yield Lazy(np.random.default_rng(8), COORDINATOR, 0.01)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 4])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_any_order_of_arrival_gives_the_same_bits(shards):
     want, losses = plain()
     found, backups = set(), 0
-    for replicas in (1, 2, 5):
+    for replicas in (1, 4):
         for post in orders():
             run = Together(replicas, shards, post)
             for loss in losses:
@@ -158,7 +158,7 @@ def test_controls():
             run = Together(5, 2, post, kind)
             for _ in range(STEPS):
                 run.search()
-            wrong += bool(np.abs(run.parameters() - want).max() > 1e-6)
+            wrong += bool(np.abs(run.parameters() - want).max() > 1e-10)
         assert wrong, kind
 
 
