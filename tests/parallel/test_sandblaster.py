@@ -1,5 +1,6 @@
 """Sandblaster: L-BFGS on coordinator, shards and replicas makes the steps of one process, whatever arrives when."""
 
+import itertools
 import math
 
 import numpy as np
@@ -137,9 +138,7 @@ def test_any_order_of_arrival_gives_the_same_bits(shards):
     assert len(found) == 1 and backups > 10, "and chunks were computed twice"
 
 
-def test_controls():
-    """A shard that counts what comes twice, and one that adds what is of an evaluation before, are found."""
-
+def test_control_a_shard_that_counts_what_comes_twice_is_found():
     class Twice(Shard):
         def _push(self, evaluation, chunk, gradient):
             again = chunk in getattr(self, "seen", ())
@@ -147,19 +146,40 @@ def test_controls():
             if again and evaluation == self.evaluation:
                 self.vectors.arrays["g"] += gradient
 
-    class Forgetful(Shard):
-        def _push(self, evaluation, chunk, gradient):
-            super()._push(self.evaluation, chunk, gradient)
-
     want, _ = plain()
-    for kind in (Twice, Forgetful):
-        wrong = 0
-        for post in orders():
-            run = Together(5, 2, post, kind)
-            for _ in range(STEPS):
-                run.search()
-            wrong += bool(np.abs(run.parameters() - want).max() > 1e-10)
-        assert wrong, kind
+    wrong = 0
+    for post in orders():
+        run = Together(4, 2, post, Twice)
+        for _ in range(STEPS):
+            run.search()
+        wrong += bool(np.abs(run.parameters() - want).max() > 1e-10)
+    assert wrong
+
+
+def test_a_shard_drops_what_is_late_and_keeps_what_is_early():
+    """Chunks in every order; those of the evaluation before are not counted, and a pull that comes early waits."""
+    for order in itertools.permutations(range(3)):
+        post = LocalPost()
+        shard = Shard(0, Vectors(np.arange(4.0), np.zeros(4)), ["w", "g"], 1, post)
+
+        def tell(kind, *words, array=None, shard=shard):
+            shard.handle(Letter(kind, ("replica", 0), ("shard", 0), words, array))
+
+        tell("begin", 1, 3)
+        tell("push", 1, 2, array=np.full(4, 50.0))
+        tell("pull", 2)
+        assert not post.sent, "those are not the parameters that are meant"
+        tell("begin", 2, 3)
+        assert np.array_equal(post.receive().array, np.arange(4.0))
+        tell("push", 1, 0, array=np.full(4, 70.0))
+        tell("pull", 1)
+        for chunk in order:
+            for _ in range(2):
+                tell("push", 2, chunk, array=np.full(4, 0.1 + chunk))
+        assert post.receive().kind == "summed" and not post.sent, "and it is told once"
+        assert np.array_equal(shard.vectors.arrays["g"], np.full(4, (0.1 + 1.1) + 2.1)), "in one order"
+        tell("pull", 2)
+        assert not post.sent, "all has been computed without that replica"
 
 
 def test_a_slow_replica_computes_less_and_nobody_waits_for_it():
