@@ -21,52 +21,11 @@ from nn.core.network import Network
 from nn.layers.dropout import Dropout
 from nn.losses import Loss
 from nn.optim.lbfgs import QuasiNewton
-from nn.training.serial import micro_batches
 from parallel.exchange.commanded.post import LIMIT
 from parallel.exchange.commanded.shards import Commanded
 from parallel.mesh import Mesh, agree
-from parallel.passes.whole import MicroBatch, Whole
+from parallel.passes.chunks import Chunks
 from parallel.trainer import Trainer
-
-
-class Chunks(Whole):
-    """A replica has the whole batch and computes what chunks of it it is given; in evaluation, its equal part.
-
-    Parameters
-    ----------
-    size : int
-        Samples in a chunk.
-    """
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def start(self, mesh, network):
-        self.mesh, self.addends = mesh, 1
-        self.shard = (None if mesh.index is None else 0, 1)
-
-    def chunk(self, number: int, samples: int) -> MicroBatch:
-        """A chunk of a batch of so many samples."""
-        first = number * self.size
-        return MicroBatch(slice(first, min(first + self.size, samples)), first, False, None)
-
-    def cut(self, samples, total, parts):
-        """This replica's part of what is only evaluated."""
-        if self.mesh.index is None:
-            self.refuse(samples)
-            return []
-        rows = micro_batches(samples, self.mesh.count)[self.mesh.index]
-        return [MicroBatch(rows, rows.start, False, None)]
-
-    def predict(self, trainer, x):
-        if self.mesh.index is None:
-            raise ValueError(
-                f"rank {self.mesh.rank} has no copy of the parameters: predict on a replica, or with trainer.alone()"
-            )
-        return super().predict(trainer, x)
-
-    def describe(self):
-        return f"chunks of {self.size} samples"
 
 
 class Sandblaster(Trainer):
