@@ -1,10 +1,12 @@
 """The launcher: faithful exit status and output, and no process left, however a job or its launcher ends."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -100,7 +102,7 @@ def test_timeout_says_where_each_rank_was_and_ends_them(tmp_path):
 def test_each_rank_says_where_it_was_though_another_has_ended(tmp_path, monkeypatch):
     """mpiexec ends all ranks when the first is gone, unless it stands still until all have spoken."""
     script = tmp_path / "stuck.py"
-    script.write_text(RANK + "comm.Barrier()\nprint('ready', flush=True)\nimport time\ntime.sleep(60)\n")
+    script.write_text(RANK + "comm.Barrier()\nprint('ready', flush=True)\nimport time\ntime.sleep(1000)\n")
     lines, send = [], processes.send
 
     def one_by_one(pids, number):
@@ -294,15 +296,22 @@ def test_a_job_that_cannot_start_leaves_nothing(tmp_path):
         launcher.run(["-c", ""], 2, cwd=tmp_path / "nowhere")
 
 
-def test_a_process_that_gets_the_jobs_name_late_is_ended_too():
+def test_a_process_that_gets_the_jobs_name_late_is_ended_too(monkeypatch):
     """As mpiexec, where the launcher is killed while it starts it."""
-    job = os.urandom(8).hex()
-    keeper = processes.start_keeper(job)
-    keeper.stdin.close()  # the launcher's end
-    time.sleep(0.2)
+    job, looks, find = os.urandom(8).hex(), [], processes.find
+    monkeypatch.setattr(processes, "find", lambda job: looks.append(1) or find(job))
+    for name in ("STARTING", "GRACE"):
+        monkeypatch.setattr(processes, name, PATIENCE)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # the launcher's end
+    keeper = threading.Thread(target=processes.keep, args=(job,))
+    keeper.start()
+    while len(looks) < 2:
+        time.sleep(0.01)
     late = subprocess.Popen(["sleep", "1000"], env=os.environ | {processes.JOB: job})
     assert late.wait(PATIENCE) == -signal.SIGTERM
-    keeper.wait(PATIENCE)
+    monkeypatch.setattr(processes, "STARTING", 0.0)
+    keeper.join(PATIENCE)
+    assert not keeper.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
