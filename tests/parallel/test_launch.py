@@ -1,7 +1,9 @@
 """The launcher: faithful exit status and output, and no process left, however a job or its launcher ends."""
 
 import io
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +68,42 @@ def test_output_to_a_file(tmp_path):
 def test_exit_status_is_that_of_the_rank_that_failed(code, statuses, says):
     got, lines = run(code)
     assert got in statuses and says in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("kill -SEGV $$", "launch: mpiexec itself was ended by SIGSEGV"),
+        ("exec sleep 1000", r"launch: mpiexec did not end in \d+ s in which it had no rank"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_an_mpiexec_that_dies_or_hangs_when_its_ranks_have_ended_is_told(monkeypatch, tmp_path, ends, says):
+    made = tmp_path / "mpiexec"
+    lines = ["#!/bin/sh", '[ "$1" = --version ] && exit', "OMPI_COMM_WORLD_RANK=0 sleep 0.2", ends]
+    made.write_text("\n".join(lines))
+    made.chmod(0o755)
+    monkeypatch.setattr(launcher, "find_mpiexec", lambda: made)
+    monkeypatch.setattr(launcher, "NO_RANKS", 0.5)
+    monkeypatch.setattr(launcher, "LOOK", 0.1)
+    said = []
+    with open(tmp_path / "log", "w+") as log:
+        for out in (said.append, log):
+            assert launcher.run(["-c", ""], 2, stdout=out) == launcher.LOST
+        log.seek(0)
+        for text in ("".join(said), log.read()):
+            assert re.fullmatch(says + r"; how its ranks ended is not known\n", text)
+    assert launcher.ending(launcher.LOST) == "mpiexec itself died or hung"
+
+
+def test_an_mpiexec_with_ranks_is_left_alone():
+    lines = []
+    with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:
+        while "ready\n" not in lines:
+            assert job.wait(0.02) is None
+        job._looked = job._ranks_at = -math.inf
+        job._end_without_ranks()
+        assert job.poll() is None and not job.trouble
 
 
 def test_environment_defaults_yield_to_the_user(monkeypatch):
