@@ -20,9 +20,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--restarts", type=int, default=10, help="at most, without a new checkpoint (default: 10)"
-    )
+    parser.add_argument("--restarts", type=int, default=10, help="at most, without a new checkpoint (default: 10)")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds before the first, then doubled (default: 1)")
     options = parser.parse_args(mine)
     if not command:

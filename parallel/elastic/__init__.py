@@ -1,1 +1,7 @@
-"""Runs that survive: what ends too early goes on, and what is broken on purpose shows that it does."""
+"""Runs that survive.
+
+| file | holds |
+|---|---|
+| supervisor.py | starting a run again from its last whole checkpoint |
+| chaos.py | blows at random moments, which a run is to survive |
+"""

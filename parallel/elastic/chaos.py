@@ -2,7 +2,7 @@
 
 A **blow** is one of BLOWS: what it does to a run, at a moment drawn from the time that an undisturbed one takes. After
 it the run is continued, until it has ended well; then its parameters must have the bits of the undisturbed run, and
-nothing may be left of it: no process, no memory file, no temporary file.
+nothing may be left of it: no process and no temporary file.
 """
 
 from __future__ import annotations
@@ -156,7 +156,6 @@ class Chaos:
             resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
 
         command = next_command([*self.program, *self.options, "--out", str(out)], out)
-        self.memory = memory_files()
         self.said = out.with_name(f"{out.name}.log")
         self.said.parent.mkdir(parents=True, exist_ok=True)
         with open(self.said, "wb") as log:
@@ -214,15 +213,7 @@ class Chaos:
         if left:
             processes.kill(self.name, SUPERVISED)
             raise Broken(f"processes {left} are left")
-        processes.sweep()  # as the next launcher does: where both launcher and keeper were killed
-        if files := sorted(memory_files() - self.memory):
-            raise Broken(f"{', '.join(files)} left in {processes.MEMORY}")
         return status, self.said.read_text(errors="replace")
-
-
-def memory_files() -> set[str]:
-    """What this user's launchers have in memory files."""
-    return {path.name for path in processes.MEMORY.glob(f"{processes.DIRECTORY}*")}
 
 
 def result(out: Path) -> dict:

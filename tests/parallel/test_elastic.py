@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE
 
-from parallel.elastic import chaos as chaos_
-from parallel.elastic.chaos import BLOWS, Broken, Chaos
+from parallel.elastic.chaos import BLOWS, Broken, Chaos, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +155,7 @@ def test_a_killed_run_ends_as_if_nothing_had_been(tmp_path, ranks, nothing_left)
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ended by SIGKILL; restart 1 of 10 in 0 s, from step" in done.stderr
-    whole, run = (chaos_.result(tmp_path / name) for name in ("whole", "run"))
+    whole, run = (result(tmp_path / name) for name in ("whole", "run"))
     assert run["parameters_sha256"] == whole["parameters_sha256"] and run["steps"] == whole["steps"]
 
 
@@ -232,7 +231,7 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
         chaos.run(0, 1)
     (tmp_path / "wait").unlink()
     (tmp_path / "leave").touch()
-    monkeypatch.setattr(chaos_, "LEFT", 0.2)
+    monkeypatch.setattr("parallel.elastic.chaos.LEFT", 0.2)
     with pytest.raises(Broken, match=r"processes \[[0-9]+\] are left"):
         Chaos(*arguments).undisturbed()
 
