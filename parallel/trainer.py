@@ -89,7 +89,7 @@ class Trainer(Serial):
     parameters = property(lambda self: self.exchange.parameters)
     gradients = property(lambda self: self.exchange.gradients)
     slots = property(lambda self: self.exchange.slots)
-    phases = property(lambda self: self.exchange.phases)
+    phases = property(lambda self: self.exchange.phases + self.pass_.phases)
     sends = property(lambda self: self.exchange.sends)
     notes = property(lambda self: self.exchange.notes)
 

@@ -50,6 +50,7 @@ class Whole:
 
     fixed = False
     knows = True  # the loss of its samples; of ranks that have one network together, one does
+    phases = ()  # as of an exchange, those of its own
 
     def hold(self, network: Network, mesh: Mesh) -> Network:
         """What this rank computes of the network."""
