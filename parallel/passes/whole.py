@@ -142,5 +142,9 @@ class Whole:
         """The scores of a micro-batch, as they are summed over all."""
         return scores
 
+    def in_transit(self) -> int:
+        """Bytes that are kept for what other ranks send, beside the exchange's."""
+        return 0
+
     def describe(self) -> str:
         return ""

@@ -284,6 +284,9 @@ class PipelinePass(whole.Whole):
         *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
         return bad._replace(place=f"{bad.place} on rank {rank}")
 
+    def in_transit(self):
+        return sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())
+
     def describe(self):
         """What the schedule is, and what it leaves idle, for the log."""
         report, placement = self.placement.report, self.placement

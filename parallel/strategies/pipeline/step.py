@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -22,15 +22,17 @@ from nn.training.serial import micro_batches
 from parallel.strategies.pipeline.actions import Action, parse
 from parallel.strategies.pipeline.lowering import Stage, lower
 
-if TYPE_CHECKING:
-    from parallel.strategies.pipeline.executor import OwnStage, PipelinePass
-
 TAG = 29  # of all messages here; those of a pair of ranks match in their order
 MAKES_GRADIENTS = ("B", "W")
 
 
 class Program:
     """What a rank does for a batch of so many samples: its rounds, and when each receive may be posted.
+
+    Parameters
+    ----------
+    line : PipelinePass
+    samples : int
 
     Attributes
     ----------
@@ -46,7 +48,7 @@ class Program:
         Stage -> the micro-batch whose gradients are made last: then the stage's are complete.
     """
 
-    def __init__(self, line: PipelinePass, samples: int):
+    def __init__(self, line, samples: int):
         n, rank, placement = line.micro_batches, line.rank, line.placement
         self.parts = [(rows.start, rows.stop) for rows in micro_batches(samples, n)]
         networks = placement.networks
@@ -85,7 +87,7 @@ class Step:
     first : place in it of the first sample
     """
 
-    def __init__(self, line: PipelinePass, program: Program, x, y, total: int, first: int):
+    def __init__(self, line, program: Program, x, y, total: int, first: int):
         self.line, self.program, self.x, self.y, self.total, self.first = line, program, x, y, total, first
         self.slots = program.slots
         self.arrays: dict[tuple[str, int], np.ndarray] = {}  # (buffer, first element) -> what lies there
@@ -150,7 +152,7 @@ class Step:
         self.arrays[key] = self.arrays[key].reshape(samples, *shape)
         return self.arrays[key]
 
-    def forward(self, action: Action, stage: OwnStage, x, gy, mine: slice) -> np.ndarray:
+    def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
         place, line = (action.stage, action.micro_batch), self.line
         batch = self.batches[place] = MicroBatch(step=line.trainer.steps, sample=self.first + mine.start)
         output, saved = stage.network.forward(stage.p, x, stage.run, batch)
