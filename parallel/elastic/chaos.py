@@ -146,7 +146,7 @@ class Chaos:
             raise Broken(f"{out}: {kind}: no checkpoint is left of those that there were")
         if "Traceback" in said and kind in ("interrupt", "terminate", "full disk"):
             raise Broken(f"{out}: {kind}: a traceback:\n{said}")
-        if kind in ("damage", "torn manifest") and status:  # one that has ended well is not continued
+        if kind in ("damage", "torn manifest") and not (out / "result.json").exists():
             self._spoil(kind, out)
 
     def _start(self, out: Path, kind: list[str]) -> subprocess.Popen:
