@@ -27,6 +27,7 @@ _HOME = {
     "ReproducibleZeRO1": "parallel.strategies.zero",
     "ReproducibleZeRO2": "parallel.strategies.zero",
     "StaleDataParallel": "parallel.strategies.data_parallel",
+    "Sandblaster": "parallel.strategies.sandblaster",
     "Trainer": "parallel.trainer",
     "join": "parallel.strategies.join",
     "ZeRO1": "parallel.strategies.zero",
