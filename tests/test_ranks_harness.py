@@ -48,10 +48,8 @@ def counts(printed):
 
 
 def test_passing_tests_their_names_order_and_fixtures(tmp_path):
-    printed = run(
-        tmp_path,
-        """
-        @pytest.mark.mpi(ranks=[1, 2, 3])
+    source = """
+        @pytest.mark.mpi(ranks=[1, 2], more=[3])
         def test_sum(comm, ranks):
             assert comm.Get_size() == ranks and comm.allreduce(1) == ranks
 
@@ -83,8 +81,8 @@ def test_passing_tests_their_names_order_and_fixtures(tmp_path):
 
         def test_without_ranks():
             assert "mpi4py" not in sys.modules
-        """,
-    )
+        """
+    printed = run(tmp_path, source)
     assert counts(printed) == {"passed": 7, "skipped": 1, "xfailed": 1}, printed
     assert re.findall(r"::(\S+) (?:PASSED|SKIPPED|XFAIL)", printed) == [
         "test_without_ranks",
@@ -97,6 +95,8 @@ def test_passing_tests_their_names_order_and_fixtures(tmp_path):
         "test_known[2]",
         "test_sum[3]",
     ]
+    printed = run(tmp_path, source, "--collect-only", "-m", "not exhaustive")
+    assert "test_sum[2]" in printed and "test_sum[3]" not in printed
 
 
 def test_tests_on_more_ranks_than_wanted_are_skipped_with_the_reason(tmp_path):

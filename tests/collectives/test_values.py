@@ -112,7 +112,7 @@ def test_over_several_nodes_too(comm, ranks, monkeypatch, dtypes):
     communicator.release()
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.mpi(ranks=[3], more=[4])
 def test_float16_in_the_memory_of_several_nodes(comm, ranks, monkeypatch):
     """Each node sums in its memory; between nodes the sums are numbers, not bit patterns, and rounded a hop."""
     from mpi4py import MPI
