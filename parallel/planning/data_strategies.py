@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from collectives.pricing.networks import Network
@@ -20,7 +21,7 @@ class Part(NamedTuple):
     Attributes
     ----------
     samples : int
-    layers : list of LayerProfile
+    layers : tuple of LayerProfile
         for these samples, cut on the axis "tensor"
     sums, sent : float
         seconds and bytes of the layers' sums on that axis
@@ -29,7 +30,7 @@ class Part(NamedTuple):
     """
 
     samples: int
-    layers: list[LayerProfile]
+    layers: tuple[LayerProfile, ...]
     sums: float
     sent: float
     workers: int
@@ -47,6 +48,7 @@ class Part(NamedTuple):
         return sum(layer.saved for layer in self.layers)
 
 
+@lru_cache(256)
 def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: bool = False) -> Part:
     """What the busiest rank has, of `readers` replicas; 0: those of the axis "data".
 
@@ -66,7 +68,7 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
         if waiting:
             cut |= {name: cut[name] + each for name in ("forward", "backward")}
         found.append(layer._replace(**cut))
-    return Part(share, found, seconds, nbytes, workers)
+    return Part(share, tuple(found), seconds, nbytes, workers)
 
 
 def ddp(job: Job, axes: Axes, network: Network) -> Prediction:

@@ -23,6 +23,7 @@ Sources: Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007; two levels: Jia et 
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from collectives.pricing.networks import Link, Network
@@ -59,6 +60,7 @@ class Group(NamedTuple):
 
     # ------------------------------------------------------------------------------------ seconds
 
+    @lru_cache(1 << 16)  # noqa: B019  a group is a tuple of three numbers
     def scattering(self, nbytes: float, network: Network) -> float:
         """A reduce-scatter of so many bytes without its additions, or an allgather: they move the same."""
         if self.count == 1 or not nbytes:
@@ -103,6 +105,7 @@ class Group(NamedTuple):
     def allgather(self, nbytes: float, network: Network) -> float:
         return self.scattering(nbytes, network)
 
+    @lru_cache(1 << 16)  # noqa: B019
     def allreduce(self, nbytes: float, network: Network) -> float:
         if self.count == 1 or not nbytes:
             return 0.0

@@ -25,7 +25,7 @@ What is left out: that ranks differ and wait for the slowest, that cores of a no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -90,7 +90,7 @@ def serial(job: Job) -> Prediction:
     return Prediction("serial", Axes(), parts, seconds + job.update, 0.0, memory)
 
 
-def strong_and_weak(job: Job, prediction: Prediction, again) -> tuple[float, float]:
+def strong_and_weak(job: Job, prediction: Prediction, again: Callable[[Job], Prediction]) -> tuple[float, float]:
     """Efficiency of the same batch on all ranks, and of a batch for each; `again(job)` predicts another job's."""
     one, ranks = serial(job).seconds, prediction.ranks
     weak = again(replace(job, batch=job.batch * ranks)).seconds
@@ -138,7 +138,9 @@ def ranking(
     for name, axes in candidates(job, ranks, most_parts):
         if (name == "ps" and servers >= ranks) or (name == "pipedream" and not stale):
             continue
-        found.append(predict(job, name, axes, network, servers, micro_batches, quick=True))
+        each = predict(job, name, axes, network, servers, micro_batches, quick=True)
+        if name != "pipedream" or "-" in each.note:  # one stage on all ranks is data parallelism
+            found.append(each)
     lines = sorted((p for p in found if p.axes.pipeline > 1), key=lambda p: (not fits(p), p.seconds))
     for near in lines[:REFINED]:  # what may come first is walked, or priced by the clock
         found[found.index(near)] = predict(job, near.strategy, near.axes, network, servers, micro_batches)
