@@ -137,10 +137,10 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
         return Timed(seconds, _held(stages, micro_batches, home, recompute, None), sent, "closed form")
     order = rows(schedule, ranks, micro_batches, **({"chunks": chunks} if schedule == "interleaved" else {}))
     peaks = _held(stages, micro_batches, home, recompute, order)
-    costs = [
-        Stage(max(s.forward, LEAST), max(s.input_gradient, LEAST), s.weight_gradient, round(s.input), 1, 1, recompute)
-        for s in stages
-    ]
+    costs = []
+    for stage in stages:
+        seconds = max(stage.forward, LEAST), max(stage.input_gradient, LEAST), stage.weight_gradient
+        costs.append(Stage(*seconds, max(1, round(stage.input)), 1, 1, recompute))  # no message is left out
     if actions <= CLOCKED and ranks > 1:
         program = lower(order, costs, hop)
         priced = price(lambda rank, size, count: iter(program[rank]), ranks, 1, 1, network)

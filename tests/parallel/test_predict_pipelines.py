@@ -40,6 +40,8 @@ def test_golden_figures():
     """GPipe, 1F1B: 33 for p = 4, m = 8, F = I = W = 1; a stage waits (p-1)/(m+p-1) of the time; ZB-H1 27."""
     for schedule, seconds in (("gpipe", 33), ("1f1b", 33), ("zb-h1", 27), ("zb-h2", 27)):
         assert time_pipeline(schedule, equal(schedule, 4), 8, FREE).seconds == pytest.approx(seconds)
+    small = EQUAL._replace(input=0.0)  # a message of nothing is waited for, too
+    assert time_pipeline("gpipe", [small] * 4, 8, FREE).seconds == pytest.approx(33)
     assert closed_form("gpipe", [EQUAL], 8, recompute=True) == 32
     assert time_pipeline("gpipe", equal("gpipe", 4), 8, FREE, recompute=True).seconds == pytest.approx(44)
 

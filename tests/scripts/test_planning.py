@@ -54,9 +54,9 @@ def test_all_strategies_of_one_number_of_ranks(predict, tmp_path, capsys):
     NETWORKS["gigabit"].save(file)
     assert predict.main(["mlp:784,512,10", "--ranks", "6", "--network", str(file), "--memory", "1MiB"]) == 0
     said = capsys.readouterr().out
-    for name in ("ddp", "zero1", "zero2", "fsdp", "dp", "ps", "zb-h1 data=3,pipeline=2", "ddp data=3,tensor=2"):
+    for name in ("ddp", "zero1", "zero2", "fsdp", "dp", "ps", "ddp data=3,tensor=2"):
         assert f"    6  {name} " in said
-    assert "does not fit" in said
+    assert "does not fit" in said and " pipeline=" in said
     assert predict.main(["mlp:784,512,10", "--strategy", "gpipe", "--mesh", "pipeline=2", "--recompute"]) == 0
     said = capsys.readouterr().out
     assert "gpipe:recompute pipeline=2" in said and "   16  gpipe:recompute data=8,pipeline=2" in said
