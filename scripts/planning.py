@@ -22,25 +22,28 @@ MOST_RANKS = 1 << 24
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is trained, on what."""
+def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> None:
+    """The options that say what is trained, on what; `network` is the default one."""
     parser.add_argument(
         "model", help="network of the command line: vgg16, resnet50, mlp:784,30,10, transformer:512,8,6"
     )
-    network = parser.add_argument_group("the network that is trained")
-    network.add_argument("--input", type=shape, metavar="SHAPE", help="of one sample, such as 224,224,3")
-    network.add_argument("--classes", type=whole, metavar="N", help="outputs, or the vocabulary")
-    network.add_argument("--batch", type=whole, default=256, help="samples of a step over all ranks (default: 256)")
-    network.add_argument("--optimizer", choices=MOMENTS, default="sgd", help="0, 1 or 2 moments (default: sgd)")
-    network.add_argument(
+    trained = parser.add_argument_group("the network that is trained")
+    trained.add_argument("--input", type=shape, metavar="SHAPE", help="of one sample, such as 224,224,3")
+    trained.add_argument("--classes", type=whole, metavar="N", help="outputs, or the vocabulary")
+    trained.add_argument("--batch", type=whole, default=256, help="samples of a step over all ranks (default: 256)")
+    trained.add_argument("--optimizer", choices=MOMENTS, default="sgd", help="0, 1 or 2 moments (default: sgd)")
+    trained.add_argument(
         "--profile", metavar="CSV", help="seconds and bytes of every layer (parallel/planning/profile.py)"
     )
-    network.add_argument(
+    trained.add_argument(
         "--profile-batch", type=whole, metavar="N", help="samples that the profile is of (default: --batch)"
     )
     machine = parser.add_argument_group("what it runs on")
     machine.add_argument(
-        "--network", default="workstation", metavar="NAME|FILE", help="a name, or what bench.py network wrote"
+        "--network",
+        default=network,
+        metavar="NAME|FILE",
+        help=f"a name, or what bench.py network wrote (default: {network or 'two ranks of this machine are measured'})",
     )
     machine.add_argument("--ranks-per-node", type=whole, metavar="N", help="instead of the network's")
     machine.add_argument(
@@ -55,6 +58,38 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--no-overlap", action="store_true", help="messages wait for the end of backprop")
     machine.add_argument("--servers", type=whole, default=1, help="of ps (default: 1)")
     machine.add_argument("--micro", type=whole, metavar="M", help="micro-batches of pipelines (default: 4 a stage)")
+
+
+MEASURE = """
+import sys
+from mpi4py import MPI
+from collectives.pricing.measure import measure_network
+network = measure_network(MPI.COMM_WORLD, tuple(4**k for k in range(1, 12)), float(sys.argv[2]))
+if MPI.COMM_WORLD.rank == 0:
+    network.save(sys.argv[1])
+"""
+
+
+def measured_network(ranks: int, seconds: float = 0.02):
+    """What two ranks of this machine measure, about so many seconds for each length; all of `ranks` share its node.
+
+    Raises
+    ------
+    RuntimeError
+        the ranks did not end well
+    """
+    import tempfile
+
+    from collectives.pricing.networks import Network
+    from parallel.launch import launcher
+
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "network.json"
+        status = launcher.run(["-c", MEASURE, str(file), str(seconds)], 2, timeout=120, stdout=said.append)
+        if status:
+            raise RuntimeError(f"measuring the network: {launcher.ending(status)}: {''.join(said)[-500:]}")
+        return Network.load(file).with_ranks_per_node(max(2, ranks))
 
 
 def network_of(options) -> Network:  # noqa: F821
@@ -81,7 +116,7 @@ def network_of(options) -> Network:  # noqa: F821
 def in_node_memory(options) -> bool:
     """Whether ranks of a node sum in its memory."""
     if options.node_memory == "auto":
-        return not options.network.startswith("gpu")
+        return not (options.network or "").startswith("gpu")
     return options.node_memory == "on"
 
 

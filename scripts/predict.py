@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--strategy", default="all", help="ddp, zero1, zero2, fsdp, dp, ps, gpipe, 1f1b, ..., or all")
     found.add_argument("--mesh", help="sizes of axes: pipeline=4,tensor=2; what is left of the ranks is data")
     found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
-    add_job_options(found)
+    add_job_options(found, "workstation")
     found.add_argument(
         "--flops", type=size, default=5e10, help="operations a second that a rank keeps up (default: 50G)"
     )
