@@ -510,6 +510,21 @@ def measured(eager=None, points=(SHORT, LONG)):
     return Network(link, link)
 
 
+def test_messages_of_a_pair_do_not_overtake_each_other():
+    """A long one whose first byte takes a while, and a short one behind it, which would be there earlier."""
+    slow = Point(10_000, 1000 * US, 0, 0, 100 * US, 1000 * US, 1000 * US)
+    quick = Point(1, 1 * US, 0, 0, 1 * US, 1 * US, 1 * US)
+
+    def two(rank, size, count):
+        kind, peer = (Send, 1) if rank == 0 else (Recv, 0)
+        yield (kind(peer, "x", 0, count),)
+        yield (kind(peer, "x", 0, 1),)
+
+    found = price(two, 2, 10_000, 1, measured(points=(quick, slow)), trace=True)
+    long, short = found.trace.flights
+    assert long.send.hi == 10_000 and short.send.hi == 1 and short.end >= long.end >= 999 * US
+
+
 def one(rank, size, count):
     yield (Send(1, "x", 0, count) if rank == 0 else Recv(0, "x", 0, count),)
 
