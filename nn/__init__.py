@@ -14,6 +14,8 @@ from nn.core.pool import Memory
 from nn.core.run import Context, Group, MicroBatch, Run
 from nn.core.stages import stages
 from nn.data import Loader
+from nn.files.description import register
+from nn.files.trained import FileError, Trained, load, save
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
@@ -69,6 +71,7 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "Embedding",
+    "FileError",
     "Flatten",
     "GlobalAvgPool2d",
     "GlobalMaxPool2d",
@@ -117,6 +120,7 @@ __all__ = [
     "Split",
     "Tanh",
     "TiedLinear",
+    "Trained",
     "Training",
     "TransformerBlock",
     "Vectors",
@@ -124,6 +128,9 @@ __all__ = [
     "evaluate",
     "fit",
     "gradcheck",
+    "load",
     "models",
+    "register",
+    "save",
     "stages",
 ]

@@ -193,6 +193,8 @@ class TransformerBlock(Sequential):
         hidden: int = 0,
         dropout: float = 0.0,
     ):
+        self.features, self.heads, self.causal, self.pre_norm = features, heads, causal, pre_norm
+        self.hidden, self.dropout = hidden, dropout
         hidden = hidden or 4 * features
         attention = [MultiHeadAttention(features, heads, causal)]
         dense = [Linear(features, hidden), GELU(), Linear(hidden, features)]
