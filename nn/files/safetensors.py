@@ -1,7 +1,8 @@
 """The safetensors format: arrays by name in one file, which can be mapped into memory and holds no code.
 
     8 bytes     N, the length of the header, little-endian
-    N bytes     JSON: {"__metadata__": {text: text}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+    N bytes     JSON: {"__metadata__": {text: text},
+                NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
     the rest    the numbers, little-endian, in C order; offsets count from here
 
 Written and read by hand, for it is that short. What makes a file safe to read is checked, all of it, before an array

@@ -196,9 +196,9 @@ def test_layers_of_ones_own(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match=r"Other takes 'factor' and does not keep it.*self\.factor = factor"):
         describe(Other(1))
     monkeypatch.setitem(LAYERS, "Scale", Scale)
-    with pytest.raises(TypeError, match="Scale: factor is array.*files hold numbers"):
+    with pytest.raises(TypeError, match=r"Scale: factor is array.*files hold numbers"):
         describe(Scale(np.ones(3)))
-    with pytest.raises(TypeError, match="Scale: factor is <class.*files hold numbers"):
+    with pytest.raises(TypeError, match=r"Scale: factor is <class.*files hold numbers"):
         describe(Scale(nn.ReLU))
     with pytest.raises(TypeError, match=r"given Linear\(2, 2\): the class itself, not an instance"):
         nn.register(nn.Linear(2, 2))
@@ -214,7 +214,7 @@ def test_a_network_changed_by_hand_is_refused(tmp_path):
     block = nn.TransformerBlock(8, 2)
     block.layers = block.layers[:1]
     network = nn.Network(block, (4, 8))
-    with pytest.raises(ValueError, match="no longer what their constructors made.*it has param/1"):
+    with pytest.raises(ValueError, match=r"no longer what their constructors made.*it has param/1"):
         nn.save(network, network.layout.zeros(np.float32), tmp_path / "x.npz")
     part = nn.Network(nn.Linear(4, 4), (4,)).part(0, 2)
     with pytest.raises(ValueError, match="is a part of a network: save the whole one"):
