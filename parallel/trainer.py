@@ -24,7 +24,7 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial
+from nn.training.serial import Serial, check_parts
 from parallel.exchange.base import Exchange
 from parallel.exchange.tail import Tail, differ
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
@@ -64,6 +64,7 @@ class Trainer(Serial):
         seed: int = 0,
         name: str = "Trainer",
     ):
+        check_parts(network, loss, optimizer)
         self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))

@@ -96,10 +96,14 @@ class Network:
         borrowed: Mapping[str, Spec] | None = None,
     ):
         check_layers("Network", root)
+        if not isinstance(in_shape, tuple | list) or not all(isinstance(n, (int, np.integer)) for n in in_shape):
+            raise TypeError(
+                f"Network: in_shape is that of one sample, such as (64,) or (28, 28, 1), given {in_shape!r:.80}"
+            )
         self.root, self.in_shape, self.name = root, tuple(in_shape), name
+        if dtype not in ("float32", "float64", np.float32, np.float64):
+            raise TypeError(f"Network: dtype must be float32 or float64, given {dtype!r:.80}")
         self.dtype = np.dtype(dtype)
-        if self.dtype not in (np.float32, np.float64):
-            raise TypeError(f"dtype must be float32 or float64, given {self.dtype}")
         self.specs, self.out_shape = (
             child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
         )

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
 
@@ -86,6 +86,7 @@ class Conv2d(Layer):
         init: Initializer = he,
         bias_init: Initializer = zeros,
     ):
+        check_numbers("Conv2d", in_channels=in_channels, out_channels=out_channels, groups=groups)
         self.in_channels, self.out_channels, self.groups, self.bias = in_channels, out_channels, groups, bias
         self.kernel_size = pair("Conv2d: kernel_size", kernel_size, 1)
         self.stride = pair("Conv2d: stride", stride, 1)
