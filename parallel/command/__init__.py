@@ -9,5 +9,6 @@
 | factory.py | data, network, loss, optimizer, loaders of given options |
 | registry.py | strategies by name |
 | training_run.py | one run, from options to results |
+| trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
 | run_directory.py | its directory, and how to go on from it |
 """
