@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from parallel.command import version
 from parallel.command.options import OptionError, Options
 from parallel.launch import launcher
 
@@ -75,6 +76,8 @@ def environment(world) -> dict:
     from threadpoolctl import threadpool_info
 
     found = {
+        "ringprop": version.version(),
+        "commit": version.commit(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in threadpool_info()],
