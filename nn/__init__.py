@@ -15,6 +15,7 @@ from nn.core.run import Context, Group, MicroBatch, Run
 from nn.core.stages import stages
 from nn.data import Loader
 from nn.files.description import register
+from nn.files.onnx import export_onnx
 from nn.files.trained import FileError, Trained, load, save
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
@@ -126,6 +127,7 @@ __all__ = [
     "Vectors",
     "data",
     "evaluate",
+    "export_onnx",
     "fit",
     "gradcheck",
     "load",

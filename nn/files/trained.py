@@ -142,16 +142,40 @@ def save(
         The file cannot be written; what was there before is kept.
     """
     if not isinstance(network, Network):
-        raise TypeError(f"save takes a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
+        raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
     file = Path(file)
     write = _writer(file)
     text = _text(network, about)
-    kinds, learned = _kinds(network), dict(_entries(network, weights))
-    if getattr(weights, "writer", True):
-        if problem := _other(kinds, {name: (array.shape, array.dtype) for name, array in learned.items()}):
-            raise ValueError(f"{file}: these weights are not those of {network.name}: {problem}")
-        write(file, text, {name: learned[name] for name in kinds})
+    if trained := learned(network, weights):
+        write(file, text, dict(trained.entries()))
     return file
+
+
+def learned(network: Network, weights: Any) -> Trained | None:
+    """The network with its weights, from whatever holds them; None on a rank that is not the one that writes.
+
+    Raises as `save`.
+    """
+    if not isinstance(network, Network):
+        raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
+    if isinstance(weights, np.ndarray):
+        return Trained(network, weights)
+    if not isinstance(weights, Mapping) and not callable(getattr(weights, "entries", None)):
+        raise TypeError(f"expected a trainer, the arrays of a checkpoint or a flat array, given {brief(weights)}")
+    parameters, statistics = network.layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
+    places = {f"param/{name}": array for name, array in network.layout.items(parameters)}
+    places |= {f"state/{name}": array for name, array in network.state_layout.items(statistics)}
+    writer, found = getattr(weights, "writer", True), {}
+    for name, array in weights.items() if isinstance(weights, Mapping) else weights.entries():
+        if writer and name.startswith(("param/", "state/")):
+            found[name] = array.shape, array.dtype
+            if name in places and array.shape == places[name].shape:
+                places[name][...] = array  # at once: what a trainer lends may change with the next one
+    if not writer:
+        return None
+    if problem := _other(_kinds(network), found):
+        raise ValueError(f"these weights are not those of {network.name}: {problem}")
+    return Trained(network, parameters, statistics)
 
 
 def load(file: str | Path) -> Trained:
@@ -258,20 +282,6 @@ def _other(expected: dict, found: dict) -> str:
             (shape, dtype), (other, its) = kind, found[name]
             return f"{name}: its layers need {dtype}{shape}, given {its}{other}"
     return ""
-
-
-def _entries(network: Network, weights: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """What is learned, by name, from whatever holds it; of a trainer on many ranks, on the one that writes."""
-    if isinstance(weights, np.ndarray):
-        weights = Trained(network, weights)
-    if not isinstance(weights, Mapping) and not callable(getattr(weights, "entries", None)):
-        raise TypeError(
-            f"save takes a trainer, the arrays of a checkpoint or a flat array second, given {brief(weights)}"
-        )
-    writer = getattr(weights, "writer", True)
-    for name, array in weights.items() if isinstance(weights, Mapping) else weights.entries():
-        if writer and name.startswith(("param/", "state/")):
-            yield name, np.array(array)  # what a trainer lends may change with the next one
 
 
 def _flat(what: str, array: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:

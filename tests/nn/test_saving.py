@@ -225,8 +225,8 @@ def test_wrong_arguments_are_told_in_a_sentence(tmp_path):
     network, trainer = small()
     other = nn.Network(nn.Linear(3, 2), (3,), name="other")
     for call, kind, said in (
-        (lambda: nn.save(network.root, trainer, "x.npz"), TypeError, r"save takes a Network first, given Sequential"),
-        (lambda: nn.save(network, "x.npz", "y.npz"), TypeError, "save takes a trainer.* second, given 'x.npz'"),
+        (lambda: nn.save(network.root, trainer, "x.npz"), TypeError, r"expected a Network first, given Sequential"),
+        (lambda: nn.save(network, "x.npz", "y.npz"), TypeError, "expected a trainer.*, given 'x.npz'"),
         (lambda: nn.save(network, trainer, tmp_path / "x"), ValueError, r"must end in \.npz or \.safetensors"),
         (lambda: nn.save(other, trainer, tmp_path / "x.npz"), ValueError, "not those of other: it lacks param/W"),
         (lambda: nn.save(network, trainer, tmp_path / "x.npz", {"a": network}), TypeError, "what JSON can"),
