@@ -23,8 +23,8 @@ FLOORS = {
         "analysis",
     ),
     "collectives": (
-        "steps", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing", "choosing",
-        "running", "communicator",
+        "steps", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing", "puzzles",
+        "choosing", "running", "communicator",
     ),
     "parallel": (
         "launch", "reports", "mesh", "passes", "exchange", "trainer", "strategies", "planning",
