@@ -18,7 +18,7 @@ import numpy as np
 from nn.core.containers import Branches, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.files.onnx_graph import Graph
-from nn.layers import activations as act
+from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock, future
 from nn.layers.batch_normalization import BatchNorm, BatchNorm1d, BatchNorm2d
 from nn.layers.convolution import Conv2d
@@ -182,21 +182,21 @@ def _operator(name: str, **attributes) -> Form:
     return made
 
 
-for _kind, _name in ((act.Sigmoid, "Sigmoid"), (act.Tanh, "Tanh"), (act.ReLU, "Relu")):
+for _kind, _name in ((Sigmoid, "Sigmoid"), (Tanh, "Tanh"), (ReLU, "Relu")):
     form(_kind)(_operator(_name))
 
 
-@form(act.LeakyReLU)
+@form(LeakyReLU)
 def _(layer, x, p, s, shape, graph):
     return graph.each(lambda v: graph.node("LeakyRelu", v, alpha=float(layer.slope)), x)
 
 
-@form(act.SiLU)
+@form(SiLU)
 def _(layer, x, p, s, shape, graph):
     return graph.each(lambda v: graph.node("Mul", v, graph.node("Sigmoid", v)), x)
 
 
-@form(act.GELU)
+@form(GELU)
 def _(layer, x, p, s, shape, graph):
     def exact(v):
         return graph.node("Erf", graph.node("Mul", v, math.sqrt(0.5)))
@@ -212,12 +212,12 @@ def _(layer, x, p, s, shape, graph):
     return graph.each(made, x)
 
 
-@form(act.Softmax)
+@form(Softmax)
 def _(layer, x, p, s, shape, graph):
     return graph.node("Softmax", x, axis=-1)
 
 
-@form(act.LogSoftmax)
+@form(LogSoftmax)
 def _(layer, x, p, s, shape, graph):
     return graph.node("LogSoftmax", x, axis=-1)
 

@@ -11,6 +11,7 @@
 | training_run.py | one run, from options to results |
 | trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
 | report.py | a page about some runs |
+| commands.py | the command `ringprop`, which finds the scripts |
 | version.py | which ringprop this is |
 | run_directory.py | its directory, and how to go on from it |
 """

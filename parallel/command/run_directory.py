@@ -41,6 +41,8 @@ def again(options: Options) -> str:
 
 def program(module: str = "") -> str:
     """How to call this program again from here, for messages."""
+    if (command := os.environ.get("RINGPROP_COMMAND")) and not module:
+        return command
     beside = os.path.relpath(sys.executable)
     return f"{'python' if beside.startswith('..') else beside} {module}{sys.argv[0]}"
 
