@@ -27,9 +27,10 @@ bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in
 	mkdir -p runs
 	$(BIN)/python scripts/bench.py all --json runs/bench.json
 
-lint: $(VENV)/.lint  ## ruff check and format check
+lint: $(VENV)/.lint  ## ruff check and format check; mypy on the public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict --ignore-missing-imports --follow-imports=silent tests/typed_program.py
 
 format: $(VENV)/.lint  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
@@ -39,7 +40,7 @@ mutants: $(VENV)/.mutation  ## change the code in 200 places, one at a time: doe
 	$(BIN)/python scripts/mutants.py
 
 clean:  ## remove the virtual environment and what tools left
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Stamps: the environment is made once, and again when setup.cfg changes.
 $(VENV)/.train: setup.cfg pyproject.toml

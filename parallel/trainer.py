@@ -25,7 +25,7 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial, state_kinds
+from nn.training.serial import Serial, check_parts, state_kinds
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import Homes
 from parallel.exchange.tail import Tail, differ
@@ -68,6 +68,7 @@ class Trainer(Serial):
         seed: int = 0,
         name: str = "Trainer",
     ):
+        check_parts(network, loss, optimizer)
         self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))

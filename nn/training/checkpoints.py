@@ -38,18 +38,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     OSError
         With the file and the number of bytes in the message; the temporary file is removed.
     """
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(content)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[_Hashed]:
+def replacing(path: Path) -> Iterator[Hashed]:
     """A file that takes the place of `path` at the end of the context, and not at all after an error in it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     file = None
     try:
         with open(temporary, "wb") as raw:
-            file = _Hashed(raw)
+            file = Hashed(raw)
             yield file
             file.flush()
             os.fsync(raw.fileno())
@@ -71,7 +71,7 @@ def _replacing(path: Path) -> Iterator[_Hashed]:
         temporary.unlink(missing_ok=True)
 
 
-class _Hashed:
+class Hashed:
     """A file to be written from beginning to end; it keeps the SHA-256 and the number of bytes that it was given."""
 
     def __init__(self, file):
@@ -171,8 +171,8 @@ class Checkpoints:
                 there = each
             else:
                 entries.append(each)
-        with _replacing(self.directory / file) as out:
-            _write(out, chain([("progress", np.array(json.dumps(progress))), first], pairs))
+        with replacing(self.directory / file) as out:
+            write_npz(out, chain([("progress", np.array(json.dumps(progress))), first], pairs))
             entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
             if there:
                 self._write_manifest([*entries, entry | {"before": self._content(there)}])
@@ -258,7 +258,7 @@ def _is_entry(entry) -> bool:
     )
 
 
-def _write(out: _Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
+def write_npz(out: Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
     """An .npz file, as numpy.savez makes it, of arrays that come one by one."""
     written = set()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
@@ -266,7 +266,7 @@ def _write(out: _Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
             if name in written:
                 continue
             if array.dtype.hasobject:
-                raise TypeError(f"checkpoint: {name} holds Python objects, which only a pickle could store")
+                raise TypeError(f"{name} holds Python objects, which only a pickle could store")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
             written.add(name)

@@ -86,6 +86,7 @@ class Serial:
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
+        check_parts(network, loss, optimizer)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         held = self.held = self.hold(network)
         self.statistics = held.state_layout.zeros(network.dtype)
@@ -312,6 +313,18 @@ class Serial:
     def alone(self) -> Serial | None:
         """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
         return self
+
+
+def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
+    """Refuse what no trainer can be made of: another thing, or a class where an instance is needed."""
+    for name, given, kind, example in (
+        ("network", network, Network, "nn.Network(layers, in_shape)"),
+        ("loss", loss, Loss, "nn.CrossEntropyLoss()"),
+        ("optimizer", optimizer, Optimizer, "nn.SGD(lr=0.1)"),
+    ):
+        if not isinstance(given, kind):
+            made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
+            raise TypeError(f"a trainer takes a {name}, such as {example}, given {given!r:.80} ({made})")
 
 
 def micro_batches(samples: int, parts: int) -> list[slice]:
