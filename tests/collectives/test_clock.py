@@ -274,6 +274,7 @@ def test_a_closed_form_takes_blocks_up_to_the_end_of_the_last(monkeypatch):
 
 def test_networks_survive_a_file(tmp_path):
     for name, network in NETWORKS.items():
+        assert 1e-13 < network.copy < 1e-8 and 1e-13 < network.gamma < 1e-8, "seconds a byte"
         assert network.source, name
         network.save(tmp_path / "network.json")
         assert Network.load(tmp_path / "network.json") == network

@@ -1,6 +1,7 @@
 """The one loop: what a trainer does in a step, what fit does with it, exact resume, early stopping."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -302,3 +303,14 @@ def test_progress_counts_what_the_data_are(shape, unit):
     progress = nn.Progress(every=0.0, say=lines.append)
     nn.fit(nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data, 4), 1, [progress])
     assert len(lines) == 4 and all(f" {unit} " in line for line in lines)
+
+
+@pytest.mark.parametrize(("epochs", "left"), [(2, "60 s left"), (21, "20 min left")])
+def test_progress_tells_the_time_left(epochs, left, monkeypatch):
+    """An epoch of a minute, by a clock that stands still in between."""
+    lines, times = [], [0.0]
+    monkeypatch.setattr("nn.training.callbacks.time.perf_counter", lambda: times[0])
+    clock = nn.Callback()
+    clock.on_epoch = lambda training, record: times.__setitem__(0, 60.0 * training.epoch)
+    nn.fit(trainer(), loader(), epochs, [clock, nn.Progress(every=math.inf, say=lines.append)])
+    assert lines[0].endswith(left) and lines[-1].endswith("0 s left")
