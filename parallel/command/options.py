@@ -80,7 +80,7 @@ class LearningOptions:
     )
     label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
     optimizer: str = option(
-        "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"), everyday=True
+        "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lbfgs"), everyday=True
     )
     lr: float = option(0.1, "learning rate", everyday=True)
     momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9", everyday=True)
@@ -110,11 +110,14 @@ class RanksOptions:
     strategy: str = option(
         "ddp",
         "how ranks share the work",
-        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "downpour", "local-sgd", "diloco", "easgd"),
+        (
+            "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "downpour", "local-sgd", "diloco", "easgd",
+            "sandblaster",
+        ),
         metavar="NAME[:KEYS]",
         everyday=True,
         keys=True,
-    )
+    )  # fmt: skip
     consistency: str = option(
         "sync",
         "ps: when servers apply gradients: sync (all together), ssp:S (as they come, no worker more than S steps ahead "

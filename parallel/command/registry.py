@@ -20,6 +20,7 @@ from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.parameter_server import ParameterServer
 from parallel.strategies.pipeline.strategy import Pipeline
+from parallel.strategies.sandblaster import Sandblaster
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.trainer import Trainer
 
@@ -81,6 +82,17 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
     return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
 
 
+def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
+    """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    return Sandblaster(
+        *arguments,
+        chunk=settings.Sandblaster.parse(options.strategy).chunk,
+        same_batch=False if options.augment else None,
+        limit=options.watch or math.inf,
+    )
+
+
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     if axes.is_pipeline(options):
@@ -117,5 +129,5 @@ SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
 REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
     "ddp": ddp, "dp": dp, "ps": ps, "pipeline": pipeline, **dict.fromkeys(SHARDED, sharded),
-    "downpour": downpour, **dict.fromkeys(REPLICAS, replicas),
+    "downpour": downpour, "sandblaster": sandblaster, **dict.fromkeys(REPLICAS, replicas),
 }  # fmt: skip

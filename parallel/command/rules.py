@@ -41,6 +41,7 @@ BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and mo
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
 SHARDED = ("zero1", "zero2", "fsdp")
 SERVED = ("ps", "downpour")  # by servers
+OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 # Option -> (another one, with which values of it this one is read at all).
 READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
@@ -49,13 +50,14 @@ READ_BY = {
     "allreduce": ("strategy", ("ddp", "pipeline")),
     "node_memory": ("strategy", ("ddp",)),
     **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline"))),
-    "servers": ("strategy", ("ps", "downpour")),
+    **dict.fromkeys(("lr", "weight_decay", "clip", "schedule", "linear_scaling"), ("optimizer", OF_A_RATE)),
+    "servers": ("strategy", ("ps", "downpour", "sandblaster")),
     "consistency": ("strategy", ("ps", "ddp")),
     "delay_compensation": ("strategy", ("ps",)),
     "offload": ("strategy", SHARDED),
     "unit": ("strategy", SHARDED),
     "prefetch": ("strategy", ("fsdp",)),
-    "server_place": ("strategy", ("ps", "downpour")),
+    "server_place": ("strategy", ("ps", "downpour", "sandblaster")),
 }
 # Option that sums gradients in a way of its own -> those that say how the usual way does it.
 EXCLUDES = {
@@ -178,6 +180,15 @@ def _late(options: Options) -> None:
         )
 
 
+def _line_search(options: Options) -> None:
+    if (options.optimizer == "lbfgs") != (options.strategy_name == "sandblaster"):
+        raise OptionError(
+            f"--optimizer {options.optimizer} with --strategy {options.strategy}: a line search takes several "
+            "evaluations of a batch, which sandblaster makes, on one process too: use --strategy sandblaster "
+            "--optimizer lbfgs, and a large --batch; or neither"
+        )
+
+
 def _one_batch_for_the_rate(options: Options) -> None:
     if options.linear_scaling and "base_batch=" in (options.schedule or ""):
         raise OptionError(
@@ -215,7 +226,7 @@ def _stages(options: Options) -> None:
 
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _one_batch_for_the_rate, _stages,
+    _line_search, _one_batch_for_the_rate, _stages,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -441,6 +452,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
             method.check_messages(options.servers)
     if options.reproducible and options.strategy_name in SHARDED:
         virtual_shards.refuse_norms(optimizer)
+    if options.strategy_name == "sandblaster":
+        check_sandblaster(options, max(1, ranks or 1), network)
+        return 1
     if not ranks:
         return 1
     if axes.is_pipeline(options):
@@ -460,6 +474,17 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.reproducible:
         fixed_tree.check_holders(options.reproducible, workers)
     return workers
+
+
+def check_sandblaster(options: Options, ranks: int, network) -> None:
+    """Refuse roles that there are no ranks for, and networks that are not one function."""
+    from parallel.exchange.commanded.shards import parts
+    from parallel.exchange.push_pull import cut
+    from parallel.strategies.sandblaster import refuse_changing
+
+    parts(ranks, options.servers, options.server_place)
+    cut(network.layout.size, options.servers)
+    refuse_changing(network)
 
 
 def check_stages(options: Options, ranks: int, network) -> int:

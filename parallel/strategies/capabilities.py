@@ -79,6 +79,12 @@ CAPABILITIES = {
         reproducible=False,
     ),
     "downpour": SERVED_APART,
+    "sandblaster": replace(
+        APART_ALL,
+        parts=False,
+        not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
+        not_compressed="a line search needs gradients as they are",
+    ),
     **dict.fromkeys(
         ("local-sgd", "diloco", "easgd"),
         replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),

@@ -112,8 +112,9 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     """On the command line, in time; as the declaration says."""
     from parallel.command.factory import prepare
 
+    fitting = ["--strategy", strategy, *(["--optimizer", "lbfgs"] if strategy == "sandblaster" else [])]
     for method in ALL:
-        options = ["--strategy", strategy, "--compress", method, "--ranks", "3", "--limit", "60"]
+        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,10"]
         why = why_not(strategy, method)
         assert bool(why) == (method not in CAPABILITIES[strategy].compress)
         if why:
@@ -126,5 +127,5 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     for pair, why in APART.items():
         flags = [word for name in pair for word in ["--" + name.replace("_", "-"), *values[name]]]
         with pytest.raises(OptionError) as error:
-            parse(["--strategy", strategy, *flags])
+            parse([*fitting, *flags])
         assert why in str(error.value)
