@@ -114,7 +114,8 @@ def test_the_command_is_what_train_py_takes(plan):
         assert plan.trainable(found) and words in said
         given = parse(said.split()[2:])
         if mesh.pipeline > 1:
-            assert axes.sizes(given, 4) == {"data": mesh.data, "pipeline": mesh.pipeline}
+            sizes = axes.sizes(given, 4)
+            assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
             assert axes.schedule(given).cuts == list(found.cuts)
     assert not plan.trainable(predict(job, "pipedream", Axes(4), network))
 
