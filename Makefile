@@ -5,15 +5,18 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test bench notebooks lint format mutants clean
+.PHONY: help train test test-all bench notebooks lint format mutants clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RANKS=n for others)
 	$(BIN)/python scripts/train.py --ranks $(RANKS)
 
-test: $(VENV)/.test  ## run all tests, on as many local ranks as each needs
+test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
+	$(BIN)/python -m pytest -m "not exhaustive"
+
+test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
 	$(BIN)/python -m pytest
 
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb from the .py sources and run them

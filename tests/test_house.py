@@ -42,10 +42,6 @@ FOREIGN = {
 
 # What is not yet as it should be: (importing file, imported file). To be emptied; nothing may be added.
 AGAINST_THE_ORDER = {
-    ("parallel.passes.pipeline", "parallel.strategies.pipeline.actions"),
-    ("parallel.passes.pipeline", "parallel.strategies.pipeline.checking"),
-    ("parallel.passes.pipeline", "parallel.strategies.pipeline.lowering"),
-    ("parallel.passes.pipeline", "parallel.strategies.pipeline.schedules"),
     ("collectives.checking.check", "collectives.drawing.diagrams"),
     ("collectives.pricing.measure", "collectives.communicator"),
     ("parallel.exchange.sharded", "parallel.strategies.capabilities"),

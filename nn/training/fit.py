@@ -59,6 +59,10 @@ class Training:
     stop: bool = False
     result: dict = field(default_factory=dict)
 
+    def meet(self) -> None:
+        """Shards that train apart come together, with one loss: where an epoch ends, or a checkpoint is kept."""
+        self.loss_sum = self.trainer.meet(self.loss_sum)
+
     def progress(self) -> dict:
         """What a checkpoint keeps beside the trainer's state."""
         keys = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")
@@ -189,6 +193,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
         training.seconds, clock = training.seconds + now - clock, now
         for callback in callbacks:
             callback.on_step(training, loss)
+    training.meet()
     training.epoch += 1
     record = {
         "epoch": training.epoch,

@@ -67,6 +67,8 @@ def write_headers(out: Path, options: Options, world) -> None:
     from nn.training.checkpoints import write_atomically
 
     out.mkdir(parents=True, exist_ok=True)
+    for left in out.rglob(".*.tmp"):  # by a run that was killed while it wrote
+        left.unlink(missing_ok=True)
     config = json.dumps(dataclasses.asdict(options) | {"resume": None}, indent=1) + "\n"
     write_atomically(out / "config.json", config.encode())
     write_atomically(out / "environment.json", (json.dumps(environment(world), indent=1) + "\n").encode())
@@ -102,7 +104,7 @@ def environment(world) -> dict:
 
 def files_in(out: Path) -> list[str]:
     """What a run has left to look at."""
-    names = ["result.json", "metrics.jsonl", "curves.png", "breakdown.png", "timeline.png"]
+    names = ["result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png"]
     names += ["inspection/", "checkpoints/", "network.npz"]
     return [name for name in names if (out / name).exists()]
 

@@ -22,6 +22,7 @@ from parallel.reports import inspection
 from parallel.reports.breakdown import Breakdown, draw_breakdown
 from parallel.reports.curves import write_curves
 from parallel.reports.memory_report import MemoryReport, resident
+from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
 
 
@@ -76,7 +77,8 @@ def train(options: Options) -> dict:
     say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
     metric = factory.metric(data)
-    hooks = [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
+    hooks = [Staleness()] if world else []
+    hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
     hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
@@ -121,6 +123,7 @@ def train(options: Options) -> dict:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         if not options.no_pictures:
             write_curves(training.history, out / "curves.png")
+            write_staleness(training.history, out / "staleness.png")
             draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
         if events:
             write_trace(events, out)
@@ -234,7 +237,7 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.command.registry import STRATEGIES
 
-    return STRATEGIES[options.strategy](options, network, loss, optimizer, world)
+    return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
 
 
 def agree_on_data(world, data: nn.data.Data) -> None:
