@@ -51,10 +51,14 @@ EXAMPLES = {
 }
 
 
+# Bases of others; and what a process of a pipeline holds of a network, which is saved whole.
+NOT_SAVED = "Activation", "BatchNorm", "Smooth", "Several"
+
+
 def every_kind(of=Layer):
     """Every class of layers that the engine has, and that computes something itself."""
     for kind in of.__subclasses__():
-        if kind.__module__.startswith("nn.") and kind.__name__ not in ("Activation", "BatchNorm", "Smooth"):
+        if kind.__module__.startswith("nn.") and kind.__name__ not in NOT_SAVED:
             yield from [] if kind.__name__.startswith("_") else [kind.__name__]
         yield from every_kind(kind)
 
