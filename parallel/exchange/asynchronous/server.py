@@ -122,7 +122,17 @@ class Server:
             if kind == DONE:
                 self.book.leaves(worker)
             self.book.asks(worker, math.inf if kind == DONE else clock)
-        if self.kept and self.book.least >= self.book.reached[next(iter(self.kept))]:
+        self.go_on()
+
+    def forget(self, worker: int) -> None:
+        """A worker is dead: what it has pushed stays, and nobody waits for it."""
+        self.book.leaves(worker)
+        self.book.waiting.pop(worker, None)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Apply what all have reached, and answer who may read now."""
+        if self.kept and self.book.least >= max(self.book.reached[worker] for worker in self.kept):
             for each in sorted(self.kept):
                 if not self.broken:
                     self.apply(each, *self.kept[each])
