@@ -1,4 +1,4 @@
-"""Every order of arrival of small cases: bounds hold, nothing is lost or done twice, all end; wrong servers are found."""
+"""Every order of arrival of small cases: bounds hold, nothing is lost or done twice; wrong servers are found."""
 
 import math
 

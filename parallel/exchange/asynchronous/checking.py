@@ -1,4 +1,4 @@
-"""Every order of arrival: the servers' own text is run on all schedules of a small case, and what breaks a rule is told.
+"""Every order of arrival: the servers' own text is run on all schedules of a small case; what breaks a rule is told.
 
     explore(workers=2, servers=1, steps=3, bound=1)              Explored(states=1234, ahead=1)
     explore(workers=2, servers=1, steps=3, bound=1, server=MyServer)       the shortest way to what it does wrong
