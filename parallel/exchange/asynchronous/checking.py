@@ -43,6 +43,7 @@ class Symbolic(Server):
     def __init__(self, book: Book):
         self.book, self.kept, self.broken = book, {}, False
         self.applied: tuple = ()
+        self.answering: dict = {}
         self.sent: list[tuple[int, tuple]] = []
 
     def apply(self, worker, body, version, rate):

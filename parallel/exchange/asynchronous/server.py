@@ -90,6 +90,9 @@ class Server:
         for worker, head, body in self.arrivals.take():
             self.take(worker, head, body)
             found = True
+        while self.arrivals.dead:
+            self.forget(self.arrivals.dead.pop())
+            found = True
         return found
 
     def serve(self, clock: float) -> None:
@@ -128,6 +131,7 @@ class Server:
         """A worker is dead: what it has pushed stays, and nobody waits for it."""
         self.book.leaves(worker)
         self.book.waiting.pop(worker, None)
+        self.answering.pop(worker, None)
         self.go_on()
 
     def go_on(self) -> None:
@@ -174,7 +178,7 @@ class Server:
 
     def leave(self, *workers: int) -> None:
         """Return when answers have left, which were asked for: to these workers, or to all."""
-        for worker in workers or self.answering:
+        for worker in workers or list(self.answering):
             out = self.answering[worker]
             why = f"an answer of the server on rank {self.wire.rank} is not taken by the worker on rank {worker}"
             wait(lambda out=out: out.free, nothing, self.limit, lambda why=why: why)
