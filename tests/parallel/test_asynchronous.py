@@ -1,6 +1,7 @@
 """Servers that wait for nobody, or not for long: nothing is lost, bounds hold, one worker is one process."""
 
 import ast
+import dataclasses
 import json
 import math
 import os
@@ -521,6 +522,20 @@ def test_what_cannot_be_is_refused_before_there_are_ranks(options, words):
 
     with pytest.raises(OptionError, match=words):
         prepare(parse([*options.split(), "--ranks", "3", "--limit", "100"]))
+
+
+def test_another_strategy_continues_without_the_consistency_of_the_one_before(tmp_path):
+    before = Options(strategy="ps", consistency="async", delay_compensation=True, servers=2)
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(before)))
+    for more, want in (
+        ([], ("ps", "async", True, 2)),
+        (["--strategy", "ddp"], ("ddp", "sync", False, 1)),
+        (["--strategy", "ddp", "--consistency", "stale:1"], ("ddp", "stale:1", False, 1)),
+        (["--strategy", "local-sgd:4"], ("local-sgd:4", "sync", False, 1)),
+        (["--strategy", "downpour:push=2"], ("downpour:push=2", "sync", False, 2)),
+    ):
+        found = parse(["--resume", str(tmp_path), *more])
+        assert (found.strategy, found.consistency, found.delay_compensation, found.servers) == want
 
 
 def test_one_process_is_refused_where_there_must_be_servers():

@@ -181,7 +181,7 @@ class Server:
         for worker in workers or list(self.answering):
             out = self.answering[worker]
             why = f"an answer of the server on rank {self.wire.rank} is not taken by the worker on rank {worker}"
-            wait(lambda out=out: out.free, nothing, self.limit, lambda why=why: why)
+            wait(out.move, nothing, self.limit, lambda why=why: why)
 
     @property
     def nbytes(self) -> int:

@@ -40,15 +40,14 @@ class Outgoing:
         self.buffer, self.request = np.zeros(HEAD_BYTES + room, np.uint8), None
         self.head = self.buffer[:HEAD_BYTES].view(np.float64)
 
-    @property
-    def free(self) -> bool:
-        """Whether the last message has left."""
+    def move(self) -> bool:
+        """Whether the last message has left; the MPI library moves it meanwhile."""
         if self.request and self.request.Test():
             self.request = None
         return self.request is None
 
     def send(self, head: Sequence[float], body: np.ndarray | None = None) -> None:
-        """Copy a message and let it go; `free` must be true."""
+        """Copy a message and let it go; the last one must have left."""
         self.head[: len(head)] = head
         end = HEAD_BYTES
         if body is not None:
@@ -88,9 +87,8 @@ class Incoming:
         self.body[:] = body.view(np.uint8)
         self.expected = False
 
-    @property
-    def there(self) -> bool:
-        """Whether nothing is expected that has not come."""
+    def move(self) -> bool:
+        """Whether nothing is expected that has not come; the MPI library moves it meanwhile."""
         if self.request and self.request.Test():
             self.request, self.expected = None, False
         return not self.expected
