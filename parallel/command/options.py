@@ -110,7 +110,7 @@ class RanksOptions:
     strategy: str = option(
         "ddp",
         "how ranks share the work",
-        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "downpour", "local-sgd", "diloco", "easgd"),
+        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "downpour", "local-sgd", "diloco", "easgd"),
         metavar="NAME[:KEYS]",
         everyday=True,
         keys=True,
@@ -168,6 +168,21 @@ class RanksOptions:
 
 
 @dataclass
+class MeshOptions:
+    """How ranks share the network itself."""
+
+    mesh: str | None = option(
+        None, "ranks along each axis, such as data=2,pipeline=2 (ddp, zero1, pipeline)", metavar="AXIS=RANKS,..."
+    )
+    pipeline: str | None = option(
+        None,
+        "layers on different ranks: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipev or FILE.csv, with "
+        "keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2 (pipeline: 1f1b)",
+        metavar="SCHEDULE",
+    )
+
+
+@dataclass
 class RunOptions:
     """Where the run is kept, and what it may use."""
 
@@ -202,13 +217,14 @@ TOPICS = {
     "network": NetworkOptions,
     "learning": LearningOptions,
     "ranks": RanksOptions,
+    "mesh": MeshOptions,
     "run": RunOptions,
     "reports": ReportOptions,
 }
 
 
 @dataclass
-class Options(ReportOptions, RunOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
+class Options(ReportOptions, RunOptions, MeshOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
     """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)"""
 
     @property

@@ -217,4 +217,8 @@ def resumed(values: dict) -> dict:
         value = found.get(other)
         if name in FREE_ON_RESUME and name not in values and value is not None and name_of(value) not in readers:
             found.pop(name, None)
+    if "mesh" not in values:  # it depends on the number of ranks
+        found.pop("mesh", None)
+    if "strategy" in values and "pipeline" not in values:
+        found.pop("pipeline", None)
     return found | {"out": str(directory)}

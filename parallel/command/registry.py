@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from collectives.failures.launch_check import nodes_of
+from parallel.command import axes
 from parallel.command.rules import check_one_node, check_scattered, of_messages
 from parallel.exchange import compression
 from parallel.strategies import settings
@@ -18,12 +19,15 @@ from parallel.strategies.downpour import Downpour
 from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.parameter_server import ParameterServer
+from parallel.strategies.pipeline.strategy import Pipeline
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.trainer import Trainer
 
 
 def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
+    if axes.is_pipeline(options):
+        return pipeline(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
@@ -79,11 +83,28 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
 
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
+    if axes.is_pipeline(options):
+        return pipeline(options, network, loss, optimizer, communicator)
     make = SHARDED[options.strategy_name]
     more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
     unit = int(options.unit * 2**20)
     arguments = network, loss, optimizer, communicator, options.seed, unit, options.offload
     return make(*arguments, **more, **summed(options))
+
+
+def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
+    """Stages of the network on different ranks; several such pipelines share every batch."""
+    data = axes.sizes(options, communicator.size)["data"]
+    bucketing = {"bucket": options.bucket, "first": options.first_bucket}
+    return Pipeline(
+        *(network, loss, optimizer, communicator, options.seed),
+        data=data,
+        zero1=options.strategy == "zero1",
+        bucketing=bucketing | {"overlap": "none" if options.overlap == "auto" else options.overlap},
+        unit_bytes=int(options.unit * 2**20),
+        limit=options.watch or math.inf,
+        **axes.arguments(options, data),
+    )
 
 
 def summed(options) -> dict:
@@ -95,6 +116,6 @@ def summed(options) -> dict:
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
 REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
-    "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded),
+    "ddp": ddp, "dp": dp, "ps": ps, "pipeline": pipeline, **dict.fromkeys(SHARDED, sharded),
     "downpour": downpour, **dict.fromkeys(REPLICAS, replicas),
 }  # fmt: skip

@@ -22,10 +22,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
+from parallel.strategies.capabilities import CAPABILITIES, why_not
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
-from parallel.strategies.capabilities import why_not
 
 # ------------------------------------------------------------------------------------------------------ options alone
 
@@ -45,8 +46,9 @@ READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
     "nesterov": ("optimizer", ("sgd",)),
     "label_smoothing": ("loss", ("cross-entropy",)),
-    "allreduce": ("strategy", ("ddp",)),
-    **dict.fromkeys(MESSAGES, ("strategy", ("ddp",))),
+    "allreduce": ("strategy", ("ddp", "pipeline")),
+    "node_memory": ("strategy", ("ddp",)),
+    **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline"))),
     "servers": ("strategy", ("ps", "downpour")),
     "consistency": ("strategy", ("ps", "ddp")),
     "delay_compensation": ("strategy", ("ps",)),
@@ -63,6 +65,8 @@ EXCLUDES = {
 # Options that one process does not read.
 BETWEEN_RANKS = (
     "strategy",
+    "mesh",
+    "pipeline",
     "consistency",
     "delay_compensation",
     "allreduce",
@@ -181,9 +185,37 @@ def _one_batch_for_the_rate(options: Options) -> None:
         )
 
 
+def _stages(options: Options) -> None:
+    """Stages on different ranks: by whom, with what, and no other way beside it."""
+    given = axes.mesh(options)
+    if options.pipeline:
+        axes.schedule(options)
+    if given and not axes.is_pipeline(options) and "pipeline" not in CAPABILITIES[options.strategy_name].axes:
+        raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
+    if options.pipeline and given.get("pipeline") == 1:
+        raise OptionError(f"--pipeline {options.pipeline} needs ranks on its axis, given --mesh {options.mesh}")
+    if not axes.is_pipeline(options):
+        return
+    if "pipeline" not in CAPABILITIES[options.strategy_name].axes:
+        can = ", ".join(name for name, can in CAPABILITIES.items() if "pipeline" in can.axes)
+        raise OptionError(f"--strategy {options.strategy} has no stages on different ranks: use {can}")
+    for name in ("accumulate", "reproducible", "compress", "offload"):
+        if changed(options, [name]):
+            why = why_not("pipeline", options.compress if name == "compress" else None, name)
+            raise OptionError(
+                f"{flag(name)} does not go with stages on different ranks{': ' * bool(why)}{why}: leave it out"
+            )
+    if options.late:
+        raise OptionError(
+            f"--consistency {options.consistency} does not go with stages on different ranks: leave it out"
+        )
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients of stages are summed by messages; leave it out")
+
+
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _one_batch_for_the_rate,
+    _one_batch_for_the_rate, _stages,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -192,7 +224,8 @@ OF_OPTIONS = (
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
-    "strategy", "consistency", "delay_compensation", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+    "strategy", "consistency", "delay_compensation", "mesh", "pipeline", "offload", "prefetch", "unit", "memory",
+    "allreduce", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -285,6 +318,8 @@ def _one_process(options: Options) -> None:
     if options.compress:
         way = ", or leave it out" if options.resume is None else ", as that run was"
         raise OptionError(f"--compress {options.compress}: one process sends nothing; start several with --ranks{way}")
+    if options.mesh and options.resume is None:
+        axes.sizes(options, 1)
     if options.offload and options.resume is None:
         raise OptionError("--offload: one process has no shards; start several with --ranks, or leave it out")
 
@@ -409,6 +444,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         virtual_shards.refuse_norms(optimizer)
     if not ranks:
         return 1
+    if axes.is_pipeline(options):
+        return check_stages(options, ranks, network)
+    axes.sizes(options, ranks)
     if not launcher.inside():
         check_one_node(options)
     if options.strategy_name == "dp":
@@ -423,6 +461,26 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.reproducible:
         fixed_tree.check_holders(options.reproducible, workers)
     return workers
+
+
+def check_stages(options: Options, ranks: int, network) -> int:
+    """Refuse a mesh, a schedule, cuts that cannot be, on so many ranks; returns how many pipelines read samples."""
+    from parallel.strategies.pipeline.placement import place
+
+    found = axes.sizes(options, ranks)
+    if options.batch < found["data"]:
+        raise OptionError(
+            f"--batch {options.batch} cannot be cut among {found['data']} pipelines: use a batch of at least "
+            f"{found['data']}, or fewer of them"
+        )
+    given = axes.arguments(options, found["data"])
+    given.pop("recompute")
+    try:
+        place(network, found["pipeline"], **given)
+    except ValueError as error:
+        asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"
+        raise OptionError(f"{asked}: {error}") from error
+    return found["data"]
 
 
 def check_loading(options: Options, data, loader, callbacks) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 import nn
 from nn.training import callbacks, checkpoints
-from parallel.command import factory
+from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
 from parallel.command.rules import BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
@@ -115,6 +115,7 @@ def train(options: Options) -> dict:
     }
     if options.compress:
         result |= trainer.bytes_sent()
+    leave_network(options, parts, trainer, say)
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     memory_table = memory.report() if memory else ""  # before pictures take memory of their own
@@ -139,6 +140,15 @@ def train(options: Options) -> dict:
     say(what_next(options))
     trainer.close()  # not after an error: it needs all ranks
     return result
+
+
+def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:
+    """Write the network, for whoever uses it: scripts/predict_images.py, nn.load (every rank: shards meet here)."""
+    file = Path(options.out) / trained_run.FILE
+    try:
+        nn.save(parts.network, trainer, file, trained_run.about(options, parts.data))
+    except TypeError as error:  # a layer of one's own that is not registered: nothing else is lost by that
+        say(f"no {file}: {error}")
 
 
 def listeners(loader, timeline: Timeline | None):

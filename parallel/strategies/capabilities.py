@@ -22,6 +22,8 @@ class Capabilities:
         Of the mesh, along which it cuts the work.
     parts : bool
         Whether a step may be computed in parts (--accumulate).
+    not_parts : str
+        Why not.
     synchronized : bool
         Whether layers may take statistics over all ranks (--sync-batch-norm).
     compress : tuple of str
@@ -38,6 +40,7 @@ class Capabilities:
 
     axes: tuple[str, ...] = ("data",)
     parts: bool = True
+    not_parts: str = ""
     synchronized: bool = True
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
@@ -46,6 +49,7 @@ class Capabilities:
     apart: bool = False
 
 
+BOTH = ("data", "pipeline")
 SHARDED = Capabilities(
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
@@ -55,8 +59,8 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(),
-    "zero1": SHARDED,
+    "ddp": Capabilities(axes=BOTH),
+    "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
     "ps": Capabilities(
@@ -65,6 +69,15 @@ CAPABILITIES = {
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    # Also what ddp and zero1 can where the mesh has an axis "pipeline".
+    "pipeline": Capabilities(
+        axes=BOTH,
+        parts=False,
+        not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
+        compress=(),
+        not_compressed="the gradients of every stage travel by themselves, as they are",
+        reproducible=False,
+    ),
     "downpour": SERVED_APART,
     **dict.fromkeys(
         ("local-sgd", "diloco", "easgd"),
@@ -103,7 +116,7 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
         if set(pair) <= set(asked):
             return why
     if "accumulate" in asked and not can.parts:
-        return "its steps cannot be cut so"
+        return can.not_parts
     if "sync_batch_norm" in asked and not can.synchronized:
         return "statistics over all ranks need all of them at one step, and each is at its own"
     if "reproducible" in asked and not can.reproducible:
@@ -114,7 +127,7 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
     flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
-    lines = [f"| `--strategy` | {' | '.join(flags)} |", "|---|" + "---|" * len(flags)]
+    lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
     late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
     for strategy, can in (CAPABILITIES | late).items():
@@ -123,7 +136,8 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(f"| `{strategy}` | {' | '.join([*yes, methods, shards])} |")
+        lines.append(f"| `{strategy}` | {' | '.join([', '.join(can.axes), *yes, methods, shards])} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
+    reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

@@ -16,7 +16,7 @@ from parallel.exchange.fixed_tree import TreeSum, allreduce, cover, dealt, halve
 from parallel.strategies.join import Total
 from parallel.strategies.serial import ReproducibleSerial
 
-SHARDS, RANKS = 8, [1, 2, 3, 4, 5, 8]
+SHARDS = 8
 
 
 class Sum:
@@ -173,7 +173,7 @@ def expected(comm, model, optimizer):
     return losses, sha if comm.rank == 0 else ""
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5, 8])
 def test_bits_do_not_depend_on_the_number_of_ranks(comm):
     from collectives import Communicator
     from parallel import ReproducibleDataParallel
@@ -188,7 +188,7 @@ def test_bits_do_not_depend_on_the_number_of_ranks(comm):
         many.close()
 
 
-@pytest.mark.mpi(ranks=[2, 3, 5])
+@pytest.mark.mpi(ranks=[2, 3], more=[5])
 def test_nor_on_what_is_sharded(comm):
     from collectives import Communicator
     from parallel import ReproducibleFullyShardedDataParallel, ReproducibleZeRO1, ReproducibleZeRO2
@@ -208,7 +208,7 @@ def test_nor_on_what_is_sharded(comm):
             ReproducibleZeRO1(mlp(), nn.CrossEntropyLoss(), refused, communicator)
 
 
-@pytest.mark.mpi(ranks=[3, 5])
+@pytest.mark.mpi(ranks=[3], more=[5])
 def test_nor_on_workers_and_servers(comm):
     from collectives import Communicator
     from parallel import ReproducibleParameterServer
@@ -230,7 +230,7 @@ def test_nor_on_workers_and_servers(comm):
             many.close()
 
 
-@pytest.mark.mpi(ranks=[2, 5])
+@pytest.mark.mpi(ranks=[3], more=[2, 5])
 def test_nor_on_the_masters_workers(comm):
     from collectives import Communicator
     from parallel import ReproducibleMasterWorker
