@@ -235,7 +235,8 @@ OF_OPTIONS = (
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
-    "strategy", "mesh", "pipeline", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+    "strategy", "consistency", "delay_compensation", "mesh", "pipeline", "offload", "prefetch", "unit", "memory",
+    "allreduce", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
