@@ -97,10 +97,10 @@ class Trainer(Serial):
             they find in the message with the loss.
         """
         total = self.size_of_batch(x, total)
-        self.statistics_before[:] = self.statistics
+        self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
         micro_batches = self.pass_.cut(len(x), total, parts)
-        context.factors = exchange.begin(self.steps, len(x), total, parts)
+        context.factors = exchange.begin(self.updates, len(x), total, parts)
         try:
             for micro in micro_batches:
                 samples, targets = self.pass_.take(x, y, micro)
@@ -112,7 +112,9 @@ class Trainer(Serial):
         loss = self.read(summed, total)
         if not math.isfinite(loss):
             raise self.bad_step(loss, computed)
-        self.end_step()
+        if summed.overflowed:
+            exchange.meet("the step that is skipped")  # others may still read what the next one writes
+        self.end_step(summed.overflowed)
         return loss
 
     def compute_gradients(
@@ -130,6 +132,8 @@ class Trainer(Serial):
             exchange.tell(loss, total, micro.addend == 0)
         self.backward(gz, saved)
         if micro.addend is not None:
+            if self.half and self.half.overflowed:
+                exchange.tail.tell_overflow()
             exchange.add()
         return loss
 
@@ -221,10 +225,7 @@ class Trainer(Serial):
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         yield "steps", np.array(self.steps)
         yield from self.exchange.entries()
-        yield from self._statistics()
-
-    def _statistics(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+        yield from self.small()
 
     def state(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
@@ -237,19 +238,19 @@ class Trainer(Serial):
         if problem := exchange.check(state):
             raise ValueError(problem)
         exchange.load(state)
-        small = {name: state[name] for name in ("steps", *dict(self._statistics())) if name in state}
+        small = {name: state[name] for name in ("steps", *dict(self.small())) if name in state}
         small = self.mesh.bcast(small) if exchange.from_first else small
-        for name, array in self._statistics():
+        for name, array in self.small():
             array[...] = small[name]
         self.steps = int(small["steps"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        small = {name: array.copy() for name, array in self._statistics()} | {"steps": np.array(self.steps)}
+        small = {name: array.copy() for name, array in self.small()} | {"steps": np.array(self.steps)}
         return self.exchange.snapshot() | small
 
     def restore(self, snapshot) -> None:
         self.exchange.restore(snapshot)
-        for name, array in self._statistics():
+        for name, array in self.small():
             array[...] = snapshot[name]
         self.steps = int(snapshot["steps"])
 
@@ -268,7 +269,7 @@ class Trainer(Serial):
         """
         if self.mesh.data is None:  # a rank that computes no gradients
             return
-        mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}
+        mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}
         everyone = self.mesh.data.allgather(mine)
         for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
             differing = [r for r, digests in enumerate(everyone) if digests[name] != everyone[0][name]]
@@ -332,7 +333,7 @@ def facts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> dict
     return {
         "network": f"{network.in_shape} -> {network.out_shape}, parameters {shapes}",
         **{f"layer {path}": repr(layer) for path, layer, _, _ in network.layers()},
-        "dtype": str(network.dtype),
+        "dtype": network.precision,
         "loss": repr(loss),
         "optimizer": repr(optimizer),
         "seed": seed,

@@ -51,7 +51,7 @@ def stages(network: Network, at: Iterable[int]) -> list[Network]:
     for number, (a, b) in enumerate(zip([start, *at], [*at, stop], strict=True)):
         layers = Sequential(*root.layers[a - start : b - start], first=a)
         name = f"{network.name} (stage {number} of {len(at) + 1})"
-        stage = Network(layers, shape, network.dtype, name, borrowed=network.layout.specs)
+        stage = Network(layers, shape, network.dtype, name, borrowed=network.layout.specs, mixed=network.mixed)
         if b < stop and stage.training_shape != stage.out_shape:
             raise ValueError(
                 f"{network.name} cannot be cut before child {b}: what comes there is {stage.training_shape} in "

@@ -274,7 +274,12 @@ class NodeMemory(Exchange):
 
     def tell(self, loss, total, first):
         super().tell(loss, total, first)
-        self.window.flags.tell(TOLD, self.steps)
+        if not self.network.mixed:
+            self.window.flags.tell(TOLD, self.steps)
+
+    def add(self):
+        if self.network.mixed:  # only now it is known whether a number was too large
+            self.window.flags.tell(TOLD, self.steps)
 
     def sum(self):
         """Sum the tails; and the gradients, unless that is left to who updates them."""

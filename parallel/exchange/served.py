@@ -151,8 +151,11 @@ class Served(Exchange):
 
     def sum(self):
         """Push, let the servers update, pull."""
-        if self.pieces and not math.isfinite(loss := self._sum_of_losses()):  # what is left out stays as it is
-            return Tail(np.array([loss, self.total * self.pass_.addends, self.total]), self.summed.statistics)
+        if self.pieces:
+            loss, overflows = self._sum_of_losses()
+            if overflows or not math.isfinite(loss):  # what is left out stays as it is
+                head = np.array([loss, self.total * self.pass_.addends, self.total, overflows])
+                return Tail(head, self.summed.statistics)
         self.push()
         self.refused = None
         if self.serves:
@@ -184,8 +187,8 @@ class Served(Exchange):
     def serve(self) -> None:
         """Update this server's slice, unless the tail forbids it: every server has it, and all do the same."""
         self.held[self.n :] = self.sums[self.n :]  # statistics and tail are sums already
-        loss, told, first = map(float, self.sums[-TAIL:-1])
-        if math.isfinite(loss) and not differ(told / self.pass_.addends, first):
+        loss, told, first, overflows = map(float, self.sums[-TAIL:-1])
+        if math.isfinite(loss) and not overflows and not differ(told / self.pass_.addends, first):
             among = self._sum_small if len(self.hosts) > 1 else None
             self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
 
@@ -204,10 +207,11 @@ class Served(Exchange):
     def _maximum(self, array: np.ndarray) -> None:
         self.mesh.data.Allreduce(IN_PLACE, array, MAX)
 
-    def _sum_of_losses(self) -> float:
-        loss = np.array([self.tail.head[0] if self.works else 0.0], np.float64)
-        self.mesh.sum_all(loss)
-        return float(loss[0])
+    def _sum_of_losses(self) -> np.ndarray:
+        """(loss, overflows) of all workers."""
+        told = np.array(self.tail.head[[0, 3]] if self.works else [0.0, 0.0], np.float64)
+        self.mesh.sum_all(told)
+        return told
 
     def tell_epoch(self, steps):
         self.pieces.tell_epoch(steps)

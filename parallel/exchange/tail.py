@@ -7,7 +7,8 @@ import numpy as np
 from nn.core.layout import ALIGN
 from nn.core.network import Network
 
-HEAD = 3  # the loss; the size of the batch as every rank was told it; and as the first one was
+# The loss; the size of the batch as every rank was told it; as the first one was; how many found a number too large.
+HEAD = 4
 
 
 class Tail:
@@ -19,7 +20,7 @@ class Tail:
 
     Parameters
     ----------
-    head : (3,) array
+    head : (HEAD,) array
     statistics : flat array in network.state_layout
         Both are views of what travels.
     """
@@ -38,15 +39,24 @@ class Tail:
 
     def write(self, loss: float, total: int, first: bool, statistics: np.ndarray) -> None:
         """Of one addend; `first`: whether it is the first of all."""
-        self.head[:] = loss, total, total if first else 0
+        self.head[:] = loss, total, total if first else 0, 0
         if statistics.size:
             self.statistics[:] = statistics
+
+    def tell_overflow(self) -> None:
+        """Of an addend, after `write`: a number was too large for float16."""
+        self.head[3] = 1
+
+    @property
+    def overflowed(self) -> bool:
+        """Of the sums: whether that is so of any addend."""
+        return bool(self.head[3])
 
     def read(self, addends: int, statistics: np.ndarray) -> tuple[float, float, float]:
         """(loss, mean of the sizes of the batch that were told, the first one) from the sums; fills in `statistics`."""
         if statistics.size:
             np.divide(self.statistics, addends, out=statistics)
-        loss, told, first = map(float, self.head)
+        loss, told, first = map(float, self.head[:3])
         return loss, told / addends, first
 
 

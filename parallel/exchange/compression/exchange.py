@@ -48,9 +48,9 @@ class Compressed(Exchange):
         self.tail = self.summed = Tail(self.together[:HEAD], self.together[HEAD:])
 
     def sum(self):
-        """A loss that is not finite leaves what the method keeps as it is."""
+        """A step that will not be made leaves what the method keeps as it is."""
         self.wire.allreduce(self.together)
-        if math.isfinite(self.together[0]):
+        if math.isfinite(self.together[0]) and not self.tail.overflowed:
             self.compressor.reduce(self.gradients, self.wire, self.step)
             self.reductions += 1
         return self.summed
