@@ -22,8 +22,8 @@ FLOORS = {
         "keyed", "core", "initializers", "layers", "losses", "optim", "data", "training", "models", "analysis",
     ),
     "collectives": (
-        "steps", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing", "choosing",
-        "running", "communicator",
+        "steps", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing", "puzzles",
+        "choosing", "running", "communicator",
     ),
     "parallel": (
         "launch", "reports", "mesh", "passes", "exchange", "trainer", "strategies", "planning",
