@@ -75,7 +75,7 @@ class Exchange:
         layout = self.layout
         self.parameters = layout.zeros(self.dtype)
         self.vector = np.zeros(layout.size + Tail.room(self.network), self.dtype)
-        self.gradients, self.tail = self.vector[: layout.size], Tail.of(self.vector[layout.size :])
+        self.gradients, self.tail = self.vector[: layout.size], Tail.of(self.vector[layout.size :], self.network)
         self.summed = self.tail
         self.slots = {name: layout.zeros(self.dtype) for name in self.optimizer.slots}
         self.first_values()

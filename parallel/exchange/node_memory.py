@@ -163,7 +163,7 @@ class NodeMemory(Exchange):
         self.parameters = self.window.common(size, dtype)
         self.vector = self.window.empty(size + tail, dtype)
         parts = self.window.peers(self.vector).parts
-        self.gradients, self.tail = self.vector[:size], Tail.of(self.vector[size:])
+        self.gradients, self.tail = self.vector[:size], Tail.of(self.vector[size:], network)
         self._refuse_aliases(parts)
 
         lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
@@ -173,7 +173,7 @@ class NodeMemory(Exchange):
         widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
         room = min(size, max(PRODUCTS[1] // dtype.itemsize, widest)) if self.claims else hi - lo
         self.sums = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes
-        self.summed = Tail.of(self.sums[room:])
+        self.summed = Tail.of(self.sums[room:], network)
         self._parts, (_, self._adding) = parts, operation(MPI.SUM, dtype)
         self._sum_tails = self._adding([each[size:] for each in parts], [self.sums[room:]])
         self._plans: dict[tuple[Wide, ...], list[Block]] = {}  # by what is told by factors

@@ -26,7 +26,7 @@ from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Pieces
 from parallel.exchange.fixed_tree import TreeSum, with_trees
 from parallel.exchange.offload import shards
-from parallel.exchange.tail import HEAD, Tail
+from parallel.exchange.tail import Tail, head
 from parallel.exchange.units import Cut, Joined, Slots, Unit
 from parallel.passes.virtual_shards import refuse_norms
 from parallel.strategies.capabilities import CAPABILITIES
@@ -119,8 +119,9 @@ class Sharded(Exchange):
 
     def _allocate_sums(self) -> None:
         """The tail, and what sums in another way than by reduce-scatter: a tree for each unit, or coded pieces."""
-        message = np.zeros(HEAD + self.network.state_layout.size, self.dtype)
-        self.message, self.tail = message, Tail(message[:HEAD], message[HEAD:])
+        first = head(self.network)
+        message = np.zeros(first + self.network.state_layout.size, self.dtype)
+        self.message, self.tail = message, Tail(message[:first], message[first:])
         if not self.pass_.fixed and not self.compressor:
             self.sends = "3, less what need not be gathered again for backward" if self.stage == 3 else "2"
         self.summed, self.trees, self.pieces, self.updates, self.dense = self.tail, [], [], 0, 0
@@ -234,11 +235,9 @@ class Sharded(Exchange):
             self.dense += (len(whole) - unit.block) * whole.itemsize
             out[:] = 0
             return pieces.reduce(cut, out[: pieces.decoder.length], self.step * DRAWS + self.passes - 1)
-        # Between nodes a plan has a working copy of the unit. Plans for a memoryview are not kept.
-        if self.together:
-            return communicator.Reduce_scatter_block(whole, out)
-        start = communicator.Reduce_scatter_block if self.stage == 1 else communicator.Ireduce_scatter_block
-        return start(memoryview(whole), out)
+        if self.together or self.stage == 1:  # a plan that sends messages has a working copy of the unit
+            return communicator.Reduce_scatter_block(whole, out, keep=self.together)
+        return communicator.Ireduce_scatter_block(whole, out, keep=False)
 
     def _finish_moving(self) -> None:
         """Have the unit that was reduced last in its shard."""
