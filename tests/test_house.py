@@ -47,10 +47,6 @@ AGAINST_THE_ORDER = {
     ("parallel.passes.pipeline", "parallel.strategies.pipeline.schedules"),
     ("collectives.checking.check", "collectives.drawing.diagrams"),
     ("collectives.pricing.measure", "collectives.communicator"),
-    ("parallel.exchange.sharded", "parallel.strategies.capabilities"),
-    ("parallel.passes.dealt", "parallel.strategies.join"),
-    ("parallel.passes.virtual_shards", "parallel.strategies.join"),
-    ("parallel.passes.whole", "parallel.strategies.join"),
 }
 CIRCLES: set[frozenset[str]] = set()
 # Modules that somebody imports under another name: (importing file, module).

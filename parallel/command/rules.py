@@ -24,7 +24,7 @@ from pathlib import Path
 
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import why_not
+from parallel.strategies.capabilities import CAPABILITIES, why_not
 
 # ------------------------------------------------------------------------------------------------------ options alone
 
@@ -348,6 +348,11 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         method.check(optimizer)
         if options.strategy == "ps":
             method.check_messages(options.servers)
+    if network.mixed and ranks != 0 and not CAPABILITIES[options.strategy].mixed:
+        raise OptionError(
+            f"--dtype mixed does not go with --strategy {options.strategy}: its ranks do not skip a step together; use "
+            f"{', '.join(name for name, can in CAPABILITIES.items() if can.mixed)}"
+        )
     if options.reproducible and options.strategy in SHARDED:
         virtual_shards.refuse_norms(optimizer)
     if not ranks:

@@ -95,7 +95,7 @@ class Buckets:
             ways = ["thread", "poke", "none"] if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else ["poke", "none"]
             self.overlap = "none"
             if len(places) > 1 and communicator.size > 1:  # else there is nothing to hide, or nothing to hide it behind
-                self.trial = Trial(ways)
+                self.trial = OverlapTrial(ways)
         threads = {"thread"} if overlap == "thread" or (self.trial and "thread" in self.trial.ways) else set()
         # On communicators of their own, so that their messages meet no others; only one of them has a thread.
         self.communicators = {way: communicator.Dup(progress=way == "thread") for way in ["poke", *threads]}
@@ -206,7 +206,7 @@ class Messages(Exchange):
         self.buckets.close()
 
 
-class Trial:
+class OverlapTrial:
     """Tries ways in turn, some steps each, and tells the fastest.
 
     Steps vary by more than overlapping saves, so a way must show that it is no accident: in all rounds but one its step

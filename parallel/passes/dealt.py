@@ -10,8 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from parallel.passes.whole import MicroBatch, Whole
-from parallel.strategies.join import Total
+from parallel.passes.whole import MicroBatch, Total, Whole
 
 MASTER = 0
 

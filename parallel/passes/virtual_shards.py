@@ -22,8 +22,7 @@ from collectives.steps import part
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
-from parallel.passes.whole import MicroBatch, Whole
-from parallel.strategies.join import Total
+from parallel.passes.whole import MicroBatch, Total, Whole
 
 FIXED_POINT = 2.0**24  # of the sums over test data
 

@@ -30,6 +30,8 @@ class Capabilities:
         Why not with the others.
     reproducible : bool
         Whether there are virtual shards.
+    mixed : bool
+        Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
     """
@@ -40,25 +42,28 @@ class Capabilities:
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
     reproducible: bool = True
+    mixed: bool = False
     norms: str = ""
 
 
 SHARDED = Capabilities(
+    mixed=True,
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
 CAPABILITIES = {
-    "ddp": Capabilities(),
+    "ddp": Capabilities(mixed=True),
     "zero1": SHARDED,
     "zero2": SHARDED,
     "fsdp": SHARDED,
     "ps": Capabilities(
+        mixed=True,
         compress=ALONE,
         not_compressed="powersgd: its factors are sums over all ranks; use --strategy ddp, or another method",
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
-    "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    "dp": Capabilities(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
 }
 
 # What does not go together under any strategy.
@@ -89,7 +94,7 @@ def why_not(strategy: str, method: str | None = None, *options: str) -> str:
 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
-    flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
+    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`"]
     lines = [f"| `--strategy` | {' | '.join(flags)} |", "|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
     for strategy, can in CAPABILITIES.items():
@@ -98,7 +103,7 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(f"| `{strategy}` | {' | '.join([*yes, methods, shards])} |")
+        lines.append(f"| `{strategy}` | {' | '.join([*yes, methods, shards, ('no', 'yes')[can.mixed]])} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"
