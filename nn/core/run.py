@@ -161,14 +161,17 @@ class Run:
 
     @property
     def micro_batch(self) -> MicroBatch:
+        """The samples that are being computed."""
         return self.context.micro_batch
 
     @property
     def training(self) -> bool:
+        """Whether this pass is for training."""
         return self.context.micro_batch.training
 
     @property
     def wants_gx(self) -> bool:
+        """Whether backward has to return dLoss/dx."""
         return not self.first or self.context.input_gradient
 
     def group(self, name: str) -> Group:

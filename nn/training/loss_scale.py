@@ -32,10 +32,12 @@ class LossScale:
 
     @property
     def scale(self) -> float:
+        """What gradients of activations are multiplied by."""
         return float(self.array[0])
 
     @property
     def skipped(self) -> int:
+        """Steps that made no update."""
         return int(self.array[2])
 
     def went_well(self) -> None:

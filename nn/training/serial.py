@@ -229,6 +229,7 @@ class Serial:
         return min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
 
     def bad_parameter(self, name: str) -> NotFinite:
+        """What is found where a parameter is not finite."""
         return NotFinite(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
 
     def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:

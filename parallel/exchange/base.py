@@ -153,6 +153,7 @@ class Exchange:
             yield from self.named(f"optimizer/{slot}", buffer)
 
     def named(self, prefix: str, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """(prefix/name, its part of a buffer) of every array in the layout."""
         yield from ((f"{prefix}/{name}", array) for name, array in self.layout.items(buffer))
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:

@@ -237,6 +237,7 @@ class OverlapTrial:
         return {way: median(times[1:]) for way, times in self.times.items()}
 
     def best(self) -> str:
+        """The way to take from now on."""
         medians, plain = self.medians(), self.times[self.ways[-1]][1:]
         wins = {way: sum(a < b for a, b in zip(self.times[way][1:], plain, strict=True)) for way in self.ways}
         return min((way for way in self.ways if wins[way] >= ROUNDS - 2), key=medians.get, default=self.ways[-1])

@@ -89,6 +89,7 @@ class Block:
                 self.sums += gradient
 
     def update(self, optimizer: Optimizer, step: int, sum_small=None) -> None:
+        """Clip and apply the sums; `sum_small` as in Optimizer.update."""
         optimizer.update(self.parameters, self.sums, self.moments, step, self.region, sum_small)
 
 

@@ -41,6 +41,7 @@ class Tail:
 
     @staticmethod
     def room(network: Network) -> int:
+        """Elements that a vector has behind its gradients."""
         return ALIGN + network.state_layout.size
 
     def write(self, loss: float, total: int, first: bool, statistics: np.ndarray) -> None:

@@ -178,6 +178,7 @@ class UnitBuffers:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers."""
         return sum(array.nbytes for array in self.memory.values())
 
     def of(self, unit: Unit) -> np.ndarray:

@@ -134,4 +134,5 @@ class Whole:
         return scores
 
     def describe(self) -> str:
+        """How samples are cut, for the log; empty where that is as usual."""
         return ""

@@ -111,6 +111,7 @@ class Memories:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of what this rank keeps."""
         return sum(array.nbytes for array in (*self.flat.values(), *self.shared.values()) if array is not None)
 
     def kept(self) -> Iterator[tuple[str, np.ndarray]]:
