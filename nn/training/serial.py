@@ -144,7 +144,8 @@ class Serial:
 
     def begin_step(self) -> None:
         """Statistics may have to go back to what they are now; nothing is too large yet."""
-        self.statistics_before[:] = self.statistics
+        if self.statistics.size:
+            self.statistics_before[:] = self.statistics
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
