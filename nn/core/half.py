@@ -57,8 +57,8 @@ class Half:
         self.made: dict[int, tuple[weakref.ref, weakref.ref]] = {}  # id of an array -> itself, its float16
         self.last: tuple[np.ndarray, np.ndarray] | None = None  # a float16 array, and what it became
 
-    def begin(self, x: np.ndarray, training: bool) -> None:
-        """A forward pass begins, of the batch x."""
+    def begin(self, x: np.ndarray | None, training: bool) -> None:
+        """A forward pass begins, of the batch x; None where its input is an activation, of a stage before."""
         self.given, self.training, self.last = x, training, None
         self.made.clear()
 
@@ -105,7 +105,9 @@ class Half:
 
     def _is_given(self, array: np.ndarray) -> bool:
         given = self.given
-        return array is given or array.base is given or (given.base is not None and array.base is given.base)
+        return given is not None and (
+            array is given or array.base is given or (given.base is not None and array.base is given.base)
+        )
 
     def _restored(self, array: np.ndarray, dtype) -> np.ndarray:
         if array.dtype != np.float16:

@@ -36,7 +36,10 @@ def squared_norms(
     """
     at = {name: i for i, name in enumerate(region.names)}
     sums = np.zeros((len(buffers), len(at)))
+    owned = region.owned.stop if sum_over_ranks else None
     for name, part, _ in region.tensors:
+        if owned is not None and part.start >= owned:
+            continue  # borrowed: its owner's rank counts it
         for row, buffer in zip(sums, buffers, strict=True):
             row[at[name]] = _square(buffer[part])
     if sum_over_ranks:

@@ -24,6 +24,8 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.loss_scale import LossScale
 
+OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
+
 
 class NonFiniteLoss(ArithmeticError):
     """The loss is NaN or infinite; the message says at which step and in which layer it appears first.
@@ -52,10 +54,12 @@ class Serial:
 
     Attributes
     ----------
-    parameters, gradients : flat arrays in network.layout
+    held : Network
+        What this process has of the network: here all of it.
+    parameters, gradients : flat arrays in held.layout
     slots : dict of flat arrays
         The optimizer's moments.
-    statistics : flat array in network.state_layout
+    statistics : flat array in held.state_layout
         Running statistics, such as batch normalisation's.
     p, g : views
         Parameters and gradients as layers see them.
@@ -85,10 +89,12 @@ class Serial:
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
+        check_parts(network, loss, optimizer)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
-        self.statistics = network.state_layout.zeros(network.dtype)
-        network.state_layout.initialize(self.statistics, seed)
-        self.run = network.run(self.statistics, seed, Memory(), gy_free=True)
+        held = self.held = self.hold(network)
+        self.statistics = held.state_layout.zeros(network.dtype)
+        held.state_layout.initialize(self.statistics, seed)
+        self.run = held.run(self.statistics, seed, Memory(), gy_free=True)
         self.half, self.loss_scale = self.run.context.half, LossScale() if network.mixed else None
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
@@ -96,6 +102,10 @@ class Serial:
         self.steps = 0
         self.allocate()
         self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
+
+    def hold(self, network: Network) -> Network:
+        """What this process holds and computes of the network: all of it."""
+        return network
 
     def allocate(self) -> None:
         """Parameters with their first values, gradients and moments, and how layers and optimizer see them."""
@@ -260,6 +270,10 @@ class Serial:
         """The sum of an array over all shards."""
         return values
 
+    def meet(self, loss: float) -> float:
+        """Shards that train apart come together, as at the end of an epoch: their mean of a loss. Here is but one."""
+        return loss
+
     def state(self) -> dict[str, np.ndarray]:
         """Everything that training continues from: prefix/name -> array (views, not copies)."""
         layout = self.network.layout
@@ -270,9 +284,13 @@ class Serial:
 
     def small(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of what every process has of the state: running statistics, and the loss scale."""
-        yield from ((f"state/{name}", array) for name, array in self.network.state_layout.items(self.statistics))
+        yield from self.running()
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
+
+    def running(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of the running statistics."""
+        yield from ((f"state/{name}", array) for name, array in self.held.state_layout.items(self.statistics))
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         """`state`, an entry at a time, as a checkpoint is written: a strategy that shards it gathers no more at once.
@@ -334,6 +352,18 @@ class Serial:
         return self
 
 
+def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
+    """Refuse what no trainer can be made of: another thing, or a class where an instance is needed."""
+    for name, given, kind, example in (
+        ("network", network, Network, "nn.Network(layers, in_shape)"),
+        ("loss", loss, Loss, "nn.CrossEntropyLoss()"),
+        ("optimizer", optimizer, Optimizer, "nn.SGD(lr=0.1)"),
+    ):
+        if not isinstance(given, kind):
+            made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
+            raise TypeError(f"a trainer takes a {name}, such as {example}, given {given!r:.80} ({made})")
+
+
 def micro_batches(samples: int, parts: int) -> list[slice]:
     """Nearly equal parts of so many samples, some of them empty where there are fewer."""
     return [slice(samples * i // parts, samples * (i + 1) // parts) for i in range(parts)]
@@ -351,10 +381,13 @@ def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple
 
 
 def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
-    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing."""
+    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing.
+
+    What a strategy has kept for itself alone another one does without.
+    """
     if missing := sorted(expected.keys() - state.keys()):
         return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
-    if foreign := sorted(state.keys() - expected.keys()):
+    if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(OWN)):
         return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
     for name, (shape, dtype) in expected.items():
         array = state[name]

@@ -7,7 +7,11 @@
 | parsing.py | flags, --help, TOML files, config.json |
 | rules.py | every refusal |
 | factory.py | data, network, loss, optimizer, loaders of given options |
+| axes.py | what --mesh and --pipeline say |
 | registry.py | strategies by name |
 | training_run.py | one run, from options to results |
+| trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
+| report.py | a page about some runs |
+| commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
 | run_directory.py | its directory, and how to go on from it |
 """

@@ -50,12 +50,17 @@ class Exchange:
         As of a trainer.
     fetch : callable (Run) or None
         Called before a layer is run.
+    apart : bool
+        Whether ranks make steps of their own, and only `settle` brings them together.
+    bad : bool
+        Whether this rank, training apart, has had a loss that is not finite.
     """
 
     sharded: tuple[str, ...] = ()
     adds_up = True
     from_first = False
     fetch: Callable | None = None
+    apart = bad = False
     share = slice(None)  # of the moments: what this rank may write
     phases = (
         ("compute", "compute_gradients", False),
@@ -65,7 +70,8 @@ class Exchange:
 
     def start(self, mesh: Mesh, pass_: Whole, network: Network, optimizer: Optimizer, statistics, seed: int) -> None:
         """Make the buffers, with first values; called once, on all ranks."""
-        self.mesh, self.pass_, self.network, self.optimizer = mesh, pass_, network, optimizer
+        self.mesh, self.pass_, self.network, self.optimizer = mesh.line, pass_, network, optimizer
+        self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
         self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
         self.say: Callable[[str], None] = lambda line: None
         self.allocate()
@@ -119,9 +125,26 @@ class Exchange:
         """The sums over all addends of what was told."""
         return self.summed
 
+    @property
+    def addends(self) -> int:
+        """How many there are in what `sum` returns."""
+        return self.pass_.addends
+
+    def settle(self) -> bool:
+        """Ranks that train apart come together: all have the same parameters, and all gradients are in them.
+
+        Nothing is done where they already are; all ranks ask for it alike. Says whether any had a loss that is not
+        finite, since they last were: then its gradient is in no parameters.
+        """
+        return False
+
+    def counted(self) -> dict[str, object]:
+        """What ranks that train apart have counted since it was asked last, for the record of an epoch (collective)."""
+        return {}
+
     def update(self) -> None:
         """One step of the optimizer."""
-        self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region)
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
 
     # ------------------------------------------------------------------------------------------------ the state
 

@@ -59,6 +59,15 @@ class Whole:
     """
 
     fixed = False
+    knows = True  # the loss of its samples; of ranks that have one network together, one does
+    phases = ()  # as of an exchange, those of its own
+
+    def hold(self, network: Network, mesh: Mesh) -> Network:
+        """What this rank computes of the network."""
+        return network
+
+    def join(self, trainer) -> None:
+        """Called once, when all buffers are there."""
 
     def start(self, mesh: Mesh, network: Network) -> None:
         """Called once, before the first step."""
@@ -111,6 +120,16 @@ class Whole:
         """The samples and targets of a micro-batch."""
         return x[micro.rows], y[micro.rows]
 
+    def compute(
+        self, trainer, x: np.ndarray, y: np.ndarray, total: int, micro: MicroBatch, before: float = 0.0
+    ) -> float:
+        """Forward and backward of a micro-batch; its part of the mean loss, and those `before` in the addend."""
+        z, saved = trainer.forward(x, True, micro)
+        loss, gz = self.loss(trainer, z, y, total)
+        trainer.tell(loss + before, total, micro)
+        trainer.backward(gz, saved)
+        return loss + before
+
     def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
         """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""
         return trainer.loss(z, y, total * trainer.terms, trainer.run) if len(z) or trainer.everyone else (0.0, None)
@@ -132,6 +151,10 @@ class Whole:
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""
         return scores
+
+    def in_transit(self) -> int:
+        """Bytes that are kept for what other ranks send, beside the exchange's."""
+        return 0
 
     def describe(self) -> str:
         """How samples are cut, for the log; empty where that is as usual."""

@@ -5,7 +5,7 @@ Nothing is imported here, so that wrong options are told at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KEEP_NOTHING = ("none", "fp16", "qsgd", "terngrad")
 ALONE = (*KEEP_NOTHING, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
@@ -22,6 +22,8 @@ class Capabilities:
         Of the mesh, along which it cuts the work.
     parts : bool
         Whether a step may be computed in parts (--accumulate).
+    not_parts : str
+        Why not.
     synchronized : bool
         Whether layers may take statistics over all ranks (--sync-batch-norm).
     compress : tuple of str
@@ -34,37 +36,67 @@ class Capabilities:
         Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
+    apart : bool
+        Whether ranks make steps of their own, so that the result is another one than one process's.
     """
 
     axes: tuple[str, ...] = ("data",)
     parts: bool = True
+    not_parts: str = ""
     synchronized: bool = True
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
     reproducible: bool = True
     mixed: bool = False
     norms: str = ""
+    apart: bool = False
 
 
+BOTH = ("data", "pipeline")
 SHARDED = Capabilities(
     mixed=True,
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
+NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
+APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
+SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(mixed=True),
-    "zero1": SHARDED,
+    "ddp": Capabilities(axes=BOTH, mixed=True),
+    "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
     "ps": Capabilities(
         mixed=True,
         compress=ALONE,
-        not_compressed="powersgd: its factors are sums over all ranks; use --strategy ddp, or another method",
+        not_compressed=NO_FACTORS,
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     "dp": Capabilities(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    # Also what ddp and zero1 can where the mesh has an axis "pipeline".
+    "pipeline": Capabilities(
+        mixed=True,
+        axes=BOTH,
+        parts=False,
+        not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
+        compress=(),
+        not_compressed="the gradients of every stage travel by themselves, as they are",
+        reproducible=False,
+    ),
+    "downpour": SERVED_APART,
+    **dict.fromkeys(
+        ("local-sgd", "diloco", "easgd"),
+        replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
+    ),
 }
+# What those can that have a --consistency, where it is not sync.
+LATE = {
+    "ps": SERVED_APART,
+    "ddp": replace(APART_ALL, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
+}
+
+AS_ONE = tuple(name for name, can in CAPABILITIES.items() if not can.apart)  # compute what one process computes
 
 # What does not go together under any strategy.
 APART = {
@@ -75,35 +107,45 @@ APART = {
         "sync_batch_norm",
     ): "virtual shards are computed one after another, and statistics need all at once",
 }
+CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
 
 
-def why_not(strategy: str, method: str | None = None, *options: str) -> str:
-    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does."""
-    can = CAPABILITIES[strategy]
+def why_not(strategy: str, method: str | None = None, *options: str, late: bool = False) -> str:
+    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does.
+
+    `late`: with a --consistency that is not sync.
+    """
+    can = LATE.get(strategy, CAPABILITIES[strategy]) if late else CAPABILITIES[strategy]
     asked = (*options, *(["compress"] if method else []))
     for pair, why in APART.items():
         if set(pair) <= set(asked):
             return why
-    if ("accumulate" in asked and not can.parts) or ("sync_batch_norm" in asked and not can.synchronized):
-        return "its steps cannot be cut so"
+    if "accumulate" in asked and not can.parts:
+        return can.not_parts
+    if "sync_batch_norm" in asked and not can.synchronized:
+        return "statistics over all ranks need all of them at one step, and each is at its own"
     if "reproducible" in asked and not can.reproducible:
-        return "it has no virtual shards"
+        return "what is added up when depends on who comes first, or on how many there are"
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
     flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`"]
-    lines = [f"| `--strategy` | {' | '.join(flags)} |", "|---|" + "---|" * len(flags)]
+    lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
-    for strategy, can in CAPABILITIES.items():
+    late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
+    for strategy, can in (CAPABILITIES | late).items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
         if can.not_compressed:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(f"| `{strategy}` | {' | '.join([*yes, methods, shards, ('no', 'yes')[can.mixed]])} |")
+        lines.append(
+            f"| `{strategy}` | {' | '.join([', '.join(can.axes), *yes, methods, shards, ('no', 'yes')[can.mixed]])} |"
+        )
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
+    reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

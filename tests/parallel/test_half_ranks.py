@@ -75,6 +75,28 @@ def test_every_strategy_is_what_one_process_computes(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_stages_of_a_pipeline_keep_float16_and_skip_together(comm):
+    """The activation that is too large is in the second stage's input, which has it first as the first one's output."""
+    from collectives import Communicator
+    from parallel.strategies.pipeline.strategy import Pipeline
+
+    one, losses = one_process()
+    for schedule in ("gpipe", "1f1b", "zb-h1"):
+        optimizer = nn.Adam(0.01, eps=1e-4)
+        many = Pipeline(
+            network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm), SEED, schedule=schedule, micro_batches=3
+        )
+        np.testing.assert_allclose(steps(many), losses, rtol=1e-12, err_msg=schedule)
+        np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
+        state = comm.bcast(many.state())
+        many.load_state(state)
+        assert many.loss_scale.skipped == 1 and state["loss_scale"][2] == 1
+        alone = many.alone()
+        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, schedule
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
 def test_control_a_rank_that_keeps_it_to_itself_is_found(comm, monkeypatch):
     monkeypatch.setattr(Tail, "tell_overflow", lambda tail: None)
     many, _ = many_ranks(comm, {"strategy": "ddp"}, LARGE + 1)
