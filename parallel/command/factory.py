@@ -114,7 +114,7 @@ def datasets(options: Options) -> data.Data:
         mask=options.mask,
         validation=options.validation,
         seed=options.seed,
-        dtype=options.dtype,
+        dtype=floats(options),
     )
 
 
@@ -126,14 +126,20 @@ def network(options: Options, data: data.Data) -> nn.Network:
         options.model,
         data.in_shape,
         outputs,
-        options.dtype,
+        floats(options),
         activation=options.activation,
         init=options.init,
         output_activation=output,
     )
+    network.mixed = options.dtype == "mixed"
     if options.sync_batch_norm:
         synchronise(network)
     return network
+
+
+def floats(options: Options) -> str:
+    """What is computed with."""
+    return "float32" if options.dtype == "mixed" else options.dtype
 
 
 def synchronise(network: nn.Network) -> None:

@@ -62,7 +62,11 @@ class NetworkOptions:
     )
     activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
     init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
-    dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
+    dtype: str = option(
+        "float32",
+        "of parameters and activations; mixed: float32, with activations kept as float16",
+        ("float32", "float64", "mixed"),
+    )
     seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, why_not
+from parallel.strategies.capabilities import CAPABILITIES, LATE, why_not
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
 
 # ------------------------------------------------------------------------------------------------------ options alone
@@ -451,6 +451,14 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         method.check(optimizer)
         if options.strategy_name in SERVED:
             method.check_messages(options.servers)
+    late = f" --consistency {options.consistency}" * options.late
+    can = (LATE if options.late else CAPABILITIES)[options.strategy_name]
+    if network.mixed and ranks != 0 and not can.mixed:
+        others = ", ".join(name for name, can in CAPABILITIES.items() if can.mixed)
+        raise OptionError(
+            f"--dtype mixed does not go with --strategy {options.strategy}{late}: no step is skipped by all: "
+            f"use {others}"
+        )
     if options.reproducible and options.strategy_name in SHARDED:
         virtual_shards.refuse_norms(optimizer)
     if options.strategy_name == "sandblaster":

@@ -110,6 +110,7 @@ def train(options: Options) -> dict:
         "seconds": training.seconds,
         "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
+        **trainer.mixed_precision(),
         "breakdown": breakdown.by_rank(),
         "parameters_sha256": trainer.digest(),
     }

@@ -153,6 +153,11 @@ def refuse_changing(network: Network) -> None:
             f"Sandblaster: {name} of {network.name} moves with every batch, and a line search needs one function: use "
             "layer normalisation in place of batch normalisation"
         )
+    if network.mixed:
+        raise ValueError(
+            f"Sandblaster: {network.name} keeps float16, and a line search needs gradients as exact as the loss: build "
+            "it without mixed"
+        )
     for path, layer, _, _ in network.layers():
         if isinstance(layer, Dropout) and layer.rate:
             raise ValueError(

@@ -129,3 +129,14 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
         with pytest.raises(OptionError) as error:
             parse([*fitting, *flags])
         assert why in str(error.value)
+
+
+def test_mixed_precision_is_refused_where_no_strategy_declares_it(monkeypatch):
+    from parallel.command.factory import prepare
+    from parallel.strategies import capabilities
+
+    options = ["--dtype", "mixed", "--limit", "60", "--ranks", "2", "--strategy", "zero1"]
+    prepare(parse(options))
+    monkeypatch.setitem(capabilities.CAPABILITIES, "zero1", capabilities.Capabilities())
+    with pytest.raises(OptionError, match="--dtype mixed does not go with --strategy zero1: no step is skipped by all"):
+        prepare(parse(options))
