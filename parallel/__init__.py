@@ -13,6 +13,7 @@ _HOME = {
     "DistributedDataParallel": "parallel.strategies.data_parallel",
     "FullyShardedDataParallel": "parallel.strategies.zero",
     "Mesh": "parallel.mesh",
+    "PipeDream": "parallel.strategies.pipeline.pipedream",
     "Pipeline": "parallel.strategies.pipeline.strategy",
     "ParameterServer": "parallel.strategies.parameter_server",
     "ReplicaError": "parallel.mesh",
