@@ -34,6 +34,8 @@ class Capabilities:
         Whether there are virtual shards.
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
+    apart : bool
+        Whether ranks make steps of their own, so that the result is another one than one process's.
     """
 
     axes: tuple[str, ...] = ("data",)
@@ -44,6 +46,7 @@ class Capabilities:
     not_compressed: str = ""
     reproducible: bool = True
     norms: str = ""
+    apart: bool = False
 
 
 BOTH = ("data", "pipeline")
@@ -52,6 +55,9 @@ SHARDED = Capabilities(
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
+NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
+APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
+SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
     "ddp": Capabilities(axes=BOTH),
     "zero1": replace(SHARDED, axes=BOTH),
@@ -59,7 +65,7 @@ CAPABILITIES = {
     "fsdp": SHARDED,
     "ps": Capabilities(
         compress=ALONE,
-        not_compressed="powersgd: its factors are sums over all ranks; use --strategy ddp, or another method",
+        not_compressed=NO_FACTORS,
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
@@ -72,7 +78,19 @@ CAPABILITIES = {
         not_compressed="the gradients of every stage travel by themselves, as they are",
         reproducible=False,
     ),
+    "downpour": SERVED_APART,
+    **dict.fromkeys(
+        ("local-sgd", "diloco", "easgd"),
+        replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
+    ),
 }
+# What those can that have a --consistency, where it is not sync.
+LATE = {
+    "ps": SERVED_APART,
+    "ddp": replace(APART_ALL, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
+}
+
+AS_ONE = tuple(name for name, can in CAPABILITIES.items() if not can.apart)  # compute what one process computes
 
 # What does not go together under any strategy.
 APART = {
@@ -83,12 +101,16 @@ APART = {
         "sync_batch_norm",
     ): "virtual shards are computed one after another, and statistics need all at once",
 }
+CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
 
 
-def why_not(strategy: str, method: str | None = None, *options: str) -> str:
-    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does."""
-    can = CAPABILITIES[strategy]
+def why_not(strategy: str, method: str | None = None, *options: str, late: bool = False) -> str:
+    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does.
+
+    `late`: with a --consistency that is not sync.
+    """
+    can = LATE.get(strategy, CAPABILITIES[strategy]) if late else CAPABILITIES[strategy]
     asked = (*options, *(["compress"] if method else []))
     for pair, why in APART.items():
         if set(pair) <= set(asked):
@@ -96,9 +118,9 @@ def why_not(strategy: str, method: str | None = None, *options: str) -> str:
     if "accumulate" in asked and not can.parts:
         return can.not_parts
     if "sync_batch_norm" in asked and not can.synchronized:
-        return "its steps cannot be cut so"
+        return "statistics over all ranks need all of them at one step, and each is at its own"
     if "reproducible" in asked and not can.reproducible:
-        return "it has no virtual shards"
+        return "what is added up when depends on who comes first, or on how many there are"
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
@@ -107,7 +129,8 @@ def matrix() -> str:
     flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
-    for strategy, can in CAPABILITIES.items():
+    late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
+    for strategy, can in (CAPABILITIES | late).items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
         if can.not_compressed:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
