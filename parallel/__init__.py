@@ -21,6 +21,7 @@ _HOME = {
     "FullyShardedDataParallel": "parallel.strategies.zero",
     "LocalSGD": "parallel.strategies.local_sgd",
     "Mesh": "parallel.mesh",
+    "PipeDream": "parallel.strategies.pipeline.pipedream",
     "Pipeline": "parallel.strategies.pipeline.strategy",
     "ParameterServer": "parallel.strategies.parameter_server",
     "ReplicaError": "parallel.mesh",

@@ -19,6 +19,7 @@ from parallel.strategies.downpour import Downpour
 from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.parameter_server import ParameterServer
+from parallel.strategies.pipeline.pipedream import PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline
 from parallel.strategies.sandblaster import Sandblaster
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
@@ -107,15 +108,20 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
 def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
     data = axes.sizes(options, communicator.size)["data"]
+    given, limit = axes.arguments(options, data), options.watch or math.inf
+    arguments = network, loss, optimizer, communicator, options.seed
+    if given["schedule"] == "pipedream":
+        sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
+        return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
     bucketing = {"bucket": options.bucket, "first": options.first_bucket}
     return Pipeline(
-        *(network, loss, optimizer, communicator, options.seed),
+        *arguments,
         data=data,
         zero1=options.strategy == "zero1",
         bucketing=bucketing | {"overlap": "none" if options.overlap == "auto" else options.overlap},
         unit_bytes=int(options.unit * 2**20),
-        limit=options.watch or math.inf,
-        **axes.arguments(options, data),
+        limit=limit,
+        **given,
     )
 
 
