@@ -80,6 +80,8 @@ class Network:
         Of trained parameters, and of running statistics.
     whole : Layout
         Of whole parameters, where `layout` is that of a part; otherwise the same.
+    whole_state : Layout
+        The same of running statistics.
 
     Raises
     ------
@@ -106,7 +108,8 @@ class Network:
         self.training_shape = root.training_shape(self.in_shape)
         self.takes_ids = takes_ids(root)
         self.layout = Layout(self.specs, borrowed=borrowed)
-        self.whole, self.state_layout = self.layout, Layout(self.specs, state=True)
+        self.whole = self.layout
+        self.whole_state = self.state_layout = Layout(self.specs, state=True)
 
     def __repr__(self):
         return (
@@ -136,6 +139,9 @@ class Network:
         other.whole = whole = Layout(specs, borrowed=borrowed)
         other.specs = part_specs(specs, whole.specs, index, count)
         other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count))
+        if index:
+            other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
+        other.whole_state, other.state_layout = Layout(specs, state=True), Layout(other.specs, state=True)
         return other
 
     def run(

@@ -42,6 +42,14 @@ class Group:
         """The arrays of all ranks, in their order: (size, *array.shape)."""
         return array[None]
 
+    def sum_part(self, array: np.ndarray) -> np.ndarray:
+        """This rank's entry of the sum over the ranks of an array (size, ...)."""
+        return array[0]
+
+    def swap(self, array: np.ndarray) -> np.ndarray:
+        """What every rank has for this one, in their order: entry r of an array (size, ...) goes to rank r."""
+        return array
+
 
 ALONE = Group()
 AXES = ("data", "tensor")  # what ranks of a group share: the samples of a batch, or the parts of tensors

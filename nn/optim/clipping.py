@@ -26,6 +26,8 @@ def squared_norms(
 ) -> list[dict[str, float]]:
     """|tensor|^2 of every tensor in the layout, by name, for each of the buffers; without ranks 0 outside the region.
 
+    With ranks a tensor that is whole on all of them is counted by one (Layout.replicas).
+
     Parameters
     ----------
     buffers : sequence of flat arrays
@@ -37,6 +39,8 @@ def squared_norms(
     at = {name: i for i, name in enumerate(region.names)}
     sums = np.zeros((len(buffers), len(at)))
     for name, part, _ in region.tensors:
+        if sum_over_ranks and name in region.replicas:
+            continue
         for row, buffer in zip(sums, buffers, strict=True):
             row[at[name]] = _square(buffer[part])
     if sum_over_ranks:
@@ -101,7 +105,7 @@ class ClipGlobalNorm(Clip):
     """The norm of the whole gradient to at most `limit`: its direction is kept."""
 
     def __call__(self, g, region, sum_over_ranks=None):
-        square = np.array([_square(g[region.owned])], np.float64)
+        square = np.array([sum(_square(g[part]) for part in region.owned)], np.float64)
         if sum_over_ranks:
             sum_over_ranks(square)
         _refuse(float(square[0]), "the gradient")

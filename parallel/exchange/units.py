@@ -147,12 +147,13 @@ class Joined:
     """The regions of a shard's blocks as one (see nn.core.layout.Region)."""
 
     def __init__(self, cut: Cut, rank: int):
-        self.names, self.owned = tuple(cut.layout.slices), slice(None)
-        self.tensors, self.decayed = [], []
+        self.names, self.replicas = tuple(cut.layout.slices), cut.layout.replicas
+        self.tensors, self.decayed, self.owned = [], [], []
         for unit in cut.units:
             region = cut.region(unit, rank)
             self.tensors += [(name, _shifted(part, unit.at), spec) for name, part, spec in region.tensors]
             self.decayed += [_shifted(part, unit.at) for part in region.decayed]
+            self.owned += [_shifted(part, unit.at) for part in region.owned]
 
 
 class Slots:
