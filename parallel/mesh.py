@@ -1,10 +1,11 @@
-"""Who is whose peer: the ranks that share every global batch (the axis "data"), among all ranks of a run.
+"""Who is whose peer: the ranks of a run, and their axes data x pipeline x tensor.
 
 Without a communicator there is one process, and what it asks all ranks it asks itself: so nothing else need know.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,35 +38,123 @@ class Ranks(Group):
         return out
 
 
+AXES = ("data", "pipeline", "tensor")
+
+
+def sizes(ranks: int, data: int | None = None, pipeline: int = 1, tensor: int = 1) -> dict[str, int]:
+    """How many ranks each axis has, of so many in all; those that "data" is not told are its own.
+
+    Raises
+    ------
+    ValueError
+        They do not multiply to the ranks: which numbers would do.
+    """
+    given = {"data": data, "pipeline": pipeline, "tensor": tensor}
+    for axis, size in given.items():
+        if size is not None and size < 1:
+            raise ValueError(f"mesh: {axis} must have at least 1 rank, given {size}")
+    model = pipeline * tensor
+    found = given | {"data": ranks // model if data is None else data}
+    if found["data"] * model != ranks or not found["data"]:
+        said = " x ".join(f"{axis} {size}" for axis, size in given.items() if size not in (None, 1)) or "data 1"
+        fits = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
+        raise ValueError(
+            f"mesh: {said} does not make {ranks} ranks: each axis needs one of {', '.join(fits)} ranks, and all of "
+            f"them multiplied {ranks}; or start {(data or 1) * model} ranks"
+        )
+    return found
+
+
 class Mesh:
     """The ranks of a run and their axes (collective).
+
+    The ranks of the axis "data" share every global batch; those of "pipeline" have stages of one network, and those of
+    "tensor" parts of one stage's tensors. Neighbours on the last axis are neighbours in the communicator:
+
+        rank = (data * pipelines + pipeline) * tensors + tensor
 
     Parameters
     ----------
     communicator : collectives.Communicator or None
     workers : sequence of int or None
-        The ranks on the axis "data", which compute gradients; None for all.
+        The ranks on the axis "data", which compute gradients; None for all. Others serve; then there is no other axis.
+    data, pipeline, tensor : int
+        Ranks along each axis; data None for as many as are left.
 
     Attributes
     ----------
     rank, size : int
         Of this process among all.
+    sizes, places : dict
+        By axis: how many ranks it has, and which of them this is.
     index, count : int
-        Of this rank on the axis "data"; the index of a rank that is not on it is None.
+        The same of the axis "data"; the index of a rank that is not on it is None.
     data : collectives.Communicator or None
-        Of the ranks on that axis.
+        Of the ranks on that axis that have what this rank has of the network.
+    pipeline, tensor : the same, None where there is one rank
+    model : the same, of the ranks that have one network together
+    line : Mesh
+        Of the axis "data" alone: what an exchange sees.
+
+    Raises
+    ------
+    ValueError
+        Sizes that do not multiply to the ranks.
     """
 
-    def __init__(self, communicator=None, workers: Sequence[int] | None = None):
+    def __init__(
+        self,
+        communicator=None,
+        workers: Sequence[int] | None = None,
+        *,
+        data: int | None = None,
+        pipeline: int = 1,
+        tensor: int = 1,
+    ):
         self.communicator, self.made = communicator, []
         if communicator:
             from mpi4py.MPI import IN_PLACE  # which one process does without
 
             self.in_place = IN_PLACE
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
-        workers = range(self.size) if workers is None else workers
-        self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
-        self.data = self.group(workers) if communicator else None
+        self.model = self.pipeline = self.tensor = None
+        if pipeline * tensor == 1 and data is None:
+            workers = range(self.size) if workers is None else workers
+            self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
+            self.data = self.group(workers) if communicator else None
+            self.sizes = {"data": self.count, "pipeline": 1, "tensor": 1}
+            self.places = {"data": self.index, "pipeline": 0, "tensor": 0}
+            self.line = self
+            return
+        self.sizes = sizes(self.size, data, pipeline, tensor)
+        self.places = self.places_of(self.rank)
+        self.index, self.count = self.places["data"], self.sizes["data"]
+        self.data = self._along("data")
+        self.pipeline, self.tensor = (self._along(axis) if self.sizes[axis] > 1 else None for axis in AXES[1:])
+        self.model = self._along("pipeline", "tensor") if pipeline * tensor > 1 else None
+        self.line = Mesh(self.data) if self.model else self
+
+    def places_of(self, rank: int) -> dict[str, int]:
+        """Where a rank is on every axis."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, self.sizes[axis])
+        return found
+
+    def rank_at(self, **places: int) -> int:
+        """The rank at these places; at this rank's own on axes that are not given."""
+        rank = 0
+        for axis in AXES:
+            rank = rank * self.sizes[axis] + places.get(axis, self.places[axis])
+        return rank
+
+    def _along(self, *axes: str):
+        """A communicator of the ranks that differ from this one in their places on these axes only."""
+        if not self.communicator or math.prod(self.sizes[axis] for axis in axes) == self.size:
+            return self.communicator
+        made = self.communicator.Split(self.rank_at(**dict.fromkeys(axes, 0)), self.rank)
+        self.made.append(made)
+        return made
 
     def group(self, ranks: Sequence[int]):
         """A communicator of these ranks, which goes with the mesh; None on the others (collective)."""
@@ -79,6 +168,11 @@ class Mesh:
         """Sum an array over the ranks on the axis "data", in place."""
         if self.data:
             self.data.Allreduce(self.in_place, array)
+
+    def sum_model(self, array: np.ndarray) -> None:
+        """Sum an array over the ranks that have one network together, in place."""
+        if self.model:
+            self.model.Allreduce(self.in_place, array)
 
     def sum_all(self, array: np.ndarray) -> None:
         """Sum an array over all ranks, in place."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -24,13 +25,16 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial
+from nn.training.serial import Serial, state_kinds
 from parallel.exchange.base import Exchange
+from parallel.exchange.homes import Homes
 from parallel.exchange.tail import Tail, differ
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import MicroBatch, Whole
 
 __all__ = ["CheckReplicas", "ReplicaError", "Trainer", "agree", "data_facts"]
+
+GROUPS = ("data", "tensor")  # the axes along which layers may ask other ranks
 
 
 class Trainer(Serial):
@@ -69,14 +73,18 @@ class Trainer(Serial):
         mesh.agree(facts(network, loss, optimizer, seed))
         super().__init__(network, loss, optimizer, seed)
 
+    def hold(self, network):
+        return self.pass_.hold(network, self.mesh)
+
     def allocate(self) -> None:
-        self.pass_.start(self.mesh, self.network)
-        self.exchange.start(self.mesh, self.pass_, self.network, self.optimizer, self.statistics, self.seed)
+        mesh, context = self.mesh, self.run.context
+        self.pass_.start(mesh, self.network)
+        self.exchange.start(mesh, self.pass_, self.held, self.optimizer, self.statistics, self.seed)
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
-        context = self.run.context
         context.fetch = self.exchange.fetch
-        if self.mesh.data:
-            context.groups["data"] = Ranks(self.mesh.data)
+        context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
+        self.homes = Homes(mesh, self.held) if mesh.model else None  # who has which part of the state
+        self.pass_.join(self)
 
     parameters = property(lambda self: self.exchange.parameters)
     gradients = property(lambda self: self.exchange.gradients)
@@ -123,19 +131,19 @@ class Trainer(Serial):
         if self.statistics.size and not micro.adds:
             self.statistics[:] = self.statistics_before
         batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
-        z, saved = self.forward(x, True, micro)
-        loss, gz = self.pass_.loss(self, z, y, total)
-        loss += before
-        if micro.addend is not None:
-            exchange.tell(loss, total, micro.addend == 0)
-        self.backward(gz, saved)
+        loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
             exchange.add()
         return loss
 
+    def tell(self, loss: float, total: int, micro: MicroBatch) -> None:
+        """The loss of an addend, where one ends: as soon as it is known."""
+        if micro.addend is not None:
+            self.exchange.tell(loss, total, micro.addend == 0)
+
     def forward(self, x: np.ndarray, training: bool, micro: MicroBatch | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
-        network = self.network
+        network = self.held
         self.run.micro_batch.training, self.run.context.ready = training, self.exchange.part(micro)
         if len(x) or (training and self.everyone):
             return network.forward(self.p, x, self.run)
@@ -145,19 +153,27 @@ class Trainer(Serial):
     def backward(self, gz: np.ndarray, saved: object) -> None:
         """Gradients of what went forward."""
         if saved is not None:
-            self.network.backward(self.p, self.g, gz, saved, self.run)
+            self.held.backward(self.p, self.g, gz, saved, self.run)
             if ready := self.run.context.ready:
-                ready(self.network.layout.size)  # whatever the root is
+                ready(self.held.layout.size)  # whatever the root is
 
     def read(self, summed: Tail, total: int) -> float:
         """The loss of the batch, from the sums; all ranks are here, and refuse a batch of which they disagree."""
         loss, mean, first = summed.read(self.pass_.addends, self.statistics)
-        if not differ(mean, first) and not differ(total, first):
+        mesh, wrong = self.mesh, differ(mean, first) or differ(total, first)
+        if mesh.model:  # of the ranks that have one network together, one knows the loss
+            told = np.array([loss if self.pass_.knows else 0.0, wrong, total])
+            mesh.sum_model(told)
+            loss, wrong = float(told[0]), told[1] > 0 or told[2] != total * mesh.model.size
+        if not wrong:
             return loss
         self.statistics[:] = self.statistics_before
-        totals = f"it is {first:g} on rank 0, {total} on rank {self.mesh.rank}"
-        if differ(mean, first):  # all ranks find it
-            totals = ", ".join(map(str, self.mesh.allgather(total)))
+        totals = f"it is {first:g} on rank 0, {total} on rank {mesh.rank}"
+        if mesh.model:
+            everyone = mesh.model.allgather((mesh.rank, total, first))
+            totals = ", ".join(f"{mine} on rank {rank} ({other:g} on its first peer)" for rank, mine, other in everyone)
+        elif differ(mean, first):  # all ranks find it
+            totals = ", ".join(map(str, mesh.allgather(total)))
         raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
 
     def size_of_batch(self, x: np.ndarray, total: int | None) -> int:
@@ -185,6 +201,8 @@ class Trainer(Serial):
         for name in reversed(self.network.layout.specs):
             if name in bad:
                 return self.bad_parameter(name)
+        if self.mesh.pipeline:
+            return self.pass_.first_bad(self, parts)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.run.micro_batch.training = not self.everyone
         mine = min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
@@ -220,25 +238,31 @@ class Trainer(Serial):
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         yield "steps", np.array(self.steps)
-        yield from self.exchange.entries()
-        yield from self._statistics()
+        mine = chain(self.exchange.entries(), self._statistics())
+        yield from self.homes.collect(mine, self._kinds()) if self.homes else mine
 
     def _statistics(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from ((f"state/{name}", a) for name, a in self.network.state_layout.items(self.statistics))
+        yield from ((f"state/{name}", a) for name, a in self.held.state_layout.items(self.statistics))
+
+    def _kinds(self) -> dict[str, tuple]:
+        """Name -> (shape, dtype) of the state of the whole network."""
+        return state_kinds(self.network, self.optimizer.slots)
 
     def state(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
-        mine = self.writer or not self.exchange.from_first
+        mine = self.writer or not (self.exchange.from_first or self.homes)
         return {name: array.copy() for name, array in self.entries() if mine}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
         exchange = self.exchange
-        if problem := exchange.check(state):
+        if self.homes:
+            state = self.homes.scatter(state, self._kinds(), to_all=not exchange.from_first)
+        elif problem := exchange.check(state):
             raise ValueError(problem)
         exchange.load(state)
         small = {name: state[name] for name in ("steps", *dict(self._statistics())) if name in state}
-        small = self.mesh.bcast(small) if exchange.from_first else small
+        small = self.mesh.line.bcast(small) if exchange.from_first else small
         for name, array in self._statistics():
             array[...] = small[name]
         self.steps = int(small["steps"])
@@ -255,7 +279,10 @@ class Trainer(Serial):
 
     def digest(self):
         sha = hashlib.sha256()
-        self.exchange.digest(sha)
+        if self.homes:
+            self.homes.digest(sha, self.exchange.entries(), self.network.layout, self.network.dtype)
+        else:
+            self.exchange.digest(sha)
         return self.mesh.bcast(sha.hexdigest())
 
     def check_replicas(self) -> None:
@@ -269,11 +296,17 @@ class Trainer(Serial):
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}
-        everyone = self.mesh.data.allgather(mine)
+        everyone = self.mesh.data.allgather((self.mesh.rank, mine))
+        (first, expected), found = everyone[0], ""
         for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
-            differing = [r for r, digests in enumerate(everyone) if digests[name] != everyone[0][name]]
+            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
             if differing:
-                raise ReplicaError(f"step {self.steps}: parameter {name} on ranks {differing} differs from rank 0's")
+                found = f"parameter {name} on ranks {differing} differs from rank {first}'s"
+                break
+        if self.mesh.model:  # ranks with other parts of the network are told
+            found = next(filter(None, self.mesh.model.allgather(found)), "")
+        if found:
+            raise ReplicaError(f"step {self.steps}: {found}")
 
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""

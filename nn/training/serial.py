@@ -51,10 +51,12 @@ class Serial:
 
     Attributes
     ----------
-    parameters, gradients : flat arrays in network.layout
+    held : Network
+        What this process has of the network: here all of it.
+    parameters, gradients : flat arrays in held.layout
     slots : dict of flat arrays
         The optimizer's moments.
-    statistics : flat array in network.state_layout
+    statistics : flat array in held.state_layout
         Running statistics, such as batch normalisation's.
     p, g : views
         Parameters and gradients as layers see them.
@@ -83,15 +85,20 @@ class Serial:
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
-        self.statistics = network.state_layout.zeros(network.dtype)
-        network.state_layout.initialize(self.statistics, seed)
-        self.run = network.run(self.statistics, seed, Memory(), gy_free=True)
+        held = self.held = self.hold(network)
+        self.statistics = held.state_layout.zeros(network.dtype)
+        held.state_layout.initialize(self.statistics, seed)
+        self.run = held.run(self.statistics, seed, Memory(), gy_free=True)
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
         self.steps = 0
         self.allocate()
         self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
+
+    def hold(self, network: Network) -> Network:
+        """What this process holds and computes of the network: all of it."""
+        return network
 
     def allocate(self) -> None:
         """Parameters with their first values, gradients and moments, and how layers and optimizer see them."""

@@ -65,7 +65,8 @@ class Exchange:
 
     def start(self, mesh: Mesh, pass_: Whole, network: Network, optimizer: Optimizer, statistics, seed: int) -> None:
         """Make the buffers, with first values; called once, on all ranks."""
-        self.mesh, self.pass_, self.network, self.optimizer = mesh, pass_, network, optimizer
+        self.mesh, self.pass_, self.network, self.optimizer = mesh.line, pass_, network, optimizer
+        self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
         self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
         self.say: Callable[[str], None] = lambda line: None
         self.allocate()
@@ -121,7 +122,7 @@ class Exchange:
 
     def update(self) -> None:
         """One step of the optimizer."""
-        self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region)
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
 
     # ------------------------------------------------------------------------------------------------ the state
 

@@ -49,6 +49,14 @@ class Whole:
     """
 
     fixed = False
+    knows = True  # the loss of its samples; of ranks that have one network together, one does
+
+    def hold(self, network: Network, mesh: Mesh) -> Network:
+        """What this rank computes of the network."""
+        return network
+
+    def join(self, trainer) -> None:
+        """Called once, when all buffers are there."""
 
     def start(self, mesh: Mesh, network: Network) -> None:
         """Called once, before the first step."""
@@ -100,6 +108,16 @@ class Whole:
     def take(self, x: np.ndarray, y: np.ndarray, micro: MicroBatch) -> tuple[np.ndarray, np.ndarray]:
         """The samples and targets of a micro-batch."""
         return x[micro.rows], y[micro.rows]
+
+    def compute(
+        self, trainer, x: np.ndarray, y: np.ndarray, total: int, micro: MicroBatch, before: float = 0.0
+    ) -> float:
+        """Forward and backward of a micro-batch; its part of the mean loss, and those `before` in the addend."""
+        z, saved = trainer.forward(x, True, micro)
+        loss, gz = self.loss(trainer, z, y, total)
+        trainer.tell(loss + before, total, micro)
+        trainer.backward(gz, saved)
+        return loss + before
 
     def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
         """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""

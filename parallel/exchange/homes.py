@@ -1,0 +1,137 @@
+"""The state of a network whose stages lie on different ranks: brought together on rank 0, and dealt out from there.
+
+Each rank goes through its own entries in the order of its layout, which is that of the whole network's with some left
+out. So rank 0 takes them one by one, each from the rank that has it, and never has more than one in its hands: what is
+written is what one process writes, and a stage that fits a rank is all that has to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+
+import numpy as np
+
+from nn.core.layout import ALIGN, Layout
+from nn.core.network import Network
+from nn.training.serial import check_state
+from parallel.mesh import Mesh
+
+TAG = 31  # of all messages here
+
+
+class Homes:
+    """Who has which arrays (collective).
+
+    Parameters
+    ----------
+    mesh : Mesh
+    held : Network
+        What this rank has of the network.
+
+    Attributes
+    ----------
+    home : dict
+        Name of an array -> the place on the axis "pipeline" that it belongs to.
+    holders : dict
+        Name -> all places that have it: also stages whose layers are tied to it.
+    """
+
+    def __init__(self, mesh: Mesh, held: Network):
+        self.mesh = mesh
+        layout = held.layout
+        own = [*(name for name in layout.specs if name not in layout.borrowed), *held.state_layout.specs]
+        mine = own, sorted(layout.borrowed)
+        everyone = mesh.pipeline.allgather(mine) if mesh.pipeline else [mine]
+        self.home = {name: place for place, (names, _) in enumerate(everyone) for name in names}
+        self.holders: dict[str, list[int]] = {}
+        for place, (names, borrowed) in enumerate(everyone):
+            for name in (*names, *borrowed):
+                self.holders.setdefault(name, []).append(place)
+
+    def collect(self, mine: Iterable[tuple[str, np.ndarray]], kinds: Mapping[str, tuple]) -> Iterator[tuple]:
+        """(name, array) of all, in the order of one process's, on rank 0; elsewhere its own (collective).
+
+        Parameters
+        ----------
+        mine : pairs of this rank, the same names in the same order on all ranks of a line
+        kinds : name -> (shape, dtype) of what is to be collected; "steps" is nobody's
+        """
+        mesh = self.mesh
+        if mesh.index or mesh.places["tensor"]:  # others have the same
+            yield from mine
+            return
+        here = mesh.places["pipeline"]
+        own = ((name, array) for name, array in mine if self.home[array_of(name)] == here)
+        if mesh.rank:
+            for name, array in own:
+                mesh.communicator.Send(np.ascontiguousarray(array), 0, TAG)
+                yield name, array
+            return
+        for name in in_order(kinds):
+            place, (shape, dtype) = self.home[array_of(name)], kinds[name]
+            if place == here:
+                found, array = next(own)
+                if found != name:
+                    raise RuntimeError(f"rank 0 has {found} where {name} is due: orders of entries differ")
+            else:
+                array = np.empty(shape, dtype)
+                mesh.communicator.Recv(array, self._leader(place), TAG)
+            yield name, array
+        for _ in own:  # what is borrowed: all ranks go through to the end
+            pass
+
+    def scatter(self, state: Mapping[str, np.ndarray], kinds: Mapping[str, tuple], to_all: bool) -> dict:
+        """What this rank has of a state that rank 0 is given (collective).
+
+        Parameters
+        ----------
+        to_all : bool
+            Whether all ranks of a line need it; otherwise its first.
+
+        Raises
+        ------
+        ValueError
+            On all ranks: what is missing, foreign or misshapen.
+        """
+        mesh = self.mesh
+        if problem := mesh.bcast(check_state(dict(kinds), state) if mesh.rank == 0 else None):
+            raise ValueError(problem)
+        mine = {}
+        for name in in_order(kinds):
+            shape, dtype = kinds[name]
+            for leader in map(self._leader, self.holders[array_of(name)]):
+                if mesh.rank == leader == 0:
+                    mine[name] = state[name]
+                elif mesh.rank == 0:
+                    mesh.communicator.Send(np.ascontiguousarray(state[name]), leader, TAG)
+                elif mesh.rank == leader:
+                    mine[name] = np.empty(shape, dtype)
+                    mesh.communicator.Recv(mine[name], 0, TAG)
+        if to_all:
+            mine = mesh.line.bcast(mine)
+        return mine | {"steps": mesh.bcast(state["steps"] if mesh.rank == 0 else None)}
+
+    def digest(self, sha, entries: Iterable[tuple[str, np.ndarray]], layout: Layout, dtype) -> None:
+        """Let a hash have all parameters, on rank 0, as they lie in the whole network's layout (collective)."""
+        mine = takewhile(lambda entry: entry[0].startswith("param/"), entries)
+        kinds = {f"param/{name}": (spec.shape, dtype) for name, spec in layout.specs.items()}
+        for _, array in self.collect(mine, kinds):
+            if self.mesh.rank == 0:
+                sha.update(np.ascontiguousarray(array))
+                sha.update(np.zeros(-array.size % ALIGN, array.dtype))
+
+    def _leader(self, place: int) -> int:
+        """The rank that speaks for a place on the axis "pipeline"."""
+        return self.mesh.rank_at(data=0, pipeline=place, tensor=0)
+
+
+def array_of(name: str) -> str:
+    """The full name of the array that an entry of the state is of, such as "0.W" of "optimizer/mean/0.W"."""
+    return name.rpartition("/")[2]
+
+
+def in_order(kinds: Iterable[str]) -> list[str]:
+    """Names of the state as trainers go through them: parameters, moments, statistics."""
+    kinds = list(kinds)
+    return [name for prefix in ("param/", "optimizer/", "state/") for name in kinds if name.startswith(prefix)]

@@ -1,0 +1,51 @@
+"""Ranks and their axes: data x pipeline x tensor."""
+
+import numpy as np
+import pytest
+
+from parallel.mesh import Mesh, sizes
+
+
+def factors(ranks):
+    """All (data, pipeline, tensor) that multiply to so many ranks."""
+    numbers = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    return [(d, p, ranks // d // p) for d in numbers for p in numbers if ranks % (d * p) == 0]
+
+
+def test_what_does_not_multiply_to_the_ranks_is_refused_with_what_would_do():
+    assert sizes(8, pipeline=2) == {"data": 4, "pipeline": 2, "tensor": 1}
+    with pytest.raises(ValueError, match=r"data 2 x pipeline 3 does not make 8 ranks: each .* 1, 2, 4, 8 .* start 6"):
+        sizes(8, 2, 3)
+    with pytest.raises(ValueError, match="tensor must have at least 1 rank, given 0"):
+        sizes(8, tensor=0)
+    with pytest.raises(ValueError, match="pipeline 8 does not make 4 ranks"):
+        sizes(4, pipeline=8)
+
+
+@pytest.mark.mpi(ranks=4)
+def test_every_axis_has_its_ranks(comm):
+    from collectives import Communicator
+
+    world = Communicator(comm)
+    for data, pipeline, tensor in factors(4):
+        mesh = Mesh(world, data=data, pipeline=pipeline, tensor=tensor)
+        d, p, t = (mesh.places[axis] for axis in ("data", "pipeline", "tensor"))
+        assert comm.rank == (d * pipeline + p) * tensor + t == mesh.rank_at()
+        assert (mesh.index, mesh.count) == (d, data)
+        ranks = {
+            "data": [(i * pipeline + p) * tensor + t for i in range(data)],
+            "pipeline": [(d * pipeline + i) * tensor + t for i in range(pipeline)],
+            "tensor": [(d * pipeline + p) * tensor + i for i in range(tensor)],
+            "model": [r for r in range(4) if r // (pipeline * tensor) == d],
+        }
+        for axis, expected in ranks.items():
+            communicator = getattr(mesh, axis)
+            if axis != "data" and len(expected) == 1:
+                assert communicator is None
+            else:
+                assert communicator.allgather(comm.rank) == expected, axis
+        assert (mesh.line.rank, mesh.line.size, mesh.line.index, mesh.line.count) == (d, data, d, data)
+        array = np.array([1.0 + comm.rank])
+        mesh.sum_model(array)
+        assert array[0] == (sum(ranks["model"]) + len(ranks["model"]) if mesh.model else 1.0 + comm.rank)
+        mesh.close()
