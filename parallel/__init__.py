@@ -22,6 +22,7 @@ _HOME = {
     "ReproducibleSerial": "parallel.strategies.serial",
     "ReproducibleZeRO1": "parallel.strategies.zero",
     "ReproducibleZeRO2": "parallel.strategies.zero",
+    "TensorParallel": "parallel.strategies.tensor.tensor_parallel",
     "Trainer": "parallel.trainer",
     "join": "parallel.strategies.join",
     "ZeRO1": "parallel.strategies.zero",

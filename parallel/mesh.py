@@ -37,6 +37,16 @@ class Ranks(Group):
         self.communicator.Allgather(np.ascontiguousarray(array), out)
         return out
 
+    def sum_part(self, array):
+        out = np.empty(array.shape[1:], array.dtype)
+        self.communicator.Reduce_scatter_block(np.ascontiguousarray(array), out)
+        return out
+
+    def swap(self, array):
+        out = np.empty_like(array)
+        self.communicator.Alltoall(np.ascontiguousarray(array), out)
+        return out
+
 
 AXES = ("data", "pipeline", "tensor")
 

@@ -296,17 +296,25 @@ class Trainer(Serial):
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}
-        everyone = self.mesh.data.allgather((self.mesh.rank, mine))
-        (first, expected), found = everyone[0], ""
-        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
-            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
-            if differing:
-                found = f"parameter {name} on ranks {differing} differs from rank {first}'s"
-                break
+        found = self._differing(self.mesh.data, mine)
+        if self.mesh.tensor:  # what is not cut is whole on every rank
+            specs = self.held.whole.specs | self.held.whole_state.specs
+            whole = {name: digest for name, digest in mine.items() if specs[name].split is None}
+            found = found or self._differing(self.mesh.tensor, whole)
         if self.mesh.model:  # ranks with other parts of the network are told
             found = next(filter(None, self.mesh.model.allgather(found)), "")
         if found:
             raise ReplicaError(f"step {self.steps}: {found}")
+
+    def _differing(self, ranks, mine: dict[str, bytes]) -> str:
+        """The first parameter of which these ranks have different hashes, in words."""
+        everyone = ranks.allgather((self.mesh.rank, mine))
+        first, expected = everyone[0]
+        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
+            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
+            if differing:
+                return f"parameter {name} on ranks {differing} differs from rank {first}'s"
+        return ""
 
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""

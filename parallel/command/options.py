@@ -101,7 +101,12 @@ class RanksOptions:
         None, "start that many ranks here; without it, one process, or what mpirun started", everyday=True
     )
     strategy: str = option(
-        "ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp"), everyday=True
+        "ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "tensor"), everyday=True
+    )
+    tensor: str = option(
+        "pairs",
+        "tensor: two linear layers by columns and rows, each by its outputs, or as pairs and in between by places",
+        ("pairs", "width", "sequence"),
     )
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(

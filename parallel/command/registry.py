@@ -14,6 +14,7 @@ from parallel.strategies.data_parallel import (
 )
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.parameter_server import ParameterServer
+from parallel.strategies.tensor.tensor_parallel import TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.trainer import Trainer
 
@@ -69,5 +70,10 @@ def summed(options) -> dict:
     return {"compressor": compressor, "shards": options.reproducible or 0}
 
 
+def tensor(options, network, loss, optimizer, communicator) -> Trainer:
+    """Ranks compute every layer together."""
+    return TensorParallel(network, loss, optimizer, communicator, options.seed, way=options.tensor)
+
+
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
-STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded)}
+STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "tensor": tensor}

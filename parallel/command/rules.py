@@ -43,7 +43,8 @@ READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
     "nesterov": ("optimizer", ("sgd",)),
     "label_smoothing": ("loss", ("cross-entropy",)),
-    "allreduce": ("strategy", ("ddp",)),
+    "allreduce": ("strategy", ("ddp", "tensor")),
+    "tensor": ("strategy", ("tensor",)),
     **dict.fromkeys(MESSAGES, ("strategy", ("ddp",))),
     "servers": ("strategy", ("ps",)),
     "offload": ("strategy", SHARDED),
@@ -57,7 +58,7 @@ EXCLUDES = {
     "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
 }
 # Options that one process does not read.
-BETWEEN_RANKS = ("strategy", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
+BETWEEN_RANKS = ("strategy", "tensor", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
 
@@ -143,7 +144,22 @@ def _one_batch_for_the_rate(options: Options) -> None:
         )
 
 
-OF_OPTIONS = (_values, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _one_batch_for_the_rate)
+def _what_a_strategy_cannot(options: Options) -> None:
+    for name in ("accumulate", "sync_batch_norm", "reproducible"):
+        if changed(options, [name]) and (why := why_not(options.strategy, None, name)):
+            raise OptionError(f"{flag(name)} does not go with --strategy {options.strategy}: {why}; leave it out")
+
+
+OF_OPTIONS = (
+    _values,
+    _parts_of_a_batch,
+    _own_ways,
+    _what_a_strategy_cannot,
+    _what_chooses,
+    _texts,
+    _readers,
+    _one_batch_for_the_rate,
+)
 
 # ------------------------------------------------------------------------------------------------- a run to continue
 
@@ -151,7 +167,7 @@ OF_OPTIONS = (_values, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _rea
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
-    "strategy", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+    "strategy", "tensor", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -356,6 +372,12 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         check_one_node(options)
     if options.strategy == "dp":
         check_scattered(options, ranks)
+    if options.strategy == "tensor":
+        from nn.losses import Loss
+        from parallel.strategies.tensor.rewriting import share
+
+        share(network, Loss(), ranks, options.tensor)
+        return 1
     workers = ranks
     if options.strategy == "ps":
         found, servers = roles(ranks, options.servers, options.server_place)

@@ -28,8 +28,8 @@ class Capabilities:
         The methods with which gradients may travel.
     not_compressed : str
         Why not with the others.
-    reproducible : bool
-        Whether there are virtual shards.
+    not_reproducible : str
+        Why there are no virtual shards; empty where there are.
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
     """
@@ -39,7 +39,7 @@ class Capabilities:
     synchronized: bool = True
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
-    reproducible: bool = True
+    not_reproducible: str = ""
     norms: str = ""
 
 
@@ -59,6 +59,12 @@ CAPABILITIES = {
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    "tensor": Capabilities(
+        axes=("tensor",),
+        compress=(),
+        not_compressed="no gradients travel: each rank has those of its part of every layer",
+        not_reproducible="layers sum over the ranks, and how that rounds depends on how many there are",
+    ),
 }
 
 # What does not go together under any strategy.
@@ -82,8 +88,8 @@ def why_not(strategy: str, method: str | None = None, *options: str) -> str:
             return why
     if ("accumulate" in asked and not can.parts) or ("sync_batch_norm" in asked and not can.synchronized):
         return "its steps cannot be cut so"
-    if "reproducible" in asked and not can.reproducible:
-        return "it has no virtual shards"
+    if "reproducible" in asked and can.not_reproducible:
+        return can.not_reproducible
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
@@ -91,14 +97,16 @@ def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
     flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
     lines = [f"| `--strategy` | {' | '.join(flags)} |", "|---|" + "---|" * len(flags)]
-    whys: dict[str, list[str]] = {}
+    whys: dict[tuple[str, str], list[str]] = {}
     for strategy, can in CAPABILITIES.items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
         if can.not_compressed:
-            whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
-        shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
+            whys.setdefault(("compress", can.not_compressed), []).append(f"`{strategy}`")
+        if can.not_reproducible:
+            whys.setdefault(("reproducible", can.not_reproducible), []).append(f"`{strategy}`")
+        shards = "no" if can.not_reproducible else "yes" + f"; {can.norms}" * bool(can.norms)
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
         lines.append(f"| `{strategy}` | {' | '.join([*yes, methods, shards])} |")
-    reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
+    reasons = [f"`--{option}` with {', '.join(names)}: {why}" for (option, why), names in whys.items()]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

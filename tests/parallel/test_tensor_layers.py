@@ -92,7 +92,7 @@ def compute(network, loss, x, y, ranks, way="pairs", change=lambda layer: None):
     change(shared.root)
     work = lambda group: one_pass(shared.part(group.rank, ranks), split_loss, x, y, group)
     found = on_threads(ranks, work)
-    gradients = join(shared.part(0, ranks).whole, [each[2] for each in found])
+    gradients = join(shared.part(0, ranks).whole.specs, [each[2] for each in found])
     return [each[0] for each in found], [each[1] for each in found], gradients, found[0][3]
 
 
