@@ -298,8 +298,7 @@ class Trainer(Serial):
         mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}
         found = self._differing(self.mesh.data, mine)
         if self.mesh.tensor:  # what is not cut is whole on every rank
-            specs = self.held.whole.specs | self.held.whole_state.specs
-            whole = {name: digest for name, digest in mine.items() if specs[name].split is None}
+            whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
             found = found or self._differing(self.mesh.tensor, whole)
         if self.mesh.model:  # ranks with other parts of the network are told
             found = next(filter(None, self.mesh.model.allgather(found)), "")

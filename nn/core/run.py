@@ -67,6 +67,9 @@ class MicroBatch:
         Of the optimizer.
     sample : int
         Index in the global batch of the first sample.
+    pieces : list of (int, int), or None
+        Where the samples do not follow one another there: the first one's index, and the number, of each piece that
+        does.
     padding : (N, T) bool array or None
         Places that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
         pipeline, it travels with the activations.
@@ -80,6 +83,7 @@ class MicroBatch:
     training: bool = True
     step: int = 0
     sample: int = 0
+    pieces: list[tuple[int, int]] | None = None
     padding: np.ndarray | None = None
     accumulate: bool = False
     waiting: list[tuple[Callable, tuple]] | None = None

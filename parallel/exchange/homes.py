@@ -87,17 +87,22 @@ class Homes:
         for _ in own:  # what is borrowed: all ranks go through to the end
             pass
 
+    def is_cut(self, name: str) -> bool:
+        """Whether the ranks of the axis "tensor" have a part each of an entry."""
+        return self.specs[array_of(name)].split is not None
+
     def _join(self, name: str, array: np.ndarray) -> np.ndarray:
         """The whole array from its parts, on the first of the ranks that have them; elsewhere as it is."""
-        ranks, spec = self.mesh.tensor, self.specs[array_of(name)]
-        if ranks is None or spec.split is None:
+        ranks = self.mesh.tensor
+        if ranks is None or not self.is_cut(name):
             return array
         if ranks.rank:
             ranks.Send(np.ascontiguousarray(array), 0, TAG)
             return array
         parts = [array]
         for index in range(1, ranks.size):
-            parts.append(np.empty(part_shape(name, spec, index, ranks.size), array.dtype))
+            shape = part_shape(name, self.specs[array_of(name)], index, ranks.size)
+            parts.append(np.empty(shape, array.dtype))
             ranks.Recv(parts[-1], index, TAG)
         return join(self.specs, [{name: part} for part in parts])[name]
 

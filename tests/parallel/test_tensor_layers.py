@@ -49,7 +49,8 @@ def odd():
     """What no rule knows is done by all ranks alike, whatever comes; a tied matrix may lie inside."""
     inner = nn.Branches(nn.Linear(16, 8), nn.Sequential(nn.LayerNorm(16), nn.TiedLinear("0.W", 16, 20)))
     layers = nn.Linear(20, 16, bias=False), nn.Tanh(), inner, nn.Recompute(nn.Sequential(nn.Linear(28, 9), nn.GELU()))
-    return nn.Network(nn.Sequential(*layers, nn.Softmax(), nn.Linear(9, 7)), (20,), np.float64)
+    end = nn.Residual(nn.Linear(9, 7), nn.Recompute(nn.Sequential(nn.Linear(9, 7), nn.Tanh())))
+    return nn.Network(nn.Sequential(*layers, nn.Softmax(), end), (20,), np.float64)
 
 
 SMOOTH = nn.CrossEntropyLoss(0.1, class_weights=1 + np.arange(13) % 3, ignore_index=2)

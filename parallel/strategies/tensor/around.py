@@ -19,8 +19,8 @@ class Around(Layer):
         Takes its sizes from the arrays it is given.
     enter, leave : Move or None
         Before and behind it.
-    splits : dict of Split
-        How the layer's arrays are cut, by name; others are whole.
+    splits : dict of Split, or None
+        How the layer's arrays are cut, by name, others being whole; None: as the layer says.
     late : str
         Name of the array that is added behind a sum of terms, once: the layer is not given it.
     terms : bool
@@ -37,7 +37,7 @@ class Around(Layer):
         terms: bool = False,
     ):
         self.layer, self.enter, self.leave = layer, enter, leave
-        self.splits, self.late, self.terms = splits or {}, late, terms
+        self.splits, self.late, self.terms = splits, late, terms
         self.ids = layer.ids
         self.synchronized = getattr(layer, "synchronized", False)
 
@@ -64,7 +64,7 @@ class Around(Layer):
 
     def specs(self, in_shape):
         specs, out_shape = self.layer.specs(in_shape)
-        return _cut(specs, self.splits), out_shape
+        return specs if self.splits is None else _cut(specs, self.splits), out_shape
 
     def training_shape(self, in_shape):
         return self.layer.training_shape(in_shape)

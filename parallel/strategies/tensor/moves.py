@@ -12,6 +12,8 @@ each does something of its own with it. Every move's backward is the adjoint of 
 | Gather(same=True) | parts to whole | each keeps its part | where all ranks do the same with it |
 | SumPart | sum of terms, of which each keeps its part | parts to whole | |
 | Keep | each keeps its part | parts to whole | |
+| Given | whole, as it is | terms, as they are | where somebody else sums the terms |
+| Once | whole, as it is | a term that is all of it on the first rank, and zero on others | |
 | Show | as Gather(same=True) in evaluation; in training nothing | | behind the last layer |
 
 Cost for n bytes of the whole activation on p ranks: an allreduce (2 (p-1)/p n beta) for Copy backward and Sum forward,
@@ -131,6 +133,29 @@ class Copy(Move):
         """gy is an array that the layer behind has just made: the sum may lie where it is."""
         run.group("tensor").sum(gy)
         return gy
+
+
+class Given(Move):
+    """Identity: whoever gives x takes terms of its gradient."""
+
+    output = gradient = "view"
+
+    def forward(self, p, x, run):
+        return x, None
+
+    def backward(self, p, g, gy, saved, run):
+        return gy
+
+
+class Once(Given):
+    """All ranks do the same with x, and whoever gives it takes terms of its gradient: one rank's counts."""
+
+    gradient = "new"
+
+    def backward(self, p, g, gy, saved, run):
+        gx = run.empty(gy.shape, gy.dtype)
+        gx[...] = 0 if run.group("tensor").rank else gy
+        return gx
 
 
 class Sum(Move):

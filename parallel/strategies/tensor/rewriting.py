@@ -44,7 +44,7 @@ from parallel.strategies.tensor.layers import (
     VocabularyParallelEmbedding,
 )
 from parallel.strategies.tensor.loss import SplitCrossEntropy
-from parallel.strategies.tensor.moves import Copy, Cut, Gather, Keep, Move, Show, Sum, SumPart
+from parallel.strategies.tensor.moves import Copy, Cut, Gather, Given, Keep, Move, Once, Show, Sum, SumPart
 from parallel.strategies.tensor.parts import SplitDropout, SplitPositions, SplitSinusoids
 
 WAYS = ("pairs", "width", "sequence")
@@ -52,7 +52,12 @@ State = Cut | None  # of an activation: cut, or whole
 Found = tuple[Layer, State]
 
 
-def share(network: Network, loss: Loss, ranks: int, way: str = "pairs") -> tuple[Network, Loss]:
+TERMS = Cut(0, 0)  # the state of something whole, whose gradient is wanted as terms
+
+
+def share(
+    network: Network, loss: Loss, ranks: int, way: str = "pairs", start: int = 0, given: State = None
+) -> tuple[Network, Loss]:
     """The network for so many ranks, of which `.part(index, ranks)` is what one of them has, and the loss.
 
     Parameters
@@ -63,6 +68,10 @@ def share(network: Network, loss: Loss, ranks: int, way: str = "pairs") -> tuple
         A cross-entropy of outputs that are cut becomes one that takes them so; any other gets all.
     ranks : int
     way : {"pairs", "width", "sequence"}
+    start : int
+        The number of the root's child with which it begins; those before are whole on every rank.
+    given : Cut or None
+        How that child's input is cut; TERMS: not at all, but its gradient is wanted as terms.
 
     Raises
     ------
@@ -76,7 +85,7 @@ def share(network: Network, loss: Loss, ranks: int, way: str = "pairs") -> tuple
     keep: set[str] = set()  # what is left whole
     while True:
         sharing = _Sharing(network, ranks, way, keep)
-        root = sharing.root(isinstance(loss, CrossEntropyLoss))
+        root = sharing.root(isinstance(loss, CrossEntropyLoss), start, given)
         if not (apart := sharing.torn_apart()):
             break
         keep |= apart
@@ -119,11 +128,11 @@ class _Sharing:
         self.ties: list[tuple[str, str]] = []
         self.parts_out = False
 
-    def root(self, parts_out: bool) -> Layer:
+    def root(self, parts_out: bool, start: int, given: State) -> Layer:
         """The root; its outputs are whole, or in training cut along the last axis."""
-        network = self.network
+        network, self.start = self.network, start
         self._find_ties(network.specs, "")
-        layer, state = self.layer(network.root, "", network.in_shape, None)
+        layer, state = self.layer(network.root, "", network.in_shape, given)
         if state is None:
             return layer
         self.parts_out = parts_out and state == Cut(-1, network.out_shape[-1])
@@ -146,6 +155,9 @@ class _Sharing:
         """What stands in a layer's place, and how its output is cut."""
         if isinstance(layer, Sequential) and type(layer).forward is Sequential.forward:
             return self.sequential(layer, path, in_shape, state)
+        if state is TERMS and not isinstance(layer, (Recompute, Linear, TiedLinear, Conv2d, MultiHeadAttention)):
+            inner, out = self.layer(layer, path, in_shape, None)
+            return Around(inner, Once()), out
         if isinstance(layer, Residual) and type(layer).forward is Residual.forward:
             return self.residual(layer, path, in_shape, state)
         if type(layer) is Recompute:
@@ -162,8 +174,11 @@ class _Sharing:
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, state: State) -> Found:
         layers, shape = [], in_shape
         for name, child in layer.children().items():
-            found, state = self.layer(child, _join(path, name), shape, state)
-            layers.append(found)
+            if not path and int(name) < self.start:
+                layers.append(Around(child, splits={}))
+            else:
+                found, state = self.layer(child, _join(path, name), shape, state)
+                layers.append(found)
             shape = child.specs(shape)[1]
         other = copy.copy(layer)
         other.layers = tuple(layers)
@@ -191,8 +206,8 @@ class _Sharing:
 
     def whole(self, layer: Layer, state: State) -> Found:
         """Every rank does the same."""
-        enter = Gather(state, same=True) if state else None
-        return Around(layer, enter), None
+        enter = Once() if state is TERMS else Gather(state, same=True) if state else None
+        return Around(layer, enter, splits={}), None
 
     def linear(self, layer: Linear, path: str, in_shape: Shape, state: State) -> Found:
         if state is not None and state.axis == -1 and self.way != "width":
@@ -265,7 +280,7 @@ class _Sharing:
 
     def _entering(self, state: State) -> Move:
         """What brings a whole activation to ranks of which each goes on in its own way."""
-        return Gather(state) if state else Copy()
+        return Given() if state is TERMS else Gather(state) if state else Copy()
 
     def _leaving(self, out_shape: Shape) -> tuple[Move, State]:
         """What makes of terms their sum, whole or cut along the places."""
