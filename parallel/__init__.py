@@ -13,6 +13,7 @@ _HOME = {
     "DistributedDataParallel": "parallel.strategies.data_parallel",
     "FullyShardedDataParallel": "parallel.strategies.zero",
     "Mesh": "parallel.mesh",
+    "OneWeirdTrick": "parallel.strategies.one_weird_trick",
     "ParameterServer": "parallel.strategies.parameter_server",
     "ReplicaError": "parallel.mesh",
     "ReproducibleDataParallel": "parallel.strategies.data_parallel",

@@ -205,7 +205,9 @@ class Trainer(Serial):
             return self.pass_.first_bad(self, parts)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.run.micro_batch.training = not self.everyone
-        mine = min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
+        mine = min(
+            filter(None, (self.pass_.look(self, part) for part in parts)), key=lambda bad: bad.depth, default=None
+        )
         found = [(bad.depth, rank, bad) for rank, bad in enumerate(self.mesh.allgather(mine)) if bad]
         if not found:
             return None
@@ -352,6 +354,7 @@ class Trainer(Serial):
     def close(self) -> None:
         """Free what this trainer holds beside its communicator (collective); it trains no more."""
         self.exchange.close()
+        self.pass_.close()
         self.mesh.close()
 
 

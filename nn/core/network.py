@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -251,10 +251,17 @@ class Network:
             work(*arguments)
             del work, arguments
 
-    def first_bad(self, p, x: np.ndarray, run: Run) -> NotFinite | None:
-        """Where the first value that is not finite appears in a forward pass; None if nowhere."""
-        if samples := _bad_samples(x, run):
-            return NotFinite(0, "the input", samples)
+    def bad_input(self, x: np.ndarray, run: Run) -> NotFinite | None:
+        """Whether a value of the input is not finite."""
+        return NotFinite(0, "the input", samples) if (samples := _bad_samples(x, run)) else None
+
+    def first_bad(self, p, x: np.ndarray, run: Run, forward: Callable[[], object] | None = None) -> NotFinite | None:
+        """Where the first value that is not finite appears in a forward pass; None if nowhere.
+
+        `forward` makes that pass, where it is not this network's own.
+        """
+        if bad := self.bad_input(x, run):
+            return bad
         found: list[NotFinite] = []
         outputs = 0
 
@@ -268,7 +275,7 @@ class Network:
         outer, run.context.watch = run.context.watch, watch
         try:
             with np.errstate(all="ignore"):
-                self.forward(p, x, run)
+                forward() if forward else self.forward(p, x, run)
         finally:
             run.context.watch = outer
         return found[0] if found else None
@@ -301,7 +308,7 @@ class Network:
 def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
     """Indices in the global batch of the samples with a value that is not finite."""
     rows = np.isfinite(x).reshape(len(x), -1).all(axis=1)
-    return [run.micro_batch.sample + int(i) for i in np.flatnonzero(~rows)]
+    return [run.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
 
 
 def _some(samples: list[int]) -> str:

@@ -88,6 +88,14 @@ class MicroBatch:
     accumulate: bool = False
     waiting: list[tuple[Callable, tuple]] | None = None
 
+    def index(self, row: int) -> int:
+        """Where a sample is in the global batch."""
+        for first, samples in self.pieces or ():
+            if row < samples:
+                return first + row
+            row -= samples
+        return self.sample + row
+
 
 class Context:
     """What all Runs of one network share; set by the trainer.

@@ -101,12 +101,18 @@ class RanksOptions:
         None, "start that many ranks here; without it, one process, or what mpirun started", everyday=True
     )
     strategy: str = option(
-        "ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "tensor"), everyday=True
+        "ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "tensor", "owt"), everyday=True
     )
     tensor: str = option(
         "pairs",
         "tensor: two linear layers by columns and rows, each by its outputs, or as pairs and in between by places",
         ("pairs", "width", "sequence"),
+    )
+    owt: str = option(
+        "all",
+        "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
+        "everybody's, or by features",
+        ("all", "turns", "shares", "features"),
     )
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(

@@ -13,6 +13,7 @@ from parallel.strategies.data_parallel import (
     ReproducibleDataParallel,
 )
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
+from parallel.strategies.one_weird_trick import OneWeirdTrick
 from parallel.strategies.parameter_server import ParameterServer
 from parallel.strategies.tensor.tensor_parallel import TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
@@ -75,5 +76,10 @@ def tensor(options, network, loss, optimizer, communicator) -> Trainer:
     return TensorParallel(network, loss, optimizer, communicator, options.seed, way=options.tensor)
 
 
+def owt(options, network, loss, optimizer, communicator) -> Trainer:
+    """Convolutions data-parallel, linear layers model-parallel."""
+    return OneWeirdTrick(network, loss, optimizer, communicator, options.seed, scheme=options.owt)
+
+
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
-STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "tensor": tensor}
+STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "tensor": tensor, "owt": owt}

@@ -43,8 +43,9 @@ READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
     "nesterov": ("optimizer", ("sgd",)),
     "label_smoothing": ("loss", ("cross-entropy",)),
-    "allreduce": ("strategy", ("ddp", "tensor")),
+    "allreduce": ("strategy", ("ddp", "tensor", "owt")),
     "tensor": ("strategy", ("tensor",)),
+    "owt": ("strategy", ("owt",)),
     **dict.fromkeys(MESSAGES, ("strategy", ("ddp",))),
     "servers": ("strategy", ("ps",)),
     "offload": ("strategy", SHARDED),
@@ -58,7 +59,7 @@ EXCLUDES = {
     "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
 }
 # Options that one process does not read.
-BETWEEN_RANKS = ("strategy", "tensor", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
+BETWEEN_RANKS = ("strategy", "tensor", "owt", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
 
@@ -167,7 +168,7 @@ OF_OPTIONS = (
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
-    "strategy", "tensor", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+    "strategy", "tensor", "owt", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -353,9 +354,12 @@ def check_memory(options: Options, network) -> None:
 
 def check_strategy(options: Options, ranks: int | None, network, optimizer) -> int:
     """Refuse what the strategy cannot do, on so many ranks; returns how many of them read samples."""
+    from nn.losses import Loss
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
+    from parallel.strategies import one_weird_trick
+    from parallel.strategies.tensor import rewriting
 
     if options.compress:
         if why := why_not(options.strategy, options.compress):
@@ -373,11 +377,10 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.strategy == "dp":
         check_scattered(options, ranks)
     if options.strategy == "tensor":
-        from nn.losses import Loss
-        from parallel.strategies.tensor.rewriting import share
-
-        share(network, Loss(), ranks, options.tensor)
+        rewriting.share(network, Loss(), ranks, options.tensor)
         return 1
+    if options.strategy == "owt":
+        one_weird_trick.split(network, Loss(), ranks, options.owt)
     workers = ranks
     if options.strategy == "ps":
         found, servers = roles(ranks, options.servers, options.server_place)

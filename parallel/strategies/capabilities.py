@@ -48,6 +48,7 @@ SHARDED = Capabilities(
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
+SUMS = "layers sum over the ranks, and how that rounds depends on how many there are"
 CAPABILITIES = {
     "ddp": Capabilities(),
     "zero1": SHARDED,
@@ -63,7 +64,13 @@ CAPABILITIES = {
         axes=("tensor",),
         compress=(),
         not_compressed="no gradients travel: each rank has those of its part of every layer",
-        not_reproducible="layers sum over the ranks, and how that rounds depends on how many there are",
+        not_reproducible=SUMS,
+    ),
+    "owt": Capabilities(
+        axes=("data", "tensor"),
+        compress=(),
+        not_compressed="few gradients travel, those of convolutions; the others are nobody else's",
+        not_reproducible=SUMS,
     ),
 }
 

@@ -32,6 +32,8 @@ def train(comm, options, network, optimizer, steps=3):
 
 
 def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
+    if given["strategy"] == "owt":
+        model = "cnn"
     build = MODELS[model] if isinstance(model, str) else model
     options = Options(batch=BATCH, seed=SEED, **given)
     one = nn.Serial(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
@@ -94,6 +96,10 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
         if strategy == "ps":
             given["server_place"] = str(rng.choice(["own", "workers"]))
             given["servers"] = int(rng.integers(1, 3))
+        if strategy == "tensor":
+            given["tensor"] = str(rng.choice(["pairs", "width", "sequence"]))
+        if strategy == "owt":
+            given["owt"] = str(rng.choice(["all", "turns", "shares", "features"]))
         if strategy in ("zero1", "zero2", "fsdp"):
             given["unit"] = float(rng.choice([1e-6, 0.005, 1.0]))
         if strategy == "ddp" and way == "plain":

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 
-from nn.core.containers import Recompute, Residual
+from nn.core.containers import Branches, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape, Split
 from nn.core.network import Network
 from nn.layers.attention import MultiHeadAttention
@@ -35,6 +35,7 @@ from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, RMSNorm
 from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss, Loss
+from nn.models.googlenet import Auxiliary
 from parallel.strategies.tensor.around import Around
 from parallel.strategies.tensor.layers import (
     ChannelParallelConv2d,
@@ -160,6 +161,14 @@ class _Sharing:
             return Around(inner, Once()), out
         if isinstance(layer, Residual) and type(layer).forward is Residual.forward:
             return self.residual(layer, path, in_shape, state)
+        if type(layer) is Branches:
+            other = copy.copy(layer)
+            other.layers = self.side_by_side(layer, path, in_shape, state)
+            return other, None
+        if type(layer) is Auxiliary:
+            other = copy.copy(layer)
+            other.rest, other.head = self.side_by_side(layer, path, in_shape, state)
+            return other, None
         if type(layer) is Recompute:
             inner, out = self.layer(layer.layer, path, in_shape, state)
             return Recompute(inner), out
@@ -201,6 +210,14 @@ class _Sharing:
             other.body = self._behind(other.body, Keep(short))
             return other, short
         return other, None
+
+    def side_by_side(self, layer: Layer, path: str, in_shape: Shape, state: State) -> tuple[Layer, ...]:
+        """Layers on the same input, all of whose outputs are whole."""
+        found = []
+        for name, child in layer.children().items():
+            inner, out = self.layer(child, _join(path, name), in_shape, state)
+            found.append(self._behind(inner, Gather(out, same=True)) if out else inner)
+        return tuple(found)
 
     # ------------------------------------------------------------------------------------------------ layers
 

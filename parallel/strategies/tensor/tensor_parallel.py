@@ -40,14 +40,15 @@ class Shared(Whole):
 
     def hold(self, network, mesh):
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
-        shared, self.split_loss = share(network, self.whole_loss, ranks, self.way)
+        shared, self.parts_loss = share(network, self.whole_loss, ranks, self.way)
         self.knows = index == 0
         return shared.part(index, ranks) if ranks > 1 else network
 
     def join(self, trainer):
-        """Where gradients are terms: they lie here and there in the buffer, and are summed as one array."""
+        """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
         names = terms(trainer.held)
         self.gradients = [array for name, array in trainer.held.layout.items(trainer.gradients) if name in names]
+        trainer.loss = self.parts_loss
         self.terms = np.zeros(sum(array.size for array in self.gradients), trainer.held.dtype)
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
@@ -74,11 +75,6 @@ class Shared(Whole):
         for array in self.gradients:
             array[...] = self.terms[at : at + array.size].reshape(array.shape)
             at += array.size
-
-    def loss(self, trainer, z, y, total):
-        if not len(z) and not trainer.everyone:
-            return 0.0, None
-        return self.split_loss(z, y, total * trainer.terms, trainer.run)
 
     def evaluate(self, trainer, x, y):
         """All ranks have the outputs; one tells how good they are."""
