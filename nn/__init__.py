@@ -35,7 +35,7 @@ from nn.losses import (
     QuadraticLoss,
 )
 from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
-from nn.optim.lbfgs import LBFGS, Vectors
+from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
 from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from nn.training.callbacks import EarlyStopping, KeepCheckpoints, Metrics, Progress, RestoreBest
 from nn.training.checkpoints import CheckpointError, Checkpoints
@@ -97,6 +97,7 @@ __all__ = [
     "NonFiniteLoss",
     "Progress",
     "QuadraticLoss",
+    "QuasiNewton",
     "RMSNorm",
     "RMSprop",
     "ReLU",

@@ -89,8 +89,8 @@ class Trainer(Serial):
     parameters = property(lambda self: self.exchange.parameters)
     gradients = property(lambda self: self.exchange.gradients)
     slots = property(lambda self: self.exchange.slots)
-    phases = property(lambda self: self.exchange.phases)
-    sends = property(lambda self: self.exchange.sends)
+    phases = property(lambda self: self.exchange.phases + self.pass_.phases)
+    sends = property(lambda self: "" if self.mesh.model else self.exchange.sends)  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
 
     # ------------------------------------------------------------------------------------------------ a step
@@ -327,7 +327,8 @@ class Trainer(Serial):
         return one
 
     def memory(self):
-        return self.exchange.bytes()
+        found = self.exchange.bytes()
+        return found | {"in transit": found["in transit"] + self.pass_.in_transit()}
 
     def formula(self):
         return self.exchange.formula()

@@ -184,16 +184,23 @@ def prove(
     buffers = [define.before(r, size, count, root) for r in range(size)]
     most = most_rounds(size, total(count, size))
     stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous, most)
+    compare(define, buffers, stats, size, count, root, ordered)
+    return stats
+
+
+def compare(define: Operation, buffers: list[dict], stats: Stats, size: int, count, root: int = 0, ordered=False):
+    """Raise WrongResult at the first element that is not what the operation defines."""
     for r in range(size):
         expected = define.after(r, size, count, root)
         if expected is None:
             continue
         name, lo, values = expected
-        got = buffers[r][name][lo : lo + len(values)]
+        got = buffers[r].get(name, [])[lo : lo + len(values)]
+        if len(got) < len(values):
+            raise WrongResult(f"rank {r}: {name}[{lo + len(got)}] was never written", r, stats)
         for i, (have, want) in enumerate(zip(got, values, strict=True)):
             if have != want and (ordered or sorted(have) != sorted(want)):
                 raise WrongResult(f"rank {r}, {name}[{lo + i}]: " + difference(have, want), r, stats)
-    return stats
 
 
 def prove_barrier(rounds, size, synchronous):

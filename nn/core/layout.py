@@ -12,7 +12,7 @@ are cut (nn/core/parts.py), every part has a layout with the same names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,6 +34,8 @@ class Layout:
     borrowed : dict of Spec
         By full name, arrays of layers that are elsewhere, in an earlier stage of a pipeline, for instance: those that a
         layer here is tied to get a place here too.
+    names : iterable of str
+        Of all arrays of the network of which these are a stage; empty where it is all of it.
 
     Attributes
     ----------
@@ -51,6 +53,8 @@ class Layout:
         Names of the entries that are whole on every rank, and that another one counts: of parts, the first.
     shared : set of str
         Paths of the layers whose array has had a user before them in the backward pass (Spec.tied).
+    names : tuple of str
+        Of all arrays of the whole network: the order of anything that all of its stages keep together.
 
     Raises
     ------
@@ -58,7 +62,13 @@ class Layout:
         If an array is tied to one that is missing, comes later in the network, has another shape or has company.
     """
 
-    def __init__(self, specs: dict, state: bool = False, borrowed: Mapping[str, Spec] | None = None):
+    def __init__(
+        self,
+        specs: dict,
+        state: bool = False,
+        borrowed: Mapping[str, Spec] | None = None,
+        names: Iterable[str] = (),
+    ):
         self._tree = specs
         self._state = state
         self.specs: dict[str, Spec] = {}
@@ -75,6 +85,7 @@ class Layout:
             owners = {owner for owner, _ in self._ties.values()} - self.specs.keys()
             self._borrow({name: spec for name, spec in (borrowed or {}).items() if name in owners})
             self._tie()
+        self.names = tuple(names) or tuple(self.specs)
 
     def _place(self, tree: dict, prefix: str) -> None:
         for name, entry in reversed(tree.items()) if _is_container(tree) else tree.items():
@@ -128,6 +139,21 @@ class Layout:
         """The same, of arrays (full name -> the entry's elements) that may lie anywhere."""
         return self._views(self._tree, "", flat)
 
+    def flat(self, tree) -> dict[str, np.ndarray]:
+        """Full name -> array of such a tree."""
+        found: dict[str, np.ndarray] = {}
+        self._collect(self._tree, "", tree, found)
+        return found
+
+    def _collect(self, specs: dict, prefix: str, views, found: dict[str, np.ndarray]) -> None:
+        if _is_container(specs):
+            for (name, entry), inside in zip(specs.items(), views, strict=True):
+                self._collect(entry, f"{prefix}{name}.", inside, found)
+            return
+        for name, spec in specs.items():
+            if spec.state == self._state:
+                found[spec.tied or prefix + name] = getattr(views, name)
+
     def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
         if _is_container(tree):
             return tuple(self._views(entry, f"{prefix}{name}.", flat) for name, entry in tree.items())
@@ -167,22 +193,21 @@ class Region:
     Attributes
     ----------
     names : tuple of str
-        Of all entries of the layout, those outside the region included: the order of anything kept by entry.
+        Of all entries of the network, those outside the region included: the order of anything kept by entry.
     tensors : list of (name, slice, Spec)
         Slices are relative to the region; an entry that a cut divides is there with the part inside.
     decayed : list of slice
         Where weight decay applies, neighbours joined (padding included: it is zero and stays so).
-    replicas : set of str
-        Names of entries that are whole on every rank, and counted by another.
+    elsewhere : set of str
+        Names of entries that another layout has as well, and counts: what is borrowed, and replicas.
     owned : list of slice
-        What counts in a norm over several layouts, of a pipeline's stages or of parts of tensors: all but what is
-        borrowed, and replicas.
+        What counts in a norm over several layouts, of a pipeline's stages or of parts of tensors: all others.
     """
 
     def __init__(self, layout: Layout, lo: int, hi: int):
         self.lo, self.hi = lo, hi
-        self.names = tuple(layout.slices)
-        self.replicas = layout.replicas
+        self.names = layout.names
+        self.elsewhere = layout.replicas | layout.borrowed
         self.owned = [slice(0, max(0, min(hi, layout.own) - lo))]
         self.tensors = []
         self.decayed: list[slice] = []
@@ -196,9 +221,8 @@ class Region:
                 if self.decayed and a - self.decayed[-1].stop < ALIGN:
                     a = self.decayed.pop().start
                 self.decayed.append(slice(a, b))
-        if self.replicas:
-            counted = (part for name, part, _ in self.tensors if name not in self.replicas | layout.borrowed)
-            self.owned = list(counted)
+        if layout.replicas:
+            self.owned = [part for name, part, _ in self.tensors if name not in self.elsewhere]
 
 
 def _is_container(tree: dict) -> bool:

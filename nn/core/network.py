@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from nn.core.layer import Layer, Shape, ShapeError, Spec, check_layers, child_specs
+from nn.core.layer import Layer, Shape, ShapeError, check_layers, child_specs
 from nn.core.layout import Layout
 from nn.core.parts import check_part, chosen, part_specs
 from nn.core.pool import Memory
@@ -68,8 +68,8 @@ class Network:
         Of parameters and activations.
     name : str
         For reports.
-    borrowed : dict of Spec
-        Arrays of layers elsewhere that layers here may be tied to; see Layout.
+    whole : Layout or None
+        Of the network of which this is a stage; layers here may be tied to arrays of others.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Network:
         in_shape: Shape,
         dtype=np.float32,
         name: str = "network",
-        borrowed: Mapping[str, Spec] | None = None,
+        whole: Layout | None = None,
     ):
         check_layers("Network", root)
         self.root, self.in_shape, self.name = root, tuple(in_shape), name
@@ -107,7 +107,7 @@ class Network:
         )
         self.training_shape = root.training_shape(self.in_shape)
         self.takes_ids = takes_ids(root)
-        self.layout = Layout(self.specs, borrowed=borrowed)
+        self.layout = Layout(self.specs, borrowed=whole and whole.specs, names=whole.names if whole else ())
         self.whole = self.layout
         self.whole_state = self.state_layout = Layout(self.specs, state=True)
 
@@ -136,9 +136,10 @@ class Network:
         check_part(index, count)
         specs, borrowed = chosen(self.specs, {name: self.whole.specs[name] for name in self.whole.borrowed}, only)
         other = copy.copy(self)
-        other.whole = whole = Layout(specs, borrowed=borrowed)
+        names = self.layout.names
+        other.whole = whole = Layout(specs, borrowed=borrowed, names=names)
         other.specs = part_specs(specs, whole.specs, index, count)
-        other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count))
+        other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count), names=names)
         if index:
             other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
         other.whole_state, other.state_layout = Layout(specs, state=True), Layout(other.specs, state=True)

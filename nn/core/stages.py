@@ -6,7 +6,7 @@ masks that the whole network would, and the stages' layouts, last stage first, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nn.core.layer import Sequential
 from nn.core.network import Network, takes_ids
@@ -51,7 +51,7 @@ def stages(network: Network, at: Iterable[int]) -> list[Network]:
     for number, (a, b) in enumerate(zip([start, *at], [*at, stop], strict=True)):
         layers = Sequential(*root.layers[a - start : b - start], first=a)
         name = f"{network.name} (stage {number} of {len(at) + 1})"
-        stage = Network(layers, shape, network.dtype, name, borrowed=network.layout.specs)
+        stage = Network(layers, shape, network.dtype, name, whole=network.layout)
         if b < stop and stage.training_shape != stage.out_shape:
             raise ValueError(
                 f"{network.name} cannot be cut before child {b}: what comes there is {stage.training_shape} in "
@@ -60,3 +60,40 @@ def stages(network: Network, at: Iterable[int]) -> list[Network]:
         found.append(stage)
         shape = stage.out_shape
     return found
+
+
+class Several(Sequential):
+    """The layers of several stages, which need not follow one another, under the names that they have in the whole.
+
+    One layout for all that a process has of a network; samples go through the stages, one by one.
+    """
+
+    def __init__(self, stages: Sequence[Network]):
+        super().__init__(*(layer for stage in stages for layer in stage.root.layers))
+        self.stages = stages
+
+    def children(self):
+        return {name: layer for stage in self.stages for name, layer in stage.root.children().items()}
+
+    def specs(self, in_shape):
+        return {name: spec for stage in self.stages for name, spec in stage.specs.items()}, self.stages[-1].out_shape
+
+    def training_shape(self, in_shape):
+        return self.stages[-1].training_shape
+
+    def child_shapes(self, in_shape):
+        return [shape for stage in self.stages for shape in stage.root.child_shapes(stage.in_shape)]
+
+    def forward(self, p, x, run):
+        raise TypeError("samples go through the stages, one by one")
+
+
+def together(network: Network, stages: Sequence[Network]) -> Network:
+    """Some stages of a network, in their order, as one Network with one layout: what a process holds of it."""
+    layers = sum(len(stage.root.layers) for stage in stages)
+    if layers == len(network.root.layers):
+        return network
+    if len(stages) == 1:
+        return stages[0]
+    name = " and ".join(stage.name for stage in stages)
+    return Network(Several(stages), stages[0].in_shape, network.dtype, name, whole=network.layout)

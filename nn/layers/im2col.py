@@ -149,7 +149,7 @@ def _by_group(weight, groups):
 
 def _split(piece, columns):
     """Outputs (n, rows, ow, o) as the matrices that belong to `columns`, one for each group."""
-    return piece.reshape(columns.shape[1], len(columns), -1).transpose(1, 0, 2)
+    return piece.reshape(columns.shape[1], len(columns), piece.shape[-1] // len(columns)).transpose(1, 0, 2)
 
 
 def _columns(x, geometry, run):

@@ -26,7 +26,7 @@ def squared_norms(
 ) -> list[dict[str, float]]:
     """|tensor|^2 of every tensor in the layout, by name, for each of the buffers; without ranks 0 outside the region.
 
-    With ranks a tensor that is whole on all of them is counted by one (Layout.replicas).
+    With ranks a tensor that several of them have is counted by one (Region.elsewhere).
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def squared_norms(
     at = {name: i for i, name in enumerate(region.names)}
     sums = np.zeros((len(buffers), len(at)))
     for name, part, _ in region.tensors:
-        if sum_over_ranks and name in region.replicas:
+        if sum_over_ranks and name in region.elsewhere:
             continue
         for row, buffer in zip(sums, buffers, strict=True):
             row[at[name]] = _square(buffer[part])

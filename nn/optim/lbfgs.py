@@ -14,12 +14,13 @@ Cost of an iteration, n parameters, m pairs: 4 m n multiply-adds, 1 to 3 evaluat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from nn.optim.clipping import BLOCK_BYTES
+from nn.optim.optimizers import Optimizer
 
 
 class Vectors:
@@ -89,11 +90,15 @@ class LBFGS:
         Strong Wolfe conditions: loss(a) <= loss(0) + c1 a slope(0), |slope(a)| <= c2 |slope(0)|.
     max_evaluations : int
         Of one line search.
+    lr : float
+        Where a line search begins, in units of the direction; 1 but for special cases.
 
     Attributes
     ----------
     loss : float
-        At "w"; NaN before the first step.
+        At "w"; NaN before the first step, and where "w" or the function was changed from outside.
+    start : float
+        At "w" before the last step.
     iterations, evaluations : int
     done : str
         Why there is nothing more to do; "" while there is.
@@ -108,6 +113,7 @@ class LBFGS:
         c1: float = 1e-4,
         c2: float = 0.9,
         max_evaluations: int = 25,
+        lr: float = 1.0,
     ):
         if history < 1 or max_evaluations < 1:
             raise ValueError(
@@ -116,8 +122,9 @@ class LBFGS:
         if not 0 < c1 < c2 < 1:
             raise ValueError(f"LBFGS: expected 0 < c1 < c2 < 1, given c1={c1}, c2={c2}")
         self.vectors, self.evaluate, self.history, self.tolerance = vectors, evaluate, history, tolerance
-        self.c1, self.c2, self.max_evaluations = c1, c2, max_evaluations
-        self.loss, self.iterations, self.evaluations, self.done = math.nan, 0, 0, ""
+        self.c1, self.c2, self.max_evaluations, self.lr = c1, c2, max_evaluations, lr
+        self.loss = self.start = math.nan
+        self.iterations, self.evaluations, self.done = 0, 0, ""
         self._pairs: list[tuple[str, str, float]] = []  # names of s and y, and 1 / s.y; oldest first
 
     def minimize(self, iterations: int) -> float:
@@ -141,6 +148,7 @@ class LBFGS:
             self.loss = self._evaluate()
             if not math.isfinite(self.loss):
                 raise FloatingPointError(f"LBFGS: the loss at the starting point is {self.loss}")
+        self.start = self.loss
         g_norm = math.sqrt(v.dot("g", "g"))
         if g_norm <= self.tolerance * max(1.0, math.sqrt(v.dot("w", "w"))):
             self.done = f"the gradient's norm is {g_norm:.3g}: a minimum"
@@ -153,7 +161,7 @@ class LBFGS:
             self._pairs.clear()
             self._direction()
             slope = -g_norm * g_norm
-        first = 1.0 if self._pairs else min(1.0, 1 / g_norm)
+        first = self.lr * (1.0 if self._pairs else min(1.0, 1 / g_norm))
         found = self._search(Point(0.0, self.loss, slope), first)
         self.iterations += 1
         if found is None:
@@ -166,6 +174,23 @@ class LBFGS:
         self.loss = found.loss
         self._remember(found.step)
         return self.loss
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What a run continues from, beside the vectors: name -> float64 array."""
+        pairs = np.full((self.history, 2), -1.0)  # the place of each pair and 1 / s.y, oldest first
+        for row, (s, _, rho) in zip(pairs, self._pairs, strict=False):
+            row[:] = int(s[1:]), rho
+        return {
+            "loss": np.array(self.loss),
+            "pairs": pairs,
+            "made": np.array([self.iterations, self.evaluations], float),
+        }
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state` returned; the vectors are those of that time."""
+        self.loss, (self.iterations, self.evaluations) = float(state["loss"]), map(int, state["made"])
+        self._pairs = [(f"s{place:.0f}", f"y{place:.0f}", float(rho)) for place, rho in state["pairs"] if place >= 0]
+        self.done = ""
 
     def _evaluate(self) -> float:
         self.evaluations += 1
@@ -250,6 +275,57 @@ class LBFGS:
         if low is start:
             return None
         return low if here is low else self._at(low.step)  # lower than the start, at least
+
+
+@dataclass(eq=False)
+class QuasiNewton(Optimizer):
+    """L-BFGS where a trainer expects an optimizer: its settings, and the vectors that last from step to step.
+
+    A step is a direction and a search along it: several evaluations of the batch. `parallel.Sandblaster` makes it, on
+    one process too.
+
+    Parameters
+    ----------
+    lr : float
+        Where a line search begins, in units of the direction; 1 but for special cases.
+    history, tolerance, c1, c2, max_evaluations
+        As for LBFGS.
+
+    Raises
+    ------
+    ValueError
+        Clipping or weight decay, with which the gradient would not be that of the loss that is searched.
+    """
+
+    lr: float = 1.0
+    history: int = 10
+    tolerance: float = 1e-6
+    c1: float = 1e-4
+    c2: float = 0.9
+    max_evaluations: int = 25
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.clip or self.weight_decay:
+            raise ValueError(
+                "QuasiNewton: a line search needs the gradient of the loss that it searches: leave out clip and "
+                "weight_decay"
+            )
+        self.algorithm(Vectors(np.zeros(1), np.zeros(1)), float)  # refuses settings that make no sense
+
+    @property
+    def slots(self):
+        pairs = range(self.history)
+        return ("g", *(f"s{i}" for i in pairs), *(f"y{i}" for i in pairs))
+
+    def algorithm(self, vectors, evaluate: Callable[[], float]) -> LBFGS:
+        """L-BFGS with these settings."""
+        return LBFGS(
+            vectors, evaluate, self.history, self.tolerance, self.c1, self.c2, self.max_evaluations, self.lr
+        )  # fmt: skip
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks=None):
+        raise TypeError("QuasiNewton: L-BFGS evaluates a batch several times in a step: use parallel.Sandblaster")
 
 
 EPS = 1e-10  # of |s| |y|: less curvature than that is rounding

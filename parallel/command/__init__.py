@@ -7,6 +7,7 @@
 | parsing.py | flags, --help, TOML files, config.json |
 | rules.py | every refusal |
 | factory.py | data, network, loss, optimizer, loaders of given options |
+| axes.py | what --mesh and --pipeline say |
 | registry.py | strategies by name |
 | training_run.py | one run, from options to results |
 | run_directory.py | its directory, and how to go on from it |

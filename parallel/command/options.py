@@ -101,18 +101,10 @@ class RanksOptions:
         None, "start that many ranks here; without it, one process, or what mpirun started", everyday=True
     )
     strategy: str = option(
-        "ddp", "how ranks share the work", ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "tensor", "owt"), everyday=True
-    )
-    tensor: str = option(
-        "pairs",
-        "tensor: two linear layers by columns and rows, each by its outputs, or as pairs and in between by places",
-        ("pairs", "width", "sequence"),
-    )
-    owt: str = option(
-        "all",
-        "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
-        "everybody's, or by features",
-        ("all", "turns", "shares", "features"),
+        "ddp",
+        "how ranks share the work",
+        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt"),
+        everyday=True,
     )
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(
@@ -153,6 +145,33 @@ class RanksOptions:
 
 
 @dataclass
+class MeshOptions:
+    """How ranks share the network itself."""
+
+    mesh: str | None = option(
+        None, "ranks along each axis, such as data=2,pipeline=2 or data=2,tensor=2", metavar="AXIS=RANKS,..."
+    )
+    pipeline: str | None = option(
+        None,
+        "layers on different ranks: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipev or FILE.csv, with "
+        "keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2 (pipeline: 1f1b)",
+        metavar="SCHEDULE",
+    )
+    tensor: str = option(
+        "pairs",
+        "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
+        "with what lies between them cut by the places of a sequence",
+        ("pairs", "width", "sequence"),
+    )
+    owt: str = option(
+        "all",
+        "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
+        "everybody's, or by features",
+        ("all", "turns", "shares", "features"),
+    )
+
+
+@dataclass
 class RunOptions:
     """Where the run is kept, and what it may use."""
 
@@ -187,13 +206,14 @@ TOPICS = {
     "network": NetworkOptions,
     "learning": LearningOptions,
     "ranks": RanksOptions,
+    "mesh": MeshOptions,
     "run": RunOptions,
     "reports": ReportOptions,
 }
 
 
 @dataclass
-class Options(ReportOptions, RunOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
+class Options(ReportOptions, RunOptions, MeshOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
     """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)"""
 
 

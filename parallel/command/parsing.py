@@ -212,4 +212,8 @@ def resumed(values: dict) -> dict:
     for name, (other, readers) in READ_BY.items():  # another strategy has no use for some options of the one before
         if name in FREE_ON_RESUME and name not in values and found.get(other) not in (None, *readers):
             found.pop(name, None)
+    if "mesh" not in values:  # it depends on the number of ranks
+        found.pop("mesh", None)
+    if "strategy" in values and "pipeline" not in values:
+        found.pop("pipeline", None)
     return found | {"out": str(directory)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from collectives.failures.launch_check import nodes_of
+from parallel.command import axes
 from parallel.command.rules import check_one_node, check_scattered, of_messages
 from parallel.exchange import compression
 from parallel.strategies.data_parallel import (
@@ -15,6 +16,7 @@ from parallel.strategies.data_parallel import (
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.one_weird_trick import OneWeirdTrick
 from parallel.strategies.parameter_server import ParameterServer
+from parallel.strategies.pipeline.strategy import Pipeline
 from parallel.strategies.tensor.tensor_parallel import TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.trainer import Trainer
@@ -22,6 +24,10 @@ from parallel.trainer import Trainer
 
 def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
+    if axes.is_pipeline(options):
+        return pipeline(options, network, loss, optimizer, communicator)
+    if axes.is_tensor(options):
+        return tensor(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.compress:
         return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
@@ -58,11 +64,27 @@ def ps(options, network, loss, optimizer, communicator) -> Trainer:
 
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
+    if axes.is_pipeline(options):
+        return pipeline(options, network, loss, optimizer, communicator)
     make = SHARDED[options.strategy]
     more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
     unit = int(options.unit * 2**20)
     arguments = network, loss, optimizer, communicator, options.seed, unit, options.offload
     return make(*arguments, **more, **summed(options))
+
+
+def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
+    """Stages of the network on different ranks; several such pipelines share every batch."""
+    data = axes.sizes(options, communicator.size)["data"]
+    return Pipeline(
+        *(network, loss, optimizer, communicator, options.seed),
+        data=data,
+        zero1=options.strategy == "zero1",
+        bucketing=bucketing(options),
+        unit_bytes=int(options.unit * 2**20),
+        limit=options.watch or math.inf,
+        **axes.arguments(options, data),
+    )
 
 
 def summed(options) -> dict:
@@ -72,14 +94,31 @@ def summed(options) -> dict:
 
 
 def tensor(options, network, loss, optimizer, communicator) -> Trainer:
-    """Ranks compute every layer together."""
-    return TensorParallel(network, loss, optimizer, communicator, options.seed, way=options.tensor)
+    """Ranks compute every layer together; several such groups share every batch."""
+    ranks = axes.sizes(options, communicator.size)["tensor"]
+    arguments = network, loss, optimizer, communicator, options.seed
+    return TensorParallel(*arguments, tensor=ranks, way=options.tensor, bucketing=bucketing(options))
 
 
 def owt(options, network, loss, optimizer, communicator) -> Trainer:
     """Convolutions data-parallel, linear layers model-parallel."""
-    return OneWeirdTrick(network, loss, optimizer, communicator, options.seed, scheme=options.owt)
+    arguments = network, loss, optimizer, communicator, options.seed
+    return OneWeirdTrick(*arguments, scheme=options.owt, bucketing=bucketing(options))
+
+
+def bucketing(options) -> dict:
+    """How gradients that are summed by messages are cut and moved."""
+    overlap = "none" if options.overlap == "auto" else options.overlap
+    return {"bucket": options.bucket, "first": options.first_bucket, "overlap": overlap}
 
 
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
-STRATEGIES = {"ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "tensor": tensor, "owt": owt}
+STRATEGIES = {
+    "ddp": ddp,
+    "dp": dp,
+    "ps": ps,
+    "pipeline": pipeline,
+    "tensor": tensor,
+    "owt": owt,
+    **dict.fromkeys(SHARDED, sharded),
+}

@@ -22,9 +22,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import why_not
+from parallel.strategies.capabilities import CAPABILITIES, why_not
 
 # ------------------------------------------------------------------------------------------------------ options alone
 
@@ -43,10 +44,10 @@ READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
     "nesterov": ("optimizer", ("sgd",)),
     "label_smoothing": ("loss", ("cross-entropy",)),
-    "allreduce": ("strategy", ("ddp", "tensor", "owt")),
-    "tensor": ("strategy", ("tensor",)),
+    "allreduce": ("strategy", ("ddp", "pipeline", "tensor", "owt")),
+    "node_memory": ("strategy", ("ddp",)),
+    **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline", "tensor", "owt"))),
     "owt": ("strategy", ("owt",)),
-    **dict.fromkeys(MESSAGES, ("strategy", ("ddp",))),
     "servers": ("strategy", ("ps",)),
     "offload": ("strategy", SHARDED),
     "unit": ("strategy", SHARDED),
@@ -59,7 +60,10 @@ EXCLUDES = {
     "reproducible": ("accumulate", "sync_batch_norm", "allreduce", *MESSAGES),
 }
 # Options that one process does not read.
-BETWEEN_RANKS = ("strategy", "tensor", "owt", "allreduce", *MESSAGES, "unit", "prefetch", "offload", "check_replicas")
+BETWEEN_RANKS = (
+    *("strategy", "mesh", "pipeline", "tensor", "owt", "allreduce", *MESSAGES),
+    *("unit", "prefetch", "offload", "check_replicas"),
+)
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
 
@@ -145,21 +149,57 @@ def _one_batch_for_the_rate(options: Options) -> None:
         )
 
 
-def _what_a_strategy_cannot(options: Options) -> None:
-    for name in ("accumulate", "sync_batch_norm", "reproducible"):
-        if changed(options, [name]) and (why := why_not(options.strategy, None, name)):
-            raise OptionError(f"{flag(name)} does not go with --strategy {options.strategy}: {why}; leave it out")
+def _stages(options: Options) -> None:
+    """Stages on different ranks: by whom, with what, and no other way beside it."""
+    given = axes.mesh(options)
+    if options.pipeline:
+        axes.schedule(options)
+    for axis in given if not axes.is_pipeline(options) else ():
+        if axis not in CAPABILITIES[options.strategy].axes:
+            can = ", ".join(name for name, can in CAPABILITIES.items() if axis in can.axes)
+            raise OptionError(
+                f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use {can}"
+            )
+    if options.pipeline and given.get("pipeline") == 1:
+        raise OptionError(f"--pipeline {options.pipeline} needs ranks on its axis, given --mesh {options.mesh}")
+    if not axes.is_pipeline(options):
+        return
+    if "pipeline" not in CAPABILITIES[options.strategy].axes:
+        can = ", ".join(name for name, can in CAPABILITIES.items() if "pipeline" in can.axes)
+        raise OptionError(f"--strategy {options.strategy} has no stages on different ranks: use {can}")
+    for name in ("accumulate", "reproducible", "compress", "offload"):
+        if changed(options, [name]):
+            why = why_not("pipeline", options.compress if name == "compress" else None, name)
+            raise OptionError(
+                f"{flag(name)} does not go with stages on different ranks{': ' * bool(why)}{why}: leave it out"
+            )
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients of stages are summed by messages; leave it out")
+
+
+def _layers_together(options: Options) -> None:
+    """Ranks that compute layers together: with what, and no other way beside it."""
+    if options.strategy == "owt" and changed(options, ["reproducible"]):
+        raise OptionError(f"--reproducible does not go with --strategy owt: {why_not('owt', None, 'reproducible')}")
+    if not axes.is_tensor(options):
+        if changed(options, ["tensor"]):
+            raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
+        return
+    if axes.is_pipeline(options):
+        raise OptionError("a pipeline's stages are not cut among ranks: use --mesh data=2,tensor=2, or one of the two")
+    for name in ("reproducible", "compress", "offload"):
+        if changed(options, [name]):
+            why = why_not("tensor", options.compress if name == "compress" else None, name)
+            raise OptionError(
+                f"{flag(name)} does not go with layers that ranks compute together{': ' * bool(why)}{why}: leave it out"
+            )
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
 
 
 OF_OPTIONS = (
-    _values,
-    _parts_of_a_batch,
-    _own_ways,
-    _what_a_strategy_cannot,
-    _what_chooses,
-    _texts,
-    _readers,
-    _one_batch_for_the_rate,
+    *(_values, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers),
+    *(_one_batch_for_the_rate, _stages, _layers_together),
 )
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -168,7 +208,7 @@ OF_OPTIONS = (
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
-    "strategy", "tensor", "owt", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+    "strategy", "mesh", "pipeline", "tensor", "owt", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -246,6 +286,8 @@ def _one_process(options: Options) -> None:
     if options.compress:
         way = ", or leave it out" if options.resume is None else ", as that run was"
         raise OptionError(f"--compress {options.compress}: one process sends nothing; start several with --ranks{way}")
+    if options.mesh and options.resume is None:
+        axes.sizes(options, 1)
     if options.offload and options.resume is None:
         raise OptionError("--offload: one process has no shards; start several with --ranks, or leave it out")
 
@@ -372,13 +414,16 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         virtual_shards.refuse_norms(optimizer)
     if not ranks:
         return 1
+    if axes.is_pipeline(options):
+        return check_stages(options, ranks, network)
+    found = axes.sizes(options, ranks)
+    if axes.is_tensor(options):
+        rewriting.share(network, Loss(), found["tensor"], options.tensor)
+        return found["data"]
     if not launcher.inside():
         check_one_node(options)
     if options.strategy == "dp":
         check_scattered(options, ranks)
-    if options.strategy == "tensor":
-        rewriting.share(network, Loss(), ranks, options.tensor)
-        return 1
     if options.strategy == "owt":
         one_weird_trick.split(network, Loss(), ranks, options.owt)
     workers = ranks
@@ -389,6 +434,26 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.reproducible:
         fixed_tree.check_holders(options.reproducible, workers)
     return workers
+
+
+def check_stages(options: Options, ranks: int, network) -> int:
+    """Refuse a mesh, a schedule, cuts that cannot be, on so many ranks; returns how many pipelines read samples."""
+    from parallel.strategies.pipeline.placement import place
+
+    found = axes.sizes(options, ranks)
+    if options.batch < found["data"]:
+        raise OptionError(
+            f"--batch {options.batch} cannot be cut among {found['data']} pipelines: use a batch of at least "
+            f"{found['data']}, or fewer of them"
+        )
+    given = axes.arguments(options, found["data"])
+    given.pop("recompute")
+    try:
+        place(network, found["pipeline"], **given)
+    except ValueError as error:
+        asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"
+        raise OptionError(f"{asked}: {error}") from error
+    return found["data"]
 
 
 def check_loading(options: Options, data, loader, callbacks) -> None:

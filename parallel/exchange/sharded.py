@@ -79,6 +79,8 @@ class Sharded(Exchange):
         rank, dtype = self.mesh.rank, self.dtype
         self.cut = Cut(self.network, self.mesh.count, self.unit_bytes)
         self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
+        for region in self.regions:
+            region.elsewhere = set()  # norms of its tensors are sums over ranks that have blocks of the unit
         self.region = Joined(self.cut, rank)
         names = [*self.optimizer.slots, *reversed(self.sharded[1:])]
         found = shards(names, self.cut.size, dtype, self.offload, self.mesh.communicator)
@@ -273,11 +275,17 @@ class Sharded(Exchange):
         """Update this rank's blocks, unit after unit; a clip has seen the whole gradient before."""
         optimizer, g = self.optimizer, self.gradient_shard
         if optimizer.clip:
-            optimizer.clip(g, self.region, self.mesh.sum)
+            optimizer.clip(g, self.region, self.sum_norms)
         for unit, region in zip(self.cut.units, self.regions, strict=True):
             slots = {name: slot[unit.blocks] for name, slot in self.slots.items()}
             optimizer.apply(self.own(unit), g[unit.blocks], slots, self.step, region, self.mesh.sum)
         self.spread()
+
+    def sum_norms(self, squares: np.ndarray) -> None:
+        """Sum over the ranks with other blocks, and those with other parts of the network."""
+        self.mesh.sum(squares)
+        if self.sum_model:
+            self.sum_model(squares)
 
     # ------------------------------------------------------------------------------------------- gathering, in stage 3
 

@@ -100,9 +100,11 @@ class Cut:
                 self._add(start, before, inside, owners)
                 start, inside = before, []
             inside.append(path)
-            if (stop - start) * network.dtype.itemsize >= least or owners & set(own) or stop == self.layout.size:
+            if (stop - start) * network.dtype.itemsize >= least or owners & set(own) or stop == self.layout.own:
                 self._add(start, stop, inside, owners)
                 start, inside = stop, []
+        if self.layout.borrowed:
+            self._add(self.layout.own, self.layout.size, [], owners)
         home = {name: unit.number for unit in self.units for name in unit.names}
         for path, found in ties.items():
             needed = dict.fromkeys([*self.needs[path], *(home[owner] for owner in found)])
@@ -147,7 +149,8 @@ class Joined:
     """The regions of a shard's blocks as one (see nn.core.layout.Region)."""
 
     def __init__(self, cut: Cut, rank: int):
-        self.names, self.replicas = tuple(cut.layout.slices), cut.layout.replicas
+        layout = cut.layout
+        self.names, self.elsewhere = layout.names, layout.replicas | layout.borrowed
         self.tensors, self.decayed, self.owned = [], [], []
         for unit in cut.units:
             region = cut.region(unit, rank)

@@ -50,6 +50,7 @@ class Whole:
 
     fixed = False
     knows = True  # the loss of its samples; of ranks that have one network together, one does
+    phases = ()  # as of an exchange, those of its own
 
     def hold(self, network: Network, mesh: Mesh) -> Network:
         """What this rank computes of the network."""
@@ -147,6 +148,10 @@ class Whole:
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""
         return scores
+
+    def in_transit(self) -> int:
+        """Bytes that are kept for what other ranks send, beside the exchange's."""
+        return 0
 
     def describe(self) -> str:
         return ""

@@ -5,7 +5,7 @@ Nothing is imported here, so that wrong options are told at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KEEP_NOTHING = ("none", "fp16", "qsgd", "terngrad")
 ALONE = (*KEEP_NOTHING, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
@@ -22,6 +22,8 @@ class Capabilities:
         Of the mesh, along which it cuts the work.
     parts : bool
         Whether a step may be computed in parts (--accumulate).
+    not_parts : str
+        Why not.
     synchronized : bool
         Whether layers may take statistics over all ranks (--sync-batch-norm).
     compress : tuple of str
@@ -36,6 +38,7 @@ class Capabilities:
 
     axes: tuple[str, ...] = ("data",)
     parts: bool = True
+    not_parts: str = ""
     synchronized: bool = True
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
@@ -43,6 +46,7 @@ class Capabilities:
     norms: str = ""
 
 
+BOTH = ("data", "pipeline")
 SHARDED = Capabilities(
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
@@ -50,8 +54,8 @@ SHARDED = Capabilities(
 )
 SUMS = "layers sum over the ranks, and how that rounds depends on how many there are"
 CAPABILITIES = {
-    "ddp": Capabilities(),
-    "zero1": SHARDED,
+    "ddp": Capabilities(axes=(*BOTH, "tensor")),
+    "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
     "ps": Capabilities(
@@ -60,16 +64,26 @@ CAPABILITIES = {
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
-    "tensor": Capabilities(
-        axes=("tensor",),
+    # Also what ddp and zero1 can where the mesh has an axis "pipeline".
+    "pipeline": Capabilities(
+        axes=BOTH,
+        parts=False,
+        not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
         compress=(),
-        not_compressed="no gradients travel: each rank has those of its part of every layer",
+        not_compressed="the gradients of every stage travel by themselves, as they are",
+        not_reproducible="stages have no virtual shards",
+    ),
+    # Also what they can where it has an axis "tensor".
+    "tensor": Capabilities(
+        axes=("data", "tensor"),
+        compress=(),
+        not_compressed="of what a rank has of every layer, the gradients travel as they are",
         not_reproducible=SUMS,
     ),
     "owt": Capabilities(
-        axes=("data", "tensor"),
+        axes=(),
         compress=(),
-        not_compressed="few gradients travel, those of convolutions; the others are nobody else's",
+        not_compressed="few gradients travel, those of convolutions",
         not_reproducible=SUMS,
     ),
 }
@@ -93,7 +107,9 @@ def why_not(strategy: str, method: str | None = None, *options: str) -> str:
     for pair, why in APART.items():
         if set(pair) <= set(asked):
             return why
-    if ("accumulate" in asked and not can.parts) or ("sync_batch_norm" in asked and not can.synchronized):
+    if "accumulate" in asked and not can.parts:
+        return can.not_parts
+    if "sync_batch_norm" in asked and not can.synchronized:
         return "its steps cannot be cut so"
     if "reproducible" in asked and can.not_reproducible:
         return can.not_reproducible
@@ -103,7 +119,7 @@ def why_not(strategy: str, method: str | None = None, *options: str) -> str:
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
     flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
-    lines = [f"| `--strategy` | {' | '.join(flags)} |", "|---|" + "---|" * len(flags)]
+    lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[tuple[str, str], list[str]] = {}
     for strategy, can in CAPABILITIES.items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
@@ -113,7 +129,8 @@ def matrix() -> str:
             whys.setdefault(("reproducible", can.not_reproducible), []).append(f"`{strategy}`")
         shards = "no" if can.not_reproducible else "yes" + f"; {can.norms}" * bool(can.norms)
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(f"| `{strategy}` | {' | '.join([*yes, methods, shards])} |")
+        lines.append(f"| `{strategy}` | {' | '.join([', '.join(can.axes) or 'none', *yes, methods, shards])} |")
     reasons = [f"`--{option}` with {', '.join(names)}: {why}" for (option, why), names in whys.items()]
+    reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

@@ -52,13 +52,18 @@ def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
 def test_every_declared_combination_is_what_one_process_computes(comm):
     for strategy, can in CAPABILITIES.items():
         for method in (name for name in can.compress if name in EXACT):
-            for more in {}, {"accumulate": 3}:
+            for more in ({}, {"accumulate": 3}) if can.parts else ({},):
                 optimizer = "sgd" if method == "dgc" else "adam"
                 assert_as_one_process(comm, {"strategy": strategy, "compress": EXACT[method], **more}, "mlp", optimizer)
         if not can.not_reproducible:
             assert_as_one_process(comm, {"strategy": strategy, "reproducible": 5})
-        assert_as_one_process(comm, {"strategy": strategy, "accumulate": 3})
-        if can.synchronized:
+        if can.parts:
+            assert_as_one_process(comm, {"strategy": strategy, "accumulate": 3})
+        for mesh in ("pipeline=3", "data=3,pipeline=1") if "pipeline" in can.axes else ():
+            assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh})
+        if "tensor" in can.axes:
+            assert_as_one_process(comm, {"strategy": strategy, "mesh": "tensor=3"})
+        if can.synchronized and can.parts:  # else over micro-batches
             assert_as_one_process(comm, {"strategy": strategy}, cnn)
 
 
@@ -84,11 +89,14 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
     for _ in range(DRAWN):
         strategy = str(rng.choice(list(CAPABILITIES)))
         given, can = {"strategy": strategy}, CAPABILITIES[strategy]
-        way = rng.choice(["plain", "compress", *([] if can.not_reproducible else ["reproducible"])])
+        ways = ["plain", "compress", *([] if can.not_reproducible else ["reproducible"])]
+        way = rng.choice(ways) if can.parts else "pipeline"
         optimizer, clip = str(rng.choice(["momentum", "nesterov", "adam", "lars", "lamb"])), int(rng.integers(3))
         if way == "reproducible":
             given["reproducible"] = int(rng.integers(3, 10))
             clip, optimizer = (0, "adam") if can.norms else (clip, optimizer)
+        elif way == "pipeline":
+            given["pipeline"] = f"{rng.choice(['gpipe:recompute', '1f1b:', 'zb-h1:'])},micro={rng.integers(1, 6)}"
         else:
             given["accumulate"] = int(rng.integers(1, 4))
         if way == "compress" and "none" in can.compress:

@@ -7,4 +7,8 @@
 | checking.py | whether a schedule can run; its makespan, idle time and peak |
 | picture.py | a schedule drawn, a block for each action |
 | lowering.py | a schedule as rounds of Compute, Send and Recv, in buffers with slots |
+| placement.py | a network cut into a schedule's stages, and who has which |
+| step.py | one batch on one rank: rounds, messages, slots |
+| executor.py | the pass of a trainer, made of such steps |
+| strategy.py | `parallel.Pipeline`: the pass, an exchange along "data", a mesh |
 """

@@ -95,9 +95,7 @@ def share(
             f"{network.name} has nothing that {ranks} ranks could share: no linear layer or convolution of so many "
             "outputs, no attention; use fewer ranks, or data parallelism"
         )
-    whole = network.whole
-    borrowed = {name: whole.specs[name] for name in whole.borrowed}
-    shared = Network(root, network.in_shape, network.dtype, network.name, borrowed=borrowed)
+    shared = Network(root, network.in_shape, network.dtype, network.name)
     return shared, SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
 
 

@@ -47,7 +47,7 @@ class Shared(Whole):
     def join(self, trainer):
         """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
         names = terms(trainer.held)
-        self.gradients = [array for name, array in trainer.held.layout.items(trainer.gradients) if name in names]
+        self.gradients = [array for name, array in trainer.held.layout.flat(trainer.g).items() if name in names]
         trainer.loss = self.parts_loss
         self.terms = np.zeros(sum(array.size for array in self.gradients), trainer.held.dtype)
 
@@ -96,6 +96,7 @@ def TensorParallel(
     *,
     tensor: int | None = None,
     way: str = "pairs",
+    bucketing: dict | None = None,
 ) -> Trainer:
     """`Serial` on many ranks, which compute every layer together.
 
@@ -111,6 +112,8 @@ def TensorParallel(
         How layers are shared: two linear layers by columns and rows, so that only the second sends; or each by its
         outputs, as convolutions are; or as the first, with activations cut along the places of sequences where ranks
         would do the same with all of them.
+    bucketing : bucket, first, overlap of exchange/messages.py, or None
+        How groups sum their gradients.
 
     Raises
     ------
@@ -120,5 +123,6 @@ def TensorParallel(
         If ranks were given different networks, losses or optimizers.
     """
     mesh = Mesh(communicator, tensor=tensor or communicator.size)
-    exchange = Messages({"bucket": 25.0, "first": 1.0, "overlap": "auto"}) if mesh.count > 1 else Exchange()
+    bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
+    exchange = Messages(bucketing, "each rank has parts of layers") if mesh.count > 1 else Exchange()
     return Trainer(network, loss, optimizer, mesh, Shared(loss, way), exchange, seed, "TensorParallel")

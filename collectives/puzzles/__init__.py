@@ -1,0 +1,60 @@
+"""Puzzles: write a schedule, and have it graded.
+
+    from collectives import puzzles
+
+    print(puzzles.ring)                       the task, its limits and the record
+    grade = puzzles.ring.grade(my_allreduce)  right? and in how many rounds, elements, seconds
+    grade.draw()                              a picture: of what is wrong, the round where it goes wrong
+
+| file | holds |
+|---|---|
+| puzzle.py | what a puzzle is, and how an answer is graded |
+| messages.py | broadcast, gather, sums: puzzles of messages and of memory that ranks share |
+| stages.py | layers in shards, pipelines: puzzles with computation |
+| survival.py | what is left when a rank is lost |
+| solutions.py | answers: one for each puzzle; do not look |
+"""
+
+from collectives.puzzles.messages import (
+    alltoall,
+    broadcast,
+    chain,
+    doubling,
+    gather,
+    halving,
+    memory,
+    reduce_scatter,
+    ring,
+    scan,
+)
+from collectives.puzzles.puzzle import Grade, Puzzle
+from collectives.puzzles.stages import Stage, fsdp, gpipe, one_f_one_b, zero_bubble
+from collectives.puzzles.survival import buddy, parity
+
+ALL = (
+    broadcast, gather, scan, doubling, reduce_scatter, ring, halving, alltoall, chain, memory, fsdp, gpipe,
+    one_f_one_b, zero_bubble, buddy, parity,
+)  # fmt: skip
+
+__all__ = [
+    "ALL",
+    "Grade",
+    "Puzzle",
+    "Stage",
+    "alltoall",
+    "broadcast",
+    "buddy",
+    "chain",
+    "doubling",
+    "fsdp",
+    "gather",
+    "gpipe",
+    "halving",
+    "memory",
+    "one_f_one_b",
+    "parity",
+    "reduce_scatter",
+    "ring",
+    "scan",
+    "zero_bubble",
+]

@@ -1,0 +1,170 @@
+"""Answers to the puzzles, by their names in collectives.puzzles; they hold the records."""
+
+from collectives.algorithms import allreduce, broadcast, reduce_scatter
+from collectives.puzzles.stages import Stage
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
+
+
+def tree(rank, size, count):
+    """Who has it sends it on: 1, 2, 4, 8 ranks have it."""
+    yield from broadcast.binomial(rank, size, count)
+
+
+def gather(rank, size, count):
+    """A binomial tree: every second rank hands over all that it has; rank 0 has it where it belongs at once."""
+
+    def begin(r):
+        return part(count, size, r)[0] if r < size else count
+
+    name, base = ("y", 0) if rank == 0 else ("mine", begin(rank))
+    steps = [Copy(name, begin(rank) - base, begin(rank + 1) - base, "x", 0)]
+    k = 1
+    while k < size and rank % k == 0:
+        if rank % (2 * k):
+            yield (Send(rank - k, "x" if k == 1 else name, 0, begin(rank + k) - base),)
+            return
+        if rank + k < size:
+            steps.append(Recv(rank + k, name, begin(rank + k) - base, begin(rank + 2 * k) - base))
+        yield tuple(steps)
+        steps, k = [], 2 * k
+    yield tuple(steps)
+
+
+def scan(rank, size, count):
+    """After k rounds x is the sum of 2^k ranks up to this one: a message carries it as it was before the round."""
+    k = 1
+    while k < size:
+        give = [Send(rank + k, "x", 0, count)] if rank + k < size else []
+        take = [RecvReduce(rank - k, "x", 0, count)] if rank >= k else []
+        yield *give, *take
+        k *= 2
+
+
+def doubling(rank, size, count):
+    """Pairs, then pairs of pairs: both add what the other one has."""
+    yield from allreduce.doubling(rank, size, count)
+
+
+def ring_reduce_scatter(rank, size, count):
+    """Each part goes once round the ring, and every rank adds its own."""
+    yield from reduce_scatter.ring(rank, size, count)
+
+
+def ring(rank, size, count):
+    """A reduce-scatter, then the finished parts go round."""
+    yield from allreduce.ring(rank, size, count)
+
+
+def halving(rank, size, count):
+    """Halves, quarters, eighths are exchanged and added; then they come back."""
+    yield from allreduce.rabenseifner(rank, size, count)
+
+
+def alltoall(rank, size, count):
+    """In round k everybody sends to the rank k places ahead; one's own block is copied beside the first."""
+    lo, hi = part(count, size, rank)
+    mine = hi - lo
+    steps = [Copy("y", rank * mine, (rank + 1) * mine, "x", lo)]
+    for k in range(1, size):
+        to, source = (rank + k) % size, (rank - k) % size
+        steps += [Send(to, "x", *part(count, size, to)), Recv(source, "y", source * mine, (source + 1) * mine)]
+        yield tuple(steps)
+        steps = []
+    if steps:
+        yield tuple(steps)
+
+
+def chain(rank, size, count, pieces=8):
+    """A chain: while a piece goes on, the next one comes."""
+    cuts = [part(count, pieces, i) for i in range(pieces)]
+    for k in range(pieces + 1):
+        receive = [Recv(rank - 1, "x", *cuts[k])] if rank and k < pieces else []
+        give = [Send(rank + 1, "x", *cuts[k - 1])] if rank < size - 1 and k else []
+        yield *receive, *give
+
+
+def memory(rank, size, count):
+    """Each rank sums its part of all x, and writes it into all x: nobody else touches that part."""
+    lo, hi = part(count, size, rank)
+    yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
+    yield (Meet(),)
+
+
+def fsdp(rank, size, count):
+    """While a layer is computed, the shards of the next one come into the other half of a double buffer."""
+    for number in range(-1, count):
+        steps = []
+        if number >= 0:
+            at = number % 2 * size
+            reads, writes = (Slice("full", at, at + size),), (Slice("y", number, number + 1),)
+            steps.append(Compute(f"L{number}", reads, writes, 4.0))
+        if (after := number + 1) < count:
+            at = after % 2 * size
+            steps.append(Copy("full", at + rank, at + rank + 1, "x", after))
+            for k in range(1, size):
+                to, source = (rank + k) % size, (rank - k) % size
+                steps += [Send(to, "x", after, after + 1), Recv(source, "full", at + source, at + source + 1)]
+        yield tuple(steps)
+
+
+def gpipe(rank, size, count):
+    """All forward, then all backward; the last first, so that it is kept for the shortest time."""
+    order = [("F", i) for i in range(count)] + [("B", i) for i in range(count)]
+    yield from Stage(rank, size).rounds(order)
+
+
+def one_f_one_b(rank, size, count):
+    """As many forwards ahead as there are stages behind, then one forward, one backward."""
+    ahead = min(size - 1 - rank, count)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(count):
+        order += [("F", ahead + i)] * (ahead + i < count) + [("B", i)]
+    yield from Stage(rank, size).rounds(order)
+
+
+def zero_bubble(rank, size, count):
+    """ZB-H1 (Qi et al. 2023): weight gradients as many micro-batches behind as there are stages before."""
+    ahead = min(size - rank, count)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(count):
+        order += [("I", i)] + [("W", i - rank)] * (i >= rank) + [("F", ahead + i)] * (ahead + i < count)
+    order += [("W", i) for i in range(max(0, count - rank), count)]
+    yield from Stage(rank, size).rounds(order)
+
+
+def buddy(rank, size, count):
+    """A copy of x for the next rank."""
+    yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "copy", 0, count)
+
+
+def parity(rank, size, count):
+    """x in as many parts as there are other ranks; each of those keeps the sum of what it gets from all."""
+    lengths = [part(count, size - 1, i) for i in range(size - 1)]
+    longest = lengths[0][1]
+    for k in range(1, size):
+        to, source = (rank + k) % size, (rank - k) % size
+        lo, hi = lengths[k - 1]
+        take = Recv if k == 1 else RecvReduce
+        yield Send(to, "x", lo, hi), take(source, "sums", 0, min(longest, hi - lo))
+
+
+ANSWERS = {
+    "broadcast": tree,
+    "gather": gather,
+    "scan": scan,
+    "doubling": doubling,
+    "reduce_scatter": ring_reduce_scatter,
+    "ring": ring,
+    "halving": halving,
+    "alltoall": alltoall,
+    "chain": chain,
+    "memory": memory,
+    "fsdp": fsdp,
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "zero_bubble": zero_bubble,
+    "buddy": buddy,
+    "parity": parity,
+}

@@ -1,0 +1,197 @@
+"""Puzzles with computation: layers whose parameters are in shards, and pipelines.
+
+A pipeline's stage has three things to do for each micro-batch i: F (forward), then B (backward), or B cut in two: I
+(gradient of its input, for which the stage before waits) and W (gradient of its weights, for which nobody waits).
+`Stage` says what each reads and writes, so that an answer is an order:
+
+    def gpipe(rank, size, count):
+        stage = Stage(rank, size)
+        yield from stage.rounds([*(("F", i) for i in range(count)), *(("B", i) for i in range(count))])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from collectives.checking.check import Operation, unwritten
+from collectives.pricing.networks import Link, Network
+from collectives.puzzles.puzzle import Puzzle
+from collectives.steps import Compute, Recv, Round, Send, Slice
+
+SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0))  # messages take no time
+
+
+class Stage:
+    """Rank `rank` of `size`, one stage of a pipeline; x of the first one holds the micro-batches, an element each.
+
+    F reads in[i] (the first stage x[i]) and writes out[i] and kept[i]; B reads gradient[i] (but on the last stage) and
+    kept[i], and writes back[i] and done[i]. I and W are the same in two steps, with factor[i] between them.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.first, self.last = rank, rank == 0, rank == size - 1
+
+    def compute(self, kind: str, i: int) -> Compute:
+        """The computation of an action."""
+        gradient = [] if self.last else ["gradient"]
+        reads, writes = {
+            "F": (["x" if self.first else "in"], ["kept"] + ([] if self.last else ["out"])),
+            "B": (["kept", *gradient], ["done"] + ([] if self.first else ["back"])),
+            "I": (["kept", *gradient], ["factor"] + ([] if self.first else ["back"])),
+            "W": (["kept", "factor"], ["done"]),
+        }[kind]
+        slices = [tuple(Slice(name, i, i + 1) for name in names) for names in (reads, writes)]
+        return Compute(f"{kind}{i}", *slices, SECONDS[kind])
+
+    def receive(self, kind: str, i: int) -> list[Recv]:
+        """What has to come before an action."""
+        if kind == "F" and not self.first:
+            return [Recv(self.rank - 1, "in", i, i + 1)]
+        if kind in "BI" and not self.last:
+            return [Recv(self.rank + 1, "gradient", i, i + 1)]
+        return []
+
+    def send(self, kind: str, i: int) -> list[Send]:
+        """What others wait for after an action."""
+        if kind == "F" and not self.last:
+            return [Send(self.rank + 1, "out", i, i + 1)]
+        if kind in "BI" and not self.first:
+            return [Send(self.rank - 1, "back", i, i + 1)]
+        return []
+
+    def rounds(self, order: Iterable[tuple[str, int]]) -> Iterator[Round]:
+        """The actions in this order; what one has made leaves while what the next one needs comes in."""
+        leaving: list[Send] = []
+        for kind, i in order:
+            yield *leaving, *self.receive(kind, i)
+            yield (self.compute(kind, i),)
+            leaving = self.send(kind, i)
+        yield tuple(leaving)
+
+
+# What each buffer of a stage must hold where an action reads it: (who made it, seen from this rank; by which action).
+MADE = {"in": (-1, "F"), "gradient": (1, "B"), "kept": (0, "F"), "factor": (0, "I")}
+
+
+def pass_on(rank: int, size: int, step: Compute, values: list) -> tuple[list, str]:
+    """What an action writes: its kind and rank, and the micro-batch; with what is wrong about what it has read."""
+    kind, i = step.name[0], int(step.name[1:])
+    for read, got in zip(step.reads, values, strict=True):
+        by, made = MADE.get(read.buf, (0, ""))
+        want = ((f"{made}{rank + by}", i),) if made else ((0, i),)
+        if got[0] != want:
+            where = f"rank {rank}, {step.name} reads {read.buf}[{read.lo}]"
+            return [[got[0]] for _ in step.writes], f"{where}: it holds {shown(got[0])}, expected {shown(want)}"
+    name = {"W": "B"}.get(kind, kind)  # whether in one step or in two
+    written = {"kept": "F", "out": "F", "back": "B", "done": "B", "factor": "I"}
+    return [[((f"{written.get(s.buf, name)}{rank}", i),)] for s in step.writes], ""
+
+
+def shown(value: tuple) -> str:
+    """A symbol in words."""
+    return " + ".join(f"what {made} made of micro-batch {i}" if made else f"micro-batch {i}" for made, i in value)
+
+
+def micro_batches(rank: int, size: int, count: int, root: int) -> dict:
+    """The first stage has all of them."""
+    return {"x": [((0, i),) for i in range(count)]} if rank == 0 else {}
+
+
+def all_done(rank: int, size: int, count: int, root: int):
+    """Every stage has been forward and backward with every micro-batch."""
+    return "done", 0, [((f"B{rank}", i),) for i in range(count)]
+
+
+PIPELINE = Operation(micro_batches, all_done)
+CASES = ((1, 3), (2, 1), (2, 5), (3, 4))
+
+gpipe = Puzzle(
+    "GPipe",
+    """Four stages, eight micro-batches; F takes one unit of time, B two, messages none. One micro-batch after the
+    other takes 8 x 4 x 3 = 96 units. Do better: 33, by stages that work on different micro-batches at once. As many
+    activations may be kept as you like.
+
+    `Stage(rank, size).rounds(order)` makes rounds of an order of ("F", i) and ("B", i).""",
+    4,
+    8,
+    PIPELINE,
+    {"seconds": 33, "live": 10},
+    {"seconds": 33, "live": 6},
+    CASES,
+    FREE,
+    pass_on,
+)
+
+one_f_one_b = Puzzle(
+    "1F1B",
+    """The same in the same time, but with fewer activations: what F keeps for B can go when B has used it, so go
+    backward as soon as you can. The first stage need not keep more than four.""",
+    4,
+    8,
+    PIPELINE,
+    {"seconds": 33, "live": 6},
+    {"seconds": 33, "live": 6},
+    CASES,
+    FREE,
+    pass_on,
+)
+
+zero_bubble = Puzzle(
+    "zero bubble",
+    """Now B may be done in two steps, ("I", i) and then ("W", i), of one unit each. The stage before waits for I
+    alone: W can fill the time in which a stage would have nothing to do. 27 units.""",
+    4,
+    8,
+    PIPELINE,
+    {"seconds": 27, "live": 10},
+    {"seconds": 27, "live": 9},
+    CASES,
+    FREE,
+    pass_on,
+)
+
+
+def shards(rank: int, size: int, count: int, root: int) -> dict:
+    """Element l of x is this rank's shard of the parameters of layer l."""
+    return {"x": [((rank, layer),) for layer in range(count)], "y": unwritten(count)}
+
+
+def outputs(rank: int, size: int, count: int, root: int):
+    """Every layer has been computed, with all of its parameters."""
+    return "y", 0, [((f"layer {layer}", layer),) for layer in range(count)]
+
+
+def layer(rank: int, size: int, step: Compute, values: list) -> tuple[list, str]:
+    """Computing a layer needs the shards of all ranks, in rank order."""
+    number = int(step.name.removeprefix("L"))
+    got = [value for read in values for value in read]
+    want = [((q, number),) for q in range(size)]
+    if [s.hi - s.lo for s in step.writes] != [1]:
+        return [[((f"layer {number}", number),)] * (s.hi - s.lo) for s in step.writes], (
+            f"rank {rank}, {step.name} writes {step.writes}: expected one element of y"
+        )
+    problem = "" if got == want else f"rank {rank}, {step.name} reads {got}, expected the shards of all ranks: {want}"
+    return [[((f"layer {number}", number),)]], problem
+
+
+fsdp = Puzzle(
+    "one layer ahead",
+    """Eight layers, whose parameters are in shards on four ranks: x[l] is this rank's shard of layer l. To compute
+    layer l,
+
+    `Compute(f"L{l}", (Slice("full", a, b),), (Slice("y", l, l + 1),), 4.0)`
+
+    a rank needs the shards of all ranks, in rank order, in full[a:b] (choose a; its own shard must get there too).
+    Computing a layer takes four units, a message one. Gathering all layers first would keep 32 elements at a time,
+    and gathering each one when it is needed leaves the ranks idle meanwhile: do neither. A `Compute` and messages
+    may be in the same round.""",
+    4,
+    8,
+    Operation(shards, outputs),
+    {"seconds": 36, "live": 8},
+    {"seconds": 35, "live": 8},
+    ((1, 2), (2, 3), (3, 5)),
+    Network.hockney(1.0, 0.0),
+    layer,
+)

@@ -1,0 +1,151 @@
+"""What --mesh and --pipeline say: how many ranks each axis has, and the schedule of a pipeline.
+
+--mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
+--mesh data=2,tensor=2            two groups of two ranks that compute every layer together
+--pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
+--pipeline gpipe:recompute        a key without a value is switched on
+--pipeline mine.csv:cuts=3/5      a schedule that is written down, as PyTorch writes them
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from parallel.command.options import OptionError, Options
+
+AXES = ("data", "pipeline", "tensor")
+MICRO_BATCHES = 8
+FLUSHED = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
+
+
+class Schedule(NamedTuple):
+    """What --pipeline says.
+
+    Attributes
+    ----------
+    name : str
+        Of a schedule, or of a file.
+    micro : int
+        Micro-batches; 0 where it is not said.
+    cuts : list of int or None
+    recompute : bool
+    options : dict
+        Of the schedule, such as chunks.
+    """
+
+    name: str
+    micro: int
+    cuts: list[int] | None
+    recompute: bool
+    options: dict
+
+
+def is_pipeline(options: Options) -> bool:
+    """Whether stages of the network lie on different ranks."""
+    return options.strategy == "pipeline" or bool(options.pipeline) or mesh(options).get("pipeline", 1) > 1
+
+
+def is_tensor(options: Options) -> bool:
+    """Whether ranks compute layers together."""
+    return options.strategy == "tensor" or mesh(options).get("tensor", 1) > 1
+
+
+def mesh(options: Options) -> dict[str, int]:
+    """The axes that --mesh names, and their ranks."""
+    from nn import keyed
+
+    try:
+        found = keyed.convert("it", (options.mesh or "").split(","), dict.fromkeys(AXES, int), by_place=False)
+    except ValueError as error:
+        raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
+    for axis, size in found.items():
+        if size < 1:
+            raise OptionError(f"--mesh {options.mesh}: {axis} must have at least 1 rank")
+    return found
+
+
+def sizes(options: Options, ranks: int) -> dict[str, int]:
+    """How many of so many ranks every axis has; the one that is not named what is left."""
+    from parallel.mesh import sizes
+
+    given = mesh(options)
+    if "pipeline" not in given and is_pipeline(options):
+        given["pipeline"] = max(1, ranks // given.get("data", 1))
+    if "tensor" not in given and options.strategy == "tensor":
+        given["tensor"] = max(1, ranks // given.get("data", 1))
+    try:
+        return sizes(ranks, **given)
+    except ValueError as error:
+        text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
+        raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
+
+
+def schedule(options: Options) -> Schedule:
+    """What --pipeline says, in parts."""
+    from nn import keyed
+
+    name, parts = keyed.split(options.pipeline or "1f1b")
+    parts = [part + "=1" if part == "recompute" else part for part in parts]
+    kinds = {"micro": int, "cuts": tuple, "recompute": bool, "chunks": int}
+    written = name.endswith(".csv")
+    if not written and name not in (*FLUSHED, "pipedream"):
+        raise OptionError(
+            f"--pipeline {options.pipeline}: no schedule {name!r}; use one of {', '.join(FLUSHED)}, or a file "
+            "with one, FILE.csv"
+        )
+    if name == "pipedream":
+        raise OptionError(
+            f"--pipeline {options.pipeline}: it is never flushed, and computes what no single process computes: use "
+            "parallel.PipeDream in a program, or one of " + ", ".join(FLUSHED)
+        )
+    if written or name != "interleaved":
+        kinds.pop("chunks")
+    if written:
+        kinds.pop("micro")
+    try:
+        found = keyed.convert(name, parts, kinds, by_place=False)
+    except ValueError as error:
+        raise OptionError(f"--pipeline {options.pipeline}: {error}") from None
+    cuts = found.get("cuts")
+    for key in ("micro", "chunks"):
+        if found.get(key, 1) < 1:
+            raise OptionError(f"--pipeline {options.pipeline}: {key} must be at least 1")
+    if cuts and any(cut != int(cut) for cut in cuts):
+        raise OptionError(f"--pipeline {options.pipeline}: cuts are numbers of layers, such as cuts=3/5")
+    return Schedule(
+        name,
+        found.get("micro", 0),
+        [int(cut) for cut in cuts] if cuts else None,
+        found.get("recompute", False),
+        {"chunks": found["chunks"]} if "chunks" in found else {},
+    )
+
+
+def arguments(options: Options, data: int) -> dict:
+    """What `parallel.Pipeline` is given, for so many pipelines; reads the file of a schedule that is written down."""
+    asked = schedule(options)
+    found = {"cuts": asked.cuts, "recompute": asked.recompute, **asked.options}
+    if not asked.name.endswith(".csv"):
+        samples = options.batch // data
+        micro = asked.micro or max(1, min(MICRO_BATCHES, samples))
+        if micro > samples:
+            raise OptionError(
+                f"--pipeline {options.pipeline}: {micro} micro-batches do not fit into the {samples} samples that "
+                f"each of {data} pipelines has of --batch {options.batch}: use micro={max(1, samples)} or less"
+            )
+        return found | {"schedule": asked.name, "micro_batches": micro}
+    return found | written(asked.name)
+
+
+def written(file: str) -> dict:
+    """A schedule from a file, as PyTorch writes them."""
+    from parallel.strategies.pipeline import actions, checking
+
+    try:
+        with open(file, newline="") as text:
+            rows = actions.read(text)
+        return {"schedule": rows, "micro_batches": checking.check(rows).micro_batches}
+    except OSError as error:
+        raise OptionError(f"--pipeline {file}: {error.strerror}") from None
+    except ValueError as error:  # also of text that is no text
+        raise OptionError(f"--pipeline {file}: {error}") from None

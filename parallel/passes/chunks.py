@@ -1,0 +1,46 @@
+"""What one rank computes where a coordinator deals a batch in chunks: those that it is given, one after the other."""
+
+from __future__ import annotations
+
+from nn.training.serial import micro_batches
+from parallel.passes.whole import MicroBatch, Whole
+
+
+class Chunks(Whole):
+    """A replica has the whole batch and computes what chunks of it it is given; in evaluation, its equal part.
+
+    Parameters
+    ----------
+    size : int
+        Samples in a chunk.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def start(self, mesh, network):
+        self.mesh, self.addends = mesh, 1
+        self.shard = (None if mesh.index is None else 0, 1)
+
+    def chunk(self, number: int, samples: int) -> MicroBatch:
+        """A chunk of a batch of so many samples."""
+        first = number * self.size
+        return MicroBatch(slice(first, min(first + self.size, samples)), first, False, None)
+
+    def cut(self, samples, total, parts):
+        """This replica's part of what is only evaluated."""
+        if self.mesh.index is None:
+            self.refuse(samples)
+            return []
+        rows = micro_batches(samples, self.mesh.count)[self.mesh.index]
+        return [MicroBatch(rows, rows.start, False, None)]
+
+    def predict(self, trainer, x):
+        if self.mesh.index is None:
+            raise ValueError(
+                f"rank {self.mesh.rank} has no copy of the parameters: predict on a replica, or with trainer.alone()"
+            )
+        return super().predict(trainer, x)
+
+    def describe(self):
+        return f"chunks of {self.size} samples"

@@ -1,0 +1,311 @@
+"""A pass through a network whose stages lie on different ranks, after any schedule.
+
+The schedule is lowered to rounds of Compute, Send and Recv for the batch's size (lowering.py, where the simulator can
+prove them), and run round by round (step.py). Gradients of a stage are added up in the order of its actions, and
+divided by the size of the global batch: together the ranks hold what one process computes.
+
+What this rank has of the network, one stage or several, lies in one layout, last stage first. So an exchange sees a
+network like any other, of which gradients finish from the front; while the last micro-batch goes backward its own are
+on their way. An array that layers of several stages share has one gradient: the sum over those stages, made before it
+is told to be finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from nn.core.network import Network, NotFinite
+from nn.core.run import MicroBatch, Run
+from nn.core.stages import together
+from nn.training.serial import micro_batches
+from parallel.passes import whole
+from parallel.strategies.pipeline.actions import Rows, write
+from parallel.strategies.pipeline.placement import place
+from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_for
+
+
+@dataclass
+class OwnStage:
+    """A stage of this rank: its layers, and how they see the buffers that belong to them.
+
+    Attributes
+    ----------
+    start : int
+        Where the stage begins in the rank's layout.
+    finished : int
+        How much of the stage's gradients is.
+    written : bool
+        Whether the gradients hold something of this step.
+    """
+
+    network: Network
+    p: Any
+    g: Any
+    statistics: np.ndarray
+    run: Run
+    start: int
+    line: PipelinePass
+    finished: int = 0
+    written: bool = False
+
+    def ready(self, end: int) -> None:
+        """So much of this stage's gradients is finished."""
+        self.finished = min(end, self.network.layout.own)
+        self.line.tell_finished()
+
+
+class PipelinePass(whole.Whole):
+    """Forward and backward of a batch, in micro-batches, through the stages on the axis "pipeline".
+
+    Parameters
+    ----------
+    schedule : str, generator function or rows
+        As for `check`. A stage has to lie on one rank, as every schedule's does where it has no replicas.
+    micro_batches : int
+        Into so many parts, as alike as possible, the samples of every place on the axis "data" are cut.
+    cuts : numbers of children with which the second stage and all after it begin, or None
+        None: so that the largest number of multiply-accumulates in a stage is as small as it can be.
+    recompute : bool
+        Keep of a micro-batch only what a stage is given, and compute its forward pass again before its backward pass.
+    limit : float
+        Seconds after which a rank gives up that waits for another one's message.
+    **options
+        Of the schedule, such as chunks.
+
+    Attributes
+    ----------
+    placement : Placement
+        Which rank has which stage.
+    stages : dict of OwnStage
+        Those of this rank, by their number.
+    """
+
+    phases = (("wait", "pass_.wait", False),)
+
+    def __init__(
+        self,
+        schedule: str | Callable | Rows = "1f1b",
+        micro_batches: int = 8,
+        cuts: Iterable[int] | None = None,
+        recompute: bool = False,
+        limit: float = 300.0,
+        **options,
+    ):
+        self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
+        self.recompute, self.limit, self.options = recompute, limit, options
+        self.actions = ACTIONS
+        self.programs: dict[int, Program] = {}  # by samples of a batch
+        self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
+
+    def hold(self, network, mesh):
+        """This rank's stages, as one network."""
+        ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
+        self.placement = place(network, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
+        self.last = len(self.placement.networks) - 1
+        self.knows = self.placement.home[self.last] == self.rank and not mesh.places["tensor"]
+        self.held = together(network, [self.placement.networks[s] for s in self.placement.of(self.rank)])
+        return self.held
+
+    def start(self, mesh, network):
+        super().start(mesh, network)
+        self.communicator = mesh.pipeline
+        mesh.agree(
+            {
+                "pipeline schedule": write(self.placement.rows),
+                "cuts of the network": self.placement.cuts,
+                "recomputation": self.recompute,
+            }
+        )
+
+    def join(self, trainer):
+        """Give every stage its share of the buffers."""
+        self.trainer = trainer
+        self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
+        self.stages: dict[int, OwnStage] = {}
+        outer, child = trainer.run.context, 0
+        mine = self.placement.of(self.rank)
+        start, state = self.held.layout.own, self.held.state_layout.size
+        for number in mine:  # layouts have the last one first
+            network = self.placement.networks[number]
+            start, state = start - network.layout.own, state - network.state_layout.size
+            end = child + len(network.root.layers)
+            statistics = trainer.statistics[state : state + network.state_layout.size]
+            run = network.run(statistics, trainer.seed, outer.memory)
+            run.context.input_gradient, run.context.groups = number > 0, outer.groups
+            p, g = trainer.p[child:end], trainer.g[child:end]
+            self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
+            child = end
+        self._join_ties()
+
+    def _join_ties(self) -> None:
+        """Who sums the gradients of arrays that several stages share; layers add to them, whichever comes first."""
+        gradients = self.held.layout.flat(self.trainer.g)
+        self.ties: dict[str, tuple[np.ndarray, Any]] = {}
+        for name, users in self.placement.tied().items():
+            homes = {self.placement.home[stage] for stage in users}
+            among = self.communicator.Split(self.rank in homes) if len(homes) > 1 else None
+            if among is not None:
+                self.trainer.mesh.made.append(among)
+            if self.rank in homes:
+                self.ties[name] = gradients[name], among
+            for stage in set(users) & self.stages.keys():
+                own = self.stages[stage]
+                for run in runs(own.run):
+                    run.shared |= name in names_of(own.network, run.path)
+        layout = self.held.layout
+        self.all_but_ties = min((layout.slices[name].start for name in self.ties), default=layout.size)
+        self.gradients = gradients
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def cut(self, samples, total, parts):
+        if parts != 1:
+            raise ValueError(
+                f"a pipeline cuts a batch into its own {self.micro_batches} micro-batches: say how many there, and "
+                f"leave out to accumulate {parts} parts"
+            )
+        return super().cut(samples, total, 1)
+
+    def compute(self, trainer, x, y, total, micro, before=0.0):
+        """The whole batch, in the schedule's micro-batches."""
+        self.tell = trainer.exchange.part(micro)
+        for stage in self.stages.values():
+            stage.written, stage.finished = False, 0
+        for array, _ in self.ties.values():
+            array[...] = 0
+        if len(x) not in self.programs:
+            self.programs[len(x)] = Program(self, len(x))
+        step = Step(self, self.programs[len(x)], x, y, total, micro.first)
+        try:
+            loss = step.run()
+        except BaseException:
+            self.broken.append(step)
+            raise
+        for stage in self.stages.values():
+            if not stage.written:
+                for array in stage.network.layout.flat(stage.g).values():
+                    array[...] = 0
+        trainer.tell(loss, total, micro)
+        for array, among in self.ties.values():
+            if among is not None:
+                among.Allreduce(MPI.IN_PLACE, array)
+        if self.tell:
+            self.tell(self.held.layout.size)
+        return loss
+
+    def tell_finished(self) -> None:
+        """Tell the exchange of the gradients that are finished: those of the last stages first."""
+        if not self.tell:
+            return
+        end = 0
+        for number in reversed(self.stages):
+            stage = self.stages[number]
+            end = stage.start + stage.finished
+            if stage.finished < stage.network.layout.own:
+                break
+        self.tell(min(end, self.all_but_ties))
+
+    def wait(self, request: MPI.Request, peer: int, what: str) -> None:
+        """Wait for a message of another rank; it is part of a step's idle time."""
+        ranks = self.trainer.mesh
+        wait_for(request, self.limit, f"rank {ranks.rank} has waited for rank {ranks.rank_at(pipeline=peer)} {what}")
+
+    # ------------------------------------------------------------------------------------------------ evaluation
+
+    def outputs(
+        self, x: np.ndarray, training: bool = False, look: Callable | None = None, first: int = 0
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """Forward only: (rows, outputs) of every micro-batch, on the rank with the last stage (collective).
+
+        `look(stage's number, stage, x)` is shown what every stage here is given; `first` is the first sample's place.
+        """
+        comm, home, sending = self.communicator, self.placement.home, []
+        for lo, hi in ((rows.start, rows.stop) for rows in micro_batches(len(x), self.micro_batches)):
+            output = None
+            for number, stage in self.stages.items() if hi > lo else ():
+                if number == 0:
+                    given = x[lo:hi]
+                elif home[number - 1] == self.rank:
+                    given = output
+                else:
+                    given = np.empty((hi - lo, *stage.network.in_shape), stage.network.dtype)
+                    peer = home[number - 1]
+                    self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
+                batch = MicroBatch(training=training, step=self.trainer.steps, sample=first + lo)
+                stage.run.context.micro_batch, stage.run.context.ready = batch, None
+                if look:
+                    look(number, stage, given)
+                output, _ = stage.network.forward(stage.p, given, stage.run, batch)
+                if number < self.last and home[number + 1] != self.rank:
+                    array = np.ascontiguousarray(output)
+                    sending.append((comm.Isend(array, home[number + 1], TAG), array, home[number + 1]))
+                elif number == self.last:
+                    yield slice(lo, hi), output
+            sending = [entry for entry in sending if not entry[0].Test()]
+        for request, _, peer in sending:
+            self.wait(request, peer, "to take what was sent to it")
+
+    def predict(self, trainer, x):
+        """The outputs for samples, in evaluation mode, on every rank of the pipeline."""
+        found = np.empty((len(x), *trainer.network.out_shape), trainer.network.dtype)
+        for rows, z in self.outputs(x):
+            found[rows] = z
+        if self.communicator:
+            self.communicator.Bcast(found, root=self.placement.home[self.last])
+        return found
+
+    def evaluate(self, trainer, x, y):
+        """As Whole, on the rank with the last stage; nothing elsewhere."""
+        sums = np.zeros(3)
+        for rows, z in self.outputs(x):
+            sums += trainer.score(z, y[rows])
+        return sums
+
+    def first_bad(self, trainer, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
+        """As `Trainer.first_bad`: every stage looks at what passes, and the first finding counts (collective)."""
+        found: list[tuple] = []
+
+        def look(number: int, stage: OwnStage, x: np.ndarray) -> None:
+            if bad := stage.network.first_bad(stage.p, x, stage.run):
+                found.append((number, bad.depth, trainer.mesh.rank, bad))
+
+        for first, x in parts:
+            with np.errstate(all="ignore"):
+                for _ in self.outputs(x, not self.everyone, look, first):
+                    pass
+        everyone = [bad for each in trainer.mesh.allgather(found) for bad in each]
+        if not everyone:
+            return None
+        *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
+        return bad._replace(place=f"{bad.place} on rank {rank}")
+
+    def in_transit(self):
+        return sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())
+
+    def describe(self):
+        """What the schedule is, and what it leaves idle, for the log."""
+        report, placement = self.placement.report, self.placement
+        name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
+        cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
+        stages = f"{len(placement.networks)} stages on {len(placement.rows)} ranks{cuts}"
+        return f"{name}: {stages}, {self.micro_batches} micro-batches, idle {max(report.idle_share):.0%} at most"
+
+
+def runs(run: Run) -> Iterator[Run]:
+    """A layer's Run, and those inside."""
+    yield run
+    for child in run.children:
+        yield from runs(child)
+
+
+def names_of(network: Network, path: str) -> set[str]:
+    """Full names of the arrays of the layer at a path; a tied one has its owner's name."""
+    tree = network.specs
+    for key in path.split(".") if path else ():
+        tree = tree[key]
+    return {spec.tied or f"{path}.{name}" for name, spec in tree.items() if not isinstance(spec, dict)}

@@ -1,0 +1,164 @@
+"""Which layers make which stage, and which rank has it: a schedule applied to a network, or refused.
+
+plan = place(network, ranks=2, schedule="1f1b", micro_batches=8)
+plan.networks, plan.home                 # every stage, and its rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn.core.layer import Sequential
+from nn.core.network import Network
+from nn.core.stages import stages
+from parallel.strategies.pipeline.actions import Rows
+from parallel.strategies.pipeline.checking import Report, check
+from parallel.strategies.pipeline.schedules import SCHEDULES, rows
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Stages on ranks.
+
+    Attributes
+    ----------
+    rows : the schedule's, one a rank
+    report : Report
+        What it costs where all stages take alike long.
+    networks : list of Network
+        Every stage.
+    cuts : list of int
+        The numbers of the children with which the second stage begins, and all after it.
+    home : list of int
+        The rank of every stage.
+    """
+
+    rows: Rows
+    report: Report
+    networks: list[Network]
+    cuts: list[int]
+    home: list[int]
+
+    def of(self, rank: int) -> list[int]:
+        """The stages of a rank."""
+        return [stage for stage, home in enumerate(self.home) if home == rank]
+
+    def tied(self) -> dict[str, list[int]]:
+        """Names of the arrays that layers of several stages share -> those stages, the owner first."""
+        found: dict[str, list[int]] = {}
+        for number, network in enumerate(self.networks):
+            for name in network.layout.borrowed:
+                owner = next(s for s, n in enumerate(self.networks) if name in n.layout.specs)
+                found.setdefault(name, [owner]).append(number)
+        return found
+
+
+def place(
+    network: Network,
+    ranks: int,
+    schedule: str | Callable | Rows = "1f1b",
+    micro_batches: int = 8,
+    cuts: Iterable[int] | None = None,
+    **options,
+) -> Placement:
+    """Cut a network into the stages that a schedule has.
+
+    Parameters
+    ----------
+    network : Network
+        Its root is a Sequential.
+    ranks : int
+    schedule : str, generator function or rows
+        As for `check`.
+    micro_batches : int
+    cuts : numbers of children with which the second stage and all after it begin, or None
+        None: so that the largest number of multiply-accumulates in a stage is as small as it can be.
+    **options
+        Of the schedule, such as chunks.
+
+    Raises
+    ------
+    ValueError
+        A schedule that cannot run, more stages than layers, a cut in a place where there can be none, a rank without
+        a stage, a stage on several ranks.
+    """
+    if isinstance(schedule, str) or callable(schedule):
+        schedule = generated(schedule, ranks, micro_batches, options)
+    elif options:
+        raise ValueError(f"a schedule that is written down has no options: leave out {', '.join(options)}")
+    report = check(schedule, ranks, micro_batches)
+    if not isinstance(network.root, Sequential):
+        raise ValueError(f"{network.name}: only a Sequential can be cut into stages, the root is {network.root!r}")
+    cuts = even_cuts(network, report.stages) if cuts is None else list(cuts)
+    if len(cuts) + 1 != report.stages:
+        raise ValueError(
+            f"the schedule has {report.stages} stages, the network is cut into {len(cuts) + 1}: give "
+            f"{report.stages - 1} places to cut, or none"
+        )
+    networks = stages(network, cuts)
+    if len(networks) > 1:
+        refuse_padding(networks[0])
+    places = sorted({(action.stage, span.rank) for row in report.spans for span in row for action in span.actions})
+    if len(places) > report.stages:
+        raise ValueError("a stage lies on several ranks: their gradients would have to be summed")
+    home = [rank for _, rank in places]
+    for rank in set(range(ranks)) - set(home):
+        raise ValueError(f"rank {rank} has no stage: the schedule's {report.stages} stages need fewer ranks")
+    return Placement(schedule, report, networks, cuts, home)
+
+
+def generated(schedule: str | Callable, ranks: int, micro_batches: int, options: dict) -> Rows:
+    """The rows of a schedule by its name; refuses options that it does not have."""
+    try:
+        return rows(schedule, ranks, micro_batches, **options)
+    except TypeError as error:
+        if schedule not in SCHEDULES:
+            raise
+        raise ValueError(f"pipeline {schedule}: it has no {', '.join(options)}: leave that out") from error
+
+
+def refuse_padding(first: Network) -> None:
+    """Padding is found in the first stage, and needed in later ones."""
+    for path, layer, _, _ in first.layers():
+        if getattr(layer, "padding", None) is not None and layer.ids:
+            raise ValueError(f"layer {path} ({layer!r}) marks padding, which later stages are not told of")
+
+
+def even_cuts(network: Network, count: int) -> list[int]:
+    """Where `count` stages begin, but the first, so that the most multiply-accumulates in a stage are fewest.
+
+    Only where the network can be cut: not before layers that take ids, nor where training sees another shape.
+    """
+    root = network.root
+    macs = [layer.macs(shape) for layer, shape in zip(root.layers, root.child_shapes(network.in_shape), strict=True)]
+    if count > len(macs):
+        raise ValueError(
+            f"{network.name} has {len(macs)} layers, too few for {count} stages: use fewer ranks, or fewer chunks"
+        )
+    legal = [k for k in range(1, len(macs)) if not refused(network, root.first + k)]
+    if count > len(legal) + 1:
+        raise ValueError(
+            f"{network.name} can be cut in {len(legal)} places (before {', '.join(str(root.first + k) for k in legal)})"
+            f", too few for {count} stages: use fewer ranks, or fewer chunks"
+        )
+    sums = np.concatenate([[0], np.cumsum(macs)])
+    ends = [*legal, len(macs)]
+    best = {(end, 1): (sums[end], []) for end in ends}  # of so many layers in so many stages
+    for n in range(2, count + 1):
+        for i, end in enumerate(ends):
+            found = [(best[k, n - 1], k) for k in ends[:i] if (k, n - 1) in best]
+            if found:
+                best[end, n] = min((max(most, sums[end] - sums[k]), [*at, k]) for (most, at), k in found)
+    return [root.first + k for k in best[len(macs), count][1]]
+
+
+def refused(network: Network, at: int) -> bool:
+    """Whether there can be no cut before a child."""
+    try:
+        stages(network, [at])
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,91 @@
+"""Training through a pipeline, or several side by side: data x pipeline.
+
+    trainer = Pipeline(network, loss, optimizer, communicator, schedule="1f1b", micro_batches=8)
+    loss = trainer.step(x, y, total)
+
+The pass is a pipeline (executor.py). What its ranks' stages hold is summed along the axis "data", each stage by itself,
+while earlier stages still compute; the norm of the whole gradient and the loss travel along "pipeline". Ranks meet
+after every step: the idle time that zero-bubble schedules would save by not doing so is not saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.exchange.base import Exchange
+from parallel.exchange.messages import Messages
+from parallel.exchange.sharded import Sharded
+from parallel.mesh import Mesh
+from parallel.strategies.pipeline.actions import Rows
+from parallel.strategies.pipeline.executor import PipelinePass
+from parallel.trainer import Trainer
+
+
+def Pipeline(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    schedule: str | Callable | Rows = "1f1b",
+    micro_batches: int = 8,
+    cuts: Iterable[int] | None = None,
+    recompute: bool = False,
+    data: int = 1,
+    zero1: bool = False,
+    bucketing: dict | None = None,
+    unit_bytes: int = 1 << 20,
+    limit: float = 300.0,
+    **options,
+) -> Trainer:
+    """`Serial` with the layers on many ranks, and perhaps several copies of that, which share every batch.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DistributedDataParallel; the network's root is a Sequential.
+    schedule : str, generator function or rows
+        naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipev; or one's own, also from text (actions.read).
+    micro_batches : int
+        Into so many parts the samples of each pipeline are cut.
+    cuts : numbers of the children with which the second stage begins, and all after it; None: even ones
+    recompute : bool
+        Keep a stage's inputs only, and compute its forward pass again.
+    data : int
+        Pipelines side by side. Each has all ranks divided by that.
+    zero1 : bool
+        Shard the moments of each stage among them.
+    bucketing : bucket, first, overlap of exchange/messages.py, or None
+        How their gradients are summed, without zero1.
+    unit_bytes : int
+        As for ZeRO1.
+    limit : float
+        Seconds after which a rank gives up that waits for another one's message.
+    **options
+        Of the schedule: chunks of interleaved, the number of stages on each rank.
+
+    Raises
+    ------
+    ValueError
+        What cannot be: see `placement.place`; ranks that `data` does not divide.
+    ReplicaError
+        Ranks that were given different networks, losses, optimizers or schedules.
+    """
+    mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // data))
+    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, **options)
+    return Trainer(
+        network, loss, optimizer, mesh, pass_, exchange_along(mesh, zero1, bucketing, unit_bytes), seed, "Pipeline"
+    )
+
+
+def exchange_along(mesh: Mesh, zero1: bool, bucketing: dict | None, unit_bytes: int) -> Exchange:
+    """How the gradients of a stage meet along the axis "data"."""
+    if mesh.count == 1:
+        return Exchange()
+    if zero1:
+        return Sharded(1, unit_bytes, None, together=False)
+    return Messages(bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}, "one network on several ranks")

@@ -1,0 +1,156 @@
+"""Sandblaster: L-BFGS on many ranks, by a coordinator that holds no parameters.
+
+Rank 0 runs the algorithm and sends commands of a few bytes (dot, axpy, copy, scale); parameters, gradients and the
+history of L-BFGS lie in slices on shards, and never meet in one place; replicas compute gradients of small chunks of
+the batch, a chunk whenever they are idle, so that a slow one does fewer of them and nobody waits for it. A step is a
+direction and a line search along it, several evaluations of the whole batch.
+
+Cost of an evaluation for n bytes of parameters, r replicas, s shards and c chunks: every replica pulls n, every chunk
+pushes n, so (r + c) n / s at a shard; of an iteration beside that 4 m + 8 commands and 2 m + 6 answers, m the history.
+Chunks are to be large enough that computing one takes longer than moving n bytes, and small enough that there are many
+for each replica. Source: Dean et al. 2012, section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nn.core.network import Network
+from nn.layers.dropout import Dropout
+from nn.losses import Loss
+from nn.optim.lbfgs import QuasiNewton
+from parallel.exchange.commanded.post import LIMIT
+from parallel.exchange.commanded.shards import Commanded
+from parallel.mesh import Mesh, agree
+from parallel.passes.chunks import Chunks
+from parallel.trainer import Trainer
+
+
+class Sandblaster(Trainer):
+    """`Serial` with L-BFGS, on a coordinator, replicas and shards; on one process all of them are there, too.
+
+    `shard` is the whole batch on a replica, and nothing elsewhere. The sum of a gradient has the same bits for any
+    number of replicas and shards; dot products depend on the number of shards, by rounding.
+
+    Parameters
+    ----------
+    network, loss, communicator, seed
+        As for DistributedDataParallel; without a communicator for one process.
+    optimizer : QuasiNewton
+    servers : int
+        Shards, among which the parameters are cut, on bounds of 16 elements.
+    place : {"own", "workers"}
+        Whether shards have ranks of their own, the last ones, or live on replicas.
+    chunk : int
+        Samples that a replica is given at once.
+    same_batch : bool
+        Whether all steps are given the same samples, in whatever order: then the loss and the gradient at the end of
+        a step are those at the start of the next. Else every step begins with an evaluation of its batch.
+    limit : float
+        Seconds that a rank waits for the others.
+
+    Raises
+    ------
+    ValueError
+        Another optimizer; a layer that is another function every time; shards that there are no ranks for.
+    ReplicaError
+        If ranks were given different networks, losses, optimizers or settings.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        optimizer: QuasiNewton,
+        communicator=None,
+        seed: int = 0,
+        servers: int = 1,
+        place: str = "own",
+        *,
+        chunk: int = 64,
+        same_batch: bool = False,
+        limit: float = LIMIT,
+    ):
+        if not isinstance(optimizer, QuasiNewton):
+            raise ValueError(f"Sandblaster searches along lines: expected QuasiNewton, given {optimizer!r}")
+        if chunk < 1:
+            raise ValueError(f"Sandblaster: chunk must be at least 1 sample, given {chunk}")
+        refuse_changing(network)
+        if communicator:
+            agree(communicator, {"Sandblaster": f"{servers} shards on {place}, chunks of {chunk}, same={same_batch}"})
+        exchange = Commanded(communicator.size if communicator else 1, servers, place, limit)
+        mesh = Mesh(communicator, exchange.workers if communicator else None)
+        self.same_batch, self.samples = same_batch, None
+        super().__init__(network, loss, optimizer, mesh, Chunks(chunk), exchange, seed, "Sandblaster")
+
+    def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None, parts: int = 1) -> float:
+        """One iteration of L-BFGS on a batch; returns the loss before it.
+
+        Parameters
+        ----------
+        x, y : arrays
+            All samples of the batch, on a replica.
+        total : int
+            Samples of the batch; None on one process only.
+        parts : int
+            1: a batch is cut into chunks already.
+
+        Raises
+        ------
+        NonFiniteLoss
+            The loss at the start is not finite; nothing was changed.
+        """
+        total = self.agreed(len(x), total, parts)
+        chunks = -(-total // self.pass_.size)
+
+        def compute(number: int) -> float:
+            micro = self.pass_.chunk(number, total)
+            return self.compute_gradients(x[micro.rows], y[micro.rows], total, micro)
+
+        loss = self.exchange.search(compute, chunks, self.same_batch and self.samples == total)
+        if not math.isfinite(loss):
+            rows = [micro.rows for micro in self.pass_.cut(len(x), total, 1)]
+            raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
+        self.samples = total
+        self.steps += 1
+        if self.exchange.finished:
+            self.say(f"step {self.steps}: {self.exchange.finished}")
+        return loss
+
+    def agreed(self, samples: int, total: int | None, parts: int) -> int:
+        """The size of the batch; refuses, on all ranks alike, what ranks were told differently (collective)."""
+        if parts != 1:
+            raise ValueError(f"a step of Sandblaster is cut into chunks already: leave out accumulate, given {parts}")
+        if total is None and self.mesh.size == 1:
+            total = samples
+        told = self.mesh.allgather((samples, total))
+        for rank, (samples, total) in enumerate(told):
+            expected = told[0][1] if self.mesh.size == 1 or rank in self.exchange.workers else 0
+            if total is None or total != told[0][1] or samples != expected or total < 1:
+                raise ValueError(
+                    f"step {self.steps}: rank {rank} has {samples} samples of a batch of {total}; expected {expected} "
+                    f"of {told[0][1]}: a replica has the whole batch, the others none of it, as a Loader gives it"
+                )
+        return told[0][1]
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.samples = None if math.isnan(state["lbfgs/loss"]) else self.samples
+
+
+def refuse_changing(network: Network) -> None:
+    """Refuse layers whose outputs change from one evaluation to the next: a line search would follow noise."""
+    if network.state_layout.size:
+        name = next(iter(network.state_layout.specs))
+        raise ValueError(
+            f"Sandblaster: {name} of {network.name} moves with every batch, and a line search needs one function: use "
+            "layer normalisation in place of batch normalisation"
+        )
+    for path, layer, _, _ in network.layers():
+        if isinstance(layer, Dropout) and layer.rate:
+            raise ValueError(
+                f"Sandblaster: {layer!r} at {path} of {network.name} is another function every time, and a line search "
+                "needs one: leave it out"
+            )

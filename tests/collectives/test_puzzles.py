@@ -1,0 +1,161 @@
+"""Puzzles: every one can be solved within its limits, and answers that are wrong, slow or greedy are told so."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from collectives import Copy, Meet, Recv, RecvReduce, Reduce, Send, part, puzzles
+from collectives.algorithms import allreduce
+from collectives.puzzles.puzzle import UNITS
+from collectives.puzzles.solutions import ANSWERS
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_each_has_an_answer_that_holds_the_record(name):
+    puzzle = getattr(puzzles, name)
+    grade = puzzle.grade(ANSWERS[name])
+    assert grade, grade
+    assert not grade.records and grade.measured.keys() == puzzle.limits.keys() == puzzle.record.keys()
+    tied = {limit for limit, value in grade.measured.items() if value == puzzle.record[limit]}
+    assert tied or name == "gpipe", "the record is what has been done"
+    assert all(puzzle.record[limit] <= puzzle.limits[limit] for limit in puzzle.limits) and set(puzzle.limits) <= {
+        *UNITS
+    }
+    assert puzzle.task.count("\n\n") >= 0 and str(puzzle).startswith(f"{puzzle.name}: {puzzle.size} ranks")
+    assert "solved" in str(grade)
+
+
+def test_all_are_listed():
+    assert {id(getattr(puzzles, name)) for name in ANSWERS} == {id(puzzle) for puzzle in puzzles.ALL}
+    assert len(puzzles.ALL) >= 12
+
+
+def nothing(rank, size, count):
+    """An answer that does nothing at all."""
+    yield ()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_doing_nothing_is_wrong_everywhere(name):
+    grade = getattr(puzzles, name).grade(nothing)
+    assert not grade and "wrong" in str(grade)
+
+
+def one_by_one(rank, size, count):
+    """A broadcast that takes seven rounds."""
+    for q in range(1, size):
+        yield (Send(q, "x", 0, count),) if rank == 0 else (Recv(0, "x", 0, count),) if rank == q else ()
+
+
+def many_at_once(rank, size, count):
+    yield tuple(Send(q, "x", 0, count) for q in range(1, size)) if rank == 0 else (Recv(0, "x", 0, count),)
+
+
+def whole_vectors(rank, size, count):
+    """A ring that sends all of a vector each time."""
+    yield (Copy("went", 0, count, "x", 0),)
+    for _ in range(size - 1):
+        yield Send((rank + 1) % size, "went", 0, count), Recv((rank - 1) % size, "came", 0, count)
+        yield Reduce("x", 0, count, "came", 0), Copy("went", 0, count, "came", 0)
+
+
+def all_waiting(rank, size, count):
+    """Sends before it receives, in rounds of their own."""
+    yield (Send((rank + 1) % size, "x", 0, count),)
+    yield (RecvReduce((rank - 1) % size, "x", 0, count),)
+
+
+def without_a_meeting(rank, size, count):
+    lo, hi = part(count, size, rank)
+    yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
+
+
+def reads_what_is_written(rank, size, count):
+    """Adds to x of all others what x is, at once."""
+    yield tuple(Reduce("x", 0, count, "x", 0, to=q) for q in range(size) if q != rank)
+    yield (Meet(),)
+
+
+def everyone_adds_all(rank, size, count):
+    yield (Meet(),)
+    yield (Copy("sum", 0, count, "x", 0, of=0),)
+    yield tuple(Reduce("sum", 0, count, "x", 0, left=False, of=q) for q in range(1, size))
+    yield (Meet(),)
+    yield (Copy("x", 0, count, "sum", 0),)
+
+
+def forgets_a_backward(rank, size, count):
+    order = [("F", i) for i in range(count)] + [("B", i) for i in range(count - 1)]
+    yield from puzzles.Stage(rank, size).rounds(order)
+
+
+def mixes_micro_batches(rank, size, count):
+    """The first stage begins with the second micro-batch, and the others do not."""
+    forward = [("F", i) for i in range(count)]
+    if rank == 0:
+        forward[:2] = reversed(forward[:2])
+    yield from puzzles.Stage(rank, size).rounds([*forward, *(("B", i) for i in range(count))])
+
+
+def too_far_ahead(rank, size, count):
+    """Gathers all layers before it computes one."""
+    everything = [steps for steps in ANSWERS["fsdp"](rank, size, count)]
+    flat = [s for steps in everything for s in steps if type(s).__name__ != "Compute"]
+    work = [s for steps in everything for s in steps if type(s).__name__ == "Compute"]
+
+    def place(i, s):
+        layer = i // (2 * size - 1)
+        return (
+            s if isinstance(s, Send) else s._replace(lo=layer * size + s.lo % size, hi=layer * size + s.lo % size + 1)
+        )
+
+    yield tuple(place(i, s) for i, s in enumerate(flat))
+    for i, step in enumerate(work):
+        (full,) = step.reads
+        yield (step._replace(reads=(full._replace(lo=i * size, hi=(i + 1) * size),)),)
+
+
+def copies_for_nobody(rank, size, count):
+    """Half of x is copied."""
+    yield Send((rank + 1) % size, "x", 0, count // 2), Recv((rank - 1) % size, "copy", 0, count // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        ("broadcast", one_by_one, "too many       7 of 3"),
+        ("broadcast", many_at_once, "rank 0, round 0: 7 sends and 0 receives, where there is a port for each"),
+        ("ring", whole_vectors, "too many      80 of 32"),
+        ("ring", all_waiting, r"with eager sends it passes\)|are missing"),
+        ("ring", allreduce.doubling, "only neighbours on the ring have a wire"),
+        ("reduce_scatter", ANSWERS["ring"], "too many      32 of 16"),
+        ("memory", without_a_meeting, "rank [0-9] ends without a Meet after rank [0-9] has written x there"),
+        ("memory", reads_what_is_written, "(?s)race|nothing says|no Meet"),
+        ("memory", everyone_adds_all, "too many      80 of 32"),
+        ("memory", ANSWERS["doubling"], "there are no messages here"),
+        ("gpipe", forgets_a_backward, r"done\[7\] was never written"),
+        ("gpipe", mixes_micro_batches, "rank 1, F0 reads in.0.: it holds what F0 made of micro-batch 1, expected"),
+        ("one_f_one_b", ANSWERS["gpipe"], "too many      10 of 6"),
+        ("zero_bubble", ANSWERS["one_f_one_b"], "too many      33 of 27"),
+        ("fsdp", too_far_ahead, "too many      32 of 8"),
+        ("buddy", copies_for_nobody, r"if rank 0 is lost, its x\[3\] is: nothing that is left tells what it was"),
+        ("parity", ANSWERS["buddy"], "too many       6 of 2"),
+        ("doubling", ANSWERS["gpipe"], "here elements are only moved and added"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_or_over_a_limit_is_said(name, answer, words):
+    import re
+
+    grade = getattr(puzzles, name).grade(answer)
+    assert not grade and re.search(words, str(grade)), grade
+    figure = grade.draw()
+    assert figure.axes
+    plt.close(figure)
+
+
+def test_a_solved_one_is_drawn_too():
+    for name in ("ring", "zero_bubble"):
+        figure = getattr(puzzles, name).grade(ANSWERS[name]).draw()
+        assert figure.axes[0].get_title() or figure.texts or figure.axes[0].texts
+        plt.close(figure)

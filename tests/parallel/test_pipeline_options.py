@@ -1,0 +1,93 @@
+"""--mesh and --pipeline: what they take, what is refused before ranks start, and a run that goes on in another way."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+from parallel.command import axes
+from parallel.command.factory import prepare
+from parallel.command.options import OptionError, Options
+from parallel.command.parsing import parse
+from parallel.launch import launcher
+
+ROOT = Path(__file__).parents[2]
+TEXT = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+REFUSED = {
+    "--mesh data=2,pipeline=2 --ranks 3": "does not make 3 ranks: each axis needs one of 1, 3 ranks",
+    "--mesh pipelines=2 --ranks 2": "what is 'pipelines=2'? it takes data=NUMBER, pipeline=NUMBER",
+    "--mesh data=0 --ranks 2": "data must have at least 1 rank",
+    "--mesh data=2": "data 2 does not make 1 ranks",
+    "--mesh data=2 --strategy fsdp --ranks 2": "--mesh data=2 has no effect with --strategy fsdp",
+    "--pipeline 1f1b --mesh data=2,pipeline=1 --ranks 2": "--pipeline 1f1b needs ranks on its axis",
+    "--pipeline 1f1b --strategy ps --ranks 3": "--strategy ps has no stages on different ranks: use ddp, zero1",
+    "--pipeline 2f2b --ranks 2": "no schedule '2f2b'; use one of naive, gpipe, 1f1b",
+    "--pipeline 1f1b:chunks=2 --ranks 2": "what is 'chunks=2'? 1f1b takes micro=NUMBER",
+    "--pipeline 1f1b:micro=0 --ranks 2": "micro must be at least 1",
+    "--pipeline 1f1b:micro=17 --mesh data=2 --ranks 4": "17 micro-batches do not fit into the 16 samples",
+    "--pipeline 1f1b:cuts=1.5 --ranks 2": "cuts are numbers of layers",
+    "--pipeline 1f1b:cuts=99 --ranks 2": "it can be cut before 1 to 9",
+    "--pipeline interleaved:chunks=9 --ranks 2": "cnn has 10 layers, too few for 18 stages",
+    "--strategy pipeline --ranks 11": "cnn has 10 layers, too few for 11 stages",
+    "--strategy pipeline --reproducible 4 --ranks 2": "--reproducible does not go with stages on different ranks",
+    "--strategy pipeline --accumulate 2 --ranks 2": "say how many by --pipeline NAME:micro=N",
+    "--pipeline 1f1b --compress fp16 --ranks 2": "the gradients of every stage travel by themselves",
+    "--pipeline 1f1b --node-memory on --ranks 2": "gradients of stages are summed by messages",
+    "--pipeline mine.csv:micro=2 --ranks 2": "what is 'micro=2'?",
+    "--pipeline none.csv --ranks 2": "--pipeline none.csv: No such file",
+    "--pipeline late.csv --ranks 2": "1B0 cannot run: it needs 1F0, which comes later on this rank",
+    "--pipeline hang.csv --ranks 2": "2 of 2 ranks wait for ever",
+    "--pipeline rubbish.csv --ranks 2": "rank 0, column 1: 'x' is no action",
+    "--pipeline mine.csv --ranks 3": "the schedule has 2 rows, one for each rank, but there are 3 ranks",
+}
+FILES = {
+    "mine.csv": TEXT,
+    "late.csv": TEXT.replace("1F0,1F1,1B0", "1B0,1F1,1F0"),
+    "hang.csv": "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
+    "rubbish.csv": "0F0,x\n",
+}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_is_refused_before_ranks_start(words, files):
+    with pytest.raises(OptionError, match=re.escape(REFUSED[words])):
+        prepare(parse([*words.split(), "--limit", "60"]))
+
+
+def test_texts_become_arguments(files):
+    options = Options(pipeline="interleaved:micro=6,chunks=3,cuts=1/2/3", batch=12)
+    assert axes.is_pipeline(options) and axes.sizes(options, 4) == {"data": 1, "pipeline": 4, "tensor": 1}
+    found = axes.arguments(options, 2)
+    assert found == {"schedule": "interleaved", "micro_batches": 6, "chunks": 3, "cuts": [1, 2, 3], "recompute": False}
+    assert axes.arguments(Options(pipeline="gpipe:recompute", batch=12), 2)["recompute"]
+    assert axes.arguments(Options(strategy="pipeline", batch=12), 2)["micro_batches"] == 6
+    written = axes.arguments(Options(pipeline="mine.csv"), 1)
+    assert written["micro_batches"] == 2 and len(written["schedule"]) == 2
+    assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == {"data": 2, "pipeline": 3, "tensor": 1}
+    assert not axes.is_pipeline(Options(mesh="data=2"))
+    prepare(parse(["--pipeline", "mine.csv", "--ranks", "2", "--limit", "60"]))
+
+
+def test_a_run_goes_on_without_its_pipeline(files, nothing_left):
+    """Two ranks after a schedule of one's own, then the same two with the whole network each."""
+    script, out = str(ROOT / "scripts/train.py"), str(files / "run")
+    common = [script, "--out", out, "--limit", "60", "--no-pictures", "--model", "mlp:64,9,10"]
+    with open(files / "said", "w") as said:
+        more = ["--pipeline", str(files / "mine.csv"), "--epochs", "1", "--memory", "--timeline"]
+        assert launcher.run([*common, *more], 2, timeout=PATIENCE, cwd=ROOT, stdout=said) == 0
+        again = [script, "--resume", out, "--epochs", "2", "--strategy", "ddp"]
+        assert launcher.run(again, 2, timeout=PATIENCE, cwd=ROOT, stdout=said) == 0
+    told = (files / "said").read_text()
+    assert "2 ranks, Pipeline: " in told and "2 stages on 2 ranks, cut before 2, 2 micro-batches" in told
+    assert "2 ranks, DistributedDataParallel" in told and "epoch 2/2" in told
+    assert json.loads((files / "run" / "result.json").read_text())["epochs"] == 2

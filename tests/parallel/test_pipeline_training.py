@@ -1,0 +1,303 @@
+"""Stages on different ranks compute what one process computes, after every schedule and on every mesh."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from pipelines import (
+    NETWORKS,
+    OPTIMIZERS,
+    SCHEDULES,
+    SEED,
+    batches,
+    cnn,
+    difference,
+    mlp,
+    one_process,
+    pipeline,
+    resnet,
+    train,
+    transformer,
+)
+
+import nn
+from nn.core.layer import Sequential
+from nn.optim import clipping
+from nn.training.serial import NonFiniteLoss
+
+
+def world(comm):
+    from collectives import Communicator
+
+    return Communicator(comm)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3])
+def test_every_schedule_computes_what_one_process_computes(comm):
+    ranks = world(comm)
+    for build in mlp, cnn, transformer:
+        one, losses = one_process(build(), OPTIMIZERS["sgd"](), 5)
+        for schedule in SCHEDULES:
+            many = pipeline(ranks, build(), schedule=schedule, micro_batches=5)
+            np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{build.__name__}, {schedule}")
+            state = many.state()
+            assert comm.rank or difference(state, one.state()) < 1e-12, (build.__name__, schedule)
+            many.close()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+def test_every_mesh_computes_what_one_process_computes(comm):
+    """Of networks with batch normalisation over the micro-batches of all pipelines: what data parallelism computes."""
+    from parallel import DistributedDataParallel
+
+    ranks, number = world(comm), 0
+    for data in (n for n in range(1, comm.size + 1) if comm.size % n == 0):
+        peers = ranks.Split(comm.rank % (comm.size // data), comm.rank)
+        for name, build in NETWORKS.items():
+            for kind, optimizer in OPTIMIZERS.items():
+                sizes, make = (10, 10, 3), build
+                if data > 1 and build in (cnn, resnet):
+                    sizes, make = (10, 10, 9), partial(build, True) if build is cnn else build  # of 3 some have none
+                    one = DistributedDataParallel(
+                        make(), nn.CrossEntropyLoss(), optimizer(), peers, SEED, node_memory="off"
+                    )
+                    losses = train(one, 3, sizes)
+                else:
+                    one, losses = one_process(build(), optimizer(), 3)
+                schedule, number = SCHEDULES[number % len(SCHEDULES)], number + 1
+                many = pipeline(ranks, make(), optimizer(), schedule=schedule, micro_batches=3, data=data)
+                case = f"{name}, {kind}, data={data}, {schedule}"
+                np.testing.assert_allclose(train(many, sizes=sizes), losses, rtol=1e-12, err_msg=case)
+                many.check_replicas()
+                state = many.state()
+                assert comm.rank or difference(state, one.state()) < 1e-12, case
+                many.close()
+                one.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_norms_are_those_of_the_whole_network(comm):
+    """Clipping, LARS and LAMB; with moments in shards, too. A tied array counts once."""
+    optimizers = [
+        lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipGlobalNorm(0.1)),
+        lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipNorm(0.05)),
+        lambda: nn.LARS(0.5, weight_decay=1e-3),
+        lambda: nn.LAMB(0.01, eps=1e-4, clip=clipping.ClipGlobalNorm(0.1)),
+    ]
+    ranks = world(comm)
+    for optimizer in optimizers:
+        one, losses = one_process(transformer(), optimizer(), 3)
+        for more in {"data": 1}, {"data": 2, "zero1": True}, {"data": 2, "schedule": "interleaved"}:
+            many = pipeline(ranks, transformer(), optimizer(), micro_batches=3, **more)
+            np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{optimizer()}, {more}")
+            state = many.state()
+            assert comm.rank or difference(state, one.state()) < 1e-12, (optimizer(), more)
+            many.close()
+
+
+class OneSlot:
+    """A buffer of which every slot is the first."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __getitem__(self, place):
+        return self.array[: place.stop - place.start]
+
+
+@pytest.mark.mpi(ranks=2)
+def test_one_buffer_for_all_micro_batches_is_not_equal(comm, monkeypatch):
+    """The control: where every input is received into the same slot, weights' gradients are silently wrong."""
+    from parallel.strategies.pipeline import executor, step
+
+    one, _ = one_process(mlp(), OPTIMIZERS["sgd"](), 5)
+
+    class Aliased(step.Program):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.slots |= {"input1": OneSlot(self.slots["input1"])} if "input1" in self.slots else {}
+
+    for program, equal in (step.Program, True), (Aliased, False):
+        monkeypatch.setattr(executor, "Program", program)
+        many = pipeline(world(comm), mlp(), schedule="gpipe", micro_batches=5)
+        train(many)
+        state = many.state()
+        assert comm.rank or (difference(state, one.state()) < 1e-12) == equal
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_gradient_that_is_not_summed_over_the_stages_is_not_equal(comm):
+    """The control of tied arrays."""
+    _, losses = one_process(transformer(), OPTIMIZERS["sgd"](), 3)
+    many = pipeline(world(comm), transformer(), micro_batches=3)
+    assert list(many.pass_.ties) == ["0.W"]
+    many.pass_.ties = {}
+    assert not np.allclose(train(many), losses, rtol=1e-9)
+    many.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_nobody_waits_for_ever_where_a_send_ends_only_when_it_is_received(comm, monkeypatch):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    monkeypatch.setattr(Communicator, "Isend", lambda self, *given: MPI.Intracomm.Issend(self, *given), raising=False)
+    _, losses = one_process(mlp(), OPTIMIZERS["sgd"](), 7)
+    for schedule in SCHEDULES:
+        many = pipeline(world(comm), mlp(), schedule=schedule, micro_batches=7)
+        np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=schedule)
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_rank_that_waits_in_vain_says_for_whom(comm):
+    many = pipeline(world(comm), mlp(), micro_batches=2, limit=0.2)
+    x, y, total = next(batches(mlp()))
+    if comm.rank == 1:
+        with pytest.raises(TimeoutError, match=r"rank 1 has waited for rank 0 for input of network \(stage 1 of 2\)"):
+            many.step(x, y, total)
+    comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_zero_bubble_and_1f1b_have_the_same_bits(comm):
+    ranks = world(comm)
+    first = pipeline(ranks, transformer(), micro_batches=5)
+    expected = train(first)
+    for schedule in "zb-h1", "zb-h2":
+        many = pipeline(ranks, transformer(), schedule=schedule, micro_batches=5)
+        assert train(many) == expected
+        assert many.digest() == first.digest()
+        many.close()
+    first.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_recompute_changes_nothing(comm):
+    ranks = world(comm)
+    for schedule in "gpipe", "zb-h1":
+        found = []
+        for recompute in False, True:
+            many = pipeline(ranks, cnn(), schedule=schedule, micro_batches=4, recompute=recompute)
+            found.append((train(many), many.digest(), many.statistics.tobytes()))
+            many.close()
+        assert found[0] == found[1]
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_schedule_from_text_and_any_cut(comm):
+    from parallel.strategies.pipeline.actions import read
+
+    text = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"
+    _, losses = one_process(mlp(), OPTIMIZERS["sgd"](), 2)
+    for cut in 1, 7, 15:
+        many = pipeline(world(comm), mlp(), schedule=read(text), micro_batches=2, cuts=[cut])
+        np.testing.assert_allclose(train(many), losses, rtol=1e-12)
+        many.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_every_checkpoint_continues_on_every_mesh(comm):
+    """Also that of one process, and of other strategies; evaluation and outputs are those of one process."""
+    from parallel import FullyShardedDataParallel
+
+    ranks = world(comm)
+    x, y, total = list(batches(transformer()))[1]
+    one = nn.Serial(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+    makers = [
+        lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), schedule="interleaved", micro_batches=3, data=2),
+        lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), schedule="zb-h1", micro_batches=2),
+        lambda: FullyShardedDataParallel(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), ranks, SEED),
+        lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), micro_batches=3, data=2, zero1=True),
+        lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), micro_batches=3),
+    ]
+    state = one.state()
+    for make in makers:
+        many = make()
+        many.load_state(state if comm.rank == 0 else {})
+        shard = list(batches(transformer(), many.shard))[1]
+        np.testing.assert_allclose(many.step(*shard), one.step(x, y, total, 1), rtol=1e-12)
+        snapshot, digest = many.snapshot(), many.digest()
+        many.step(*shard)
+        assert many.digest() != digest
+        many.restore(snapshot)
+        assert many.digest() == digest
+        state = many.state()
+        if comm.rank == 0:
+            assert difference(state, one.state()) < 1e-12, many.name
+            back = nn.Serial(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+            back.load_state(state)
+            assert back.digest() == digest
+        np.testing.assert_allclose(many.predict(x), one.predict(x), rtol=1e-9)
+        sums = many.sum(many.evaluate(shard[0], shard[1]))
+        np.testing.assert_allclose(sums, one.evaluate(x, y), rtol=1e-9)
+        alone = many.alone()
+        assert alone is None or alone.digest() == digest
+        many.close()
+    with pytest.raises(ValueError, match=r"the checkpoint lacks param/0\.W"):
+        makers[1]().load_state({name: array for name, array in one.state().items() if name != "param/0.W"})
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
+    ranks = world(comm)
+    x, y, total = next(batches(mlp()))
+    many = pipeline(ranks, cnn(), micro_batches=3)
+    images = np.random.default_rng(1).random((10, 4, 4, 1))
+    many.step(images, y, total)
+    before, statistics = many.digest(), many.statistics.copy()
+    images[7, 1, 2, 0] = np.nan
+    with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[7\] of the batch"):
+        many.step(images, y, total)
+    assert many.digest() == before and np.array_equal(many.statistics, statistics)
+    many.close()
+
+    many = pipeline(ranks, mlp(), micro_batches=3)
+    for name, array in many.exchange.named("param", many.parameters):
+        if name == "param/9.W":
+            array[0, 0] = np.inf
+    with pytest.raises(NonFiniteLoss, match=r"is in parameter 9\.W"):
+        many.step(x, y, total)
+    many.close()
+
+    many = pipeline(ranks, cnn(), micro_batches=3)
+    for name, array in many.exchange.named("param", many.parameters):
+        if name == "param/8.W":
+            array[...] = 1e308
+    images[7] = 0.5
+    with pytest.raises(NonFiniteLoss, match=r"is in the output of layer 8 .* on rank 2 \(samples \["):
+        many.step(images, y, total)
+    many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_what_cannot_run_is_refused_on_every_rank(comm):
+    from parallel.mesh import ReplicaError
+    from parallel.strategies.pipeline.actions import read
+
+    ranks = world(comm)
+
+    def refused(why, network=None, kind=ValueError, **options):
+        with pytest.raises(kind, match=why):
+            pipeline(ranks, network or mlp(), **{"micro_batches": 2} | options)
+
+    refused("has 16 layers, too few for 18 stages", schedule="interleaved", chunks=9)
+    refused("the schedule has 2 stages, the network is cut into 3", cuts=[2, 4])
+    refused("it can be cut before 1 to 15", cuts=[16])
+    refused("1B1 cannot run: it needs 1F1", schedule=read("0F0,0F1,0B1,0B0\n1F0,1B1,1F1,1B0"))
+    refused("several ranks", schedule=read("0F0,0B0\n0F1,0B1"), cuts=[])
+    refused("pipeline 1f1b: it has no chunks", chunks=2)
+    refused("does not make 2 ranks", data=3)
+    refused("rank 1 has no stage", schedule=read("0F0,0F1,0B1,0B0\n,"))
+    refused("disagree on the cuts of the network", kind=ReplicaError, cuts=[3 + comm.rank])
+    padded = nn.Network(Sequential(nn.Embedding(9, 8, padding=0), nn.TransformerBlock(8, 2)), (6,), np.float64)
+    refused("marks padding, which later stages are not told of", padded)
+    many = pipeline(ranks, mlp(), micro_batches=2)
+    x, y, total = next(batches(mlp()))
+    with pytest.raises(ValueError, match="leave out to accumulate 3 parts"):
+        many.step(x, y, total, 3)
+    with pytest.raises(ValueError, match=r"the size of the global batch: 10 on rank 0 .*, 11 on rank 1"):
+        many.step(x, y, total + comm.rank)
+    many.close()

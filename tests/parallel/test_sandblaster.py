@@ -1,0 +1,360 @@
+"""Sandblaster: L-BFGS on coordinator, shards and replicas makes the steps of one process, whatever arrives when."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import nn
+from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
+from parallel.exchange.commanded.post import Letter, LocalPost, MPIPost
+from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
+from parallel.exchange.commanded.shards import WORKING, parts
+from parallel.exchange.push_pull import cut
+from parallel.strategies.sandblaster import Sandblaster
+
+SAMPLES, CHUNK, STEPS = 50, 7, 6
+
+
+def network(**options):
+    return nn.Network(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)), (6,), np.float64)
+
+
+def data(samples=SAMPLES):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((samples, 6)), rng.integers(0, 3, samples)
+
+
+def serial():
+    return nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), seed=3)
+
+
+def plain(steps=STEPS):
+    """(parameters, losses before each step) of L-BFGS in one process, each gradient that of the batch at once."""
+    trainer, (x, y) = serial(), data()
+    lbfgs = LBFGS(Vectors(trainer.parameters, trainer.gradients), lambda: trainer.compute_gradients(x, y, len(x)))
+    losses = []
+    for _ in range(steps):
+        lbfgs.step()
+        losses.append(lbfgs.start)
+    return trainer.parameters, losses
+
+
+class Lazy(LocalPost):
+    """Letters to or from one role (of some kinds) seldom come while there are others; without a chance never."""
+
+    def __init__(self, rng, lazy, chance=0.0, kinds=KINDS):
+        super().__init__(rng)
+        self.lazy, self.chance, self.kinds = lazy, chance, kinds
+
+    def late(self, pair, letter):
+        return self.lazy in pair and letter.kind in self.kinds
+
+    def receive(self):
+        kept = {pair: letters for pair, letters in self.sent.items() if self.late(pair, letters[0])}
+        if len(kept) == len(self.sent) or (self.chance and self.rng.random() < self.chance):
+            return super().receive()
+        for pair in kept:
+            del self.sent[pair]
+        letter = super().receive()
+        self.sent |= kept
+        return letter
+
+
+class Together:
+    """All roles in this process, each replica with a network of its own."""
+
+    def __init__(self, replicas, shards, post, kind=Shard):
+        x, y = data()
+        first = serial()
+        slices = [slice(lo, hi) for lo, hi in cut(first.network.layout.size, shards)]
+        names = ["w", *QuasiNewton().slots, *WORKING]
+        self.post, self.roles, self.shards = post, {}, []
+        for i, share in enumerate(slices):
+            w = first.parameters[share].copy()
+            self.shards.append(kind(i, Vectors(w, np.zeros_like(w)), names, replicas, post))
+        for i in range(replicas):
+            one = serial()
+
+            def compute(chunk, one=one):
+                rows = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, SAMPLES))
+                return one.compute_gradients(x[rows], y[rows], SAMPLES, rows.start)
+
+            self.roles["replica", i] = Replica(i, slices, one.parameters, one.gradients, compute, post)
+        self.coordinator = Coordinator(names, shards, replicas, post, self.pump)
+        self.coordinator.chunks = math.ceil(SAMPLES / CHUNK)
+        self.roles |= {role.role: role for role in (*self.shards, self.coordinator)}
+        self.lbfgs = LBFGS(self.coordinator, self.coordinator.evaluate)
+
+    def pump(self):
+        letter = self.post.receive()
+        assert letter.kind in KINDS and len(letter.words) <= 6
+        self.roles[letter.receiver].handle(letter)
+
+    def search(self):
+        for role in self.roles.values():
+            role.begin()
+        self.lbfgs.step()
+        if not self.coordinator.current:
+            self.coordinator.refresh()
+        self.coordinator.stop()
+        while not all(role.done for role in self.roles.values()):
+            self.pump()
+        assert not self.post.sent, "nothing is left on its way"
+
+    def parameters(self):
+        return np.concatenate([shard.vectors.arrays["w"] for shard in self.shards])
+
+
+def orders():
+    """Ways in which letters may arrive."""
+    yield LocalPost()
+    for seed in range(4):
+        yield LocalPost(np.random.default_rng(seed))
+    for chance in (0.0, 0.03, 0.1):
+        yield Lazy(np.random.default_rng(9), ("replica", 0), chance)
+        yield Lazy(np.random.default_rng(9), ("replica", 0), chance, ("push", "computed"))
+    yield Lazy(None, ("shard", 0))
+    yield Lazy(np.random.default_rng(8), COORDINATOR, 0.01)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_any_order_of_arrival_gives_the_same_bits(shards):
+    want, losses = plain()
+    found, backups = set(), 0
+    for replicas in (1, 4):
+        for post in orders():
+            run = Together(replicas, shards, post)
+            for loss in losses:
+                run.search()
+                assert run.lbfgs.start == pytest.approx(loss, rel=1e-12)
+            np.testing.assert_allclose(run.parameters(), want, rtol=0, atol=1e-10)
+            for role in run.roles.values():
+                if isinstance(role, Replica):
+                    assert np.array_equal(role.parameters, run.parameters()), "replicas have what the step has found"
+            found.add(run.parameters().tobytes())
+            backups += run.coordinator.backups
+    assert len(found) == 1 and backups > 10, "and chunks were computed twice"
+
+
+def test_control_a_shard_that_counts_what_comes_twice_is_found():
+    class Twice(Shard):
+        def _push(self, evaluation, chunk, gradient):
+            again = chunk in getattr(self, "seen", ())
+            super()._push(evaluation, chunk, gradient.copy())
+            if again and evaluation == self.evaluation:
+                self.vectors.arrays["g"] += gradient
+
+    want, _ = plain()
+    wrong = 0
+    for post in orders():
+        run = Together(4, 2, post, Twice)
+        for _ in range(STEPS):
+            run.search()
+        wrong += bool(np.abs(run.parameters() - want).max() > 1e-10)
+    assert wrong
+
+
+def test_a_shard_drops_what_is_late_and_keeps_what_is_early():
+    """Chunks in every order; those of the evaluation before are not counted, and a pull that comes early waits."""
+    for order in itertools.permutations(range(3)):
+        post = LocalPost()
+        shard = Shard(0, Vectors(np.arange(4.0), np.zeros(4)), ["w", "g"], 1, post)
+
+        def tell(kind, *words, array=None, shard=shard):
+            shard.handle(Letter(kind, ("replica", 0), ("shard", 0), words, array))
+
+        tell("begin", 1, 3)
+        tell("push", 1, 2, array=np.full(4, 50.0))
+        tell("pull", 2)
+        assert not post.sent, "those are not the parameters that are meant"
+        tell("begin", 2, 3)
+        assert np.array_equal(post.receive().array, np.arange(4.0))
+        tell("push", 1, 0, array=np.full(4, 70.0))
+        tell("pull", 1)
+        for chunk in order:
+            for _ in range(2):
+                tell("push", 2, chunk, array=np.full(4, 0.1 + chunk))
+        assert post.receive().kind == "summed" and not post.sent, "and it is told once"
+        assert np.array_equal(shard.vectors.arrays["g"], np.full(4, (0.1 + 1.1) + 2.1)), "in one order"
+        tell("pull", 2)
+        assert not post.sent, "all has been computed without that replica"
+
+
+def test_a_slow_replica_computes_less_and_nobody_waits_for_it():
+    run = Together(3, 1, Lazy(None, ("replica", 0)))
+    computed = [0, 0, 0]
+    for i in range(3):
+        role = run.roles["replica", i]
+
+        def counted(chunk, i=i, compute=role.compute):
+            computed[i] += 1
+            return compute(chunk)
+
+        role.compute = counted
+    run.search()
+    assert computed[0] == 0 and computed[1] > 0 and computed[2] > 0
+    assert run.coordinator.evaluations > 1
+
+
+def test_finds_the_minimum_that_scipy_finds():
+    optimize = pytest.importorskip("scipy.optimize")
+    x, y = data(200)
+
+    def make():
+        return nn.Network(nn.Linear(6, 3), (6,), np.float64)
+
+    one = nn.Serial(make(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+
+    def function(w):
+        one.parameters[:] = w
+        return one.compute_gradients(x, y, len(x)), one.gradients.copy()
+
+    theirs = optimize.minimize(
+        function, one.parameters.copy(), jac=True, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-9}
+    )
+    trainer = Sandblaster(make(), nn.CrossEntropyLoss(), QuasiNewton(tolerance=1e-8), servers=2, same_batch=True)
+    said = []
+    trainer.say = said.append
+    while not said:
+        loss = trainer.step(x, y)
+        assert trainer.steps < 200
+    assert "minimum" in said[0] and abs(loss - theirs.fun) < 1e-12
+    assert trainer.predict(x).shape == (200, 3)
+
+
+def steps(trainer, number, batch=None):
+    """Make steps on all samples, or on batches of so many in turn."""
+    x, y = data()
+    batch = batch or SAMPLES
+    losses = []
+    for i in range(trainer.steps, trainer.steps + number):
+        rows = np.arange(i * batch, (i + 1) * batch) % SAMPLES
+        mine = rows if trainer.shard[0] == 0 else rows[:0]
+        losses.append(trainer.step(x[mine], y[mine], batch))
+    return losses
+
+
+LAYOUTS = [(2, 1, "workers"), (3, 1, "own"), (4, 2, "own"), (4, 3, "workers")]
+
+
+@pytest.mark.mpi(ranks=[2, 3, 4])
+def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    for size, servers, place in LAYOUTS:
+        if size != comm.size:
+            continue
+        for batch, same in ((None, True), (20, False)):
+            options = {"servers": servers, "chunk": CHUNK, "same_batch": same}
+
+            def make(comm, place, options=options):
+                optimizer = QuasiNewton(history=3)
+                return Sandblaster(network(), nn.CrossEntropyLoss(), optimizer, comm, 3, place=place, **options)
+
+            one, many = make(None, "own"), make(communicator, place)
+            assert steps(many, 4, batch) == steps(one, 4, batch)
+            state, want = many.state(), one.state()
+            many.check_replicas()
+            assert many.digest() == one.digest(), "the same bits for as many shards"
+            if many.writer:
+                assert state.keys() == want.keys()
+                for name, array in want.items():
+                    assert np.array_equal(array, state[name]), name
+            # A checkpoint continues, here and on one process.
+            for to in (make(communicator, place), make(None, "own")):
+                to.load_state(comm.bcast(state))
+                assert to.steps == 4
+                snapshot = to.snapshot()
+                steps(to, 2, batch)
+                after = to.digest()
+                to.restore(snapshot)
+                if same:  # which a caller promises of what comes next
+                    to.samples = SAMPLES
+                steps(to, 2, batch)
+                assert to.digest() == after
+                to.close()
+            x, y = data()
+            reader = many.shard[0] == 0
+            sums = many.sum(many.evaluate(x if reader else x[:0], y if reader else y[:0]))
+            np.testing.assert_allclose(sums, one.evaluate(x, y), rtol=1e-9)
+            kept = communicator.allreduce(many.memory()["moments"])
+            assert kept == one.memory()["moments"], "nobody has a vector that another one has"
+            assert comm.rank or not any(many.memory().values()), "the coordinator holds no parameters"
+            alone = many.alone()
+            assert (alone is None) == bool(comm.rank)
+            many.close()
+        one.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_what_goes_wrong_is_told_on_all_ranks(comm):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    trainer = Sandblaster(network(), nn.CrossEntropyLoss(), QuasiNewton(), communicator, chunk=CHUNK)
+    x, y = data()
+    mine = slice(None) if trainer.shard[0] == 0 else slice(0)
+    with pytest.raises(ValueError, match=r"rank 1 has 50 samples of a batch of 49; expected 49 of 49"):
+        trainer.step(x[mine], y[mine], 49)
+    with pytest.raises(ValueError, match="batch of None"):
+        trainer.step(x[mine], y[mine])
+    with pytest.raises(ValueError, match="leave out accumulate, given 2"):
+        trainer.step(x[mine], y[mine], SAMPLES, 2)
+    before = trainer.digest()
+    x[30, 2] = np.nan
+    with pytest.raises(nn.NonFiniteLoss, match=r"step 0: the loss is .* in the input"):
+        trainer.step(x[mine], y[mine], SAMPLES)
+    assert trainer.digest() == before and trainer.steps == 0
+    x, _ = data()
+    assert math.isfinite(trainer.step(x[mine], y[mine], SAMPLES)), "and it goes on"
+    if comm.rank != 1:
+        with pytest.raises(ValueError, match=f"rank {comm.rank} has no copy of the parameters"):
+            trainer.predict(x)
+    trainer.close()
+    places = {COORDINATOR: 0, ("shard", 0): 1, ("replica", 0): 2}
+    post = MPIPost(communicator, places, np.float64, KINDS, limit=0.05)
+    role = [COORDINATOR, ("shard", 0), ("replica", 0)][comm.rank]
+    with pytest.raises(TimeoutError, match=rf"rank {comm.rank} \({role[0]} 0\) had no letter from any rank in 0.05 s"):
+        post.receive()
+    comm.barrier()  # all have waited in vain
+    post.limit = 60
+    post.send(Letter("push", role, list(places)[(comm.rank + 1) % 3], (1.0, 2.0), np.arange(3.0)))
+    letter = post.receive()
+    assert letter.sender == list(places)[comm.rank - 1] and letter.words == (1.0, 2.0)
+    assert np.array_equal(letter.array, np.arange(3.0))
+    post.close()
+
+
+def test_bad_input_is_refused():
+    loss = nn.CrossEntropyLoss()
+    with pytest.raises(ValueError, match="expected QuasiNewton, given SGD"):
+        Sandblaster(network(), loss, nn.SGD(0.1))
+    with pytest.raises(ValueError, match="leave out clip and weight_decay"):
+        QuasiNewton(weight_decay=0.1)
+    with pytest.raises(ValueError, match="history and max_evaluations must be at least 1"):
+        QuasiNewton(history=0)
+    with pytest.raises(ValueError, match="chunk must be at least 1 sample, given 0"):
+        Sandblaster(network(), loss, QuasiNewton(), chunk=0)
+    with pytest.raises(TypeError, match=r"use parallel\.Sandblaster"):
+        nn.Serial(network(), loss, QuasiNewton()).step(*data())
+    for layer, words in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
+        with pytest.raises(ValueError, match=words):
+            Sandblaster(nn.Network(nn.Sequential(layer, nn.Linear(6, 3)), (6,)), loss, QuasiNewton())
+    assert parts(4, 1, "own") == ([1, 2], [3]) and parts(4, 2, "workers") == ([1, 2, 3], [1, 2])
+    assert parts(1, 3, "own") == ([0], [0, 0, 0])
+    with pytest.raises(ValueError, match="beside the coordinator, rank 0: 1 parameter servers on 1 ranks"):
+        parts(2, 1, "own")
+
+
+def test_the_library_fits_with_it():
+    """`fit` on one process: epochs, validation, the best epoch."""
+    x, y = data()
+    whole = nn.data.Dataset(x, y, classes=3, dtype=np.float64)
+    trainer = Sandblaster(network(), nn.CrossEntropyLoss(), QuasiNewton(), chunk=16, same_batch=True)
+    loader = nn.Loader(whole, SAMPLES, shard=trainer.shard)
+    training = nn.fit(trainer, loader, 10, validation=loader, test=loader)
+    losses = [record["loss"] for record in training.history]
+    assert losses == sorted(losses, reverse=True) and training.result["loss"] < 0.8 * losses[0]
