@@ -149,7 +149,7 @@ def _by_group(weight, groups):
 
 def _split(piece, columns):
     """Outputs (n, rows, ow, o) as the matrices that belong to `columns`, one for each group."""
-    return piece.reshape(columns.shape[1], len(columns), piece.shape[-1] // len(columns)).transpose(1, 0, 2)
+    return piece.reshape(columns.shape[1], len(columns), -1).transpose(1, 0, 2)
 
 
 def _columns(x, geometry, run):
@@ -159,7 +159,7 @@ def _columns(x, geometry, run):
     """
     (kh, kw), (sh, sw), (dh, dw), groups = geometry.kernel, geometry.stride, geometry.dilation, geometry.groups
     (oh, ow), c = geometry.out, x.shape[3] // groups
-    if (kh, kw, sh, sw) == (1, 1, 1, 1) and (oh, ow) == geometry.size:
+    if (kh, kw, sh, sw) == (1, 1, 1, 1) and (oh, ow) == geometry.size and len(x):
         yield slice(None), slice(None), x.reshape(len(x) * oh * ow, groups, c).transpose(1, 0, 2)
         return
     images, rows = _piece(len(x), oh, ow * kh * kw * c * groups * x.itemsize)
