@@ -5,15 +5,18 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test bench notebooks lint format mutants clean
+.PHONY: help train test test-all bench notebooks lint format mutants clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RANKS=n for others)
 	$(BIN)/python scripts/train.py --ranks $(RANKS)
 
-test: $(VENV)/.test  ## run all tests, on as many local ranks as each needs
+test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
+	$(BIN)/python -m pytest -m "not exhaustive"
+
+test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
 	$(BIN)/python -m pytest
 
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb from the .py sources and run them
@@ -24,9 +27,10 @@ bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in
 	mkdir -p runs
 	$(BIN)/python scripts/bench.py all --json runs/bench.json
 
-lint: $(VENV)/.lint  ## ruff check and format check
+lint: $(VENV)/.lint  ## ruff check and format check; mypy on the public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict --ignore-missing-imports --follow-imports=silent tests/typed_program.py
 
 format: $(VENV)/.lint  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
@@ -36,7 +40,7 @@ mutants: $(VENV)/.mutation  ## change the code in 200 places, one at a time: doe
 	$(BIN)/python scripts/mutants.py
 
 clean:  ## remove the virtual environment and what tools left
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Stamps: the environment is made once, and again when setup.cfg changes.
 $(VENV)/.train: setup.cfg pyproject.toml

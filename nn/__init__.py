@@ -14,6 +14,9 @@ from nn.core.pool import Memory
 from nn.core.run import Context, Group, MicroBatch, Run
 from nn.core.stages import stages
 from nn.data import Loader
+from nn.files.description import register
+from nn.files.onnx import export_onnx
+from nn.files.trained import FileError, Trained, load, save
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
@@ -69,6 +72,7 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "Embedding",
+    "FileError",
     "Flatten",
     "GlobalAvgPool2d",
     "GlobalMaxPool2d",
@@ -118,13 +122,18 @@ __all__ = [
     "Split",
     "Tanh",
     "TiedLinear",
+    "Trained",
     "Training",
     "TransformerBlock",
     "Vectors",
     "data",
     "evaluate",
+    "export_onnx",
     "fit",
     "gradcheck",
+    "load",
     "models",
+    "register",
+    "save",
     "stages",
 ]

@@ -52,7 +52,7 @@ def convert(name: str, parts: list[str], kinds: Mapping[str, type], by_place: bo
             raise ValueError(f"what is {part!r}? {name} takes {known or 'nothing'}")
         try:
             found[key] = _value(value, kinds[key])
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             raise ValueError(f"{key} must be {WORDS[kinds[key]]}, given {value!r}") from error
     return found
 
@@ -60,4 +60,4 @@ def convert(name: str, parts: list[str], kinds: Mapping[str, type], by_place: bo
 def _value(text: str, kind: type):
     if kind is tuple:
         return tuple(float(number) for number in text.split("/"))
-    return bool(int(text)) if kind is bool else kind(text)
+    return {"0": False, "1": True}[text] if kind is bool else kind(text)

@@ -51,6 +51,7 @@ class QuadraticLoss(Loss):
 
     def __call__(self, z, target, total, run):
         gz = run.empty(z.shape, z.dtype)
+        check_array(target)
         if target.ndim == z.ndim - 1 and target.dtype.kind in "iu":
             check_classes(target, z)
             gz[...] = z
@@ -302,8 +303,10 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
 
 def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = None) -> None:
     """Refuse targets that are not one class index 0 ... V-1 (or ignore_index) for each row of z."""
+    check_array(target)
     if target.dtype.kind not in "iu":
-        raise TypeError(f"targets must be integer class indices, given dtype {target.dtype}")
+        one_hot = ": of one-hot rows these are y.argmax(axis=-1)" if target.shape == z.shape else ""
+        raise TypeError(f"targets must be integer class indices, given dtype {target.dtype}{one_hot}")
     if target.shape != z.shape[:-1]:
         raise ValueError(f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}")
     classes = z.shape[-1]
@@ -318,8 +321,16 @@ def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = 
 
 def check_same(z: np.ndarray, target: np.ndarray) -> None:
     """Refuse targets that are not an array of the outputs' shape."""
+    check_array(target)
     if target.shape != z.shape:
-        raise ValueError(f"targets: expected the outputs' shape {z.shape}, given {target.shape}")
+        column = ": y[:, None] has that shape" if (*target.shape, 1) == z.shape else ""
+        raise ValueError(f"targets: expected the outputs' shape {z.shape}, given {target.shape}{column}")
+
+
+def check_array(target: np.ndarray) -> None:
+    """Refuse targets that are no array."""
+    if not isinstance(target, np.ndarray):
+        raise TypeError(f"targets must be an array, given a {type(target).__name__}: np.asarray(y) makes one")
 
 
 def refuse(target: np.ndarray, bad: np.ndarray, why: str) -> None:

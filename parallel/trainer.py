@@ -25,7 +25,7 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial, state_kinds
+from nn.training.serial import Serial, check_parts, state_kinds
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import Homes
 from parallel.exchange.tail import Tail, differ
@@ -68,6 +68,7 @@ class Trainer(Serial):
         seed: int = 0,
         name: str = "Trainer",
     ):
+        check_parts(network, loss, optimizer)
         self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
@@ -78,6 +79,7 @@ class Trainer(Serial):
 
     def allocate(self) -> None:
         mesh, context = self.mesh, self.run.context
+        self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.pass_.start(mesh, self.network)
         self.exchange.start(mesh, self.pass_, self.held, self.optimizer, self.statistics, self.seed)
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
@@ -117,9 +119,12 @@ class Trainer(Serial):
             summed = exchange.sum()
         finally:
             context.ready, context.factors = None, {}
+            if exchange.bad and not self.suspects:
+                self.suspects = computed
         loss = self.read(summed, total)
         if not math.isfinite(loss):
-            raise self.bad_step(loss, computed)
+            suspects, self.suspects = self.suspects or computed, []
+            raise self.bad_step(loss, suspects)
         self.end_step()
         return loss
 
@@ -159,7 +164,7 @@ class Trainer(Serial):
 
     def read(self, summed: Tail, total: int) -> float:
         """The loss of the batch, from the sums; all ranks are here, and refuse a batch of which they disagree."""
-        loss, mean, first = summed.read(self.pass_.addends, self.statistics)
+        loss, mean, first = summed.read(self.exchange.addends, self.statistics)
         mesh, wrong = self.mesh, differ(mean, first) or differ(total, first)
         if mesh.model:  # of the ranks that have one network together, one knows the loss
             told = np.array([loss if self.pass_.knows else 0.0, wrong, total])
@@ -221,14 +226,40 @@ class Trainer(Serial):
             self.exchange.skip(None)
         return bad
 
+    # ------------------------------------------------------------------------------------------------ meetings
+
+    def settle(self) -> None:
+        """Ranks that train apart come together (collective): whatever asks for the state, or evaluates, does this.
+
+        Raises
+        ------
+        NonFiniteLoss
+            On all ranks, where one had a loss that is not finite since they last met.
+        """
+        if self.exchange.settle():
+            suspects, self.suspects = self.suspects, []
+            raise self.bad_step(math.nan, suspects)
+
+    def meet(self, loss):
+        if not self.exchange.apart:
+            return loss
+        self.settle()
+        return float(self.sum([loss if self.mesh.index is not None else 0.0])[0]) / self.mesh.count
+
+    def counted(self) -> dict[str, object]:
+        """What ranks that train apart have counted in an epoch, for its record (collective)."""
+        return self.exchange.counted()
+
     # ------------------------------------------------------------------------------------------------ evaluation
 
     def predict(self, x):
         """The network's outputs for samples, in evaluation mode (collective)."""
+        self.settle()
         return self.pass_.predict(self, x)
 
     def evaluate(self, x, y):
         """As for Serial (collective)."""
+        self.settle()
         return self.pass_.evaluate(self, x, y)
 
     def sum(self, values):
@@ -239,6 +270,7 @@ class Trainer(Serial):
     # ------------------------------------------------------------------------------------------------ the state
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        self.settle()
         yield "steps", np.array(self.steps)
         mine = chain(self.exchange.entries(), self._statistics())
         yield from self.homes.collect(mine, self._kinds()) if self.homes else mine
@@ -257,6 +289,7 @@ class Trainer(Serial):
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
+        self.settle()
         exchange = self.exchange
         if self.homes:
             state = self.homes.scatter(state, self._kinds(), to_all=not exchange.from_first)
@@ -270,16 +303,19 @@ class Trainer(Serial):
         self.steps = int(small["steps"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
+        self.settle()
         small = {name: array.copy() for name, array in self._statistics()} | {"steps": np.array(self.steps)}
         return self.exchange.snapshot() | small
 
     def restore(self, snapshot) -> None:
+        self.settle()
         self.exchange.restore(snapshot)
         for name, array in self._statistics():
             array[...] = snapshot[name]
         self.steps = int(snapshot["steps"])
 
     def digest(self):
+        self.settle()
         sha = hashlib.sha256()
         if self.homes:
             self.homes.digest(sha, self.exchange.entries(), self.network.layout, self.network.dtype)
@@ -295,6 +331,7 @@ class Trainer(Serial):
         ReplicaError
             On every rank: the first parameter that differs, and on which ranks.
         """
+        self.settle()
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}

@@ -21,6 +21,11 @@ def longer(first):
     return first, 4 * first, 16 * first
 
 
+# Arrays are small here: a second thread of a matrix product would take a core to wait for the first, and on a busy
+# machine the first would wait for it. Before NumPy is imported; what tests start inherits it.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # Started in the background by a script, pytest would hand down to all its children that Ctrl-C is to be ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

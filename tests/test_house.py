@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 # The rooms of each package, those to come too, from the ground up: a file imports its own room and those before it.
 FLOORS = {
     "nn": (
-        "keyed", "core", "initializers", "layers", "losses", "optim", "data", "training", "models", "analysis",
+        "keyed", "core", "initializers", "layers", "losses", "optim", "data", "training", "models", "files",
+        "analysis",
     ),
     "collectives": (
         "steps", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing", "puzzles",
@@ -264,7 +265,7 @@ PUBLIC = {
     MaxPool2d Memory Metrics MultiHeadAttention NLLLoss Network NonFiniteLoss Progress QuadraticLoss RMSNorm RMSprop
     ReLU Recompute Region Reshape Residual RestoreBest Run Sequential Serial ShapeError SiLU Sigmoid
     SinusoidalPositions Softmax Spec Tanh TiedLinear Training TransformerBlock Vectors data evaluate fit gradcheck
-    models
+    models save load register Trained FileError
     """,
     parallel: """
     CheckReplicas CompressedDataParallel CompressedParameterServer DataParallel DistributedDataParallel

@@ -132,6 +132,76 @@ def checkpoint(rng):
     yield zipped(good, zipfile.ZIP_LZMA)
 
 
+def told(root=None, **changed):
+    """The description in a saved network."""
+    root = root or {"layer": "Linear", "arguments": {"in_features": 2, "out_features": 3, "bias": False}}
+    return {"format": 1, "name": "x", "in_shape": [2], "dtype": "float32", "root": root, "about": {}} | changed
+
+
+def descriptions(rng):
+    """Descriptions of networks that lie, or that hurt who believes them; the first is right for param/W of (2, 3)."""
+    yield json.dumps(told())
+    linear = told()["root"]
+    for value in (None, 7, -1, 10**400, "x", [], {}, [None], ["x"], True, 1e300, [0], [2] * 70, [2**31], [[[]]] * 3):
+        yield from (json.dumps(told() | {key: value}) for key in told())
+        yield from (json.dumps(told(linear | {key: value})) for key in linear)
+        arguments = linear["arguments"]
+        yield from (json.dumps(told(linear | {"arguments": arguments | {key: value}})) for key in (*arguments, "init"))
+    for name in ("os.system", "__import__", "Layer", "Network", "nn.layers.dense.Linear", "Sequential", "Recompute"):
+        yield json.dumps(told({"layer": name, "arguments": {}}))
+        yield json.dumps(told({"layer": name, "arguments": {"layers": [linear] * 3, "layer": "x"}}))
+    huge = {"vocabulary": 10**12, "features": 10**12}
+    yield json.dumps(told({"layer": "Embedding", "arguments": huge}))
+    for depth in (50, 70, 300):
+        nested = linear
+        for _ in range(depth):
+            nested = {"layer": "Sequential", "arguments": {"layers": [nested]}}
+        yield json.dumps(told(nested))
+    yield json.dumps(told({"layer": "Linear", "arguments": {"init": {"initializer": "os.system"}}}))
+    yield from ("[" * 50_000, "NaN", "", "\0", '{"format": 1}')
+
+
+def saved(rng):
+    good = {"param/W": npy(random.Random(0))}
+
+    def described(text):
+        return {"network": npy(rng, f"<U{len(text)}", "()", 0) + text.encode("utf-32-le")}
+
+    first, *others = descriptions(rng)
+    yield zipped(described(first) | good)
+    yield from (zipped(described(text) | good) for text in others)
+    yield from (zipped(described(first) | good | {"param/W": bad}) for bad in headers(rng))
+    yield from (zipped(good | {"network": bad}) for bad in headers(rng))
+    yield zipped(good)
+    yield zipped(described(first) | good | {"param/b": npy(rng)})
+    yield zipped(described(" " * 300_000 + first) | good, zipfile.ZIP_DEFLATED)
+
+
+def tensors(rng):
+    entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    metadata = {"__metadata__": {"ringprop": json.dumps(told())}}
+
+    def made(header, size=24, length=None):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        return struct.pack("<Q", len(text) if length is None else length) + text + bytes(size)
+
+    yield made(metadata | {"param/W": entry})
+    yield from (made({"__metadata__": {"ringprop": text}, "param/W": entry}) for text in descriptions(rng))
+    for value in (None, 7, -1, 10**400, "x", [], {}, [0, 2**62], [24, 0], [0, 24, 24], [True, 24], 1e300, "F8_E4M3"):
+        yield from (made(metadata | {"param/W": entry | {key: value}}) for key in entry)
+        yield made({"__metadata__": value, "param/W": entry})
+        yield made(metadata | {"param/W": value})
+    other = entry | {"data_offsets": [24, 48]}
+    yield made(metadata | {"param/W": entry, "param/b": entry})
+    yield made(metadata | {"param/W": entry, "param/b": other}, 48)
+    yield made(metadata | {"param/W": other}, 48)
+    yield made(metadata | {"param/W": entry | {"shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, 0)
+    yield made(metadata | {"param/W": entry}, 25)
+    yield made(json.dumps(metadata | {"param/W": entry}).encode()[:-1] + b', "param/W": {}}')
+    yield from (made(metadata, length=length) for length in (0, 2**63, 2**64 - 1, 10**8 + 1))
+    yield from (made(text) for text in (NESTED, b"[]", b"null", b"", b' {"a": 1}', b"{", b"\xff"))
+
+
 def manifest(rng):
     yield json.dumps(CHECKPOINT, indent=1).encode()
     yield NESTED
@@ -233,6 +303,9 @@ def readers():
     from nn.data.cifar import read_cifar
     from nn.data.idx import read_idx
     from nn.data.sources import load
+    from nn.files.safetensors import TensorError, Tensors
+    from nn.files.trained import FileError
+    from nn.files.trained import load as load_network
     from nn.training.checkpoints import CheckpointError, Checkpoints
     from parallel.command.options import OptionError, Options
     from parallel.command.parsing import read_toml, resumed
@@ -269,6 +342,10 @@ def readers():
     def of_toml(path):
         return accepted(read_toml(str(path)))
 
+    def of_tensors(path):
+        found = Tensors(path)
+        return {name: found[name].sum() for name in found}
+
     def accepted(values):
         """What the file may say; whether options go together is another question, and has another answer."""
         with contextlib.suppress(OptionError):
@@ -285,6 +362,9 @@ def readers():
         "toml": (toml, "some.toml", of_toml, OptionError),
         "network": (network, "network.json", Network.load, ValueError),
         "table": (table, "table.json", load_table, ValueError),
+        "saved": (saved, "network.npz", load_network, FileError),
+        "tensors": (tensors, "arrays.safetensors", of_tensors, TensorError),
+        "saved tensors": (tensors, "network.safetensors", load_network, FileError),
     }
 
 
@@ -361,7 +441,11 @@ def work(name, first, last):
 
 
 @pytest.mark.parametrize(
-    "name", ["idx", "cifar", "npz", "npy", "checkpoint", "manifest", "config", "toml", "network", "table"]
+    "name",
+    [
+        *("idx", "cifar", "npz", "npy", "checkpoint", "manifest", "config", "toml", "network", "table"),
+        *("saved", "tensors", "saved tensors"),
+    ],
 )
 def test_rubbish_is_refused(name):
     count = EACH * int(os.environ.get("RINGPROP_FUZZ", "1"))

@@ -155,6 +155,15 @@ def test_examples_of_the_api_train_the_same_network(tmp_path):
     assert np.abs(one).max() > 0.1
 
 
+def test_examples_of_using_a_network_run(tmp_path):
+    """What was saved and loaded predicts the digits."""
+    serial, using = (next(text for text in examples() if word in text) for word in ("nn.Serial(", "nn.save("))
+    check = "assert (trained.predict(x).argmax(axis=1) == y).mean() > 0.5\n"
+    (tmp_path / "using.py").write_text(f"{serial}\n{using}\n{check}")
+    subprocess.run([sys.executable, "using.py"], cwd=tmp_path, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+    assert {"digits.npz", "digits.safetensors", "digits.onnx"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_pictures_are_those_of_the_code(tmp_path):
     """docs/ holds what scripts/make_pictures.py draws; numbers may differ in the last digits between machines."""
     import matplotlib

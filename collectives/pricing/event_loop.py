@@ -122,6 +122,8 @@ class Walk:
             link.cost(0).seconds - link.cost(0).sending for link in links
         ]  # of the receiver, until it can begin to answer
         rendezvous = any(link.eager is not None for link in links)  # whether any send waits for its receive
+        measured = any(link.points for link in links)  # whether the latency hangs on the length
+        latest: dict[tuple[int, int], float] = {}  # sender and receiver -> when the last message reached its port
         memory = [0.0] * nodes  # of a node, free at
         # What a rank that copies takes of it, for all those it stands for.
         share = network.memory_share * min(node, size) / min(node, mine)
@@ -158,6 +160,9 @@ class Walk:
             there = start + cost[2]
             if there < now:  # only a message that waited for its receive: it counts from when that was asked for
                 there = now
+            if measured:  # a short one that starts later may be there earlier: it still comes second
+                last = latest.get((rank, peer), there)
+                there = latest[rank, peer] = there if there > last else last
             event = dest, (dest - peer + rank) % size, step.hi - step.lo, start, step, sent_in, ready
             if there in events:
                 events[there].append(event)

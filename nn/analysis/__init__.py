@@ -4,6 +4,7 @@
 |---|---|
 | gradcheck.py | is backward the derivative of forward? |
 | inspection.py | what a network confuses, what its layers do, where the time goes |
+| sampling.py | text from a language model |
 | pictures.py | figures of what inspection.py finds |
 | workload.py | weights, multiply-accumulates and activations, counted |
 """

@@ -7,30 +7,51 @@ direction, whatever the number of parameters.
 Gradients start as noise, once to be written and once to be added to, as for the first micro-batch of a step and those
 after it: a backward that always adds, always writes or leaves something out is caught. So is one that computes
 something else in two halves, input gradients first: both must give the same bits.
+
+A loss is checked alike, `gradcheck(loss, z, target=y)`: the arrays that it gets for its gradient hold noise, so that
+one that adds to them, or leaves entries out, is caught; and a batch cut into two, each divided by the total of the
+whole, must add up to the whole.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from nn.core.layer import Layer
 from nn.core.network import Network
+from nn.core.pool import Memory
+from nn.core.run import Context, Run
+from nn.losses import Loss
+
+NEAR = 1e-12  # of two sums that differ in their order only, relative
 
 
-def gradcheck(layer: Layer, x: np.ndarray, seed: int = 0, eps: float = 1e-5, directions: int = 3, setup=None) -> float:
+def gradcheck(
+    layer: Layer | Loss,
+    x: np.ndarray,
+    seed: int = 0,
+    eps: float = 1e-5,
+    directions: int = 3,
+    setup: Callable[[Run], None] | None = None,
+    target: np.ndarray | None = None,
+) -> float:
     """The largest relative difference between analytic and numerical directional derivative.
 
     Parameters
     ----------
-    layer : Layer
+    layer : Layer or Loss
     x : array (N, *in_shape)
-        float64; an integer array (ids) is not perturbed.
+        float64; an integer array (ids) is not perturbed. Of a loss, the network's outputs.
     seed : int
         Of parameters, upstream gradient and directions.
     directions : int
         How many directions to try; the worst counts.
     setup : callable (Run) or None
         Changes what layers are told, such as `run.micro_batch.training`.
+    target : array (N, ...) or None
+        Of a loss, what the outputs are compared with.
 
     Returns
     -------
@@ -40,8 +61,22 @@ def gradcheck(layer: Layer, x: np.ndarray, seed: int = 0, eps: float = 1e-5, dir
     Raises
     ------
     AssertionError
-        If forward overwrites its input, or backward in two halves is not backward.
+        If forward overwrites its input, or backward in two halves is not backward; if a loss overwrites what it is
+        given, is not the sum of its parts, or leaves some of its gradient unwritten.
+    TypeError
+        If this is neither a layer nor a loss with its target, or x is no array of float64 or ids.
     """
+    if not isinstance(x, np.ndarray) or (x.dtype != np.float64 and x.dtype.kind not in "iu"):
+        given = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(
+            f"gradcheck: x must be an array of float64, or of ids, given {given}: np.asarray(x, np.float64)"
+        )
+    if isinstance(layer, Loss):
+        if not isinstance(target, np.ndarray):
+            raise TypeError(f"gradcheck({layer!r}, z, target=y) takes the targets y as an array, given {target!r:.80}")
+        return _of_loss(layer, x, target, seed, eps, directions)
+    if not isinstance(layer, Layer) or target is not None:
+        raise TypeError(f"gradcheck takes a Layer and x, or a Loss, z and target, given {layer!r:.80}")
     rng = np.random.default_rng(seed)
     network = Network(layer, x.shape[1:], np.float64)
     w = network.layout.zeros(np.float64)
@@ -91,6 +126,57 @@ def gradcheck(layer: Layer, x: np.ndarray, seed: int = 0, eps: float = 1e-5, dir
         for g, gx in found:
             analytic = float(g @ d) + (float((gx * dx).sum()) if moves_x else 0.0)
             worst = max(worst, abs(numerical - analytic) / max(abs(numerical), abs(analytic), 1e-8))
+    return worst
+
+
+class _Noise(Memory):
+    """Memory that hands out what others have left: noise, in place of zeros that hide a mistake."""
+
+    def __init__(self, rng: np.random.Generator):
+        super().__init__()
+        self.rng = rng
+
+    def empty(self, shape, dtype):
+        return _filled(super().empty(shape, dtype), self.rng)
+
+    def scratch(self, name, shape, dtype):
+        return _filled(super().scratch(name, shape, dtype), self.rng)
+
+
+def _filled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if array.dtype.kind == "f":
+        array[...] = rng.standard_normal(array.shape)
+    return array
+
+
+def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: float, directions: int) -> float:
+    """As `gradcheck`, of a loss."""
+    rng = np.random.default_rng(seed)
+    run = Run(Context(_Noise(rng), seed), "loss", (), None, 0)
+    total = 1.7 * len(z)  # not that of these samples: the caller says
+    given = z.copy(), target.copy()
+    value, gz = loss(z, target, total, run)
+    if not np.array_equal(z, given[0]) or not np.array_equal(target, given[1]):
+        raise AssertionError(f"{loss!r}: it overwrote its {'targets' if np.array_equal(z, given[0]) else 'input'}")
+    if gz.shape != z.shape or gz.dtype != z.dtype or np.shares_memory(gz, z):
+        raise AssertionError(f"{loss!r}: the gradient must be a new {z.dtype}{z.shape}, given {gz.dtype}{gz.shape}")
+    again, gz_again = loss(z, target, total, run)
+    if again != value or not np.array_equal(gz, gz_again):
+        raise AssertionError(
+            f"{loss!r}: another value or gradient the second time: does it use what was in its memory?"
+        )
+    half = len(z) // 2
+    parts = [loss(z[rows], target[rows], total, run) for rows in (slice(half), slice(half, None))]
+    sums = sum(part for part, _ in parts), np.concatenate([g for _, g in parts])
+    if not np.allclose(sums[0], value, NEAR, NEAR) or not np.allclose(sums[1], gz, NEAR, NEAR):
+        raise AssertionError(f"{loss!r}: of a batch in two parts, values and gradients are not those of the whole")
+    worst = 0.0
+    for _ in range(directions):
+        d = rng.standard_normal(z.shape)
+        d /= np.sqrt((d * d).sum())
+        numerical = (loss(z + eps * d, target, total, run)[0] - loss(z - eps * d, target, total, run)[0]) / (2 * eps)
+        analytic = float((gz * d).sum())
+        worst = max(worst, abs(numerical - analytic) / max(abs(numerical), abs(analytic), 1e-8))
     return worst
 
 

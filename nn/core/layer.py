@@ -258,8 +258,19 @@ class Sequential(Layer):
 def check_layers(container: str, *layers: Layer) -> None:
     """Refuse what is no layer, by its position."""
     for i, layer in enumerate(layers):
+        if isinstance(layer, list | tuple):
+            raise TypeError(
+                f"{container}: entry {i} is a {type(layer).__name__} of layers: Sequential(*layers) puts them together"
+            )
         if not isinstance(layer, Layer):
             raise TypeError(f"{container}: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
+
+
+def check_numbers(layer: str, **values: object) -> None:
+    """Refuse arguments of a layer's constructor that are no numbers, by their names."""
+    for name, value in values.items():
+        if not isinstance(value, (int, float, np.integer, np.floating)):
+            raise TypeError(f"{layer}: {name} must be a number, given {value!r:.80}")
 
 
 def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:

@@ -98,10 +98,14 @@ class Network:
         whole: Layout | None = None,
     ):
         check_layers("Network", root)
+        if not isinstance(in_shape, tuple | list) or not all(isinstance(n, (int, np.integer)) for n in in_shape):
+            raise TypeError(
+                f"Network: in_shape is that of one sample, such as (64,) or (28, 28, 1), given {in_shape!r:.80}"
+            )
         self.root, self.in_shape, self.name = root, tuple(in_shape), name
+        if dtype not in ("float32", "float64", np.float32, np.float64):
+            raise TypeError(f"Network: dtype must be float32 or float64, given {dtype!r:.80}")
         self.dtype = np.dtype(dtype)
-        if self.dtype not in (np.float32, np.float64):
-            raise TypeError(f"dtype must be float32 or float64, given {self.dtype}")
         self.specs, self.out_shape = (
             child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
         )
@@ -189,20 +193,43 @@ class Network:
         """
         if micro_batch is not None:
             run.context.micro_batch = micro_batch
-        if x.shape[1:] != self.in_shape:
-            raise ShapeError(
-                f"{self.name}: expects batches of shape (N, {', '.join(map(str, self.in_shape))}), given {x.shape}"
-            )
-        if x.dtype != self.dtype and not self.takes_ids:
-            raise TypeError(
-                f"{self.name}: computes in {self.dtype}, given {x.dtype}: convert the data, or build with that dtype"
-            )
+        self.check_input(x)
         if run.context.fetch:
             run.context.fetch(run)  # for a root that is no Sequential, which would ask for each of its layers
         y, saved = self.root.forward(p, x, run)
         if run.context.watch and not run.children:
             run.context.watch(run.path, self.root, y)
         return y, saved
+
+    def check_input(self, x: np.ndarray) -> None:
+        """Refuse what is no batch for this network; the message says what is missing.
+
+        Raises
+        ------
+        TypeError, ShapeError
+        """
+        if not isinstance(x, np.ndarray):
+            raise TypeError(
+                f"{self.name}: expects an array of samples, given a {type(x).__name__}: "
+                + (
+                    "a Dataset's are those of data.batch()[0]"
+                    if hasattr(x, "batch")
+                    else "use np.asarray(x, np.float32)"
+                )
+            )
+        if x.shape[1:] != self.in_shape or not x.ndim:
+            expected = f"(N, {', '.join(map(str, self.in_shape))})"
+            raise ShapeError(
+                f"{self.name}: expects batches of shape {expected}, given {x.shape}{near(x.shape, self.in_shape)}"
+            )
+        if x.dtype == self.dtype or self.takes_ids:
+            return
+        how = "convert the data, or build with that dtype"
+        if x.dtype.kind in "biu":
+            how = (
+                f"convert the data, as for training: (x / 255).astype(np.{self.dtype}) where these are bytes of images"
+            )
+        raise TypeError(f"{self.name}: computes in {self.dtype}, given {x.dtype}: {how}")
 
     def backward(
         self, p, g, gy: np.ndarray, saved, run: Run, micro_batch: MicroBatch | None = None
@@ -304,6 +331,24 @@ class Network:
         ]
         rule = "-" * max(map(len, lines))
         return "\n".join([f"{self.name} ({self.dtype})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def near(given: Shape, sample: Shape) -> str:
+    """What may make a batch of samples of the shape given, as the end of a message; empty where that is not plain."""
+    inside = given[1:]
+    if given == sample:
+        return ": is it a single sample? x[None] is a batch of one"
+    if len(sample) == 3 and sample[2] == 1 and inside == sample[:2]:
+        return ": x[..., None] adds the axis of channels"
+    if len(sample) == 3 and given in (sample[:2], (sample[2], *sample[:2])):
+        return ": is it a single sample? A batch has the samples first, and channels last"
+    if len(sample) == 3 and inside == (sample[2], *sample[:2]):
+        return ": channels come last here: np.moveaxis(x, 1, -1)"
+    if math.prod(inside) == math.prod(sample) and inside and sample:
+        return f": x.reshape(len(x), {', '.join(map(str, sample))}) has that shape"
+    if not inside and sample == (1,):
+        return ": x[:, None] has that shape"
+    return ""
 
 
 def _bad_samples(x: np.ndarray, run: Run) -> list[int]:

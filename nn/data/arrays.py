@@ -129,8 +129,8 @@ class Archive(Mapping):
         self._kinds, self._size = kinds, os.fstat(self._raw.fileno()).st_size
         self._members = {member.filename.removesuffix(".npy"): member for member in self._zip.infolist()}
 
-    def check(self, name: str) -> None:
-        """Refuse an array that is not what it says, by ArrayError; KeyError where there is none of that name."""
+    def check(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """(shape, dtype) of an array that is what it says, or ArrayError; KeyError where there is none of that name."""
         member = self._members[name]
         ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: LARGEST_RATIO}.get(member.compress_type)
         if ratio is None:
@@ -139,9 +139,10 @@ class Archive(Mapping):
             raise ArrayError(f"{member.filename}: {member.file_size} bytes cannot come from {member.compress_size}")
         try:
             with self._zip.open(member) as file:
-                read_header(file.read(HEADER), member.file_size, self._kinds)
+                shape, _, dtype, _ = read_header(file.read(HEADER), member.file_size, self._kinds)
         except Exception as error:
             raise ArrayError(f"{member.filename}: {_said(error)}") from error
+        return shape, dtype
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The array; errors are those of `check`, and ArrayError where its bytes are damaged."""

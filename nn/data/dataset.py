@@ -69,7 +69,10 @@ class Dataset:
     ):
         self.name = name
         self.mapped = _is_mapped(x)
-        self.x, self.y = np.asarray(x), np.asarray(y)
+        try:
+            self.x, self.y = np.asarray(x), np.asarray(y)
+        except ValueError as error:  # lists of lists of different lengths
+            raise DataError(f"{name}: samples must be arrays of one shape, and so must targets ({error})") from None
         self.scale, self.shift = scale, shift
         self.dtype = np.dtype(dtype)
         self._check()
@@ -229,6 +232,17 @@ class Data:
     def class_names(self) -> tuple[str, ...]:
         """One name a class."""
         return self.train.class_names
+
+
+def instead_of_dataset(given) -> str:
+    """What to do with something that is no Dataset, in words."""
+    if isinstance(given, Data):
+        return f"{given.name} is a Data, of several parts: give {given.name}.train, .validation or .test"
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return f"expected a Dataset, given a {type(given).__name__} of two: nn.data.Dataset(x, y) makes one"
+    if isinstance(given, np.ndarray):
+        return "expected a Dataset, given an array: nn.data.Dataset(x, y) makes one, of samples and targets"
+    return f"expected a Dataset, given {given!r:.80}"
 
 
 def check_labels(labels: np.ndarray, classes: int, where) -> None:

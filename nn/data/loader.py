@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from .dataset import Dataset
+from .dataset import Dataset, instead_of_dataset
 from .transforms import sample_keys
 
 BLOCK_BYTES = 512 * 1024
@@ -76,6 +76,10 @@ class Loader:
         prefetch: int | None = None,
         timeline: Callable[[str, float, float], None] | None = None,
     ):
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"Loader: {instead_of_dataset(dataset)}")
+        if not isinstance(batch, (int, np.integer)):
+            raise TypeError(f"Loader: batch is a number of samples, given {batch!r:.80}")
         index, count = shard[:2]
         if not 0 <= (index or 0) < count <= shard[-1]:
             raise ValueError(f"shard {shard}: expected (index, count) with 0 <= index < count, then virtual >= count")

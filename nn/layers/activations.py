@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nn.core.layer import Layer, ShapeError
+from nn.core.layer import Layer, ShapeError, check_numbers
 from nn.layers.gaussian import distribution
 
 BLOCK = 1 << 14  # elements: five float32 arrays of that length fit in a second-level cache
@@ -85,6 +85,7 @@ class LeakyReLU(Activation):
     """
 
     def __init__(self, slope: float = 0.01):
+        check_numbers("LeakyReLU", slope=slope)
         if not 0 < slope < 1:
             raise ValueError(f"LeakyReLU: slope must be between 0 and 1, given {slope}")
         self.slope = slope

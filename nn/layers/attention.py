@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from nn.core.containers import Residual
-from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
 from nn.layers.activations import GELU, softmax
 from nn.layers.dense import Linear
@@ -56,6 +56,7 @@ class MultiHeadAttention(Layer):
         init: Initializer = glorot,
         bias_init: Initializer = zeros,
     ):
+        check_numbers("MultiHeadAttention", features=features, heads=heads)
         if features < 1 or heads < 1 or features % heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads do not divide {features} features")
         self.features, self.heads, self.causal, self.bias = features, heads, causal, bias
@@ -193,6 +194,9 @@ class TransformerBlock(Sequential):
         hidden: int = 0,
         dropout: float = 0.0,
     ):
+        self.features, self.heads, self.causal, self.pre_norm = features, heads, causal, pre_norm
+        self.hidden, self.dropout = hidden, dropout
+        check_numbers("TransformerBlock", features=features, heads=heads, hidden=hidden, dropout=dropout)
         hidden = hidden or 4 * features
         attention = [MultiHeadAttention(features, heads, causal)]
         dense = [Linear(features, hidden), GELU(), Linear(hidden, features)]

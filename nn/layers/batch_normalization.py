@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from nn.core.layer import Initializer, Layer, ShapeError, Spec
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
 from nn.initializers import ones, zeros
 
 BLOCK = 1 << 17  # elements worked on at a time
@@ -55,6 +55,7 @@ class BatchNorm(Layer):
         init: Initializer = ones,
     ):
         name = type(self).__name__
+        check_numbers(name, features=features, eps=eps, momentum=momentum)
         if features < 1:
             raise ValueError(f"{name}: features must be at least 1, given {features}")
         if not eps >= 0 or not 0 <= momentum <= 1:

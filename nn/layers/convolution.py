@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
 
@@ -86,8 +86,9 @@ class Conv2d(Layer):
         init: Initializer = he,
         bias_init: Initializer = zeros,
     ):
+        check_numbers("Conv2d", in_channels=in_channels, out_channels=out_channels, groups=groups)
         self.in_channels, self.out_channels, self.groups, self.bias = in_channels, out_channels, groups, bias
-        self.kernel = pair("Conv2d: kernel_size", kernel_size, 1)
+        self.kernel_size = pair("Conv2d: kernel_size", kernel_size, 1)
         self.stride = pair("Conv2d: stride", stride, 1)
         self.dilation = pair("Conv2d: dilation", dilation, 1)
         self.padding = padding if padding == "same" else pair("Conv2d: padding", padding, 0)
@@ -104,7 +105,7 @@ class Conv2d(Layer):
             raise ValueError(f'Conv2d: padding="same" needs stride 1, given {self.stride}')
 
     def __repr__(self):
-        parts = [f"{self.in_channels}, {self.out_channels}, {brief(self.kernel)}"]
+        parts = [f"{self.in_channels}, {self.out_channels}, {brief(self.kernel_size)}"]
         for name, value, default in (
             ("stride", self.stride, (1, 1)),
             ("padding", self.padding, (0, 0)),
@@ -120,12 +121,12 @@ class Conv2d(Layer):
         """Where the kernel goes on an image of `size`."""
         if size not in self._geometries:
             padding = tuple((p, p) for p in self.padding) if self.padding != "same" else self._same()
-            self._geometries[size] = Geometry(size, self.kernel, self.stride, padding, self.dilation, self.groups)
+            self._geometries[size] = Geometry(size, self.kernel_size, self.stride, padding, self.dilation, self.groups)
         return self._geometries[size]
 
     def _same(self):
         """Padding that keeps the size."""
-        extra = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+        extra = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         return tuple((e // 2, e - e // 2) for e in extra)
 
     def specs(self, in_shape):
@@ -138,7 +139,7 @@ class Conv2d(Layer):
                 f"a kernel that covers {geometry.reach} does not fit into an image of {in_shape[:2]} "
                 f"padded to {geometry.padded}: use a larger image, more padding or a smaller kernel"
             )
-        shape = (*self.kernel, self.in_channels // self.groups, self.out_channels)
+        shape = (*self.kernel_size, self.in_channels // self.groups, self.out_channels)
         specs = {"W": Spec(shape, self.init, split=Split(3, blocks=self.groups))}  # by outputs, of every group
         if self.bias:
             specs["b"] = Spec((self.out_channels,), self.bias_init, decay=False, split=Split(0, blocks=self.groups))
@@ -146,7 +147,7 @@ class Conv2d(Layer):
 
     def macs(self, in_shape):
         positions = math.prod(self.geometry(in_shape[:2]).out)
-        return positions * math.prod(self.kernel) * self.in_channels // self.groups * self.out_channels
+        return positions * math.prod(self.kernel_size) * self.in_channels // self.groups * self.out_channels
 
     def forward(self, p, x, run):
         geometry, x = self.geometry(x.shape[1:3]), np.ascontiguousarray(x)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
 
 
@@ -39,6 +39,7 @@ class Linear(Layer):
     ):
         if split not in ("columns", "rows"):
             raise ValueError(f"Linear: split must be columns or rows, given {split!r}")
+        check_numbers("Linear", in_features=in_features, out_features=out_features)
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: sizes must be at least 1, given {in_features} and {out_features}")
         self.in_features, self.out_features, self.bias = in_features, out_features, bias

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nn.core.layer import Layer
+from nn.core.layer import Layer, check_numbers
 
 COUNT = 16  # 16-bit random numbers in one count of the generator: 4 x 64 bits
 
@@ -29,6 +29,7 @@ class Dropout(Layer):
     gradient = "view"
 
     def __init__(self, rate: float = 0.5):
+        check_numbers("Dropout", rate=rate)
         if not 0 <= rate < 1:
             raise ValueError(f"Dropout: rate must be in [0, 1), given {rate}")
         self.rate = rate

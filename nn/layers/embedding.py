@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import normal
 
 small = normal(0.02)
@@ -39,6 +39,7 @@ class Embedding(Layer):
     ids = True
 
     def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
+        check_numbers("Embedding", vocabulary=vocabulary, features=features)
         if vocabulary < 1 or features < 1:
             raise ValueError(f"Embedding: sizes must be at least 1, given {vocabulary} and {features}")
         if padding is not None and not 0 <= padding < vocabulary:
@@ -107,6 +108,7 @@ class LearnedPositions(Layer):
     gradient = "view"
 
     def __init__(self, length: int, features: int, init: Initializer = small):
+        check_numbers("LearnedPositions", length=length, features=features)
         if length < 1 or features < 1:
             raise ValueError(f"LearnedPositions: sizes must be at least 1, given {length} and {features}")
         self.length, self.features, self.init = length, features, init

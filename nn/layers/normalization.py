@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.core.layer import Layer, ShapeError, Spec
+from nn.core.layer import Layer, ShapeError, Spec, check_numbers
 from nn.initializers import ones, zeros
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
 
@@ -34,6 +34,7 @@ class LayerNorm(Layer):
     """
 
     def __init__(self, features: int, eps: float = 1e-5, bias: bool = True):
+        check_numbers("LayerNorm", features=features, eps=eps)
         if features < 1 or not eps >= 0:
             raise ValueError(f"LayerNorm: needs features >= 1 and eps >= 0, given {features} and {eps}")
         self.features, self.eps, self.bias = features, eps, bias
@@ -100,6 +101,7 @@ class RMSNorm(Layer):
     """
 
     def __init__(self, features: int, eps: float = 1e-6):
+        check_numbers("RMSNorm", features=features, eps=eps)
         if features < 1 or not eps >= 0:
             raise ValueError(f"RMSNorm: needs features >= 1 and eps >= 0, given {features} and {eps}")
         self.features, self.eps = features, eps
@@ -155,6 +157,7 @@ class LocalResponseNorm(Layer):
     """
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
+        check_numbers("LocalResponseNorm", size=size, alpha=alpha, beta=beta, k=k)
         if size < 1 or not k > 0 or not alpha >= 0:
             raise ValueError(f"LocalResponseNorm: needs size >= 1, k > 0 and alpha >= 0, given {size}, {k} and {alpha}")
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k

@@ -23,16 +23,16 @@ class _Windows(Layer):
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False):
         name = type(self).__name__
-        self.kernel = pair(f"{name}: kernel_size", kernel_size, 1)
+        self.kernel_size = pair(f"{name}: kernel_size", kernel_size, 1)
         self.stride = pair(f"{name}: stride", kernel_size if stride is None else stride, 1)
         self.padding = pair(f"{name}: padding", padding, 0)
         self.ceil_mode = ceil_mode
-        if any(2 * p > k for p, k in zip(self.padding, self.kernel, strict=True)):
-            raise ValueError(f"{name}: padding {self.padding} is more than half the kernel {self.kernel}")
+        if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            raise ValueError(f"{name}: padding {self.padding} is more than half the kernel {self.kernel_size}")
 
     def __repr__(self):
-        parts = [f"{brief(self.kernel)}"]
-        if self.stride != self.kernel:
+        parts = [f"{brief(self.kernel_size)}"]
+        if self.stride != self.kernel_size:
             parts.append(f"stride={brief(self.stride)}")
         if self.padding != (0, 0):
             parts.append(f"padding={brief(self.padding)}")
@@ -47,10 +47,10 @@ class _Windows(Layer):
     def out_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Windows in (vertical, horizontal) direction."""
         out = []
-        for n, k, s, p in zip(size, self.kernel, self.stride, self.padding, strict=True):
+        for n, k, s, p in zip(size, self.kernel_size, self.stride, self.padding, strict=True):
             if n + 2 * p < k:
                 raise ShapeError(
-                    f"a window of {self.kernel} does not fit into an image of {size} with padding {self.padding}"
+                    f"a window of {self.kernel_size} does not fit into an image of {size} with padding {self.padding}"
                 )
             count = (n + 2 * p - k + (s - 1 if self.ceil_mode else 0)) // s + 1
             if self.ceil_mode and (count - 1) * s >= n + p:
@@ -78,7 +78,7 @@ class MaxPool2d(_Windows):
     def forward(self, p, x, run):
         out = self.out_size(x.shape[1:3])
         y = run.empty((len(x), *out, x.shape[3]), x.dtype)
-        winner = run.empty(y.shape, np.uint8 if math.prod(self.kernel) <= 256 else np.uint32)
+        winner = run.empty(y.shape, np.uint8 if math.prod(self.kernel_size) <= 256 else np.uint32)
         larger = run.scratch("larger", y.shape, np.bool_)
         place = run.scratch("place", y.shape, winner.dtype)
         for k, values in enumerate(self._places(self._reachable(x, out, run), out)):
@@ -99,8 +99,8 @@ class MaxPool2d(_Windows):
         size = self._reach(out, (h, w))
         inside = size == (h, w)
         total = gx if inside else run.scratch("padded", (shape[0], *size, shape[3]), gy.dtype)
-        disjoint = all(k <= s for k, s in zip(self.kernel, self.stride, strict=True))
-        if not disjoint or any(n != m * k for n, m, k in zip(size, out, self.kernel, strict=True)):
+        disjoint = all(k <= s for k, s in zip(self.kernel_size, self.stride, strict=True))
+        if not disjoint or any(n != m * k for n, m, k in zip(size, out, self.kernel_size, strict=True)):
             total[...] = 0
         won = run.scratch("larger", winner.shape, np.bool_)
         for k, places in enumerate(self._places(total, out)):
@@ -115,14 +115,14 @@ class MaxPool2d(_Windows):
 
     def _places(self, image, out):
         """The views of `image` that hold the first, second, ... value of every window."""
-        (kh, kw), (sh, sw) = self.kernel, self.stride
+        (kh, kw), (sh, sw) = self.kernel_size, self.stride
         for u in range(kh):
             for v in range(kw):
                 yield image[:, u : u + (out[0] - 1) * sh + 1 : sh, v : v + (out[1] - 1) * sw + 1 : sw]
 
     def _reach(self, out, size) -> tuple[int, int]:
         """Size of an image, padding included, in which all windows are inside."""
-        ends = ((n - 1) * s + k for n, s, k in zip(out, self.stride, self.kernel, strict=True))
+        ends = ((n - 1) * s + k for n, s, k in zip(out, self.stride, self.kernel_size, strict=True))
         return tuple(max(end, p + n) for end, p, n in zip(ends, self.padding, size, strict=True))
 
     def _reachable(self, x, out, run):
@@ -182,7 +182,7 @@ class AvgPool2d(_Averages, _Windows):
         return super().__repr__()[:-1] + ("" if self.count_include_pad else ", count_include_pad=False") + ")"
 
     def matrices(self, size, dtype):
-        axes = zip(size, self.out_size(size), self.kernel, self.stride, self.padding, strict=True)
+        axes = zip(size, self.out_size(size), self.kernel_size, self.stride, self.padding, strict=True)
         return tuple(_moving_average(*axis, self.count_include_pad, dtype) for axis in axes)
 
 

@@ -107,6 +107,7 @@ class KeepCheckpoints(Callback):
 
     def _save(self, training: Training, name: str | None = None) -> None:
         trainer, error = training.trainer, None
+        training.meet()
         entries = trainer.entries()
         if trainer.writer:
             try:

@@ -2,7 +2,8 @@
 
 Each is one .npz file (no pickle, ever) with a line in manifest.json that gives its sha256. The file is written under a
 temporary name, flushed to the disk and renamed; the manifest follows last, in the same way. So whatever happens, the
-manifest lists only complete files, and a file that has changed since is found by its checksum.
+manifest lists only complete files, and a file that has changed since is found by its checksum. Where a file takes the
+place of another, as each best one does, the manifest first says that it may be either.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     OSError
         With the file and the number of bytes in the message; the temporary file is removed.
     """
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(content)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[_Hashed]:
+def replacing(path: Path) -> Iterator[Hashed]:
     """A file that takes the place of `path` at the end of the context, and not at all after an error in it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     file = None
     try:
         with open(temporary, "wb") as raw:
-            file = _Hashed(raw)
+            file = Hashed(raw)
             yield file
             file.flush()
             os.fsync(raw.fileno())
@@ -70,7 +71,7 @@ def _replacing(path: Path) -> Iterator[_Hashed]:
         temporary.unlink(missing_ok=True)
 
 
-class _Hashed:
+class Hashed:
     """A file to be written from beginning to end; it keeps the SHA-256 and the number of bytes that it was given."""
 
     def __init__(self, file):
@@ -164,18 +165,32 @@ class Checkpoints:
         pairs = iter([("steps", state["steps"]), *state.items()] if isinstance(state, Mapping) else state)
         _, steps = first = next(pairs)
         file = f"{name or f'step-{int(steps):08d}'}.npz"
-        with _replacing(self.directory / file) as out:
-            _write(out, chain([("progress", np.array(json.dumps(progress))), first], pairs))
-        entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
-        entries = [e for e in self.entries() if e["file"] != file] + [entry]
-        latest = [e for e in entries if not e["named"]]
+        entries, there = [], None
+        for each in self.entries():
+            if each["file"] == file:
+                there = each
+            else:
+                entries.append(each)
+        with replacing(self.directory / file) as out:
+            write_npz(out, chain([("progress", np.array(json.dumps(progress))), first], pairs))
+            entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
+            if there:
+                self._write_manifest([*entries, entry | {"before": self._content(there)}])
+        latest = [e for e in [*entries, entry] if not e["named"]]
         dropped = latest[: -self.keep] if self.keep else latest
-        entries = [e for e in entries if e not in dropped]
-        manifest = json.dumps({"format": FORMAT, "facts": self._facts, "checkpoints": entries}, indent=1)
-        write_atomically(self._manifest, manifest.encode())
+        self._write_manifest([e for e in [*entries, entry] if e not in dropped])
         for old in dropped:
             (self.directory / old["file"]).unlink(missing_ok=True)
         return self.directory / file
+
+    def _write_manifest(self, entries: list[dict]) -> None:
+        manifest = json.dumps({"format": FORMAT, "facts": self._facts, "checkpoints": entries}, indent=1)
+        write_atomically(self._manifest, manifest.encode())
+
+    def _content(self, entry: dict) -> str:
+        """The sha256 of what an entry's file holds: known, but where a run was killed while it replaced the file."""
+        path = self.directory / entry["file"]
+        return _sha256(path) if "before" in entry and path.exists() else entry["sha256"]
 
     def load(self, name: str | None = None) -> tuple[Stored, dict, Path]:
         """(state, progress, file) of the latest checkpoint that is whole, or of the one called `name`.
@@ -193,7 +208,7 @@ class Checkpoints:
         for entry in reversed(entries):
             path = self.directory / entry["file"]
             try:
-                state, progress = _read(path, entry["sha256"])
+                state, progress = _read(path, entry)
             except (OSError, ValueError, KeyError, RecursionError) as error:
                 problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
                 warnings.warn(f"CHECKPOINT DAMAGED, trying the one before. {problems[-1]}", stacklevel=2)
@@ -238,11 +253,12 @@ def _is_entry(entry) -> bool:
         and file == os.path.basename(file)
         and "\0" not in file
         and isinstance(entry.get("sha256"), str)
+        and isinstance(entry.get("before", ""), str)
         and isinstance(entry.get("named"), bool)
     )
 
 
-def _write(out: _Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
+def write_npz(out: Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
     """An .npz file, as numpy.savez makes it, of arrays that come one by one."""
     written = set()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
@@ -250,16 +266,20 @@ def _write(out: _Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
             if name in written:
                 continue
             if array.dtype.hasobject:
-                raise TypeError(f"checkpoint: {name} holds Python objects, which only a pickle could store")
+                raise TypeError(f"{name} holds Python objects, which only a pickle could store")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
             written.add(name)
 
 
-def _read(path: Path, sha256: str) -> tuple[Stored, dict]:
+def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, entry: dict) -> tuple[Stored, dict]:
+    found, sha256 = _sha256(path), entry["sha256"]
+    if found not in (sha256, entry.get("before")):
         raise ValueError(f"sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed")
     stored = Stored(path)
     return stored, stored.progress

@@ -5,6 +5,7 @@ process, or a class of `parallel`, which does the same on many ranks, it cannot 
 
     trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.1))
     fit(trainer, Loader(data.train, batch=64), epochs=5, test=Loader(data.test, batch=500, shuffle=False))
+    fit(trainer, (x, y), epochs=5, batch=64)                 # arrays: a Loader is made of them
 
 What chooses (a callback that stops, keeps the best, lowers the rate) reads the history, and there are the scores on the
 validation data. The test data are looked at once, when all is chosen.
@@ -21,7 +22,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from nn.data.dataset import Dataset
+from nn.data.loader import Loader
+from nn.training.batches import batches
 from nn.training.serial import NonFiniteLoss, Serial
+
+Samples = Loader | Dataset | tuple[np.ndarray, np.ndarray]  # also what has a Loader's `epoch`
+LOOKED_AT = 500  # samples of a batch that is not trained on
 
 
 @dataclass
@@ -52,6 +59,10 @@ class Training:
     stop: bool = False
     result: dict = field(default_factory=dict)
 
+    def meet(self) -> None:
+        """Shards that train apart come together, with one loss: where an epoch ends, or a checkpoint is kept."""
+        self.loss_sum = self.trainer.meet(self.loss_sum)
+
     def progress(self) -> dict:
         """What a checkpoint keeps beside the trainer's state."""
         keys = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")
@@ -76,26 +87,28 @@ class Callback:
 
 def fit(
     trainer: Serial,
-    train: Iterable,
+    train: Samples,
     epochs: int,
-    callbacks: Sequence[Callback] = (),
-    validation: Iterable | None = None,
+    callbacks: Callback | Iterable[Callback] = (),
+    validation: Samples | None = None,
     schedule: Callable[[int], float] | None = None,
     progress: dict | None = None,
     accumulate: int = 1,
-    test: Iterable | None = None,
+    test: Samples | None = None,
+    batch: int = 32,
 ) -> Training:
     """Train for `epochs` epochs: the only loop there is.
 
     Parameters
     ----------
     trainer : Serial or a strategy of `parallel`
-    train : Loader
-        Global batches, cut for trainer.shard; train.epoch(e, start) yields (x, y, total).
+    train : Loader, Dataset or (x, y)
+        Of a Loader, global batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). Of a Dataset or
+        of two arrays, (N, *in_shape) and (N, ...), batches of `batch` samples in an order that trainer.seed decides.
     epochs : int
         In all, those of a resumed run included.
-    callbacks : sequence of Callback
-    validation : Loader or None
+    callbacks : Callback, or some in the order in which they are told
+    validation : as train, or None
         Evaluated after every epoch, each shard on its own part; callbacks may choose by it.
     schedule : callable or None
         Step -> learning rate; without it the optimizer's own stays.
@@ -103,15 +116,27 @@ def fit(
         `Training.progress()` of the run to continue, after trainer.load_state.
     accumulate : int
         Cut every step's shard into so many parts, one after the other: less memory for activations, the same step.
-    test : Loader or None
+    test : as train, or None
         Evaluated once, at the very end, with the parameters that the callbacks have left: the `result`.
+    batch : int
+        Samples of a step over all ranks, where `train` is no Loader.
 
     Returns
     -------
     Training
     """
-    if epochs < 0 or accumulate < 1:
-        raise ValueError(f"epochs must not be negative, accumulate at least 1, given {epochs} and {accumulate}")
+    _check_trainer("fit", trainer)
+    for name, value, least in (("epochs", epochs, 0), ("accumulate", accumulate, 1)):
+        if not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"fit: {name} must be a whole number, at least {least}, given {value!r:.80}")
+    if schedule is not None and not callable(schedule):
+        raise TypeError(
+            f"fit: schedule must be a function step -> rate, given {schedule!r:.80}: of a constant rate, none"
+        )
+    callbacks = _several(callbacks)
+    train = batches(train, trainer, batch, True, "fit: train")
+    validation = validation if validation is None else batches(validation, trainer, LOOKED_AT, False, "fit: validation")
+    test = test if test is None else batches(test, trainer, LOOKED_AT, False, "fit: test")
     training = Training(trainer, train, epochs, validation, **(progress or {}))
     for callback in callbacks:
         callback.on_begin(training)
@@ -122,6 +147,24 @@ def fit(
     if test is not None:
         training.result = evaluate(trainer, test)
     return training
+
+
+def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
+    """One callback or many as many."""
+    found = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
+    for callback in found:
+        if not isinstance(callback, Callback):
+            made = ", the class itself: call it" if isinstance(callback, type) else ""
+            raise TypeError(f"fit: callbacks are instances of nn.Callback, given {callback!r:.80}{made}")
+    return found
+
+
+def _check_trainer(what: str, trainer: Serial) -> None:
+    if not isinstance(trainer, Serial):
+        raise TypeError(
+            f"{what} takes a trainer first, nn.Serial(network, loss, optimizer) or one of `parallel`, given "
+            f"{trainer!r:.80}"
+        )
 
 
 def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
@@ -150,6 +193,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
         training.seconds, clock = training.seconds + now - clock, now
         for callback in callbacks:
             callback.on_step(training, loss)
+    training.meet()
     training.epoch += 1
     record = {
         "epoch": training.epoch,
@@ -168,13 +212,15 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
         callback.on_epoch(training, record)
 
 
-def evaluate(trainer: Serial, loader: Iterable) -> dict[str, float]:
-    """{"loss", "accuracy"} over a loader whose batches are cut for trainer.shard: exact for uneven shards.
+def evaluate(trainer: Serial, data: Samples, batch: int = LOOKED_AT) -> dict[str, float]:
+    """{"loss", "accuracy"} over data as `fit` takes them, in batches of `batch` where there is no Loader.
 
-    Without "accuracy" where the targets are no classes.
+    Of a Loader, the batches are cut for trainer.shard; exact for uneven shards. Without "accuracy" where the targets
+    are no classes.
     """
+    _check_trainer("evaluate", trainer)
     sums = np.zeros(3)
-    for x, y, _ in loader.epoch(0):
+    for x, y, _ in batches(data, trainer, batch, False, "evaluate").epoch(0):
         sums += trainer.evaluate(x, y)
     loss, correct, count = trainer.sum(sums)
     scores = {"loss": float(loss / max(1, count)), "accuracy": float(correct / max(1, count))}

@@ -23,6 +23,8 @@ from nn.core.pool import Memory
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 
+OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
+
 
 class NonFiniteLoss(ArithmeticError):
     """The loss is NaN or infinite; the message says at which step and in which layer it appears first.
@@ -84,6 +86,7 @@ class Serial:
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
+        check_parts(network, loss, optimizer)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         held = self.held = self.hold(network)
         self.statistics = held.state_layout.zeros(network.dtype)
@@ -239,6 +242,10 @@ class Serial:
         """The sum of an array over all shards."""
         return values
 
+    def meet(self, loss: float) -> float:
+        """Shards that train apart come together, as at the end of an epoch: their mean of a loss. Here is but one."""
+        return loss
+
     def state(self) -> dict[str, np.ndarray]:
         """Everything that training continues from: prefix/name -> array (views, not copies)."""
         layout = self.network.layout
@@ -308,6 +315,18 @@ class Serial:
         return self
 
 
+def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
+    """Refuse what no trainer can be made of: another thing, or a class where an instance is needed."""
+    for name, given, kind, example in (
+        ("network", network, Network, "nn.Network(layers, in_shape)"),
+        ("loss", loss, Loss, "nn.CrossEntropyLoss()"),
+        ("optimizer", optimizer, Optimizer, "nn.SGD(lr=0.1)"),
+    ):
+        if not isinstance(given, kind):
+            made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
+            raise TypeError(f"a trainer takes a {name}, such as {example}, given {given!r:.80} ({made})")
+
+
 def micro_batches(samples: int, parts: int) -> list[slice]:
     """Nearly equal parts of so many samples, some of them empty where there are fewer."""
     return [slice(samples * i // parts, samples * (i + 1) // parts) for i in range(parts)]
@@ -323,10 +342,13 @@ def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple
 
 
 def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
-    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing."""
+    """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing.
+
+    What a strategy has kept for itself alone another one does without.
+    """
     if missing := sorted(expected.keys() - state.keys()):
         return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
-    if foreign := sorted(state.keys() - expected.keys()):
+    if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(OWN)):
         return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
     for name, (shape, dtype) in expected.items():
         array = state[name]

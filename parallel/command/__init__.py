@@ -10,5 +10,8 @@
 | axes.py | what --mesh and --pipeline say |
 | registry.py | strategies by name |
 | training_run.py | one run, from options to results |
+| trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
+| report.py | a page about some runs |
+| commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
 | run_directory.py | its directory, and how to go on from it |
 """

@@ -47,7 +47,7 @@ def is_pipeline(options: Options) -> bool:
 
 def is_tensor(options: Options) -> bool:
     """Whether ranks compute layers together."""
-    return options.strategy == "tensor" or mesh(options).get("tensor", 1) > 1
+    return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
 
 
 def mesh(options: Options) -> dict[str, int]:
@@ -71,7 +71,7 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
     given = mesh(options)
     if "pipeline" not in given and is_pipeline(options):
         given["pipeline"] = max(1, ranks // given.get("data", 1))
-    if "tensor" not in given and options.strategy == "tensor":
+    if "tensor" not in given and options.strategy_name == "tensor":
         given["tensor"] = max(1, ranks // given.get("data", 1))
     try:
         return sizes(ranks, **given)

@@ -111,7 +111,7 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         status = end.code
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
-    elif status > SIGNALLED:
+    elif status > SIGNALLED or status == launcher.LOST:
         print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
     return status
 

@@ -19,10 +19,17 @@ class OptionError(ValueError):
 
 
 def option(
-    default, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None, everyday: bool = False
+    default,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    everyday: bool = False,
+    keys: bool = False,
 ):
-    """A field of a topic: its default, what --help says of it, and whether that is for every day."""
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, "everyday": everyday})
+    """A field of a topic: its default, what --help says of it, whether that is for every day; whether its choices may
+    have keys behind a colon."""
+    metadata = {"help": help, "choices": choices, "metavar": metavar, "everyday": everyday, "keys": keys}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -103,8 +110,23 @@ class RanksOptions:
     strategy: str = option(
         "ddp",
         "how ranks share the work",
-        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt"),
+        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt")
+        + ("downpour", "local-sgd", "diloco", "easgd"),
+        metavar="NAME[:KEYS]",
         everyday=True,
+        keys=True,
+    )
+    consistency: str = option(
+        "sync",
+        "ps: when servers apply gradients: sync (all together), ssp:S (as they come, no worker more than S steps ahead "
+        "of the slowest), async; ssp:2,ahead=1 reads while computing; ddp: stale:S applies sums S steps late, which "
+        "travel meanwhile",
+        ("sync", "ssp", "async", "stale"),
+        metavar="NAME[:KEYS]",
+        keys=True,
+    )
+    delay_compensation: bool = option(
+        False, "ps, ssp or async: correct gradients for what has changed since they were computed (DC-ASGD)"
     )
     allreduce: str = option("auto", "algorithm that sums gradients: auto, ring, doubling, ..., native")
     node_memory: str = option(
@@ -121,13 +143,15 @@ class RanksOptions:
     first_bucket: float = option(1.0, "ddp: MiB of gradients in the first message", metavar="MIB")
     compress: str | None = option(
         None,
-        "fewer bytes: fp16, qsgd:LEVELS, terngrad; with ddp and ps also onebit, signsgd, topk:RATIO, threshold:LIMIT, "
-        "dgc:RATIO; with ddp also powersgd:RANK",
+        "fewer bytes: fp16, qsgd:LEVELS, terngrad; with ddp, ps and downpour also onebit, signsgd, topk:RATIO, "
+        "threshold:LIMIT, dgc:RATIO; with ddp also powersgd:RANK",
         metavar="METHOD",
         everyday=True,
     )
-    servers: int = option(1, "ps: parameter servers, among which the parameters are cut")
-    server_place: str = option("own", "ps: servers have ranks of their own, or live on workers", ("own", "workers"))
+    servers: int = option(1, "ps, downpour: parameter servers, among which the parameters are cut")
+    server_place: str = option(
+        "own", "ps, downpour: servers have ranks of their own, or live on workers", ("own", "workers")
+    )
     unit: float = option(
         1.0, "zero1, zero2, fsdp: MiB of neighbouring layers' parameters that travel together", metavar="MIB"
     )
@@ -215,6 +239,21 @@ TOPICS = {
 @dataclass
 class Options(ReportOptions, RunOptions, MeshOptions, RanksOptions, LearningOptions, NetworkOptions, DataOptions):
     """What a run of scripts/train.py is made of: all topics. (The fields of the last base come first.)"""
+
+    @property
+    def strategy_name(self) -> str:
+        """Of --strategy, without its keys."""
+        return name_of(self.strategy)
+
+    @property
+    def late(self) -> bool:
+        """Whether --consistency lets gradients or parameters be late."""
+        return name_of(self.consistency) != "sync"
+
+
+def name_of(text: str) -> str:
+    """What is before the colon of a text with keys."""
+    return text.partition(":")[0]
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Options)}

@@ -22,6 +22,7 @@ from parallel.command.options import (
     OptionError,
     Options,
     flag,
+    name_of,
     names_of,
     shown,
     shown_default,
@@ -91,7 +92,7 @@ def _add(group, name: str) -> None:
     if kind is bool:
         group.add_argument(flag(name), action="store_true", help=metadata["help"])
         return
-    choices, default = metadata["choices"], shown_default(name)
+    choices, default = None if metadata["keys"] else metadata["choices"], shown_default(name)
     group.add_argument(
         flag(name),
         type=kind,
@@ -166,11 +167,12 @@ def read_toml(path: str) -> dict:
 
 def of_its_kind(where: str, name: str, value):
     """The value of an option from a file, which must be of its type and among its choices."""
-    kind, choices = TYPES[name], FIELDS[name].metadata["choices"]
+    kind, metadata = TYPES[name], FIELDS[name].metadata
+    choices = metadata["choices"]
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or isinstance(value, bool) != (kind is bool):
         raise OptionError(f"{where}: {name} must be {KINDS[kind]}, given {shown(value)}")
-    if choices and value not in choices:
+    if choices and not metadata["keys"] and value not in choices:
         raise OptionError(f"{where}: {name} must be one of {', '.join(choices)}, given {shown(value)}")
     if kind is int or kind is float:
         check_number(f"{where}: {name}", name, value)
@@ -210,7 +212,8 @@ def resumed(values: dict) -> dict:
     found = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in given}
     found |= {"ranks": None, "threads": None} | values
     for name, (other, readers) in READ_BY.items():  # another strategy has no use for some options of the one before
-        if name in FREE_ON_RESUME and name not in values and found.get(other) not in (None, *readers):
+        value = found.get(other)
+        if name in FREE_ON_RESUME and name not in values and value is not None and name_of(value) not in readers:
             found.pop(name, None)
     if "mesh" not in values:  # it depends on the number of ranks
         found.pop("mesh", None)

@@ -8,11 +8,15 @@ from collectives.failures.launch_check import nodes_of
 from parallel.command import axes
 from parallel.command.rules import check_one_node, check_scattered, of_messages
 from parallel.exchange import compression
+from parallel.strategies import settings
 from parallel.strategies.data_parallel import (
     CompressedDataParallel,
     DistributedDataParallel,
     ReproducibleDataParallel,
+    StaleDataParallel,
 )
+from parallel.strategies.downpour import Downpour
+from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.one_weird_trick import OneWeirdTrick
 from parallel.strategies.parameter_server import ParameterServer
@@ -29,6 +33,10 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     if axes.is_tensor(options):
         return tensor(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
+    if options.late:
+        delay = settings.Consistency.parse(options.consistency, "ddp").bound
+        if delay:
+            return StaleDataParallel(*arguments, delay=delay)
     if options.compress:
         return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:
@@ -59,14 +67,29 @@ def dp(options, network, loss, optimizer, communicator) -> Trainer:
 def ps(options, network, loss, optimizer, communicator) -> Trainer:
     """Workers and parameter servers."""
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
-    return ParameterServer(*arguments, **summed(options))
+    late = {"consistency": options.consistency, "delay_compensation": options.delay_compensation}
+    return ParameterServer(*arguments, **summed(options), **late, limit=options.watch or math.inf)
+
+
+def downpour(options, network, loss, optimizer, communicator) -> Trainer:
+    """Replicas and servers, each at a step of its own."""
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    keys = vars(settings.Downpour.parse(options.strategy))
+    compressor = compression.parse(options.compress) if options.compress else None
+    return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
+
+
+def replicas(options, network, loss, optimizer, communicator) -> Trainer:
+    """Replicas that meet now and then, by the name of the strategy."""
+    make, keys = REPLICAS[options.strategy_name], settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy)
+    return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
 
 
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
-    make = SHARDED[options.strategy]
+    make = SHARDED[options.strategy_name]
     more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
     unit = int(options.unit * 2**20)
     arguments = network, loss, optimizer, communicator, options.seed, unit, options.offload
@@ -113,12 +136,8 @@ def bucketing(options) -> dict:
 
 
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
+REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
-    "ddp": ddp,
-    "dp": dp,
-    "ps": ps,
-    "pipeline": pipeline,
-    "tensor": tensor,
-    "owt": owt,
-    **dict.fromkeys(SHARDED, sharded),
-}
+    "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "downpour": downpour,
+    "pipeline": pipeline, "tensor": tensor, "owt": owt, **dict.fromkeys(REPLICAS, replicas),
+}  # fmt: skip

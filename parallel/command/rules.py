@@ -23,9 +23,10 @@ import tempfile
 from pathlib import Path
 
 from parallel.command import axes
-from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, shown
+from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
 from parallel.strategies.capabilities import CAPABILITIES, why_not
+from parallel.strategies.capabilities import OPTIONS as ABILITIES
 
 # ------------------------------------------------------------------------------------------------------ options alone
 
@@ -39,6 +40,7 @@ MOST = {"threads": 1024, "accumulate": 2**16, "reproducible": 2**16, "ranks": 2*
 BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and moved
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
 SHARDED = ("zero1", "zero2", "fsdp")
+SERVED = ("ps", "downpour")  # by servers
 # Option -> (another one, with which values of it this one is read at all).
 READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
@@ -48,11 +50,13 @@ READ_BY = {
     "node_memory": ("strategy", ("ddp",)),
     **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline", "tensor", "owt"))),
     "owt": ("strategy", ("owt",)),
-    "servers": ("strategy", ("ps",)),
+    "servers": ("strategy", ("ps", "downpour")),
+    "consistency": ("strategy", ("ps", "ddp")),
+    "delay_compensation": ("strategy", ("ps",)),
     "offload": ("strategy", SHARDED),
     "unit": ("strategy", SHARDED),
     "prefetch": ("strategy", ("fsdp",)),
-    "server_place": ("strategy", ("ps",)),
+    "server_place": ("strategy", ("ps", "downpour")),
 }
 # Option that sums gradients in a way of its own -> those that say how the usual way does it.
 EXCLUDES = {
@@ -61,8 +65,19 @@ EXCLUDES = {
 }
 # Options that one process does not read.
 BETWEEN_RANKS = (
-    *("strategy", "mesh", "pipeline", "tensor", "owt", "allreduce", *MESSAGES),
-    *("unit", "prefetch", "offload", "check_replicas"),
+    "strategy",
+    "mesh",
+    "pipeline",
+    "tensor",
+    "owt",
+    "consistency",
+    "delay_compensation",
+    "allreduce",
+    *MESSAGES,
+    "unit",
+    "prefetch",
+    "offload",
+    "check_replicas",
 )
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
@@ -109,7 +124,7 @@ def _parts_of_a_batch(options: Options) -> None:
 def _own_ways(options: Options) -> None:
     for name, others in EXCLUDES.items():
         if getattr(options, name) and (given := changed(options, others)):
-            why = why_not(options.strategy, None, given[0], name)
+            why = why_not(options.strategy_name, None, given[0], name)
             raise OptionError(
                 f"{flag(given[0])} does not go with {flag(name)}{': ' * bool(why)}{why}: leave one of them out"
             )
@@ -136,10 +151,34 @@ def _texts(options: Options) -> None:
 def _readers(options: Options) -> None:
     for name in changed(options, READ_BY):
         other, readers = READ_BY[name]
-        if (value := getattr(options, other)) not in readers:
+        if name_of(value := getattr(options, other)) not in readers:
             raise OptionError(
                 f"{flag(name)} has no effect with {flag(other)} {value}: leave it out, or use {', '.join(readers)}"
             )
+
+
+def _names(options: Options) -> None:
+    for name, f in FIELDS.items():
+        if f.metadata["keys"] and name_of(value := getattr(options, name)) not in f.metadata["choices"]:
+            raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}")
+
+
+def _abilities(options: Options) -> None:
+    """What a strategy, or one that lets gradients be late, cannot."""
+    how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
+    for name in ABILITIES:
+        if changed(options, [name]) and (why := why_not(options.strategy_name, None, name, late=options.late)):
+            raise OptionError(f"{flag(name)} does not go with {how}: {why}")
+
+
+def _late(options: Options) -> None:
+    if options.delay_compensation and not options.late:
+        raise OptionError("--delay-compensation: with --consistency sync nothing is late: use ssp:S or async")
+    if options.late and options.strategy_name == "ddp" and (given := changed(options, MESSAGES)):
+        raise OptionError(
+            f"{flag(given[0])} has no effect with --consistency {options.consistency}: the gradients of a step travel "
+            "as one message; leave it out"
+        )
 
 
 def _one_batch_for_the_rate(options: Options) -> None:
@@ -155,7 +194,7 @@ def _stages(options: Options) -> None:
     if options.pipeline:
         axes.schedule(options)
     for axis in given if not axes.is_pipeline(options) else ():
-        if axis not in CAPABILITIES[options.strategy].axes:
+        if axis not in CAPABILITIES[options.strategy_name].axes:
             can = ", ".join(name for name, can in CAPABILITIES.items() if axis in can.axes)
             raise OptionError(
                 f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use {can}"
@@ -164,7 +203,7 @@ def _stages(options: Options) -> None:
         raise OptionError(f"--pipeline {options.pipeline} needs ranks on its axis, given --mesh {options.mesh}")
     if not axes.is_pipeline(options):
         return
-    if "pipeline" not in CAPABILITIES[options.strategy].axes:
+    if "pipeline" not in CAPABILITIES[options.strategy_name].axes:
         can = ", ".join(name for name, can in CAPABILITIES.items() if "pipeline" in can.axes)
         raise OptionError(f"--strategy {options.strategy} has no stages on different ranks: use {can}")
     for name in ("accumulate", "reproducible", "compress", "offload"):
@@ -173,21 +212,23 @@ def _stages(options: Options) -> None:
             raise OptionError(
                 f"{flag(name)} does not go with stages on different ranks{': ' * bool(why)}{why}: leave it out"
             )
+    if options.late:
+        raise OptionError(
+            f"--consistency {options.consistency} does not go with stages on different ranks: leave it out"
+        )
     if options.node_memory == "on":
         raise OptionError("--node-memory on: gradients of stages are summed by messages; leave it out")
 
 
 def _layers_together(options: Options) -> None:
     """Ranks that compute layers together: with what, and no other way beside it."""
-    if options.strategy == "owt" and changed(options, ["reproducible"]):
-        raise OptionError(f"--reproducible does not go with --strategy owt: {why_not('owt', None, 'reproducible')}")
     if not axes.is_tensor(options):
         if changed(options, ["tensor"]):
             raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
         return
     if axes.is_pipeline(options):
         raise OptionError("a pipeline's stages are not cut among ranks: use --mesh data=2,tensor=2, or one of the two")
-    for name in ("reproducible", "compress", "offload"):
+    for name in ("reproducible", "compress", "consistency"):
         if changed(options, [name]):
             why = why_not("tensor", options.compress if name == "compress" else None, name)
             raise OptionError(
@@ -198,9 +239,9 @@ def _layers_together(options: Options) -> None:
 
 
 OF_OPTIONS = (
-    *(_values, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers),
-    *(_one_batch_for_the_rate, _stages, _layers_together),
-)
+    _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
+    _one_batch_for_the_rate, _stages, _layers_together,
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
 
@@ -271,6 +312,7 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
     check_environment()
     if options.compress:
         compression.parse(options.compress)
+    _keys(options)
     if options.offload:
         check_directory("--offload", options.offload)
     if options.out:
@@ -280,9 +322,23 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
             check_checkpoints(options)
 
 
+def _keys(options: Options) -> None:
+    """Refuse keys that a strategy or a consistency does not have, and what they cannot be."""
+    from parallel.strategies import settings
+
+    if kind := settings.OF_STRATEGIES.get(options.strategy_name):
+        kind.parse(options.strategy)
+    elif ":" in options.strategy:
+        raise OptionError(f"--strategy {options.strategy}: {options.strategy_name} takes no keys: leave them out")
+    if options.strategy_name in settings.CONSISTENCIES:
+        settings.Consistency.parse(options.consistency, options.strategy_name)
+
+
 def _one_process(options: Options) -> None:
-    if options.strategy == "ps":
-        raise OptionError("--strategy ps needs ranks for workers and servers: start them with --ranks 3, or mpirun")
+    if options.strategy_name in SERVED:
+        raise OptionError(
+            f"--strategy {options.strategy} needs ranks for workers and servers: start them with --ranks 3, or mpirun"
+        )
     if options.compress:
         way = ", or leave it out" if options.resume is None else ", as that run was"
         raise OptionError(f"--compress {options.compress}: one process sends nothing; start several with --ranks{way}")
@@ -383,7 +439,7 @@ def check_layers(options: Options, data, network) -> None:
 
 def check_memory(options: Options, network) -> None:
     """Refuse a network whose parameters and gradients alone, once, are more than this machine's memory."""
-    if options.strategy in SHARDED and (options.offload or launcher.inside()):
+    if options.strategy_name in SHARDED and (options.offload or launcher.inside()):
         return  # on disk, or on many machines
     needed = 2 * network.layout.size * network.dtype.itemsize
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -404,13 +460,14 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     from parallel.strategies.tensor import rewriting
 
     if options.compress:
-        if why := why_not(options.strategy, options.compress):
-            raise OptionError(f"--compress {options.compress} does not go with --strategy {options.strategy}: {why}")
+        if why := why_not(options.strategy_name, options.compress, late=options.late):
+            how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
+            raise OptionError(f"--compress {options.compress} does not go with {how}: {why}")
         method = compression.parse(options.compress)
         method.check(optimizer)
-        if options.strategy == "ps":
+        if options.strategy_name in SERVED:
             method.check_messages(options.servers)
-    if options.reproducible and options.strategy in SHARDED:
+    if options.reproducible and options.strategy_name in SHARDED:
         virtual_shards.refuse_norms(optimizer)
     if not ranks:
         return 1
@@ -422,14 +479,16 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return found["data"]
     if not launcher.inside():
         check_one_node(options)
-    if options.strategy == "dp":
+    if options.strategy_name == "dp":
         check_scattered(options, ranks)
-    if options.strategy == "owt":
+    if options.strategy_name == "owt":
         one_weird_trick.split(network, Loss(), ranks, options.owt)
     workers = ranks
-    if options.strategy == "ps":
+    if options.strategy_name in SERVED:
         found, servers = roles(ranks, options.servers, options.server_place)
         cut(network.layout.size + network.state_layout.size, len(servers))
+        if len(servers) > 1 and (options.late or options.strategy_name == "downpour"):
+            virtual_shards.refuse_norms(optimizer)
         workers = len(found)
     if options.reproducible:
         fixed_tree.check_holders(options.reproducible, workers)

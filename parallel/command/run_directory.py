@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from parallel.command import version
 from parallel.command.options import OptionError, Options
 from parallel.launch import launcher
 
@@ -40,6 +41,8 @@ def again(options: Options) -> str:
 
 def program(module: str = "") -> str:
     """How to call this program again from here, for messages."""
+    if (command := os.environ.get("RINGPROP_COMMAND")) and not module:
+        return command
     beside = os.path.relpath(sys.executable)
     return f"{'python' if beside.startswith('..') else beside} {module}{sys.argv[0]}"
 
@@ -64,6 +67,8 @@ def write_headers(out: Path, options: Options, world) -> None:
     from nn.training.checkpoints import write_atomically
 
     out.mkdir(parents=True, exist_ok=True)
+    for left in out.rglob(".*.tmp"):  # by a run that was killed while it wrote
+        left.unlink(missing_ok=True)
     config = json.dumps(dataclasses.asdict(options) | {"resume": None}, indent=1) + "\n"
     write_atomically(out / "config.json", config.encode())
     write_atomically(out / "environment.json", (json.dumps(environment(world), indent=1) + "\n").encode())
@@ -75,6 +80,8 @@ def environment(world) -> dict:
     from threadpoolctl import threadpool_info
 
     found = {
+        "ringprop": version.version(),
+        "commit": version.commit(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in threadpool_info()],
@@ -97,7 +104,8 @@ def environment(world) -> dict:
 
 def files_in(out: Path) -> list[str]:
     """What a run has left to look at."""
-    names = "result.json", "metrics.jsonl", "curves.png", "breakdown.png", "timeline.png", "inspection/", "checkpoints/"
+    names = ["result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png"]
+    names += ["inspection/", "checkpoints/", "network.npz"]
     return [name for name in names if (out / name).exists()]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import nn
 from nn.training import callbacks, checkpoints
-from parallel.command import factory
+from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
 from parallel.command.rules import BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
@@ -22,6 +22,7 @@ from parallel.reports import inspection
 from parallel.reports.breakdown import Breakdown, draw_breakdown
 from parallel.reports.curves import write_curves
 from parallel.reports.memory_report import MemoryReport, resident
+from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
 
 
@@ -76,7 +77,8 @@ def train(options: Options) -> dict:
     say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
     metric = factory.metric(data)
-    hooks = [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
+    hooks = [Staleness()] if world else []
+    hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
     hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
@@ -113,6 +115,7 @@ def train(options: Options) -> dict:
     }
     if options.compress:
         result |= trainer.bytes_sent()
+    leave_network(options, parts, trainer, say)
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     memory_table = memory.report() if memory else ""  # before pictures take memory of their own
@@ -120,6 +123,7 @@ def train(options: Options) -> dict:
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         if not options.no_pictures:
             write_curves(training.history, out / "curves.png")
+            write_staleness(training.history, out / "staleness.png")
             draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
         if events:
             write_trace(events, out)
@@ -136,6 +140,15 @@ def train(options: Options) -> dict:
     say(what_next(options))
     trainer.close()  # not after an error: it needs all ranks
     return result
+
+
+def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:
+    """Write the network, for whoever uses it: scripts/predict_images.py, nn.load (every rank: shards meet here)."""
+    file = Path(options.out) / trained_run.FILE
+    try:
+        nn.save(parts.network, trainer, file, trained_run.about(options, parts.data))
+    except TypeError as error:  # a layer of one's own that is not registered: nothing else is lost by that
+        say(f"no {file}: {error}")
 
 
 def listeners(loader, timeline: Timeline | None):
@@ -224,7 +237,7 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.command.registry import STRATEGIES
 
-    return STRATEGIES[options.strategy](options, network, loss, optimizer, world)
+    return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
 
 
 def agree_on_data(world, data: nn.data.Data) -> None:

@@ -50,12 +50,17 @@ class Exchange:
         As of a trainer.
     fetch : callable (Run) or None
         Called before a layer is run.
+    apart : bool
+        Whether ranks make steps of their own, and only `settle` brings them together.
+    bad : bool
+        Whether this rank, training apart, has had a loss that is not finite.
     """
 
     sharded: tuple[str, ...] = ()
     adds_up = True
     from_first = False
     fetch: Callable | None = None
+    apart = bad = False
     share = slice(None)  # of the moments: what this rank may write
     phases = (
         ("compute", "compute_gradients", False),
@@ -119,6 +124,23 @@ class Exchange:
     def sum(self) -> Tail:
         """The sums over all addends of what was told."""
         return self.summed
+
+    @property
+    def addends(self) -> int:
+        """How many there are in what `sum` returns."""
+        return self.pass_.addends
+
+    def settle(self) -> bool:
+        """Ranks that train apart come together: all have the same parameters, and all gradients are in them.
+
+        Nothing is done where they already are; all ranks ask for it alike. Says whether any had a loss that is not
+        finite, since they last were: then its gradient is in no parameters.
+        """
+        return False
+
+    def counted(self) -> dict[str, object]:
+        """What ranks that train apart have counted since it was asked last, for the record of an epoch (collective)."""
+        return {}
 
     def update(self) -> None:
         """One step of the optimizer."""

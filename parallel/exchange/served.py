@@ -10,12 +10,14 @@ worker moves in a step the half that is pushed shrinks.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
 
+from nn.core.layout import Layout
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
@@ -114,7 +116,7 @@ class Served(Exchange):
     def _allocate_sums(self) -> None:
         """What sums in another way than worker after worker: trees, or coded pieces."""
         mesh, count, workers = self.mesh, self.slices[-1][1], len(self.workers)
-        self.trees, self.pieces, self.pushes = [], None, 0
+        self.trees, self.pushes = [], 0
         if self.pass_.fixed:
             if len(self.hosts) > 1:
                 refuse_norms(self.optimizer)
@@ -126,12 +128,16 @@ class Served(Exchange):
             shards, dtype = self.pass_.addends, self.dtype
             self.trees = [TreeSum(shards, count, dtype, mesh.communicator, cuts, workers)]
             self.trees.append(TreeSum(shards, TAIL, dtype, mesh.communicator, holders=workers))  # for every server
-        self.memories = None
+        self._allocate_pieces(self._maximum)
+
+    def _allocate_pieces(self, maximum) -> None:
+        """What is coded; `maximum` as for Compressor.encode."""
+        mesh, self.memories, self.pieces = self.mesh, None, None
         if compressor := self.compressor:
             compressor.check_messages(len(self.hosts))
             compressor.check(self.optimizer)
             mesh.agree({"compression": repr(compressor)})
-            arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, self._maximum
+            arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, maximum
             self.pieces = Pieces(mesh.communicator, compressor, *arguments)
             flat = {name: self.layout.zeros(self.dtype) if self.works else None for name in compressor.memories}
             for encoder, share in zip(self.pieces.encoders, self.shares if self.works else (), strict=True):
@@ -219,7 +225,7 @@ class Served(Exchange):
         first = self.mesh.rank == 0
         yield from self._named("param", self.parameters if first else None)
         for slot in self.optimizer.slots:
-            yield from self._named(f"optimizer/{slot}", self._gathered(slot))
+            yield from self._named(f"optimizer/{slot}", self._gathered(self.slots.get(slot)))
         if self.memories:
             yield from self.memories.entries()
 
@@ -231,13 +237,13 @@ class Served(Exchange):
             else ((f"{prefix}/{name}", nothing) for name in self.layout.specs)
         )
 
-    def _gathered(self, slot: str) -> np.ndarray | None:
-        """A moment's slices from all servers, on rank 0."""
+    def _gathered(self, mine: np.ndarray | None) -> np.ndarray | None:
+        """The servers' slices of a moment, on rank 0; others have none."""
         first, counts, places = self.mesh.rank == 0, [0] * self.mesh.size, [0] * self.mesh.size
         whole = self.layout.zeros(self.dtype) if first else None
         for host, share in zip(self.hosts, self.shares, strict=True):
             counts[host], places[host] = share.stop - share.start, min(share.start, self.layout.size)
-        mine = self.slots[slot] if self.serves else np.empty(0, self.dtype)
+        mine = np.empty(0, self.dtype) if mine is None else mine
         self.mesh.communicator.Gatherv(mine, [whole, counts, places, None] if first else None, root=0)
         return whole
 
@@ -249,22 +255,24 @@ class Served(Exchange):
 
     def load(self, state):
         """Each rank takes its own."""
-
-        def whole(kind, layout):
-            buffer = layout.zeros(self.dtype)
-            for name, array in layout.items(buffer):
-                array[...] = state[f"{kind}/{name}"]
-            return buffer
-
-        vector = np.concatenate([whole("param", self.layout), whole("state", self.network.state_layout)])
+        whole = functools.partial(self._whole, state)
+        vector = np.concatenate([whole("param"), whole("state", self.network.state_layout)])
         if self.works:
             self.replica[:-TAIL] = vector
         if self.serves:
             self.held[:-TAIL] = vector[slice(*self.slices[self.hosts.index(self.mesh.rank)])]
             for slot, mine in self.slots.items():
-                mine[:] = whole(f"optimizer/{slot}", self.layout)[self.own]
+                mine[:] = whole(f"optimizer/{slot}")[self.own]
         if self.memories and self.works:
             self.memories.load(state)
+
+    def _whole(self, state, kind: str, layout: Layout | None = None) -> np.ndarray:
+        """What a state has of one kind, as a flat array."""
+        layout = layout or self.layout
+        buffer = layout.zeros(self.dtype)
+        for name, array in layout.items(buffer):
+            array[...] = state[f"{kind}/{name}"]
+        return buffer
 
     def kept(self):
         yield from self.slots.items()

@@ -7,7 +7,8 @@ However the job ends (normally, by an error, a timeout, Ctrl-C, SIGTERM, even SI
 rank ends with it, for an orphaned rank waits for its peers in a busy loop, a whole core for hours:
 
 - mpiexec is asked to end; what is left of the job after that is found and killed (parallel/launch/processes.py);
-- where the launcher itself is killed, a second small process, the keeper, does the same.
+- where the launcher itself is killed, a second small process, the keeper, does the same;
+- where mpiexec dies, or stays though no rank is left, that is said and has a status of its own, LOST.
 
 What is set in the environment is only a default: the user's own settings win. It is meant for one machine. On a
 cluster start the ranks with its own srun or mpiexec (scripts/slurm): then `inside()` is true in each of them.
@@ -33,6 +34,9 @@ from typing import IO
 from parallel.launch import processes
 
 TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
+LOST = 125  # of one whose mpiexec itself died or hung: how its ranks ended is not known
+NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
+LOOK = 5.0  # seconds between two looks whether there are ranks
 # The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -178,6 +182,8 @@ class Job:
         environment[processes.JOB] = self.name
         if timeout is not None:
             environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * processes.GRACE)))
+        self.trouble = ""  # what was wrong with mpiexec itself
+        self._looked = self._ranks_at = time.monotonic()
         self._line = stdout if callable(stdout) else None
         self._partial = b""
         pipe = subprocess.PIPE if self._line else stdout
@@ -207,9 +213,24 @@ class Job:
             raise
 
     def poll(self) -> int | None:
-        """The exit status, or None while the job runs. A death by signal n is status 128 + n."""
+        """The exit status, or None while the job runs; LOST where mpiexec itself was killed or hung."""
         code = self._mpiexec.poll()
-        return 128 - code if code is not None and code < 0 else code
+        if code is not None and code < 0:  # no rank's: that one mpiexec tells as a status
+            self.trouble = self.trouble or f"mpiexec itself was ended by {signal.Signals(-code).name}"
+        return LOST if self.trouble else code
+
+    def _end_without_ranks(self) -> None:
+        """End an mpiexec that stays though its ranks have gone. Where processes cannot be seen, it is not."""
+        now = time.monotonic()
+        if now < self._looked + LOOK:
+            return
+        self._looked = now
+        if processes.find(self.name, only_ranks=True) or not processes.find(self.name):
+            self._ranks_at = now
+        elif now > self._ranks_at + NO_RANKS:
+            self.trouble = f"mpiexec did not end in {now - self._ranks_at:.0f} s in which it had no rank"
+            processes.kill(self.name)
+            self._mpiexec.wait()
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Pass output on until the job ends; return its exit status, or None if `timeout` seconds pass first."""
@@ -223,6 +244,7 @@ class Job:
             else:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._mpiexec.wait(left)
+            self._end_without_ranks()
         if self._line and code is not None:
             self._pass_lines(0)
         return code
@@ -301,18 +323,24 @@ def run(
 ) -> int:
     """Run `python -m mpi4py *args` on `ranks` ranks and return the exit status; parameters as for `Job`.
 
-    After `timeout` seconds each rank prints where it is, all are ended, and the status is TIMED_OUT.
+    After `timeout` seconds each rank prints where it is, all are ended, and the status is TIMED_OUT. It is LOST, and
+    said, where mpiexec itself died or hung.
     SIGTERM and SIGHUP to this process end the ranks before they end it. Raises LaunchError.
     """
     with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout) as job:
+
+        def say(message: str) -> None:
+            if callable(stdout):
+                stdout(message)
+            else:
+                print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
+
         status = job.wait(timeout)
+        if job.trouble:
+            say(f"launch: {job.trouble}; how its ranks ended is not known\n")
         if status is not None:
             return status
-        message = f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n"
-        if callable(stdout):
-            stdout(message)
-        else:
-            print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
+        say(f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n")
         job.show_stacks()
         job.wait(processes.GRACE)
         return TIMED_OUT
@@ -320,6 +348,8 @@ def run(
 
 def ending(status: int) -> str:
     """An exit status in words: "the ranks ended by signal 9 (SIGKILL)"."""
+    if status == LOST:
+        return "mpiexec itself died or hung"
     try:
         return f"the ranks ended by signal {status - 128} ({signal.Signals(status - 128).name})"
     except ValueError:  # no signal

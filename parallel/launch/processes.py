@@ -31,15 +31,18 @@ GRACE = 3.0  # seconds between SIGTERM and SIGKILL
 STARTING = 1.0  # seconds in which a process that was just begun has got the job's name
 
 
-def find(job: str, only_ranks: bool = False) -> list[int]:
-    """Ids of the running processes of a job: mpiexec, its helpers, the ranks and their children."""
+def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
+    """Ids of the running processes of a job: mpiexec, its helpers, the ranks and their children.
+
+    Those that have its name in the environment, as the value of `variable`.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             environment = entry.read_bytes().decode(errors="replace").split("\0")  # of a zombie: empty
         except OSError:  # gone, or another user's
             continue
-        if f"{JOB}={job}" in environment and (not only_ranks or any(v.startswith(RANK) for v in environment)):
+        if f"{variable}={job}" in environment and (not only_ranks or any(v.startswith(RANK) for v in environment)):
             found.append(int(entry.parent.name))
     return found
 
@@ -51,10 +54,10 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def kill(job: str) -> None:
+def kill(job: str, variable: str = JOB) -> None:
     """SIGKILL to every process of a job, until none is left."""
     end = time.monotonic() + GRACE
-    while (left := find(job)) and time.monotonic() < end:
+    while (left := find(job, variable=variable)) and time.monotonic() < end:
         send(left, signal.SIGKILL)
         time.sleep(0.01)
 

@@ -127,5 +127,5 @@ def refuse_norms(optimizer: Optimizer) -> None:
     if found is not None and not isinstance(found, ClipValue):
         raise ValueError(
             f"{found!r} needs norms of whole tensors, and where these are cut over ranks, the bits of a norm depend on "
-            "how many there are: use ddp, or another optimizer and no clipping by norms"
+            "how many there are, or there is none: use ddp, or another optimizer and no clipping by norms"
         )

@@ -1,1 +1,15 @@
-"""Before a run: which strategy, how fast; profile.py reads what layers cost, partition.py cuts networks into stages."""
+"""Before a run: which strategy, how fast.
+
+| file | holds |
+|---|---|
+| laws.py | Amdahl, Gustafson, Karp-Flatt, efficiencies; fitted to measured runs |
+| profile.py | what layers cost: seconds and bytes of a mini-batch, counted or from a file |
+| partition.py | which layers form a stage, and on how many ranks each stage lies: PipeDream's programme |
+| job.py | a step to be predicted, a mesh, a prediction |
+| layer_times.py | a profile by measurement: every layer, both halves of backward |
+| predict.py | what a step costs, every strategy on every mesh; the fastest that fits |
+| data_strategies.py, pipeline_strategies.py | the strategies one by one |
+| group_costs.py, pipelines.py | below them: collectives on two levels of a network, schedules of stages |
+| transformer.py | transformers of billions of parameters, by the formulas of their authors |
+| tables.py, pictures.py | predictions in columns, and drawn |
+"""

@@ -2,25 +2,61 @@
 
 layer,forward_ms,backward_ms,output_bytes,parameter_bytes
 Linear(4096 1000),0.453,0.474,1024000,16388000
+
+Three more columns are written, and read where a file has them: weight_gradient_ms, saved_bytes, tensor_sums. Where it
+has not, the weights' gradient takes half of backward, a layer keeps its output, and ranks that share a layer with
+parameters gather its output forward and scatter its gradient backward: half a sum each way.
+
+`count_layers` makes a profile from multiply-accumulates alone, `layer_times.py` one from measurements.
 """
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nn.analysis.workload import count
+from nn.core.network import Network
+from nn.layers.attention import TransformerBlock
+
 COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_bytes")
+MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums")
 
 
 class LayerProfile(NamedTuple):
-    """One layer, one mini-batch: seconds, and bytes of what it gives to the next layer and of its parameters."""
+    """One layer, one mini-batch.
+
+    Attributes
+    ----------
+    name : str
+    forward, backward : float
+        seconds
+    output, parameters : float
+        bytes of what it gives to the next layer, and of its parameters
+    weight_gradient : float
+        seconds of backward for which no other layer waits
+    saved : float
+        bytes that are kept from forward until backward
+    tensor_sums : float
+        sums over the ranks that share its weights, of its output forward, and as many backward (an allgather or a
+        reduce-scatter is half a sum)
+    """
 
     name: str
     forward: float
     backward: float
     output: float
     parameters: float
+    weight_gradient: float = 0.0
+    saved: float = 0.0
+    tensor_sums: float = 0.0
+
+    def of_samples(self, share: float) -> "LayerProfile":
+        """The same layer with so many times the samples: all but its parameters grows alike."""
+        scaled = {"forward", "backward", "output", "weight_gradient", "saved"}
+        return self._replace(**{name: getattr(self, name) * share for name in scaled})
 
 
 def read_profile(path: str | Path) -> list[LayerProfile]:
@@ -33,19 +69,107 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
     """
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+        there = reader.fieldnames or ()
+        if missing := [name for name in COLUMNS if name not in there]:
             raise ValueError(f"{path}: expected columns {', '.join(COLUMNS)}; {', '.join(missing)} not there")
-        layers = [
-            LayerProfile(
-                row["layer"],
-                number(path, reader.line_num, row, "forward_ms") / 1e3,
-                number(path, reader.line_num, row, "backward_ms") / 1e3,
-                number(path, reader.line_num, row, "output_bytes"),
-                number(path, reader.line_num, row, "parameter_bytes"),
+        layers = []
+        for row in reader:
+            value = {name: number(path, reader.line_num, row, name) for name in COLUMNS[1:] + MORE if name in there}
+            value |= {name[:-3]: value[name] / 1e3 for name in value if name.endswith("_ms")}
+            with_weights = value["parameter_bytes"] > 0
+            layers.append(
+                LayerProfile(
+                    row["layer"],
+                    value["forward"],
+                    value["backward"],
+                    value["output_bytes"],
+                    value["parameter_bytes"],
+                    value.get("weight_gradient", value["backward"] / 2 * with_weights),
+                    value.get("saved_bytes", value["output_bytes"]),
+                    value.get("tensor_sums", 0.5 * with_weights),
+                )
             )
-            for row in reader
-        ]
     return checked(layers, path)
+
+
+def write_profile(layers: Sequence[LayerProfile]) -> str:
+    """The text of a profile: what `read_profile` reads."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(COLUMNS + MORE)
+    for layer in layers:
+        times = (f"{1e3 * seconds:.6g}" for seconds in (layer.forward, layer.backward, layer.weight_gradient))
+        forward, backward, weights = times
+        sizes = (f"{value:.12g}" for value in (layer.output, layer.parameters, layer.saved, layer.tensor_sums))
+        output, parameters, saved, sums = sizes
+        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, saved, sums))
+    return text.getvalue()
+
+
+def count_layers(network: Network, samples: int, flops: float, copy: float) -> list[LayerProfile]:
+    """A profile from counts: what the root's children compute and store, at a rate.
+
+    A multiply-accumulate is two operations; every layer's output is written and read once forward, twice backward.
+
+    Parameters
+    ----------
+    samples : of the mini-batch
+    flops : operations a second that a rank keeps up in matrix products
+    copy : seconds a byte of what is bound by memory
+    """
+    if not (flops > 0 and math.isfinite(flops)):
+        raise ValueError(f"flops: expected operations a second above 0, given {flops}")
+    item, found = network.dtype.itemsize, {}
+    for row in count(network):
+        found.setdefault(row.path.partition(".")[0], []).append(row)
+    layers = []
+    for path, rows in found.items():
+        stored = samples * sum(row.activation for row in rows)
+        forward = samples * 2 * sum(row.forward for row in rows) / flops + 2 * stored * copy
+        backward = samples * 2 * sum(row.backward for row in rows) / flops + 4 * stored * copy
+        layers.append(
+            LayerProfile(
+                title(network, path),
+                forward,
+                backward,
+                samples * math.prod(child_shape(network, path)) * item,
+                sum(row.parameters for row in rows) * item,
+                min(backward, samples * 2 * sum(row.forward for row in rows) / flops),
+                stored,
+                tensor_sums(network, path),
+            )
+        )
+    return checked(layers)
+
+
+def child_shape(network: Network, path: str) -> tuple[int, ...]:
+    """Shape of what a child of the root gives for one sample; the network's own where the root has no children."""
+    shapes = [out for p, _, _, out in network.layers() if p == path or p.startswith(path + ".")]
+    if hasattr(network.root, "child_shapes") and path.isdecimal():
+        inner = list(network.root.child_shapes(network.in_shape))
+        place = int(path) - network.root.first
+        return inner[place + 1] if place + 1 < len(inner) else network.out_shape
+    return shapes[-1]
+
+
+def child(network: Network, path: str):
+    """The child of the root at a path; the root itself where it has none."""
+    return network.root.children().get(path, network.root)
+
+
+def title(network: Network, path: str) -> str:
+    """A child's place and what it is, in one cell of a table."""
+    layer = child(network, path)
+    text = type(layer).__name__ if layer.children() else repr(layer)
+    return f"{path} {text}".strip()
+
+
+def tensor_sums(network: Network, path: str) -> float:
+    """See LayerProfile: two each way in a transformer's block (Shoeybi et al. 2019), half a one around weights."""
+    layer = child(network, path)
+    if isinstance(layer, TransformerBlock):
+        return 2.0
+    return 0.5 * any(layer.macs(shape) for p, layer, shape, _ in network.layers() if p.partition(".")[0] == path)
 
 
 def number(path, line: int, row: dict, column: str) -> float:
@@ -65,4 +189,9 @@ def checked(layers: Sequence[LayerProfile], where="profile") -> list[LayerProfil
         for field, value in zip(LayerProfile._fields[1:], layer[1:], strict=True):
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{where}: layer {i} ({layer.name}): {field} must be at least 0, given {value}")
+        if layer.weight_gradient > layer.backward * (1 + 1e-9):
+            raise ValueError(
+                f"{where}: layer {i} ({layer.name}): weight_gradient is part of backward's {layer.backward:g} s, given "
+                f"{layer.weight_gradient:g}"
+            )
     return layers

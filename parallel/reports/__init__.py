@@ -7,5 +7,7 @@
 | timeline.py, clock_offsets.py | what every rank did when; by one clock |
 | memory_report.py | bytes that every rank keeps and sends, beside the formulas |
 | traffic.py | bytes on the wire, counted |
+| staleness.py | how old parameters were, of every update; how often replicas met |
+| runs.py, page.py | what runs have left, on one page |
 | inspection.py | what the network confuses, time of its layers, which rate it takes |
 """

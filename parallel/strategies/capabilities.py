@@ -30,10 +30,12 @@ class Capabilities:
         The methods with which gradients may travel.
     not_compressed : str
         Why not with the others.
-    not_reproducible : str
-        Why there are no virtual shards; empty where there are.
+    reproducible : bool
+        Whether there are virtual shards.
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
+    apart : bool
+        Whether ranks make steps of their own, so that the result is another one than one process's.
     """
 
     axes: tuple[str, ...] = ("data",)
@@ -42,8 +44,9 @@ class Capabilities:
     synchronized: bool = True
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
-    not_reproducible: str = ""
+    reproducible: bool = True
     norms: str = ""
+    apart: bool = False
 
 
 BOTH = ("data", "pipeline")
@@ -52,7 +55,9 @@ SHARDED = Capabilities(
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
-SUMS = "layers sum over the ranks, and how that rounds depends on how many there are"
+NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
+APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
+SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
     "ddp": Capabilities(axes=(*BOTH, "tensor")),
     "zero1": replace(SHARDED, axes=BOTH),
@@ -60,7 +65,7 @@ CAPABILITIES = {
     "fsdp": SHARDED,
     "ps": Capabilities(
         compress=ALONE,
-        not_compressed="powersgd: its factors are sums over all ranks; use --strategy ddp, or another method",
+        not_compressed=NO_FACTORS,
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
     "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
@@ -71,22 +76,31 @@ CAPABILITIES = {
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
         compress=(),
         not_compressed="the gradients of every stage travel by themselves, as they are",
-        not_reproducible="stages have no virtual shards",
+        reproducible=False,
     ),
-    # Also what they can where it has an axis "tensor".
+    # Also what ddp can where it has an axis "tensor".
     "tensor": Capabilities(
         axes=("data", "tensor"),
         compress=(),
         not_compressed="of what a rank has of every layer, the gradients travel as they are",
-        not_reproducible=SUMS,
+        reproducible=False,
     ),
     "owt": Capabilities(
-        axes=(),
-        compress=(),
-        not_compressed="few gradients travel, those of convolutions",
-        not_reproducible=SUMS,
+        axes=(), compress=(), not_compressed="few gradients travel, those of convolutions", reproducible=False
+    ),
+    "downpour": SERVED_APART,
+    **dict.fromkeys(
+        ("local-sgd", "diloco", "easgd"),
+        replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
     ),
 }
+# What those can that have a --consistency, where it is not sync.
+LATE = {
+    "ps": SERVED_APART,
+    "ddp": replace(APART_ALL, not_compressed="what is on its way is a sum; use --strategy ps --consistency async"),
+}
+
+AS_ONE = tuple(name for name, can in CAPABILITIES.items() if not can.apart)  # compute what one process computes
 
 # What does not go together under any strategy.
 APART = {
@@ -97,12 +111,16 @@ APART = {
         "sync_batch_norm",
     ): "virtual shards are computed one after another, and statistics need all at once",
 }
+CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
 
 
-def why_not(strategy: str, method: str | None = None, *options: str) -> str:
-    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does."""
-    can = CAPABILITIES[strategy]
+def why_not(strategy: str, method: str | None = None, *options: str, late: bool = False) -> str:
+    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does.
+
+    `late`: with a --consistency that is not sync.
+    """
+    can = LATE.get(strategy, CAPABILITIES[strategy]) if late else CAPABILITIES[strategy]
     asked = (*options, *(["compress"] if method else []))
     for pair, why in APART.items():
         if set(pair) <= set(asked):
@@ -110,9 +128,9 @@ def why_not(strategy: str, method: str | None = None, *options: str) -> str:
     if "accumulate" in asked and not can.parts:
         return can.not_parts
     if "sync_batch_norm" in asked and not can.synchronized:
-        return "its steps cannot be cut so"
-    if "reproducible" in asked and can.not_reproducible:
-        return can.not_reproducible
+        return "statistics over all ranks need all of them at one step, and each is at its own"
+    if "reproducible" in asked and not can.reproducible:
+        return "what is added up when depends on who comes first, or on how many there are"
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
@@ -120,17 +138,16 @@ def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
     flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
-    whys: dict[tuple[str, str], list[str]] = {}
-    for strategy, can in CAPABILITIES.items():
+    whys: dict[str, list[str]] = {}
+    late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
+    for strategy, can in (CAPABILITIES | late).items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
         if can.not_compressed:
-            whys.setdefault(("compress", can.not_compressed), []).append(f"`{strategy}`")
-        if can.not_reproducible:
-            whys.setdefault(("reproducible", can.not_reproducible), []).append(f"`{strategy}`")
-        shards = "no" if can.not_reproducible else "yes" + f"; {can.norms}" * bool(can.norms)
+            whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
+        shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
         lines.append(f"| `{strategy}` | {' | '.join([', '.join(can.axes) or 'none', *yes, methods, shards])} |")
-    reasons = [f"`--{option}` with {', '.join(names)}: {why}" for (option, why), names in whys.items()]
+    reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

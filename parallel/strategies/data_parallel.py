@@ -6,6 +6,7 @@ process computes with the whole batch, up to rounding. How they are summed:
 exchange/node_memory.py  in the memory that the ranks of a node share, on one or several nodes: where it is possible
 exchange/messages.py     by messages that travel while backprop goes on: for one rank a node, or unlike numbers
 exchange/compression/    by messages that are shorter, at the price of noise or delay
+exchange/stale.py        by messages that travel while the next steps compute, and applied some steps late
 exchange/fixed_tree.py   in one fixed tree of virtual shards: the same bits on any number of ranks
 
 Cost of a step over one process's: see there. Source: Li et al. 2020 (PyTorch DistributedDataParallel).
@@ -22,9 +23,11 @@ from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.fixed_tree import FixedTree
 from parallel.exchange.messages import Messages, check_bucketing
 from parallel.exchange.node_memory import NodeMemory, why_not
+from parallel.exchange.stale import Stale
 from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
+from parallel.strategies import settings
 from parallel.trainer import Trainer
 
 NODE_MEMORY = ("auto", "on", "off")
@@ -84,6 +87,35 @@ def DistributedDataParallel(
     exchange = Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit)
     name = "DistributedDataParallel"
     return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
+
+
+def StaleDataParallel(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, delay: int = 1, **options
+) -> Trainer:
+    """Data parallelism whose sums of gradients are applied some steps late, while the next steps compute.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DistributedDataParallel.
+    delay : int
+        Steps; 0 is DistributedDataParallel, which takes the other options.
+
+    Raises
+    ------
+    ValueError
+        A delay below 0; statistics over all ranks; options of DistributedDataParallel where there is a delay.
+    ReplicaError
+        If ranks were given different networks, losses, optimizers or delays.
+    """
+    settings.refuse(delay < 0, f"gradients cannot be {delay} steps late: use at least 0")
+    mesh = Mesh(communicator)
+    mesh.agree({"delay": delay})
+    if not delay:
+        return DistributedDataParallel(network, loss, optimizer, communicator, seed, **options)
+    settings.refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
+    settings.check_apart(network)
+    return Trainer(network, loss, optimizer, mesh, Whole(), Stale(delay), seed, "StaleDataParallel")
 
 
 def CompressedDataParallel(

@@ -1,4 +1,4 @@
-"""Parameter servers, synchronous: workers push gradients, servers add them up and update, workers pull parameters.
+"""Parameter servers: workers push gradients, servers update, workers pull parameters; all together, or each by itself.
 
 The parameters are cut into slices, one for each server, on ranks that do nothing else (place "own") or on the workers
 themselves (place "workers"). A server holds its slice and the optimizer's moments for it; a worker holds a copy of all
@@ -8,7 +8,12 @@ Cost of a step over one process's for n bytes, w workers and s servers, push and
 own ranks      w n / s beta at every server: one server is the bottleneck, and as many servers as workers are none
 on the workers max((w-1) n / s, n) beta: with s = w as much as a ring allreduce moves, 2 (p-1)/p n in all
 and alpha for each pair of worker and server. A server has room for w segments of what arrives.
-Sources: Smola and Narayanamurthy 2010; Dean et al. 2012; Li et al. 2014.
+
+sync   servers add up the gradients of all workers, then update once: what one process computes
+ssp:S  servers apply each worker's gradients when they come; no worker is more than S steps ahead of the slowest
+async  no worker waits for another one
+
+Sources: Smola and Narayanamurthy 2010; Dean et al. 2012; Ho et al. 2013; Li et al. 2014.
 """
 
 from __future__ import annotations
@@ -16,11 +21,13 @@ from __future__ import annotations
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
+from parallel.exchange.asynchronous.served import Asynchronous
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.served import Served
 from parallel.mesh import Mesh, agree
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
+from parallel.strategies import settings
 from parallel.trainer import Trainer
 
 
@@ -35,8 +42,11 @@ def ParameterServer(
     *,
     compressor: Compressor | None = None,
     shards: int = 0,
+    consistency: str = "sync",
+    delay_compensation: bool = False,
+    limit: float = 300.0,
 ) -> Trainer:
-    """`Serial` on many ranks with synchronous parameter servers.
+    """`Serial` on many ranks with parameter servers.
 
     `shard` is a worker's part of every batch; a rank that only serves has index None, and no samples.
 
@@ -52,18 +62,35 @@ def ParameterServer(
         Of what is pushed; not attached yet, one with messages of single ranks.
     shards : int
         The same bits on any number of ranks: into how many virtual shards every batch is cut; 0 for none.
+    consistency : str
+        "sync", "ssp:S" or "async"; see settings.Consistency.
+    delay_compensation : bool
+        Not synchronous: correct gradients for what has changed since they were computed (DC-ASGD).
+    limit : float
+        Not synchronous: seconds after which a rank gives up to which nothing comes.
 
     Raises
     ------
     ValueError
         Servers that there are no ranks or no parameters for; a method of compression that has no such messages, not
         for so many servers, or cannot work with this optimizer. With virtual shards: more workers than shards,
-        synchronised statistics, on several servers LARS, LAMB or clipping by norms.
+        synchronised statistics. With these, or not synchronous, on several servers: LARS, LAMB or clipping by norms.
+        A consistency that is none, compensation where nothing is delayed; not synchronous: virtual shards,
+        statistics over all ranks.
     ReplicaError
         If ranks were given different networks, losses, optimizers, servers or methods.
     """
-    agree(communicator, {"parameter servers": f"{servers} on {place}"})
-    exchange = Served(communicator.size, servers, place, compressor)
+    told = f"{servers} on {place}, {consistency}{', compensated' * delay_compensation}"
+    agree(communicator, {"parameter servers": told})
+    arguments = communicator.size, servers, place, compressor
+    how = settings.Consistency.parse(consistency, "ps")
+    if how.name == "sync":
+        settings.refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
+        exchange = Served(*arguments)
+    else:
+        settings.check_apart(network, shards)
+        more = {"compensate": delay_compensation, "limit": limit}
+        exchange = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
     pass_ = VirtualShards(shards) if shards else Whole()
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}ParameterServer"
     return Trainer(network, loss, optimizer, Mesh(communicator, exchange.workers), pass_, exchange, seed, name)

@@ -14,6 +14,7 @@ from collectives.checking.simulator import ScheduleError, simulate
 from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send, is_live
 
 ENTRIES = [(op, entry) for op, entries in ALGORITHMS.items() for entry in entries.values()]
+exhaustive = pytest.mark.exhaustive
 everyone = pytest.mark.parametrize("operation, entry", ENTRIES, ids=[f"{op}-{e.name}" for op, e in ENTRIES])
 
 
@@ -28,9 +29,16 @@ def cases(operation, size):
 
 
 @everyone
-def test_right_for_any_size_count_and_root(operation, entry):
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param([*range(1, 10), 12, 16, 17], id="some"),
+        pytest.param([size for size in range(10, 34) if size not in (12, 16, 17)], id="others", marks=exhaustive),
+    ],
+)
+def test_right_for_any_size_count_and_root(operation, entry, sizes):
     """With synchronous sends, which implies eager ones (simulator.py); eager ones are tried for small sizes as well."""
-    for size in range(1, 34):
+    for size in sizes:
         for count, root in cases(operation, size):
             prove(operation, entry.rounds, size, count, root, ordered=entry.ordered)
             if size <= 6:
@@ -224,13 +232,16 @@ def equivalent(operation, entry, mutation):
 
 
 @everyone
-def test_every_mutation_is_caught(operation, entry):
+@pytest.mark.parametrize(
+    "victims", [pytest.param([0, 2], id="some"), pytest.param([1, 3, 4], id="others", marks=exhaustive)]
+)
+def test_every_mutation_is_caught(operation, entry, victims):
     size, count = 5, 15 if operation == "alltoall" else 11
     options = {"root": 2} if operation != "barrier" and OPERATIONS[operation].rooted else {}
     arguments = () if operation == "barrier" else (count,)
     options |= small_pieces(entry, size)
     tried, survived = 0, []
-    for victim in range(size):
+    for victim in victims:
         right = list(entry.rounds(victim, size, *arguments, **options))
         for name, wrong in mutants(victim, right):
             if equivalent(operation, entry, name):
@@ -245,4 +256,4 @@ def test_every_mutation_is_caught(operation, entry):
                 survived.append((victim, name))
             except ScheduleError:
                 pass
-    assert tried >= 10 and not survived
+    assert tried >= 2 * len(victims) and not survived

@@ -45,7 +45,7 @@ def names(operation):
     return [None, "native", *by_messages(operation), *(["shared"] if operation in SHARED else [])]
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_allreduce(communicator, ranks):
     rank = communicator.rank
     for name in names("allreduce"):
@@ -66,7 +66,7 @@ def test_allreduce(communicator, ranks):
                 assert (y == expected).all() and untouched(around)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_reduce(communicator, ranks):
     from mpi4py import MPI
 
@@ -87,7 +87,7 @@ def test_reduce(communicator, ranks):
                     assert (y == (expected if rank == root else x)).all() and untouched(around)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_broadcast(communicator, ranks):
     rank = communicator.rank
     for name in names("broadcast"):
@@ -100,7 +100,7 @@ def test_broadcast(communicator, ranks):
                     assert (x == data(root, count, "f4", call)).all() and untouched(around)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_scatter_and_gather(communicator, ranks):
     from mpi4py import MPI
 
@@ -127,7 +127,7 @@ def test_scatter_and_gather(communicator, ranks):
                     assert (whole == (everything if at_root else -1)).all() and untouched(around)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_scatterv_and_gatherv(communicator, ranks):
     """Blocks of lengths that differ, out of order and with gaps; only the root knows where."""
     rank = communicator.rank
@@ -150,7 +150,7 @@ def test_scatterv_and_gatherv(communicator, ranks):
                 assert (result == (everything if rank == root else -1)).all()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_allgather(communicator, ranks):
     from mpi4py import MPI
 
@@ -178,7 +178,7 @@ def test_allgather(communicator, ranks):
             assert (y == expected).all()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_reduce_scatter(communicator, ranks):
     from mpi4py import MPI
 
@@ -206,7 +206,7 @@ def test_reduce_scatter(communicator, ranks):
             assert (x[:4] == expected).all()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_alltoall(communicator, ranks):
     from mpi4py import MPI
 
@@ -234,7 +234,7 @@ def test_alltoall(communicator, ranks):
             assert (y == expected).all()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_scans(communicator, ranks):
     from mpi4py import MPI
 
@@ -253,7 +253,7 @@ def test_scans(communicator, ranks):
                     assert not last or (x == expected).all()
 
 
-@pytest.mark.mpi(ranks=[2, 3, 5])
+@pytest.mark.mpi(ranks=[2, 3], more=[5])
 def test_barrier_holds_everyone(communicator, ranks):
     """The last rank comes late; the others leave after it came."""
     import time
@@ -262,13 +262,13 @@ def test_barrier_holds_everyone(communicator, ranks):
         communicator.Barrier(name)
         if communicator.rank == ranks - 1:
             time.sleep(0.05)
-        came = time.time()
+        came = time.monotonic()  # of one machine: the same clock on all ranks
         communicator.Barrier(name)
-        left = time.time()
-        assert left >= communicator.bcast(came, ranks - 1) - 1e-3
+        left = time.monotonic()
+        assert left >= communicator.bcast(came, ranks - 1)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 5])
+@pytest.mark.mpi(ranks=[2, 3], more=[5])
 def test_operations_that_do_not_commute_keep_rank_order(communicator, ranks):
     """2x2 integer matrices: their product depends on the order, and a ring would mix it up."""
     from mpi4py import MPI
@@ -622,7 +622,7 @@ def test_messages_of_the_caller_never_meet_ours(communicator, ranks):
     assert y == 5
 
 
-@pytest.mark.mpi(ranks=[3, 5])
+@pytest.mark.mpi(ranks=[3], more=[5])
 def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch):
     """Nodes of two ranks and one of one, as far as the communicator can tell."""
     from collectives import Communicator
@@ -644,7 +644,7 @@ def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch)
     communicator.release()
 
 
-@pytest.mark.mpi(ranks=[3, 5])
+@pytest.mark.mpi(ranks=[3], more=[5])
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
 def test_two_levels_run_as_they_are_written(comm, ranks, monkeypatch, shared):
     """What the plans of an allreduce over nodes do, slice by slice, is what algorithms/shared.py has in one text."""

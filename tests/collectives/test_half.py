@@ -22,7 +22,7 @@ def summed(x):
     return total.astype("f2")
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
 def test_sums_are_rounded_once(comm, ranks):
     from mpi4py import MPI
 

@@ -74,7 +74,7 @@ def to_left(rank, size, count):
         yield (Recv(0, "done", 0, min(count, 1)),)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4])
 @pytest.mark.parametrize("mine", [ring, halving, in_memory, by_slots, shared.arrays, shared.slots, shared.small])
 def test_a_generator_goes_where_a_name_goes(communicator, comm, mine):
     from mpi4py import MPI

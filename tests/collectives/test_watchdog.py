@@ -100,12 +100,11 @@ def test_a_hanging_program_is_reported_once_and_ended(what, tmp_path):
         said: list[str] = []
         status = launcher.run([program], ranks=3, timeout=PATIENCE, stdout=said.append)
         text = "".join(said)
-        assert status == 86, text
-        assert text.count("watchdog: rank") == 1, text
+        assert status == 86 and text.count("watchdog: rank") <= 1, text
         missing = [words for words in CASES[what] if words not in text]
         if not missing:
             break
-    assert not missing, text
+    assert not missing and "watchdog: rank" in text, text
 
 
 @pytest.mark.mpi(ranks=1)
@@ -172,20 +171,21 @@ def test_who_is_missing_from_a_collective():
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_going_on_after_a_report(comm, ranks, capfd):
-    import time
-
+def test_going_on_after_a_report(comm, ranks, monkeypatch):
     from collectives import Communicator
+    from collectives.failures import watchdog
 
+    said = []
+    monkeypatch.setattr(watchdog, "print", lambda text, **_: said.append(text) or comm.send("go on", 1), raising=False)
     first = Communicator(comm, watch=0.3, abort=False)
     communicator = first.Split()  # with the same settings
     if communicator.rank:
-        time.sleep(1.2)
+        comm.recv(source=0)
     x = np.ones(3)
     communicator.Allreduce(None, x)
     assert (x == 2).all()
-    said = capfd.readouterr().err
-    assert ("missing from Allreduce: rank 1" in said) == (comm.rank == 0)
+    assert len(said) == (comm.rank == 0)
+    assert all("missing from Allreduce: rank 1" in text for text in said)
     communicator.Free()
     first.release()
     first.Allreduce(None, x)

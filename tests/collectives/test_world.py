@@ -10,7 +10,7 @@ from collectives.failures.launch_check import WorldError, check_world
 from parallel.launch import launcher
 
 PROGRAM = """
-import contextlib, os, signal, sys, threading
+import contextlib, os, signal, sys, threading, time
 from collectives import check_world, install_excepthooks
 install_excepthooks()
 check_world()
@@ -34,9 +34,18 @@ def fall(number):
     finally:
         print("cleaned up", flush=True)
 
-def fall_in_mpi():
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+def stay():
     world.recv(source=0)
+
+def fall_in_mpi():
+    main = threading.get_ident()
+    def kill():
+        while sys._current_frames()[main].f_code.co_name != "stay":
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=kill).start()
+    stay()
 
 def catch():
     with contextlib.suppress(SystemExit):
@@ -139,7 +148,7 @@ def test_a_communicator_is_enough_for_all_ranks_to_end(what, tmp_path, monkeypat
     monkeypatch.setattr(launcher.subprocess, "Popen", plainly)
     status, said = ENDINGS[what]
     lines = []
-    got = launcher.run([program], ranks=3, timeout=30, stdout=lines.append)
+    got = launcher.run([program], ranks=3, timeout=PATIENCE, stdout=lines.append)
     text = "".join(lines)
     assert got == status, text
     assert all(words in text for words in said), text

@@ -126,6 +126,38 @@ def test_a_save_cut_short_anywhere_leaves_a_checkpoint(tmp_path, monkeypatch, cu
     assert not list(tmp_path.glob(".*"))
 
 
+def save_until(kept, cut, step):
+    """Save a "best" one in a process that is gone, and nothing is cleaned up, at the `cut`-th write to the disk."""
+    if not (child := os.fork()):
+        try:
+            writes = iter(range(1, 100))
+            for call in ("fsync", "replace"):
+                real = getattr(os, call)
+                setattr(os, call, lambda *of, real=real: os._exit(7) if next(writes) == cut else real(*of))
+            kept.save(state(step), {"epoch": step}, "best")
+            os._exit(next(writes) + 10)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_one_that_takes_anothers_place_is_whole_wherever_the_process_is_killed(tmp_path, cut):
+    """Manifest, file, manifest: each its content, its name, the directory. And killed again."""
+    for again in (2, 5, 8):
+        kept = nn.Checkpoints(tmp_path / str(again))
+        kept.save(state(1), {"epoch": 1}, "best")
+        assert save_until(kept, cut, 2) == 7
+        stands = 1 if cut < 6 else 2
+        loaded, progress, _ = kept.load("best")
+        assert loaded["steps"] == progress["epoch"] == stands
+        assert save_until(kept, again, 3) == 7
+        assert kept.load("best")[1] == {"epoch": stands if again < 6 else 3}
+        kept.save(state(4), {"epoch": 4}, "best")
+        assert kept.load("best")[1] == {"epoch": 4} and kept.entries()[0].keys() == {"file", "sha256", "named"}
+    assert save_until(kept, 10, 5) == 20, "no tenth write"
+
+
 def test_a_reader_of_the_manifest_sees_it_whole(tmp_path):
     """The one before, if that is what was opened: it is replaced, not written over."""
     kept = nn.Checkpoints(tmp_path)

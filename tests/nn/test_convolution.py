@@ -218,15 +218,16 @@ def error_of(algorithm, m_channels, kernel):
 
 @pytest.mark.parametrize(("channels", "kernel"), [(16, 3), (128, 3), (32, 5)])
 def test_rounding_of_winograd_in_float32(channels, kernel):
-    """y, gW and gx: at most seven times that of the direct sum, and about a millionth of a standard deviation.
+    """y, gW and gx: at most seven times that of the direct sum, and some 1e-6 of a standard deviation.
 
-    Along one axis, at most two and a half times.
+    Along one axis, at most two and a half times. It differs with the order in which a processor's matrix product adds:
+    the worst of OpenBLAS's kernels (OPENBLAS_CORETYPE) comes to 6.3 and 2.4 times, and 1.7e-6 and 1.9e-5.
     """
     direct = error_of(im2col, channels, kernel)
     for algorithm, times in ((winograd, 7), (winograd_rows, 2.5)):
         fast = error_of(algorithm, channels, kernel)
         assert (fast[:, 0] < times * direct[:, 0]).all(), (algorithm, fast, direct)
-        assert (fast[:, 0] < 1.6e-6).all() and (fast[:, 1] < 2e-5).all(), (algorithm, fast)
+        assert (fast[:, 0] < 2e-6).all() and (fast[:, 1] < 2e-5).all(), (algorithm, fast)
 
 
 def test_points_are_those_that_round_least():

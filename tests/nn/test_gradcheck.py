@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from nn import losses
 from nn.analysis.gradcheck import gradcheck
 from nn.core.layer import Layer, Sequential, Spec
 from nn.initializers import ones, zeros
 from nn.layers.activations import Sigmoid, Tanh
 from nn.layers.dense import Linear
+from nn.models.googlenet import AuxiliaryLoss
 
 BOUND = 1e-6
 X = np.random.default_rng(1).standard_normal((4, 3))
@@ -111,3 +113,92 @@ def test_ids_are_not_perturbed_but_their_table_is():
     ids = np.array([[0, 1], [1, 4]])
     assert gradcheck(Table(True), ids) < 1e-8
     assert gradcheck(Table(False), ids) > 100 * BOUND
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+Z = np.random.default_rng(2).standard_normal((6, 4))
+CLASSES = np.array([0, 3, 1, 1, 2, 0])
+VALUES = np.random.default_rng(3).standard_normal((6, 4))
+LOSSES = {
+    losses.QuadraticLoss(): VALUES,
+    losses.MSELoss(): VALUES,
+    losses.MAELoss(): VALUES,
+    losses.HuberLoss(0.5): VALUES,
+    losses.BCEWithLogitsLoss(): np.abs(np.sin(VALUES)),
+    losses.NLLLoss(np.array([1.0, 2.0, 0.5, 3.0]), ignore_index=3): CLASSES,
+    losses.CrossEntropyLoss(): CLASSES,
+    losses.CrossEntropyLoss(0.1, np.array([1.0, 2.0, 0.5, 3.0]), ignore_index=1): CLASSES,
+    losses.MaskedCrossEntropyLoss(2): np.where(CLASSES == 1, -1, CLASSES),
+    AuxiliaryLoss(losses.CrossEntropyLoss()): CLASSES,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+def test_right_losses_pass(loss):
+    z = np.stack([Z, 2 * Z, -Z], axis=1) if isinstance(loss, AuxiliaryLoss) else Z
+    assert gradcheck(loss, z, target=LOSSES[loss]) < 1e-7
+
+
+def test_all_losses_are_checked():
+    assert {type(loss) for loss in LOSSES} >= set(losses.BY_NAME.values())
+
+
+class Squares(losses.Loss):
+    """1/2 |z - y|^2 with a mistake of choice."""
+
+    def __init__(self, mistake=""):
+        self.mistake = mistake
+
+    def __call__(self, z, target, total, run):
+        gz, d = run.empty(z.shape, z.dtype), z - target
+        match self.mistake:
+            case "adds":
+                gz += d / total
+            case "leaves one out":
+                gz[1:] = d[1:] / total
+            case "own total":
+                return 0.5 * (d * d).sum() / len(z), d / len(z)
+            case "gradient of the mean":
+                gz[...] = d / total / z.shape[1]
+            case "wrong sign":
+                gz[...] = -d / total
+            case "overwrites z":
+                z -= target
+                return 0.5 * (z * z).sum() / total, z / total
+            case "gives z":
+                gz = z[:]
+                gz[...] = gz
+            case "float32":
+                gz = (d / total).astype(np.float32)
+            case _:
+                gz[...] = d / total
+        return 0.5 * float((d * d).sum()) / total, gz
+
+
+def test_every_mistake_of_a_loss_is_caught():
+    assert gradcheck(Squares(), Z, target=VALUES) < 1e-8
+    for mistake in ("gradient of the mean", "wrong sign"):
+        assert gradcheck(Squares(mistake), Z, target=VALUES) > 100 * BOUND
+    for mistake, said in (
+        ("adds", "another value or gradient the second time"),
+        ("leaves one out", "another value or gradient the second time"),
+        ("own total", "of a batch in two parts"),
+        ("overwrites z", "overwrote its input"),
+        ("gives z", "must be a new"),
+        ("float32", "must be a new float64"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            gradcheck(Squares(mistake), Z.copy(), target=VALUES)
+
+
+def test_what_cannot_be_checked_gets_a_sentence():
+    for call, said in (
+        (lambda: gradcheck(Linear(3, 2), X.tolist()), "an array of float64, or of ids, given list"),
+        (lambda: gradcheck(Linear(3, 2), X.astype(np.float32)), "given float32"),
+        (lambda: gradcheck(losses.MSELoss(), Z), r"takes the targets y as an array, given None"),
+        (lambda: gradcheck(Linear, X), "takes a Layer and x, or a Loss"),
+        (lambda: gradcheck(Linear(3, 2), X, target=X), "takes a Layer and x, or a Loss"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()

@@ -169,7 +169,12 @@ def test_in_flight_as_one_after_another(name):
                 assert gx[part] is other_gx[part] is None or same(gx[part], other_gx[part]), order
 
 
-@pytest.mark.parametrize("spec", SMALL)
+LARGE = {"alexnet", "googlenet", "overfeat-fast", "resnet50", "vgg16"}  # five million parameters and more
+
+
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=[pytest.mark.exhaustive] * (spec in LARGE)) for spec in SMALL]
+)
 def test_models_in_two_halves(spec):
     network = build(spec, SMALL[spec], 5)
     given = Pass(network, samples=5)

@@ -38,7 +38,7 @@ def windows(layer, size):
     for i, j in np.ndindex(layer.out_size(size)):
         rows, columns = (
             range(max(0, k * s - p), min(n, k * s - p + w))
-            for k, s, p, w, n in zip((i, j), layer.stride, layer.padding, layer.kernel, size, strict=True)
+            for k, s, p, w, n in zip((i, j), layer.stride, layer.padding, layer.kernel_size, size, strict=True)
         )
         yield i, j, rows, columns
 

@@ -6,6 +6,7 @@ import pytest
 import nn
 from parallel.command.options import Options
 from parallel.command.registry import STRATEGIES
+from parallel.strategies.capabilities import AS_ONE
 
 
 def network():
@@ -33,7 +34,7 @@ def train(trainer, directory, epochs, said=None):
 
 @pytest.mark.mpi(ranks=3)
 @pytest.mark.parametrize("reproducible", [None, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", AS_ONE)
 def test_the_best_epoch_is_put_back_on_all_ranks(comm, strategy, reproducible, tmp_path_factory):
     from collectives import Communicator
 

@@ -113,8 +113,8 @@ def test_what_is_read_ahead_is_no_input():
     assert len([first, *batches]) == 4 and breakdown.spent[4] == spent
 
 
-def test_measuring_costs_about_a_microsecond_a_step():
-    """Three phases of a step that does nothing; generous for a busy machine."""
+def test_measuring_costs_little_more_than_the_clock():
+    """Three phases of a step that does nothing: six looks at it, and as much again, under a microsecond."""
 
     def trainer():
         made = SimpleNamespace(communicator=None, evaluate=None, phases=Exchange.phases)
@@ -122,20 +122,23 @@ def test_measuring_costs_about_a_microsecond_a_step():
         made.exchange = SimpleNamespace(sum=lambda: None, update=lambda: None)
         return made
 
-    def cost(trainer):
-        best = np.inf
-        for _ in range(20):
-            start = time.perf_counter()
-            for _ in range(1000):
-                trainer.compute_gradients(1, 2, 3)
-                trainer.exchange.sum()
-                trainer.exchange.update()
-            best = min(best, (time.perf_counter() - start) / 1000)
-        return best
+    def step(trainer):
+        trainer.compute_gradients(1, 2, 3)
+        trainer.exchange.sum()
+        trainer.exchange.update()
 
-    plain, measured = trainer(), trainer()
+    def cost(call, *arguments):
+        start = time.perf_counter()
+        for _ in range(500):
+            call(*arguments)
+        return time.perf_counter() - start
+
+    plain, measured, look = trainer(), trainer(), time.perf_counter
+    looks = lambda: (look(), look(), look(), look(), look(), look())
     Breakdown(measured)
-    assert cost(measured) - cost(plain) < 3e-6
+    turns = [(cost(step, plain), cost(step, measured), cost(looks)) for _ in range(40)]
+    without, with_it, clock = map(min, zip(*turns, strict=True))
+    assert with_it - without < 6 * clock
 
 
 @pytest.mark.mpi(ranks=3)
@@ -180,10 +183,11 @@ def test_every_strategy_has_its_breakdown(comm):
     """The parts of a step are found, and make up most of its time."""
     from collectives import Communicator
     from parallel.command.registry import STRATEGIES
+    from parallel.strategies.capabilities import AS_ONE
 
     communicator, data = Communicator(comm), dataset()
     for name, make in STRATEGIES.items():
-        for reproducible in (None, 4):
+        for reproducible in (None, 4) if name in AS_ONE else (None,):
             options = Options(strategy=name, reproducible=reproducible, batch=10)
             for slow in longer(0.01):
                 trainer = make(options, network(), nn.CrossEntropyLoss(), nn.SGD(0.1), communicator)

@@ -37,7 +37,7 @@ def same_everywhere(comm, *arrays) -> bool:
     return len(set(comm.allgather(b"".join(array.tobytes() for array in arrays)))) == 1
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5])
 def test_equals_one_process_where_all_is_sent(comm):
     def make(text):
         def trainer(network, loss, optimizer):
@@ -58,7 +58,7 @@ def test_equals_one_process_where_all_is_sent(comm):
         equality.assert_equals_one_process(make("topk:0.5"), ("mlp",), ("sgd",), (0,))
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.mpi(ranks=[3], more=[4])
 def test_all_ranks_hold_the_same_bits_and_send_fewer_bytes(comm):
     shares = {}
     for text in METHODS:
@@ -105,7 +105,7 @@ def test_the_sum_of_what_is_decoded_is_what_all_ranks_get(comm):
         assert (g == total).all(), text
 
 
-@pytest.mark.mpi(ranks=[1, 3, 4])
+@pytest.mark.mpi(ranks=[1, 3], more=[4])
 def test_fp16_rounds_the_sum_once(comm):
     from parallel.exchange.compression import parse
 

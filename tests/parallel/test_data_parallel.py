@@ -83,13 +83,13 @@ def nodes(monkeypatch):
 # ------------------------------------------------------------------------------------ equal to one process
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=120)
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
 def test_equals_one_process_in_node_memory(comm):
     everything = {} if comm.size == 3 else {"clips": (0,)}
     assert_equals_one_process(maker(comm), **everything)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 5], timeout=120)
+@pytest.mark.mpi(ranks=[2, 3], more=[5], timeout=120)
 def test_equals_one_process_by_messages(comm):
     """Every way of overlapping with every kind of algorithm; what is updated with the sum does not depend on it."""
     ways = {"thread": "ring", "poke": "doubling", "none": "native"}
@@ -99,7 +99,7 @@ def test_equals_one_process_by_messages(comm):
     assert_equals_one_process(maker(comm, overlap="poke", **MESSAGES), models=("mlp",), clips=(1,))
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.mpi(ranks=[3], more=[4])
 def test_several_nodes(comm, nodes):
     """Two levels where nodes have equally many ranks, whatever the order of ranks; else messages."""
     for places in {4: ([0, 0, 2, 2], [0, 1, 0, 1]), 3: ([0, 0, 2],)}[comm.size]:

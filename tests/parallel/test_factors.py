@@ -93,7 +93,7 @@ def steps(comm, trainer, sizes, gradients_of=()):
     return difference(trainer.parameters, one.parameters)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 5])
+@pytest.mark.mpi(ranks=[2, 3], more=[5])
 def test_equals_one_process_whoever_tells_what(comm):
     """Sizes for which all layers tell factors, some, none; ranks without samples; some or all make gradients."""
     sizes = (2, 20, 1, 38, 60, 20, 3, 41)

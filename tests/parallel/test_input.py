@@ -20,7 +20,7 @@ def mapped(directory, samples):
     return nn.data.Dataset(x, np.arange(samples) % 4, classes=4, scale=1 / samples, dtype=np.float64)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5])
 def test_evaluation_is_exact_for_uneven_shards(comm, tmp_path):
     """Last batches of all sizes, of fewer samples than ranks too, and data sets of fewer samples than ranks."""
     from collectives import Communicator
@@ -44,7 +44,7 @@ def test_evaluation_is_exact_for_uneven_shards(comm, tmp_path):
             assert len(set(comm.allgather(tuple(got.items())))) == 1
 
 
-@pytest.mark.mpi(ranks=[3, 5])
+@pytest.mark.mpi(ranks=[3], more=[5])
 def test_ranks_read_each_sample_once_from_a_memory_map_and_ahead(comm, tmp_path, monkeypatch):
     monkeypatch.setattr(nn.data.loader, "BLOCK_BYTES", 50_000)  # several blocks in little data
     samples, batch, depth = 5000, 600, 2

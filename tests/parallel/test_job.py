@@ -247,7 +247,7 @@ def test_a_program_that_has_just_begun_ends_without_a_traceback(tmp_path, after)
 
 def test_a_python_without_the_project_is_told_what_to_do():
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "scripts/train.py"], cwd=ROOT, text=True, capture_output=True, timeout=60
+        [sys.executable, "-I", "-S", "scripts/train.py"], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
     assert re.match(r"error: .* has no module parallel: (use .*\.venv/bin/python|run `make train`)", done.stderr)

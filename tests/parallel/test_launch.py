@@ -1,10 +1,14 @@
 """The launcher: faithful exit status and output, and no process left, however a job or its launcher ends."""
 
+import io
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -66,6 +70,42 @@ def test_exit_status_is_that_of_the_rank_that_failed(code, statuses, says):
     assert got in statuses and says in "".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("kill -SEGV $$", "launch: mpiexec itself was ended by SIGSEGV"),
+        ("exec sleep 1000", r"launch: mpiexec did not end in \d+ s in which it had no rank"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_an_mpiexec_that_dies_or_hangs_when_its_ranks_have_ended_is_told(monkeypatch, tmp_path, ends, says):
+    made = tmp_path / "mpiexec"
+    lines = ["#!/bin/sh", '[ "$1" = --version ] && exit', "OMPI_COMM_WORLD_RANK=0 sleep 0.2", ends]
+    made.write_text("\n".join(lines))
+    made.chmod(0o755)
+    monkeypatch.setattr(launcher, "find_mpiexec", lambda: made)
+    monkeypatch.setattr(launcher, "NO_RANKS", 0.5)
+    monkeypatch.setattr(launcher, "LOOK", 0.1)
+    said = []
+    with open(tmp_path / "log", "w+") as log:
+        for out in (said.append, log):
+            assert launcher.run(["-c", ""], 2, stdout=out) == launcher.LOST
+        log.seek(0)
+        for text in ("".join(said), log.read()):
+            assert re.fullmatch(says + r"; how its ranks ended is not known\n", text)
+    assert launcher.ending(launcher.LOST) == "mpiexec itself died or hung"
+
+
+def test_an_mpiexec_with_ranks_is_left_alone():
+    lines = []
+    with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:
+        while "ready\n" not in lines:
+            assert job.wait(0.02) is None
+        job._looked = job._ranks_at = -math.inf
+        job._end_without_ranks()
+        assert job.poll() is None and not job.trouble
+
+
 def test_environment_defaults_yield_to_the_user(monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMPI_MCA_btl"):
         monkeypatch.delenv(name, raising=False)
@@ -100,7 +140,7 @@ def test_timeout_says_where_each_rank_was_and_ends_them(tmp_path):
 def test_each_rank_says_where_it_was_though_another_has_ended(tmp_path, monkeypatch):
     """mpiexec ends all ranks when the first is gone, unless it stands still until all have spoken."""
     script = tmp_path / "stuck.py"
-    script.write_text(RANK + "comm.Barrier()\nprint('ready', flush=True)\nimport time\ntime.sleep(60)\n")
+    script.write_text(RANK + "comm.Barrier()\nprint('ready', flush=True)\nimport time\ntime.sleep(1000)\n")
     lines, send = [], processes.send
 
     def one_by_one(pids, number):
@@ -294,15 +334,22 @@ def test_a_job_that_cannot_start_leaves_nothing(tmp_path):
         launcher.run(["-c", ""], 2, cwd=tmp_path / "nowhere")
 
 
-def test_a_process_that_gets_the_jobs_name_late_is_ended_too():
+def test_a_process_that_gets_the_jobs_name_late_is_ended_too(monkeypatch):
     """As mpiexec, where the launcher is killed while it starts it."""
-    job = os.urandom(8).hex()
-    keeper = processes.start_keeper(job)
-    keeper.stdin.close()  # the launcher's end
-    time.sleep(0.2)
+    job, looks, find = os.urandom(8).hex(), [], processes.find
+    monkeypatch.setattr(processes, "find", lambda job: looks.append(1) or find(job))
+    for name in ("STARTING", "GRACE"):
+        monkeypatch.setattr(processes, name, PATIENCE)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # the launcher's end
+    keeper = threading.Thread(target=processes.keep, args=(job,))
+    keeper.start()
+    while len(looks) < 2:
+        time.sleep(0.01)
     late = subprocess.Popen(["sleep", "1000"], env=os.environ | {processes.JOB: job})
     assert late.wait(PATIENCE) == -signal.SIGTERM
-    keeper.wait(PATIENCE)
+    monkeypatch.setattr(processes, "STARTING", 0.0)
+    keeper.join(PATIENCE)
+    assert not keeper.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import longer
 
 from parallel.launch import notebook_rank
 
@@ -101,16 +102,20 @@ def test_the_time_limit_tells_where_each_rank_was(run, tmp_path):
 
 
 def test_the_time_limit_counts_from_when_ranks_are_up(run, tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(2)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    begin = time.monotonic()
-    assert run("%%mpi -n 2 -t 1.5\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()") is None
-    assert time.monotonic() > begin + 2, "control: they begin late"
+    for limit in longer(0.5):  # on a busy machine a meeting, too, may take longer than that
+        (tmp_path / "sitecustomize.py").write_text(f"import time\ntime.sleep({limit + 0.2})\n")
+        begin = time.monotonic()
+        error = run(f"%%mpi -n 2 -t {limit}\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()")
+        assert time.monotonic() > begin + limit, "control: they begin late"
+        if error is None:
+            break
+    assert error is None
 
 
 def test_ranks_that_do_not_begin(run, monkeypatch):
     monkeypatch.setattr("parallel.launch.notebook.START", 0.0)
-    error = run("%%mpi -n 2\nimport time\ntime.sleep(60)")
+    error = run("%%mpi -n 2\nimport time\ntime.sleep(1000)")
     assert str(error) == "the ranks did not begin within 0 s"
 
 

@@ -28,7 +28,7 @@ def make(comm, network, optimizer="momentum"):
     return DataParallel(network(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), Communicator(comm), SEED)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=120)
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
 def test_equals_one_process(comm, ranks):
     from collectives import Communicator
     from parallel import DataParallel

@@ -168,7 +168,7 @@ def layouts(size):
     return [(s, "own") for s in own] + [(s, "workers") for s in sorted({1, (size + 1) // 2, size})]
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5], timeout=120)
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5], timeout=120)
 def test_equals_one_process(comm, ranks):
     """Three ranks take every clip with every layout in turn; the others one clip."""
     from collectives import Communicator

@@ -189,7 +189,9 @@ def test_a_wrong_profile_is_refused_with_file_and_line(tmp_path, text, why):
 def test_a_profile_is_read(tmp_path):
     path = tmp_path / "layers.csv"
     path.write_text(HEAD + '"conv, 3 x 3",1.5,2,30,40\n')
-    assert read_profile(path) == [LayerProfile("conv, 3 x 3", 0.0015, 0.002, 30.0, 40.0)]
+    assert read_profile(path) == [
+        LayerProfile("conv, 3 x 3", 0.0015, 0.002, 30.0, 40.0, weight_gradient=0.001, saved=30.0, tensor_sums=0.5)
+    ]
 
 
 def test_wrong_numbers_are_refused():

@@ -58,7 +58,7 @@ def made(root):
     return nn.Network(root, (FEATURES,), np.float64), loss, nn.Adam(0.01, eps=1e-4)
 
 
-@pytest.mark.mpi(ranks=[2, 3], timeout=60)
+@pytest.mark.mpi(ranks=[3], more=[2], timeout=60)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_equals_one_process(comm, strategy):
     from collectives import Communicator

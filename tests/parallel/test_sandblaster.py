@@ -239,7 +239,7 @@ def steps(trainer, number, batch=None):
 LAYOUTS = [(2, 1, "workers"), (3, 1, "own"), (4, 2, "own"), (4, 3, "workers")]
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.mpi(ranks=[2, 3], more=[4])
 def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
     from collectives import Communicator
 

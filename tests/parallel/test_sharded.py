@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import netlab  # noqa: E402
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 5])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4, 5])
 def test_equals_one_process(comm):
     """Every optimizer on every model: on 3 ranks in every stage; else in one of them, with other clips."""
     for i, (model, optimizer) in enumerate(product(MODELS, OPTIMIZERS)):

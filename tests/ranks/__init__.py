@@ -4,7 +4,8 @@
     def test_sum(comm, ranks):                # comm: a private duplicate of COMM_WORLD, of `ranks` ranks
         assert comm.allreduce(1) == ranks
 
-becomes test_sum[1], test_sum[2] and test_sum[3]. A test fails if any rank fails, and the report shows each rank's
+becomes test_sum[1], test_sum[2] and test_sum[3]; with more=[4, 5] also test_sum[4] and test_sum[5], which are marked
+exhaustive: `make test` leaves them out. A test fails if any rank fails, and the report shows each rank's
 own traceback. A rank that hangs, dies or leaves ends the test within its timeout (seconds, default 60), with a
 report that names it and the lines where its peers, and it, were; no process stays behind. What a rank waits for a core,
 because the machine is busy with other work, does not count.
@@ -40,7 +41,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "mpi(ranks, timeout): run the test on that many MPI ranks")
+    config.addinivalue_line("markers", "mpi(ranks, more, timeout): run the test on that many MPI ranks")
+    config.addinivalue_line("markers", "exhaustive: large, with a small one beside it")
     if ROOM in os.environ:
         config.pluginmanager.register(Rank(config, Path(os.environ[ROOM])), "ranks-rank")
     elif launcher.inside() and launcher.size_from_environment() != 1:
@@ -65,7 +67,8 @@ def pytest_generate_tests(metafunc):
         raise pytest.UsageError(f"{where}: @pytest.mark.mpi needs ranks=2 or ranks=[1, 2, 3], given {ranks!r}")
     if "ranks" not in metafunc.fixturenames:  # parametrised all the same: the test's name tells its ranks
         metafunc.fixturenames.append("ranks")
-    metafunc.parametrize("ranks", ranks)
+    more = [pytest.param(n, marks=pytest.mark.exhaustive) for n in mark.kwargs.get("more", ())]
+    metafunc.parametrize("ranks", [*ranks, *more])
 
 
 def left_out(item, config) -> bool:

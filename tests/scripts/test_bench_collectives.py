@@ -25,7 +25,7 @@ def test_every_call_that_is_timed_is_right_and_a_wrong_one_is_refused(comm):
             result = bench.run(comm, None, 0.001, operation, nbytes, bench.OURS)
             assert result["times"].keys() == {"native", *bench.OURS} and result["chosen"].keys() == bench.OURS.keys()
             for side in result["times"].values():
-                assert 1e-8 < side["seconds"] < 10 and 0 <= side["calm"] <= side["all"]
+                assert side["seconds"] > 0 and 0 <= side["calm"] <= side["all"]
         x = bench.aligned(1000)
         _, y = bench.mpi_call(comm, operation, x)
         # The root of a broadcast has the result before, and only the root of a reduction gets one.

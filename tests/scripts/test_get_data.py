@@ -65,7 +65,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"x" * 3_000_000 if self.path.startswith("/slow/") else b"")
         self.wfile.flush()
-        self.server.hold.wait(20)
+        self.server.hold.wait(PATIENCE)
 
     def log_message(self, *_):
         pass

@@ -1,0 +1,68 @@
+"""Text from a language model, a token at a time: what it holds likely to come next is drawn, and read again.
+
+Temperature T divides the logits: below 1 the likely becomes likelier, at 0 the likeliest is taken. Top-k keeps the k
+likeliest (Fan et al. 2018). A token costs a forward pass over as many places as the network has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+
+def continued(
+    predict: Callable[[np.ndarray], np.ndarray],
+    prompt: Sequence[int],
+    places: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """Ids that come after the prompt, without end.
+
+    Parameters
+    ----------
+    predict : callable (1, places) int64 -> (1, places, V)
+        Logits of the id behind every place, which depend on that place and those before it: `Trained.predict`.
+    prompt : ids
+        At least one; of a longer one than the network has places, the last count.
+    places : int
+        How many ids the network sees.
+    temperature : float
+    top_k : int or None
+        None for all.
+    seed : int
+        Of the draws.
+
+    Raises
+    ------
+    ValueError
+        No prompt, or numbers that make no sense.
+    """
+    if not len(prompt):
+        raise ValueError("a prompt must have at least one id: what comes next depends on what was before")
+    if not 0 <= temperature < np.inf or (top_k is not None and top_k < 1):
+        raise ValueError(f"temperature must not be negative, top_k at least 1, given {temperature} and {top_k}")
+    return _continued(predict, list(prompt), places, temperature, top_k, np.random.default_rng(seed))
+
+
+def _continued(predict, ids: list[int], places: int, temperature, top_k, rng) -> Iterator[int]:
+    while True:
+        ids = ids[-places:]
+        window = np.zeros((1, places), np.int64)  # what lies behind the last id is not seen by it
+        window[0, : len(ids)] = ids
+        chosen = draw(predict(window)[0, len(ids) - 1].astype(np.float64), temperature, top_k, rng)
+        yield chosen
+        ids.append(chosen)
+
+
+def draw(logits: np.ndarray, temperature: float, top_k: int | None, rng: np.random.Generator) -> int:
+    """An id by its logits (V,)."""
+    if temperature == 0 or top_k == 1:
+        return int(logits.argmax())
+    logits = logits / temperature
+    if top_k is not None and top_k < len(logits):
+        logits[np.argsort(-logits, kind="stable")[top_k:]] = -np.inf
+    probability = np.exp(logits - logits.max())
+    return int(rng.choice(len(logits), p=probability / probability.sum()))

@@ -1,0 +1,179 @@
+"""A layer as plain text and back: its class by name, its arguments by theirs, layers inside layers.
+
+    describe(Linear(3, 2))   {"layer": "Linear", "arguments": {"in_features": 3, "out_features": 2, "bias": true, ...}}
+    make({"layer": "Linear", "arguments": {...}})   Linear(3, 2)
+
+The rule that makes this possible: **a layer keeps every argument of its constructor under the argument's name**, as
+Linear does with self.in_features. Then nothing has to be written for a new layer but `register`. A file names classes
+and never contains code; only registered ones are made.
+
+First values of weights are arguments too (nn/initializers.py): those with a name there are kept by it, others are left
+out, for in the file are the weights that were learned.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nn.core.containers import Branches, Recompute, Residual
+from nn.core.layer import Layer, Sequential
+from nn.initializers import BY_NAME
+from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from nn.layers.attention import MultiHeadAttention, TransformerBlock
+from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.dropout import Dropout
+from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
+from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.reshaping import Flatten, Reshape
+from nn.models.googlenet import Auxiliary
+from nn.models.resnet import Subsample
+
+LAYERS: dict[str, type[Layer]] = {
+    kind.__name__: kind
+    for kind in (
+        *(AdaptiveAvgPool2d, Auxiliary, AvgPool2d, BatchNorm1d, BatchNorm2d, Branches, Conv2d, Dropout, Embedding),
+        *(Flatten, GELU, GlobalAvgPool2d, GlobalMaxPool2d, LayerNorm, LeakyReLU, LearnedPositions, Linear),
+        *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, Reshape, Residual),
+        *(Sequential, SiLU, Sigmoid, SinusoidalPositions, Softmax, Subsample, Tanh, TiedLinear, TransformerBlock),
+    )
+}
+PLAIN = (bool, int, float, str, type(None))
+SHOWN = 80  # letters of a layer or a value in a message
+
+Kind = TypeVar("Kind", bound=type[Layer])
+
+
+def register(kind: Kind) -> Kind:
+    """Let files name a layer of your own; also as a decorator of its class.
+
+    The class must keep the arguments of its constructor under their names: numbers, texts, None, layers, or lists of
+    these. Call it wherever such a network is saved or loaded, before that.
+
+    Raises
+    ------
+    TypeError
+        It is no class of layers.
+    ValueError
+        Another class has this name.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, Layer):
+        raise TypeError(f"register takes a class of layers, given {brief(kind)}: the class itself, not an instance")
+    known = LAYERS.get(kind.__name__, kind)
+    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(
+            f"register: there is a {kind.__name__} already, that of {known.__module__}: give yours another name"
+        )
+    LAYERS[kind.__name__] = kind  # again, where a cell of a notebook is run again
+    return kind
+
+
+def describe(layer: Layer) -> dict[str, Any]:
+    """A layer, with those inside, as what JSON can hold.
+
+    Raises
+    ------
+    TypeError
+        A class that is not registered, or an argument that cannot be told: which, and what to do.
+    """
+    name = type(layer).__name__
+    if LAYERS.get(name) is not type(layer):
+        raise TypeError(
+            f"{brief(layer)}: files do not know this kind of layer; call nn.register({name}), here and wherever the "
+            "network is loaded"
+        )
+    told = {}
+    for argument, parameter in arguments_of(type(layer)).items():
+        if not hasattr(layer, argument):
+            raise TypeError(
+                f"{brief(layer)}: {name} takes {argument!r} and does not keep it: its constructor should say "
+                f"self.{argument} = {argument}, so that the layer can be made again"
+            )
+        value = getattr(layer, argument)
+        if callable(value) and (argument == "init" or argument.endswith("_init")):
+            named = next((key for key, function in BY_NAME.items() if function is value), None)
+            if named is None and parameter.default is not parameter.empty:
+                continue  # drawn from a function of one's own: the weights are what is kept
+            value = {"initializer": named}
+        told[argument] = _told(value, f"{name}: {argument}")
+    return {"layer": name, "arguments": told}
+
+
+def arguments_of(kind: type[Layer]) -> dict[str, inspect.Parameter]:
+    """The arguments of a class's constructor, by name."""
+    if kind.__init__ is object.__init__:
+        return {}
+    parameters = list(inspect.signature(kind.__init__).parameters.items())[1:]
+    return {name: p for name, p in parameters if p.kind is not p.VAR_KEYWORD}
+
+
+def _told(value, where: str):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Layer):
+        return describe(value)
+    if isinstance(value, list | tuple):
+        return [_told(part, where) for part in value]
+    if isinstance(value, PLAIN) or (isinstance(value, dict) and value.get("initializer")):
+        return value
+    raise TypeError(f"{where} is {brief(value)}: files hold numbers, texts, None, layers, and lists of these")
+
+
+def make(told: Any) -> Layer:
+    """The layer that `describe` told of.
+
+    Raises
+    ------
+    ValueError
+        It is no description, or of a class that is not registered, or with arguments that do not fit.
+    """
+    if not isinstance(told, dict) or told.keys() != {"layer", "arguments"} or not isinstance(told["arguments"], dict):
+        raise ValueError(f"expected a layer by its name and arguments, given {brief(told)}")
+    name, given = told["layer"], told["arguments"]
+    kind = LAYERS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(
+            f"it has a layer {brief(name)}, unknown here: if it is one of your own, import its module and call "
+            "nn.register(...) with its class before loading"
+        )
+    known = arguments_of(kind)
+    if foreign := given.keys() - known.keys():
+        raise ValueError(f"{name} takes no {brief(sorted(foreign)[0])}; it takes {', '.join(known) or 'nothing'}")
+    places, names = [], {argument: _made(value) for argument, value in given.items()}
+    for argument in [a for a, parameter in known.items() if parameter.kind is parameter.VAR_POSITIONAL]:
+        many = names.pop(argument, ())
+        if not isinstance(many, tuple):
+            raise ValueError(f"{name}: {argument} must be a list, given {brief(many)}")
+        before = list(known)[: list(known).index(argument)]
+        places = [*(names.pop(other) for other in before if other in names), *many]
+    try:
+        return kind(*places, **names)
+    except Exception as error:  # whatever a constructor says of arguments that no program would give it
+        raise ValueError(f"{name} cannot be made of {brief(given)}: {brief(error, 300)}") from error
+
+
+def _made(value):
+    if isinstance(value, list):
+        return tuple(_made(part) for part in value)
+    if not isinstance(value, dict):
+        return value
+    if value.keys() != {"initializer"}:
+        return make(value)
+    if not isinstance(value["initializer"], str) or value["initializer"] not in BY_NAME:
+        raise ValueError(f"no initializer {brief(value['initializer'])}; known are {', '.join(BY_NAME)}")
+    return BY_NAME[value["initializer"]]
+
+
+def brief(value, length: int = SHOWN) -> str:
+    """A value as a message has it."""
+    try:
+        text = str(value) if isinstance(value, Exception) else repr(value)
+    except (ValueError, RecursionError):
+        return "one that is too long to be shown"
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[:length]}..."

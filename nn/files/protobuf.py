@@ -1,0 +1,42 @@
+"""The little of Protocol Buffers that ONNX needs, written by hand: a message is its fields, one after the other.
+
+A field is a key, number << 3 | kind, and a value: kind 0 a varint (seven bits a byte, lowest first, the eighth bit says
+that more follow), kind 2 bytes with their length before them (texts and messages too), kind 5 four bytes of a float.
+Source: the encoding as Google publishes it (Protocol Buffers, 2008).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+VARINT, BYTES, FLOAT = 0, 2, 5
+
+
+def varint(number: int) -> bytes:
+    """A whole number; a negative one as 64 bits of its two's complement."""
+    number &= (1 << 64) - 1
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def field(number: int, value: int | float | str | bytes) -> bytes:
+    """One field: of a message, its bytes."""
+    if isinstance(value, float):
+        return varint(number << 3 | FLOAT) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3 | VARINT) + varint(value)
+    content = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | BYTES) + varint(len(content)) + content
+
+
+def message(*fields: tuple[int, int | float | str | bytes | Iterable]) -> bytes:
+    """Fields by number; of several values, one field each."""
+    parts = []
+    for number, value in fields:
+        many = value if isinstance(value, list | tuple) else [value]
+        parts += [field(number, one) for one in many]
+    return b"".join(parts)

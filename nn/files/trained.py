@@ -1,0 +1,335 @@
+"""A trained network in one file, and out of it again: to predict takes neither loss nor optimizer, nor the program.
+
+    nn.save(network, trainer, "digits.npz")
+    trained = nn.load("digits.npz")
+    trained.predict(x)                        # (N, *out_shape)
+
+The file is an .npz archive (no pickle, ever): `network` is a text, the layers by name and arguments (description.py)
+with input shape and dtype; the arrays are called as in checkpoints, param/2.W and state/1.mean. A name that ends in
+.safetensors has the same in that format. Nothing that a file says is believed before it is checked: first the layers
+are made, which takes no memory, then each array must be there with the shape that they have, then it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nn.core.network import Network
+from nn.core.pool import Memory
+from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError
+from nn.files import safetensors
+from nn.files.description import brief, describe, make
+from nn.optim.optimizers import Optimizer
+from nn.training.checkpoints import replacing, write_npz
+from nn.training.serial import state_kinds
+
+FORMAT = 1
+LONGEST = 1 << 18  # letters of a description; ResNet-50's has 22,000
+DEEPEST = 60  # layers inside layers
+TOGETHER = 500  # samples in a batch of `predict`
+
+
+class FileError(ValueError):
+    """A file that does not hold the network that it says it holds; the message names it, and what is wrong."""
+
+
+class Trained:
+    """A network with its weights and running statistics: what is left when training is over.
+
+    Parameters
+    ----------
+    network : Network
+    parameters : flat array in network.layout
+    statistics : flat array in network.state_layout, or None
+        None where there are none.
+    about : dict or None
+        What else is known, such as the names of classes; anything JSON can hold.
+
+    Attributes
+    ----------
+    network, parameters, statistics, about
+        As given.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        parameters: np.ndarray,
+        statistics: np.ndarray | None = None,
+        about: Mapping[str, Any] | None = None,
+    ):
+        self.network, self.about = network, dict(about or {})
+        self.parameters = _flat("parameters", parameters, network.layout.size, network.dtype)
+        if statistics is None and network.state_layout.count:
+            raise ValueError(
+                f"{network.name} has running statistics, such as {next(iter(network.state_layout.specs))}: give a "
+                "trainer, which has them too, or the flat array of network.state_layout"
+            )
+        if statistics is None:
+            statistics = network.state_layout.zeros(network.dtype)
+        self.statistics = _flat("statistics", statistics, network.state_layout.size, network.dtype)
+        self._p = network.layout.views(self.parameters)
+        self._run = network.run(self.statistics, memory=Memory())
+        self._run.micro_batch.training = False
+
+    def __repr__(self) -> str:
+        return f"Trained({self.network!r})"
+
+    def predict(self, x: np.ndarray, batch: int = TOGETHER) -> np.ndarray:
+        """The network's outputs (N, *out_shape) for samples (N, *in_shape), `batch` at a time, in evaluation mode.
+
+        Raises
+        ------
+        TypeError, ShapeError
+            What x is not, and how it becomes that.
+        """
+        network = self.network
+        if isinstance(x, np.ndarray) and x.dtype.kind == "f" and not network.takes_ids:
+            x = x.astype(network.dtype, copy=False)
+        network.check_input(x)
+        y = np.empty((len(x), *network.out_shape), network.dtype)
+        for lo in range(0, len(x), batch):
+            y[lo : lo + batch] = network.forward(self._p, x[lo : lo + batch], self._run)[0]
+        return y
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of all that was learned, as checkpoints have it: param/2.W, state/1.mean."""
+        yield from ((f"param/{name}", array) for name, array in self.network.layout.items(self.parameters))
+        yield from ((f"state/{name}", array) for name, array in self.network.state_layout.items(self.statistics))
+
+    def state(self, optimizer: Optimizer) -> dict[str, np.ndarray]:
+        """What any trainer of this network takes, `trainer.load_state(...)`, to train on from here with new moments."""
+        learned = dict(self.entries())
+        kinds = state_kinds(self.network, optimizer.slots)
+        return {name: learned[name] if name in learned else np.zeros(*kind) for name, kind in kinds.items()}
+
+
+def save(
+    network: Network,
+    weights: Any,
+    file: str | Path,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a network and what it has learned into one file, which `load` reads without knowing anything else.
+
+    Parameters
+    ----------
+    network : Network
+        The whole one.
+    weights : trainer, Trained, mapping or flat array
+        `Serial` or a strategy of `parallel` (then all ranks call this, and one writes); a checkpoint's arrays by name;
+        or an array in network.layout, where there are no running statistics.
+    file : path
+        .npz, or .safetensors for that format. It is there whole or not at all.
+    about : dict or None
+        What else `load` should tell, such as the names of classes; anything JSON can hold.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    TypeError, ValueError
+        A layer that is not registered (`register`), or weights that are not this network's.
+    OSError
+        The file cannot be written; what was there before is kept.
+    """
+    if not isinstance(network, Network):
+        raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
+    file = Path(file)
+    write = _writer(file)
+    text = _text(network, about)
+    if trained := learned(network, weights):
+        write(file, text, dict(trained.entries()))
+    return file
+
+
+def learned(network: Network, weights: Any) -> Trained | None:
+    """The network with its weights, from whatever holds them; None on a rank that is not the one that writes.
+
+    Raises as `save`.
+    """
+    if not isinstance(network, Network):
+        raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
+    if isinstance(weights, np.ndarray):
+        return Trained(network, weights)
+    if not isinstance(weights, Mapping) and not callable(getattr(weights, "entries", None)):
+        raise TypeError(f"expected a trainer, the arrays of a checkpoint or a flat array, given {brief(weights)}")
+    parameters, statistics = network.layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
+    places = {f"param/{name}": array for name, array in network.layout.items(parameters)}
+    places |= {f"state/{name}": array for name, array in network.state_layout.items(statistics)}
+    writer, found = getattr(weights, "writer", True), {}
+    for name, array in weights.items() if isinstance(weights, Mapping) else weights.entries():
+        if writer and name.startswith(("param/", "state/")):
+            found[name] = array.shape, array.dtype
+            if name in places and array.shape == places[name].shape:
+                places[name][...] = array  # at once: what a trainer lends may change with the next one
+    if not writer:
+        return None
+    if problem := _other(_kinds(network), found):
+        raise ValueError(f"these weights are not those of {network.name}: {problem}")
+    return Trained(network, parameters, statistics)
+
+
+def load(file: str | Path) -> Trained:
+    """The network that `save` wrote.
+
+    Raises
+    ------
+    FileError
+        The file is not what it says, or has a layer that is not registered here.
+    OSError
+        It is not there, or cannot be read.
+    """
+    file = Path(file)
+    read = _read_safetensors if file.suffix == ".safetensors" else _read_npz
+    try:
+        with read(file) as (text, kinds, array):
+            network, about = _network(text)
+            expected = _kinds(network)
+            if problem := _other(expected, kinds):
+                raise ValueError(problem)
+            parameters, statistics = network.layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
+            for prefix, layout, buffer in (
+                ("param", network.layout, parameters),
+                ("state", network.state_layout, statistics),
+            ):
+                for name, place in layout.items(buffer):
+                    place[...] = array(f"{prefix}/{name}")
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FileError(f"{file}: {brief(error, 1000)}") from error
+    return Trained(network, parameters, statistics, about)
+
+
+# ----------------------------------------------------------------------------------------------- what is in the file
+
+
+def _text(network: Network, about: Mapping[str, Any] | None) -> str:
+    """The description, of which the same network is made: that is tried at once."""
+    if network.whole is not network.layout or network.layout.borrowed:
+        raise ValueError(f"{network.name} is a part of a network: save the whole one")
+    told = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
+    told |= {"root": describe(network.root), "about": dict(about or {})}
+    try:
+        text = json.dumps(told)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"save: about must hold what JSON can, {brief(error)}") from None
+    again, _ = _network(text)
+    if _kinds(again) != _kinds(network):
+        raise ValueError(
+            f"{network.name}: its layers are no longer what their constructors made, and files hold the constructors' "
+            f"arguments: {_other(_kinds(network), _kinds(again))}"
+        )
+    return text
+
+
+def _network(text: str) -> tuple[Network, dict]:
+    """The network that a description tells of, and what else it tells; ValueError where it makes none."""
+    if len(text) > LONGEST:
+        raise ValueError(f"a description of {len(text):,} letters, and the longest has {LONGEST:,}")
+    told = json.loads(text)
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        found = told.get("format") if isinstance(told, dict) else told
+        raise ValueError(f"format {brief(found)}, but this ringprop reads {FORMAT}")
+    shape, dtype, name, about = (told.get(key) for key in ("in_shape", "dtype", "name", "about"))
+    if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
+        raise ValueError(f"in_shape must be a list of sizes, given {brief(shape)}")
+    if dtype not in ("float32", "float64") or not isinstance(name, str) or not isinstance(about, dict):
+        raise ValueError(f"expected dtype, name and about, given {brief((dtype, name, about))}")
+    if (depth := _depth(told.get("root"))) > DEEPEST:
+        raise ValueError(f"{depth} layers inside each other, and at most {DEEPEST} are read")
+    root = make(told.get("root"))
+    try:
+        return Network(root, tuple(shape), dtype, name), about
+    except Exception as error:  # of layers that no program puts together
+        raise ValueError(f"its layers do not fit together: {brief(error, 400)}") from error
+
+
+def _depth(told: Any) -> int:
+    """How deep lists and dicts go in what JSON has read, which has a limit of its own."""
+    deepest, waiting = 0, [(told, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, dict | list):
+            parts = value.values() if isinstance(value, dict) else value
+            waiting += [(part, depth + isinstance(value, dict) / 2) for part in parts]
+    return int(deepest)
+
+
+def _kinds(network: Network) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Name -> (shape, dtype) of what is learned."""
+    kinds = state_kinds(network, ())
+    del kinds["steps"]
+    return kinds
+
+
+def _other(expected: dict, found: dict) -> str:
+    """What is wrong with the arrays of a file, in words; '' if nothing."""
+    if missing := sorted(expected.keys() - found.keys()):
+        return f"it lacks {', '.join(missing[:5]):.200}"
+    if foreign := sorted(found.keys() - expected.keys()):
+        return f"it has {', '.join(foreign[:5]):.200}, which its layers do not need"
+    for name, kind in expected.items():
+        if kind != found[name]:
+            (shape, dtype), (other, its) = kind, found[name]
+            return f"{name}: its layers need {dtype}{shape}, given {its}{other}"
+    return ""
+
+
+def _flat(what: str, array: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
+    if not isinstance(array, np.ndarray) or array.shape != (size,) or array.dtype != dtype:
+        given = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else brief(array)
+        raise ValueError(
+            f"{what}: expected a flat {dtype} array of {size} elements, as the layout has it, given {given}"
+        )
+    return array
+
+
+# -------------------------------------------------------------------------------------------------- the two formats
+
+
+def _writer(file: Path) -> Callable[[Path, str, dict], None]:
+    if file.suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"{file}: the name must end in .npz or .safetensors, which says the format")
+    return _write_safetensors if file.suffix == ".safetensors" else _write_npz
+
+
+def _write_npz(file: Path, text: str, arrays: dict[str, np.ndarray]) -> None:
+    with replacing(file) as out:
+        write_npz(out, [("network", np.array(text)), *arrays.items()])
+
+
+def _write_safetensors(file: Path, text: str, arrays: dict[str, np.ndarray]) -> None:
+    safetensors.write(file, arrays, {"ringprop": text})
+
+
+@contextlib.contextmanager
+def _read_npz(file: Path):
+    with contextlib.closing(Archive(file, NUMBERS + TEXT)) as archive:
+        if "network" not in archive:
+            raise ArrayError(
+                "it describes no network: nn.save writes one that does; a checkpoint's arrays alone do not"
+            )
+        kinds = {name: archive.check(name) for name in archive}
+        shape, dtype = kinds.pop("network")
+        if shape != () or dtype.kind != TEXT or dtype.itemsize > 4 * LONGEST:
+            raise ArrayError(f"network must be a text of at most {LONGEST:,} letters, given {dtype}{shape}")
+        yield str(archive["network"]), kinds, archive.__getitem__
+
+
+@contextlib.contextmanager
+def _read_safetensors(file: Path):
+    tensors = safetensors.Tensors(file)
+    if (text := tensors.metadata.get("ringprop")) is None:
+        raise ValueError(
+            "it describes no network of ringprop's, only arrays: nn.files.safetensors.Tensors(FILE) reads these by name"
+        )
+    yield text, {name: (array.shape, array.dtype) for name, array in tensors.items()}, tensors.__getitem__

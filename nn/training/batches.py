@@ -1,0 +1,74 @@
+"""What `fit` and `evaluate` are given as data, as batches: a Loader, a Dataset, or arrays (x, y)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nn.core.network import near
+from nn.data.dataset import Data, Dataset, instead_of_dataset
+from nn.data.loader import Loader
+from nn.training.serial import Serial
+
+
+def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) -> Any:
+    """A loader of the trainer's part of every batch; one that is given already, whatever has its `epoch`, is taken.
+
+    Parameters
+    ----------
+    data : Loader, Dataset or (x, y)
+        Arrays (N, *in_shape) and (N, ...). Floats that are one number a sample are targets (N, 1).
+    trainer : Serial or a strategy of `parallel`
+        Its seed orders the samples.
+    batch : int
+        Samples over all ranks; not used where there is a loader.
+    shuffle : bool
+    what : str
+        What messages call the data.
+
+    Raises
+    ------
+    TypeError, DataError, ShapeError
+        What it is instead, and how it becomes data for this network.
+    """
+    if hasattr(data, "epoch"):
+        if isinstance(data, Loader):
+            _check_shape(data.dataset, trainer, what)
+        return data
+    if isinstance(data, tuple | list) and len(data) == 2:
+        data = _of_arrays(*data, what)
+    if not isinstance(data, Dataset):
+        given = instead_of_dataset(data) if isinstance(data, Data) else f"given {_kind(data)}"
+        raise TypeError(f"{what}: expected arrays (x, y), a Dataset or a Loader; {given}")
+    _check_shape(data, trainer, what)
+    return Loader(data, batch, trainer.seed, shuffle, trainer.shard, dtype=trainer.network.dtype)
+
+
+def _of_arrays(x: Any, y: Any, what: str) -> Dataset:
+    for name, array in (("x", x), ("y", y)):
+        if not isinstance(array, np.ndarray):
+            made = "np.asarray(x, np.float32)" if name == "x" else "np.asarray(y)"
+            raise TypeError(f"{what}: {name} must be an array, given {_kind(array)}: {made} makes one")
+    return Dataset(x, y[:, None] if y.ndim == 1 and y.dtype.kind == "f" else y, what)
+
+
+def _check_shape(dataset: Dataset, trainer: Serial, what: str) -> None:
+    network = trainer.network
+    if dataset.in_shape != network.in_shape:
+        hint = near((len(dataset), *dataset.in_shape), network.in_shape)
+        raise ValueError(
+            f"{what}: {network.name} takes samples of shape {network.in_shape}, given {dataset.in_shape}{hint}"
+        )
+    if not network.takes_ids and dataset.x.dtype.kind in "biu" and dataset.scale is None:
+        raise TypeError(
+            f"{what}: {network.name} computes in {network.dtype}, and x holds {dataset.x.dtype}: give floats, such as "
+            "x / 255, or a Dataset with a scale"
+        )
+
+
+def _kind(given: Any) -> str:
+    """What something is, for a message."""
+    if isinstance(given, np.ndarray):
+        return "an array of samples without targets: (x, y) are both"
+    return f"a {type(given).__name__}"

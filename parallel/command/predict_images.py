@@ -1,0 +1,84 @@
+"""What a trained network sees in image files: the likeliest classes, how sure it is, and what was done to the image."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+
+import nn
+from nn.data import photos
+from nn.layers.activations import softmax
+from parallel.command.options import OptionError
+from parallel.command.trained_run import opened, said
+
+FAR = 0.5  # between two borders, of 0 .. 1: then one is the other's negative
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Predict as the command line says; returns the exit status."""
+    options = parser().parse_args(argv)
+    try:
+        trained = opened(options.run)
+        check(trained, options.run)
+        for name in options.images:
+            print("\n".join(told(trained, name, options)), flush=True)
+    except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError) as error:
+        print(f"error: {said(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(prog="predict_images.py", description=__doc__)
+    found.add_argument("run", metavar="RUN", help="directory of a run, or a file that nn.save wrote")
+    found.add_argument("images", metavar="IMAGE", nargs="+", help="image files: PNG, JPEG, ...")
+    found.add_argument("--top", type=int, default=3, metavar="K", help="tell the K likeliest classes (default: 3)")
+    found.add_argument(
+        *("--fit",), choices=photos.FITS, default="crop", help="what is done where the sides' proportion differs"
+    )
+    found.add_argument("--invert", action="store_true", help="take the negative: dark on light as light on dark")
+    return found
+
+
+def check(trained: nn.Trained, run: str) -> None:
+    """Refuse a network that does not tell classes of images."""
+    network = trained.network
+    if len(network.in_shape) != 3 or len(network.out_shape) != 1:
+        raise OptionError(
+            f"{run}: {network.name} takes samples of shape {network.in_shape} and makes {network.out_shape}: this "
+            "program is for images (height, width, channels) and classes; scripts/sample.py is for texts"
+        )
+
+
+def told(trained: nn.Trained, name: str, options: argparse.Namespace) -> list[str]:
+    """The lines about one image."""
+    about = trained.about
+    image, done = photos.fitted(photos.read_photo(name), trained.network.in_shape, options.fit)
+    if options.invert:
+        image = 1 - image
+        done.append("inverted")
+    scale, shift = (np.asarray(about.get(key, default), float) for key, default in (("scale", 1.0), ("shift", 0.0)))
+    x = (image * about.get("white", 1)) * scale + shift
+    z = trained.predict(x[None].astype(trained.network.dtype))[0]
+    names = about.get("class_names") or [str(i) for i in range(len(z))]
+    lines = [f"{name} ({', '.join(done)})"]
+    if "border" in about and abs(photos.border(image) - about["border"]) > FAR:
+        light, dark = ("light", "dark") if about["border"] < photos.border(image) else ("dark", "light")
+        other = "leave out" if options.invert else "try"
+        lines.append(f"  its border is {light}, and {dark} in the training samples: {other} --invert")
+    shares, unit = confidence(z, about.get("outputs", "logits"))
+    for i in np.argsort(-shares, kind="stable")[: max(1, options.top)]:
+        lines.append(f"  {shares[i]:7.1%}  {names[i]}" if unit else f"  {shares[i]:8.3f}  {names[i]}")
+    return lines
+
+
+def confidence(z: np.ndarray, outputs: str) -> tuple[np.ndarray, bool]:
+    """How sure the network is of each class, and whether these are shares: of values, they are what they are."""
+    if outputs == "logits":
+        return softmax(z.astype(np.float64), np.empty(z.shape)), True
+    if outputs == "logits of each":
+        return 0.5 * (1 + np.tanh(0.5 * z.astype(np.float64))), True
+    return z.astype(np.float64), False

@@ -1,0 +1,221 @@
+"""Break runs at random moments, continue them, and compare the end with that of an undisturbed one.
+
+A **blow** is one of BLOWS: what it does to a run, at a moment drawn from the time that an undisturbed one takes. After
+it the run is continued, until it has ended well; then its parameters must have the bits of the undisturbed run, and
+nothing may be left of it: no process and no temporary file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from parallel.elastic.supervisor import SUPERVISED, last_step, next_command
+from parallel.launch import processes
+
+BLOWS = {
+    "kill a rank": "SIGKILL to one rank",
+    "kill the launcher": "SIGKILL to the process that the user has started",
+    "stop a rank": "SIGSTOP to one rank, for good: --watch ends the run",
+    "slow a rank": "SIGSTOP to one rank, and SIGCONT after a moment: the run goes on",
+    "interrupt": "Ctrl-C",
+    "terminate": "SIGTERM",
+    "full disk": "no file may become larger than 20 KB",
+    "damage": "SIGKILL, then a byte of the newest checkpoint is changed",
+    "torn manifest": "SIGKILL, then a temporary file and half a checkpoint are left, as by a write that was cut short",
+}
+END = 120.0  # seconds within which a run that was hit must have ended
+LEFT = 30.0  # and all of its processes after it
+SMALL = 20_000  # bytes that a file may have on a full disk
+
+
+class Broken(AssertionError):
+    """A run did not survive: the message says which blows it got, and what is wrong."""
+
+
+@dataclass
+class Chaos:
+    """Runs of one training command, each hit by some blows.
+
+    Parameters
+    ----------
+    options : sequence of str
+        Of scripts/train.py, without --out.
+    directory : Path
+        Where the runs are made.
+    seed : int
+    kinds : sequence of str
+        Of BLOWS.
+    program : sequence of str
+        What is started.
+    say : callable (str)
+
+    Attributes
+    ----------
+    hits, missed : Counter
+        Blows by kind: those that came while the run was on, and those that came too late.
+    recovery : list of float
+        Seconds from a blow until all processes of the run had ended.
+    """
+
+    options: Sequence[str]
+    directory: Path
+    seed: int = 0
+    kinds: Sequence[str] = tuple(BLOWS)
+    program: Sequence[str] = (sys.executable, "scripts/train.py")
+    say: Callable[[str], object] = lambda line: None
+    hits: Counter = field(default_factory=Counter)
+    missed: Counter = field(default_factory=Counter)
+    recovery: list[float] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.rng = np.random.default_rng(self.seed)
+        self.directory = Path(self.directory)
+        for kind in self.kinds:
+            if kind not in BLOWS:
+                raise ValueError(f"no blow {kind!r}: there are {', '.join(BLOWS)}")
+        if any(word.split("=")[0] in ("--out", "--resume") for word in self.options):
+            raise ValueError("leave out --out and --resume: every run has a directory of its own")
+
+    def undisturbed(self) -> None:
+        """Make the run that all others are compared with, and see how long it takes."""
+        begin = time.monotonic()
+        out = self.directory / "undisturbed"
+        status, said = self._finish(self._start(out, []), END)
+        if status:
+            raise Broken(f"the undisturbed run ended with exit status {status}:\n{said}")
+        self.seconds, self.want = time.monotonic() - begin, result(out)
+
+    def run(self, number: int, blows: int) -> None:
+        """One run with at most so many blows.
+
+        Raises
+        ------
+        Broken
+        """
+        out, log = self.directory / f"run{number}", []
+        while not (out / "result.json").exists():
+            kind = str(self.rng.choice(list(self.kinds))) if len(log) < blows else ""
+            if kind:
+                log.append(kind)
+            self._try(out, kind, log)
+            if len(log) > 10 * blows + 10:
+                raise Broken(f"{out}: it never ends ({', '.join(log)})")
+        found = result(out)
+        for key in ("parameters_sha256", "steps", "epochs"):
+            if found[key] != self.want[key]:
+                raise Broken(f"{out}: {key} is {found[key]}, undisturbed {self.want[key]} ({', '.join(log)})")
+        if left := [str(path) for path in out.rglob("*.tmp")]:
+            raise Broken(f"{out}: {', '.join(left)} left behind ({', '.join(log)})")
+        shutil.rmtree(out)
+
+    def _try(self, out: Path, kind: str, log: list[str]) -> None:
+        """Begin or continue a run, and hit it; return when all of it has ended."""
+        begun = last_step(out) >= 0
+        process = self._start(out, [kind])
+        if not kind:
+            status, said = self._finish(process, END)
+            if status:
+                raise Broken(f"{out}: continued after {', '.join(log) or 'nothing'}, it ended with {status}:\n{said}")
+            return
+        moment = self.rng.uniform(0, self.seconds)
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            self.hits[kind] += 1
+        else:
+            self.missed[kind] += kind != "full disk"
+        hit = time.monotonic()
+        self._blow(kind, process)
+        status, said = self._finish(process, END)
+        self.recovery.append(time.monotonic() - hit)
+        self.say(f"{out.name}: {kind} after {moment:.2f} s: exit status {status}, step {last_step(out)}")
+        if begun and last_step(out) < 0:
+            raise Broken(f"{out}: {kind}: no checkpoint is left of those that there were")
+        if "Traceback" in said and kind in ("interrupt", "terminate", "full disk"):
+            raise Broken(f"{out}: {kind}: a traceback:\n{said}")
+        if kind in ("damage", "torn manifest") and not (out / "result.json").exists():
+            self._spoil(kind, out)
+
+    def _start(self, out: Path, kind: list[str]) -> subprocess.Popen:
+        self.name = os.urandom(8).hex()
+
+        def full():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
+
+        command = next_command([*self.program, *self.options, "--out", str(out)], out)
+        self.said = out.with_name(f"{out.name}.log")
+        self.said.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.said, "wb") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {SUPERVISED: self.name},
+                preexec_fn=full if kind == ["full disk"] else None,
+            )
+
+    def _blow(self, kind: str, process: subprocess.Popen) -> None:
+        ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) or [process.pid]
+        one = int(self.rng.choice(ranks))
+        match kind:
+            case "kill a rank" | "damage" | "torn manifest":
+                processes.send([one], signal.SIGKILL)
+            case "kill the launcher":
+                processes.send([process.pid], signal.SIGKILL)
+            case "stop a rank":
+                processes.send([one], signal.SIGSTOP)
+            case "slow a rank":
+                processes.send([one], signal.SIGSTOP)
+                time.sleep(self.rng.uniform(0, 0.3))
+                processes.send([one], signal.SIGCONT)
+            case "interrupt":
+                processes.send([process.pid], signal.SIGINT)
+            case "terminate":
+                processes.send([process.pid], signal.SIGTERM)
+
+    def _spoil(self, kind: str, out: Path) -> None:
+        """Do to the newest checkpoint what a bad disk does, or a write that was cut short."""
+        files = sorted((out / "checkpoints").glob("step-*.npz"))
+        if kind == "torn manifest" and files:
+            half = files[-1].read_bytes()[: files[-1].stat().st_size // 2]
+            (out / "checkpoints" / ".manifest.json.1.tmp").write_bytes(b'{"format": 1, "chec')
+            (out / "checkpoints" / "step-99999999.npz").write_bytes(half)
+        if kind == "damage" and len(files) > 1:  # the one before it takes its place
+            content = bytearray(files[-1].read_bytes())
+            content[int(self.rng.integers(len(content)))] ^= 1 << int(self.rng.integers(8))
+            files[-1].write_bytes(content)
+
+    def _finish(self, process: subprocess.Popen, seconds: float) -> tuple[int, str]:
+        """(exit status, what was said) of a run, of which nothing is left."""
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            processes.kill(self.name, SUPERVISED)
+            process.wait()
+            raise Broken(f"it did not end within {seconds:g} s:\n{self.said.read_text(errors='replace')}") from None
+        end = time.monotonic() + LEFT
+        while (left := processes.find(self.name, variable=SUPERVISED)) and time.monotonic() < end:
+            time.sleep(0.02)
+        if left:
+            processes.kill(self.name, SUPERVISED)
+            raise Broken(f"processes {left} are left")
+        return status, self.said.read_text(errors="replace")
+
+
+def result(out: Path) -> dict:
+    """result.json of a run."""
+    return json.loads((out / "result.json").read_text())

@@ -1,0 +1,165 @@
+"""Start a training run again from its last whole checkpoint, as often as it ends too early.
+
+For MPI libraries that end a whole job with one of its ranks, which most do: the job is lost, the run is not. A restart
+needs no more than the run's directory: a checkpoint is whole or it is not there, and a run that is continued makes the
+steps that it would have made. What would end again in the same way is not started for ever: a wrong option never, and
+anything else only a number of times without a new checkpoint between, with longer and longer pauses.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from nn.training.checkpoints import CheckpointError, Checkpoints
+from parallel.launch import processes
+
+SUPERVISED = "RINGPROP_SUPERVISED"  # in the environment of all that a supervisor has started
+WRONG_OPTION = 2  # exit status of a program that was called in a wrong way
+LONGEST = 60.0  # seconds between two restarts at most
+LOOK = 0.05  # seconds between two looks at what runs
+GRACE = 30.0  # seconds that a run has to save and end, when it is asked to
+
+
+def directory_of(command: Sequence[str]) -> Path | None:
+    """The directory of the run that a command makes: what follows --out, else --resume."""
+    for flag in ("--out", "--resume"):
+        for i, word in enumerate(command):
+            if word == flag and i + 1 < len(command):
+                return Path(command[i + 1])
+            if word.startswith(f"{flag}="):
+                return Path(word.partition("=")[2])
+    return None
+
+
+def last_step(directory: Path) -> int:
+    """The step of the last checkpoint of a run; -1 where there is none, or none that can be read."""
+    try:
+        steps = [entry["file"] for entry in Checkpoints(directory / "checkpoints").entries() if not entry["named"]]
+    except CheckpointError:
+        return -1
+    return int(Path(steps[-1]).stem.removeprefix("step-")) if steps else -1
+
+
+def next_command(command: Sequence[str], directory: Path) -> list[str]:
+    """What begins the run, or continues it where a checkpoint was saved."""
+    resumes = any(word == "--resume" or word.startswith("--resume=") for word in command)
+    return [*command, *(["--resume", str(directory)] if last_step(directory) >= 0 and not resumes else [])]
+
+
+class Supervisor:
+    """Runs a command until it has ended well.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Such as ["mpirun", "-n", "4", "python", "-m", "mpi4py", "scripts/train.py", ..., "--out", "runs/mine"].
+    restarts : int
+        How often at most, since the last new checkpoint.
+    pause : float
+        Seconds before the first restart; twice as long before each one after it, until there is a new checkpoint.
+    say : callable (str)
+        Told what happens.
+    options : dict
+        Passed on to subprocess.Popen.
+
+    Raises
+    ------
+    ValueError
+        The command names no directory.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        restarts: int = 10,
+        pause: float = 1.0,
+        say: Callable[[str], object] = print,
+        **options,
+    ):
+        self.directory = directory_of(command)
+        if self.directory is None:
+            raise ValueError("the command names no directory to continue from: add --out DIR to its options")
+        if restarts < 0 or pause < 0:
+            raise ValueError(f"restarts and pause must not be negative, given {restarts} and {pause}")
+        self.command, self.restarts, self.pause, self.say, self.options = list(command), restarts, pause, say, options
+        self.name = os.urandom(8).hex()
+        self.process: subprocess.Popen | None = None
+        self.asked = 0  # the signal that asks for the end
+
+    def run(self) -> int:
+        """The exit status of the last try; 128 and the number of a signal that ended the supervisor."""
+        failed, pause = 0, self.pause
+        with self._signals():
+            while True:
+                before = last_step(self.directory)
+                status = self._once(next_command(self.command, self.directory))
+                if self.asked or status in (0, WRONG_OPTION):
+                    return 128 + self.asked if self.asked else status
+                if (step := last_step(self.directory)) > before:
+                    failed, pause = 0, self.pause
+                failed += 1
+                if failed > self.restarts:
+                    self.say(f"supervise: {ended(status)}; no new checkpoint in {failed} tries: given up")
+                    return status
+                since = f"from step {step}" if step >= 0 else "from the beginning (nothing was saved yet)"
+                self.say(f"supervise: {ended(status)}; restart {failed} of {self.restarts} in {pause:g} s, {since}")
+                self._sleep(pause)
+                if self.asked:
+                    return 128 + self.asked
+                pause = min(2 * pause, LONGEST)
+
+    def _once(self, command: list[str]) -> int:
+        """Run the command to its end, and end what it leaves behind."""
+        try:
+            with processes.signals_later():  # until there is a process to tell
+                self.process = subprocess.Popen(command, env=os.environ | {SUPERVISED: self.name}, **self.options)
+        except OSError as error:
+            self.say(f"supervise: {command[0]} cannot be started ({error.strerror})")
+            return WRONG_OPTION
+        end = math.inf
+        while (status := self.process.poll()) is None:
+            if self.asked:
+                end = min(end, time.monotonic() + GRACE)
+            if time.monotonic() > end:
+                self.process.kill()
+            time.sleep(LOOK)
+        processes.kill(self.name, SUPERVISED)
+        return 128 - status if status < 0 else status
+
+    def _sleep(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.asked and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK))
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM go to the run, which saves and ends, and nothing is started after it."""
+
+        def ask(number, frame):
+            self.asked = number
+            if self.process and self.process.poll() is None:
+                self.process.send_signal(number)
+
+        handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def ended(status: int) -> str:
+    """How a run has ended, in words."""
+    if status > 128:
+        try:
+            return f"the run ended by {signal.Signals(status - 128).name}"
+        except ValueError:
+            pass
+    return f"the run ended with exit status {status}"

@@ -1,0 +1,119 @@
+"""Who may go on: clocks of workers, as a server keeps them, and what a worker knows of the copy that it computes with.
+
+A worker's clock counts the steps whose gradients it has pushed. With a bound s a worker may start clock c only if
+c - min_j c_j <= s, and what it reads then contains every update stamped <= c - s - 1 and its own: s = 0 is bulk
+synchronous, s = infinity asynchronous. (With s = 0 a server applies the pushes of a clock when all are there, in the
+order of workers: else who reads late would see more than others.) A worker that is finished, or dead, holds nobody
+back: it leaves the minimum.
+
+    s = 1      worker 0 | 0 | 1 | waits for 2: worker 2 has not pushed 0
+               worker 1 | 0 | 1 | ...
+               worker 2 |     0       |
+
+There are no messages here and no arrays, so that the same text is run by servers and workers (served.py), and by the
+checker in every order of arrival (checking.py). Source: Ho et al. 2013 (stale synchronous parallel).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Book:
+    """A server's account of its workers.
+
+    Parameters
+    ----------
+    workers : iterable of int
+    bound : float
+        s: how many clocks a worker may be ahead of the slowest; math.inf for any.
+    warm : int
+        No worker is ahead of another up to that clock: the bound is 0 there.
+
+    Attributes
+    ----------
+    reached : dict
+        Worker -> the clock of its last push.
+    clocks : dict
+        The same, but math.inf of one that has left.
+    waiting : dict
+        Worker -> the clock at which it reads, where it may not yet; in the order of asking.
+    """
+
+    workers: Iterable[int]
+    bound: float = math.inf
+    warm: int = 0
+    reached: dict[int, int] = field(init=False)
+    clocks: dict[int, float] = field(init=False)
+    waiting: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.open(0)
+
+    def open(self, clock: int) -> None:
+        """All workers are there, at one clock."""
+        self.reached = dict.fromkeys(self.workers, clock)
+        self.clocks, self.waiting = dict(self.reached), {}
+
+    @property
+    def least(self) -> float:
+        """The clock of the slowest worker that has not left; math.inf if all have."""
+        return min(self.clocks.values())
+
+    def pushed(self, worker: int, clock: int) -> None:
+        """A worker's gradients have come, of its steps up to this clock."""
+        self.clocks[worker] = self.reached[worker] = clock
+
+    def asks(self, worker: int, clock: float) -> None:
+        """A worker wants to read, at this clock; math.inf for what all will have in the end."""
+        self.waiting[worker] = clock
+
+    def leaves(self, worker: int) -> None:
+        """A worker is finished, or dead."""
+        self.clocks[worker] = math.inf
+
+    def in_step(self, clock: float) -> bool:
+        """Whether all workers go from one clock to the next together there."""
+        return self.bound == 0 or clock <= self.warm
+
+    def deserted(self, clock: int) -> bool:
+        """Whether all workers have left, one before it had come to this clock: training is broken off."""
+        return self.least == math.inf and min(self.reached.values()) < clock
+
+    def answers(self, broken: bool = False) -> list[int]:
+        """The workers that may read now: they wait no longer. All, where training is broken off."""
+        least = self.least
+        found = [w for w, clock in self.waiting.items() if broken or allowed(clock, least, self.bound, self.warm)]
+        for worker in found:
+            del self.waiting[worker]
+        return found
+
+
+def allowed(clock: float, least: float, bound: float, warm: int = 0) -> bool:
+    """Whether a worker at `clock` may go on where the slowest is at `least`."""
+    return least >= (clock if clock <= warm or clock == math.inf else clock - bound)
+
+
+@dataclass
+class Copy:
+    """What a worker knows of the slice of one server: as it was when the server answered.
+
+    Attributes
+    ----------
+    version : int
+        Updates that the server had made.
+    least, own : float
+        The clocks, then, of the slowest worker, and of this one.
+    """
+
+    version: int = 0
+    least: float = 0
+    own: float = 0
+
+
+def fits(copies: Iterable[Copy], clock: int, bound: float, warm: int = 0) -> bool:
+    """Whether a worker at `clock` may compute with these copies: those of every slice must be new enough."""
+    return all(allowed(clock, copy.least, bound, warm) for copy in copies)

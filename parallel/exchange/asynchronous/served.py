@@ -1,0 +1,305 @@
+"""Parameter servers to which every worker comes when it likes: gradients are applied as they arrive.
+
+In a step a worker reads (parameters from every server), computes, and pushes; a server applies each push by itself, at
+the rate that the worker had, and answers reads as soon as the bound allows (clock.py). A push is a copy that leaves
+while the next step begins; what is asked `ahead` comes while the next step computes, too, and is then one step older.
+
+Steps, epochs and losses. A step of a worker is its part of one global batch, its gradient divided by the whole batch:
+the pushes of all workers for one batch together are the step that data parallelism makes. So every worker trains its
+share of each epoch, in as many steps as there are batches, whatever the order in which they arrive. A step returns this
+worker's estimate of the loss: its part, times the workers. Where all must be one (the end of an epoch, an evaluation, a
+checkpoint: `settle`) each worker sends what it has gathered, tells the servers that it has finished, and leaves their
+clocks; when all have, everybody reads, and all have the same parameters, in which is every gradient that was pushed.
+Running statistics are each worker's own, and become their mean there.
+
+A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
+wherever that rank waits; it costs no thread.
+
+A loss that is not finite is not pushed: the worker tells the servers, which answer everybody at once, and all end.
+
+Cost of a step, worker: 2 alpha + 2 n beta for each server; the server moves w n / s beta for each round of w workers.
+Sources: Li et al. 2014 (parameter server); Dean et al. 2012 (Downpour); Ho et al. 2013 (bounds).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from nn.training.serial import OWN
+from parallel.exchange.asynchronous.clock import Book
+from parallel.exchange.asynchronous.server import Server
+from parallel.exchange.asynchronous.worker import Worker
+from parallel.exchange.compression.base import Compressor
+from parallel.exchange.push_pull import cut
+from parallel.exchange.served import Served
+from parallel.exchange.tail import Tail
+from parallel.passes.virtual_shards import refuse_norms
+
+UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
+LIMIT = 300.0
+
+
+class Asynchronous(Served):
+    """A server applies each worker's gradients when they come.
+
+    Parameters
+    ----------
+    size, servers, place, compressor
+        As for Served.
+    bound : float
+        How many clocks a worker may be ahead of the slowest; math.inf for any.
+    ahead : bool
+        Ask for parameters and go on with those that are there, as far as the bound allows.
+    push_every, fetch_every : int
+        Steps between pushes, and between reads.
+    warm : int
+        So many steps are made at first in which no worker is ahead of another.
+    local : bool
+        Between reads a worker applies its own gradients to its copy, by SGD without momentum.
+    compensate : bool
+        Correct gradients for what has changed since they were computed; see compensation.py.
+    limit : float
+        Seconds after which a rank gives up to which nothing comes.
+
+    Attributes
+    ----------
+    worker : Worker or None
+    server : Server or None
+        What this rank does of it.
+    settled : bool
+        Whether all ranks have met since the last step.
+    """
+
+    apart, addends = True, 1
+
+    def __init__(
+        self,
+        size: int,
+        servers: int,
+        place: str,
+        compressor: Compressor | None = None,
+        *,
+        compensate: bool = False,
+        limit: float = LIMIT,
+        **schedule,
+    ):
+        super().__init__(size, servers, place, compressor)
+        self.compensate, self.limit = compensate, limit
+        usual = {"bound": math.inf, "ahead": False, "push_every": 1, "fetch_every": 1, "warm": 0, "local": False}
+        self.schedule = usual | schedule
+
+    @property
+    def phases(self):
+        """A rank that only serves updates, and waits; a worker computes, waits for parameters, and pushes."""
+        worker = (
+            ("compute", "compute_gradients", False),
+            ("wait", "exchange.worker.receive", False),
+            ("push", "exchange.worker.push", False),
+        )
+        server = ("wait", "exchange.server.serve", False), ("update", "exchange.server.apply", False)
+        return (worker if self.works else ()) + (server if self.serves else ())
+
+    def allocate(self):
+        mesh, layout = self.mesh, self.layout
+        self.works, self.serves = mesh.rank in self.workers, mesh.rank in self.hosts
+        if len(self.hosts) > 1:
+            refuse_norms(self.optimizer)
+        self.slices = cut(layout.size + self.network.state_layout.size, len(self.hosts))  # as many as where all meet
+        self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
+        self.regions = [layout.region(share.start, share.stop) for share in self.shares]
+        self.parameters, self.gradients = layout.zeros(self.dtype), layout.zeros(self.dtype)
+        self.first_values()
+        self.wire = mesh.communicator.Dup()
+        self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
+        self.settled, self.pushes = True, 0
+        self._allocate_pieces(None)
+        if self.serves:
+            self._serve_slice(self.hosts.index(mesh.rank))
+        if self.works:
+            arrays = self.parameters, self.gradients, self.pieces, self.server
+            self.worker = Worker(self.wire, self.hosts, self.shares, *arrays, limit=self.limit, **self.schedule)
+            self.fetch = self._between_layers
+        else:
+            self.parameters, self.p, self.g = self.server.held, None, None
+            del self.gradients
+
+    def _serve_slice(self, number: int) -> None:
+        book = Book(self.workers, self.schedule["bound"], self.schedule["warm"])
+        self.own = self.shares[number]
+        held, decoder = self.parameters[self.own].copy(), self.pieces and self.pieces.decoder
+        region, more = self.regions[number], (decoder, self.compensate, self.limit)
+        self.server = Server(self.wire, book, held, region, self.optimizer, *more)
+        self.slots = self.server.slots
+
+    def _between_layers(self, run) -> None:
+        if not self.settled:
+            self.worker.move()
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def begin(self, step, samples, total, parts):
+        if self.settled:
+            self.settled = False
+            if self.serves:
+                self.server.open(step)
+            if self.works:
+                self.worker.open(step, self.updates)
+        self.step, self.samples, self.total, self.told = step, samples, total, 0.0
+        if self.works:
+            self.worker.read()
+        return {}
+
+    updates = 0  # that every server had made when all last met
+
+    def tell(self, loss, total, first):
+        self.told = loss
+
+    def add(self):
+        """`sum` pushes them."""
+
+    def sum(self):
+        """Push, or tell that this gradient is none; a server on a rank of its own serves as long as the step lasts."""
+        worker, server = self.worker, self.server
+        if worker and not math.isfinite(self.told):
+            self.bad = True
+            worker.fail()
+        elif worker and not worker.broken:
+            worker.gather(self.samples, float(self.optimizer.lr))
+            self.pushes += 1
+        if worker:
+            worker.move()
+            broken = worker.broken
+        else:
+            server.serve(self.step + 1)
+            broken = server.broken or server.book.deserted(self.step + 1)
+        loss = self.told * len(self.workers)
+        if broken and self.settle():
+            loss = math.nan
+        return Tail(np.array([loss, self.total, self.total], np.float64), self.statistics)
+
+    def settle(self):
+        """As for Exchange.
+
+        Raises
+        ------
+        FloatingPointError
+            On all ranks, where a server could not update: a norm that is not finite.
+        """
+        if self.settled:
+            return False
+        if self.works:
+            self.worker.finish(float(self.optimizer.lr))
+            self.updates = self.worker.copies[0].version
+        if self.serves:
+            self.server.serve(math.inf)
+            self.server.leave()
+            self.updates = self.server.updates
+        self.settled = True
+        everyone = self.mesh.allgather((self.server.error if self.serves else "", self.bad))
+        self.bad = False
+        if refused := next((error for error, _ in everyone if error), ""):
+            raise FloatingPointError(refused)
+        if self.statistics.size:
+            if not self.works:
+                self.statistics[:] = 0
+            self.mesh.sum_all(self.statistics)
+            self.statistics /= len(self.workers)
+        return any(bad for _, bad in everyone)
+
+    def update(self):
+        """The servers have done it, or will."""
+
+    def counted(self):
+        """Staleness of the updates of all servers: how many were made between the read and the push of each."""
+        mine: Counter[int] = Counter()
+        if self.serves:
+            mine, self.server.staleness = self.server.staleness, Counter()
+        found = sum(self.mesh.allgather(mine), Counter())
+        if not found:
+            return {}
+        counts = [found[s] for s in range(max(found) + 1)]
+        mean = sum(s * n for s, n in enumerate(counts)) / sum(counts)
+        return {"staleness": {"mean": round(mean, 4), "max": len(counts) - 1, "updates": counts}}
+
+    # ------------------------------------------------------------------------------------------------ the state
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield from super().entries()
+        yield UPDATES, np.array(self.updates)
+        if self.compensate:
+            mine = self.server.compensation.mean_square if self.serves else None
+            yield from self._named(SQUARES, self._gathered(mine))
+
+    def load(self, state):
+        """Each rank takes its own; what the servers of another strategy have not kept begins anew."""
+        if self.works:
+            self.parameters[:] = self._whole(state, "param")
+        if self.serves:
+            server = self.server
+            server.held[:] = self._whole(state, "param")[self.own]
+            for slot, mine in self.slots.items():
+                mine[:] = self._whole(state, f"optimizer/{slot}")[self.own]
+            if server.compensation:
+                kept = any(name.startswith(SQUARES) for name in state)
+                server.compensation.mean_square[:] = self._whole(state, SQUARES)[self.own] if kept else 0
+        self._count_from(int(state.get(UPDATES, int(state["steps"]) * len(self.workers))))
+        if self.memories and self.works:
+            self.memories.load(state)
+
+    def _count_from(self, updates: int) -> None:
+        self.updates = updates
+        if self.serves:
+            self.server.updates = updates
+
+    def kept(self):
+        yield from self.slots.items()
+        if self.works:
+            yield "parameters", self.parameters
+        if self.serves:
+            yield "held", self.server.held
+            if self.compensate:
+                yield "mean square", self.server.compensation.mean_square
+        if self.memories:
+            yield from self.memories.kept()
+
+    def snapshot(self):
+        return super().snapshot() | {"updates": np.array(self.updates)}
+
+    def restore(self, snapshot):
+        super().restore(snapshot)
+        self._count_from(int(snapshot["updates"]))
+
+    def bytes(self):
+        """Of a server its slice, and a push; in transit are messages, and what workers were sent."""
+        held = self.server.held.nbytes if self.serves else 0
+        vectors = self.parameters.nbytes if self.works else 0
+        gathered = self.schedule["push_every"] > 1
+        moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)
+        moments += self.server.compensation.mean_square.nbytes if self.serves and self.compensate else 0
+        transit = sum(each.nbytes for each in (self.worker, self.server) if each)
+        gradients = vectors * (1 + gathered) + held
+        return {"parameters": vectors + held, "gradients": gradients, "moments": moments, "in transit": transit}
+
+    def formula(self):
+        psi = self.layout.count * self.dtype.itemsize
+        part = psi / len(self.hosts) if self.serves else 0
+        gradients = psi * self.works * (1 + (self.schedule["push_every"] > 1)) + part
+        moments = part * (len(self.optimizer.slots) + self.compensate)
+        return {"parameters": psi * self.works + part, "gradients": gradients, "moments": moments}
+
+    def describe(self):
+        s = self.schedule
+        how = "asynchronous" if s["bound"] == math.inf else f"at most {s['bound']} clocks apart"
+        more = [how, *(["reads ahead"] if s["ahead"] else []), *(["delays compensated"] if self.compensate else [])]
+        if s["local"]:
+            more.append(f"pushes every {s['push_every']} steps, reads every {s['fetch_every']}")
+        if s["warm"]:
+            more.append(f"in step for the first {s['warm']}")
+        return f"{super().describe()}; {', '.join(more)}"
+
+    def close(self):
+        self.wire.Free()

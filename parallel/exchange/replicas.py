@@ -1,0 +1,339 @@
+"""Replicas that train apart and meet now and then, without a server: each has all parameters, and steps of its own.
+
+A step moves a replica along the gradient of its own part of the batch, times the number of replicas, so that the mean
+of all replicas' steps from one point is the step of data parallelism, uneven parts included. Then, every so many steps:
+
+Averaged   all take the mean of all                                  local SGD
+Outer      all take a step from where they last were, along the mean  DiLoCo
+           of the differences, by an optimizer of its own
+Elastic    each moves towards a centre that all know, and the centre  EASGD
+           towards all
+
+Where all must be one (the end of an epoch, an evaluation, a checkpoint: `settle`) they meet as well, with their
+moments, whose mean all take; after `Elastic` the centre is what is looked at, and the replicas go on where they were.
+
+A loss that is not finite moves nothing, and is told where all meet: then all end.
+
+Cost: an allreduce of 2 n (p-1)/p beta every so many steps in place of each; with a drift one number a step.
+Sources: McDonald et al. 2010, Stich 2019 (local SGD); Kamp et al. 2018 (averages when replicas have drifted);
+Douillard et al. 2023 (DiLoCo); Zhang, Choromanska, LeCun 2015 (EASGD).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from mpi4py.MPI import IN_PLACE, MAX
+
+from nn.optim.optimizers import SGD
+from nn.training.serial import OWN
+from parallel.exchange.base import Exchange
+from parallel.exchange.tail import Tail
+
+
+class Replicas(Exchange):
+    """What all have in common: steps apart, and when to meet.
+
+    Parameters
+    ----------
+    every : int
+        Steps between meetings.
+
+    Attributes
+    ----------
+    since : int
+        Steps since all last met.
+    meetings : int
+        In this epoch.
+    """
+
+    apart, addends = True, 1
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "exchange.meet_replicas", True),
+        ("update", "exchange.move", False),
+    )
+
+    def __init__(self, every: int):
+        self.every = every
+
+    def allocate(self):
+        super().allocate()
+        self.since = self.meetings = 0
+        self.settled, self.error = True, ""
+
+    def begin(self, step, samples, total, parts):
+        self.settled, self.total = False, total
+        return super().begin(step, samples, total, parts)
+
+    def tell(self, loss, total, first):
+        self.tail.head[0] = loss
+
+    def sum(self):
+        """Move, and meet where it is time; returns this replica's estimate of the loss, its part times the replicas."""
+        own = float(self.tail.head[0])
+        self.bad |= not math.isfinite(own)
+        if not self.bad and not self.error:
+            self.move()
+        self.since += 1
+        loss = own * self.mesh.count if math.isfinite(own) else 0.0
+        if (self.since >= self.every or self.far()) and self.meet_replicas():
+            loss = math.nan
+        return Tail(np.array([loss, self.total, self.total], np.float64), self.statistics)
+
+    def move(self) -> None:
+        """A step of this replica; of no samples, too, as that of data parallelism has all moments."""
+        self.gradients *= self.mesh.count
+        try:
+            self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region)
+        except FloatingPointError as error:  # told where all meet
+            self.error = str(error)
+
+    def update(self):
+        """`sum` has moved this replica."""
+
+    def far(self) -> bool:
+        """Whether replicas are to meet before it is time; all say the same."""
+        return False
+
+    def meet_replicas(self) -> bool:
+        """All meet; says whether a loss was not finite on any (collective).
+
+        Raises
+        ------
+        FloatingPointError
+            On all ranks, where one could not update: a norm that is not finite.
+        """
+        told = np.array([self.bad, bool(self.error)], np.float64)
+        self.mesh.data.Allreduce(IN_PLACE, told, MAX)
+        if told.any():
+            self.since, self.bad = 0, False
+            error, self.error = self.error, ""
+            if told[1]:
+                raise FloatingPointError(error or "the update of another rank: a norm that is not finite")
+            return True
+        self.bring_together()
+        self.since, self.meetings = 0, self.meetings + 1
+        return False
+
+    def bring_together(self) -> None:
+        """Replicas become one, or come closer."""
+        raise TypeError(f"{type(self).__name__} does not say how")
+
+    def mean(self, array: np.ndarray) -> None:
+        """The mean over replicas, in place."""
+        self.mesh.sum(array)
+        array /= self.mesh.count
+
+    def settle(self):
+        if self.settled:
+            return False
+        if self.since and self.meet_replicas():
+            return True
+        for buffer in (*self.slots.values(), self.statistics):
+            if buffer.size:
+                self.mean(buffer)
+        self.settled = True
+        return False
+
+    def load(self, state):
+        super().load(state)
+        self.since = 0
+
+    def restore(self, snapshot):
+        super().restore(snapshot)
+        self.since = 0
+
+    def counted(self):
+        found, self.meetings = self.meetings, 0
+        return {"meetings": found}
+
+
+class Averaged(Replicas):
+    """All take the mean: local SGD.
+
+    Parameters
+    ----------
+    every : int
+    drift : float
+        All meet before it is time when one is farther from where all last were than so many times the norm of that
+        (one number is summed in every step); 0 for never.
+    """
+
+    def __init__(self, every: int, drift: float = 0.0):
+        super().__init__(every)
+        self.drift = drift
+
+    def allocate(self):
+        super().allocate()
+        self.last = self.parameters.copy() if self.drift else None
+        self.farthest = 0.0
+
+    def bring_together(self):
+        self.mean(self.parameters)
+        if self.drift:
+            self.last[:] = self.parameters
+
+    def far(self):
+        if not self.drift:
+            return False
+        apart = np.linalg.norm(self.parameters - self.last) / max(np.linalg.norm(self.last), 1e-30)
+        apart = np.array([apart if math.isfinite(apart) else math.inf])
+        self.mesh.data.Allreduce(IN_PLACE, apart, MAX)
+        self.farthest = max(self.farthest, float(apart[0]))
+        return bool(apart[0] > self.drift)
+
+    def spread(self):
+        if self.drift:
+            self.last[:] = self.parameters
+
+    def counted(self):
+        found = super().counted()
+        if self.drift:
+            found["drift"], self.farthest = round(self.farthest, 6), 0.0
+        return found
+
+    def bytes(self):
+        found = super().bytes()
+        return found | {"in transit": self.last.nbytes if self.drift else 0}
+
+    def describe(self):
+        when = f", or when one has drifted by {self.drift:g}" if self.drift else ""
+        return f"replicas averaged every {self.every} steps{when}"
+
+
+class Outer(Replicas):
+    """All take a step of an outer optimizer along the mean of their differences: DiLoCo.
+
+    Parameters
+    ----------
+    every : int
+    outer : SGD
+        With a momentum, perhaps.
+    """
+
+    def __init__(self, every: int, outer: SGD):
+        super().__init__(every)
+        self.outer = outer
+
+    def allocate(self):
+        super().allocate()
+        self.last = self.parameters.copy()  # where all last were
+        self.outer_slots = {name: self.layout.zeros(self.dtype) for name in self.outer.slots}
+
+    def bring_together(self):
+        self.mean(self.parameters)
+        np.subtract(self.last, self.parameters, out=self.gradients)
+        self.outer.update(self.last, self.gradients, self.outer_slots, 0, self.region)
+        self.parameters[:] = self.last
+
+    def spread(self):
+        self.last[:] = self.parameters
+
+    def entries(self):
+        yield from super().entries()
+        for slot, buffer in self.outer_slots.items():
+            yield from self.named(f"{OWN}outer/{slot}", buffer)
+
+    def load(self, state):
+        for buffer in self.outer_slots.values():  # the moments of an outer optimizer begin anew after others
+            buffer[:] = 0
+        super().load(dict(self.entries()) | dict(state))
+
+    def bytes(self):
+        found = super().bytes()
+        more = sum(slot.nbytes for slot in self.outer_slots.values())
+        return found | {"moments": found["moments"] + more, "in transit": self.last.nbytes}
+
+    def formula(self):
+        found = super().formula()
+        psi = self.layout.count * self.dtype.itemsize
+        return found | {"moments": found["moments"] + psi * len(self.outer_slots)}
+
+    def describe(self):
+        return f"rounds of {self.every} inner steps, then {self.outer!r} on the mean difference"
+
+
+class Elastic(Replicas):
+    """Each replica moves towards a centre, and the centre towards all: EASGD.
+
+    Where all meet to be looked at, `parameters` are the centre's; the replica comes back with the next step.
+
+    Parameters
+    ----------
+    every : int
+    alpha : float
+        x -= alpha (x - c) of each replica, c += alpha (x - c) of the centre, for all; 0: 0.9 / replicas.
+    """
+
+    def __init__(self, every: int, alpha: float = 0.0):
+        super().__init__(every)
+        self.alpha = alpha
+
+    def allocate(self):
+        super().allocate()
+        self.alpha = self.alpha or 0.9 / self.mesh.count
+        if self.alpha * (1 + self.mesh.count) > 2:
+            raise ValueError(
+                f"EASGD: with alpha {self.alpha:g} replicas and centre would overshoot each other, further every time: "
+                f"use at most 2 / (replicas + 1), here {2 / (1 + self.mesh.count):.3g}"
+            )
+        self.other = self.parameters.copy()  # the centre while replicas train, this replica where all are looked at
+
+    def begin(self, step, samples, total, parts):
+        if self.settled:
+            self._swap()
+        return super().begin(step, samples, total, parts)
+
+    def _swap(self) -> None:
+        self.parameters[:], self.other[:] = self.other.copy(), self.parameters.copy()
+
+    def bring_together(self):
+        x, c, d = self.parameters, self.other, self.gradients
+        np.subtract(x, c, out=d)
+        d *= self.alpha
+        x -= d
+        self.mesh.sum(d)
+        c += d
+
+    def settle(self):
+        before = self.settled
+        bad = super().settle()
+        if not before:
+            self._swap()
+        return bad
+
+    def entries(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield from super().entries()
+        rows = np.empty((self.mesh.count, len(self.other)), self.dtype)
+        self.mesh.data.Allgather(self.other, rows)
+        for name, place in self.layout.slices.items():
+            yield f"{OWN}replicas/{name}", rows[:, place].reshape(-1, *self.layout.specs[name].shape)
+
+    def kept(self):
+        yield from super().entries()
+        yield "other", self.other
+
+    def load(self, state):
+        """Replicas of as many ranks go on where they were; else, and after another strategy, all from the centre."""
+        for name, array in super().entries():
+            array[...] = state[name]
+        self.other[:] = self.parameters
+        for name, array in self.layout.items(self.other):
+            rows = state.get(f"{OWN}replicas/{name}")
+            if rows is not None and rows.shape == (self.mesh.count, *array.shape):
+                array[...] = rows[self.mesh.index]
+        self.since = 0
+
+    def bytes(self):
+        found = super().bytes()
+        return found | {"parameters": found["parameters"] + self.other.nbytes}
+
+    def formula(self):
+        found = super().formula()
+        return found | {"parameters": 2 * found["parameters"]}
+
+    def describe(self):
+        return f"replicas and a centre, which move {self.alpha:.3g} of the way every {self.every} steps"

@@ -1,0 +1,170 @@
+"""Gradients summed while the next steps compute, and applied S steps late, without a server.
+
+    step        | k          | k+1        | k+2
+    compute     | g(k)       | g(k+1)     | g(k+2)
+    messages         | sum of g(k)  | sum of g(k+1) ...
+    update      | of k-S     | of k+1-S   | of k+2-S
+
+All ranks apply the same sums in the same order, so they hold the same parameters; in the first S steps nothing is
+applied. Where all is to be looked at (the end of an epoch, a checkpoint: `settle`) what is on its way is waited for and
+applied, so nothing is lost, and the next S steps apply nothing again.
+
+The loss travels behind the gradients, and so comes S steps late as well: a step returns the loss of its own part of the
+batch times the ranks, and a loss that is not finite is told S steps later, to all at once. Its gradients, and those
+after it, are applied nowhere. Running statistics are each rank's own until all meet, and become their mean.
+
+Cost: S + 1 more buffers; of a step max(compute, 2 n (p-1)/p beta), whatever S >= 1, where messages move by themselves.
+Sources: Agarwal and Duchi 2011 (delayed gradients); Li et al. 2018 (Pipe-SGD).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mpi4py import MPI
+
+from parallel.exchange.base import Exchange
+from parallel.exchange.tail import Tail, differ
+
+
+class Stale(Exchange):
+    """Every rank has all parameters, and applies the sums of gradients some steps late.
+
+    Parameters
+    ----------
+    delay : int
+        S, at least 1.
+    """
+
+    apart, addends, sends = True, 1, "2"
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "exchange.wait", False),
+        ("update", "exchange.apply", False),
+    )
+
+    def __init__(self, delay: int):
+        self.delay = delay
+
+    def allocate(self):
+        super().allocate()
+        threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self.communicator = self.mesh.communicator.Dup(progress=threads)
+        self.idle = [Flight(np.zeros_like(self.vector), self.layout.size) for _ in range(self.delay + 1)]
+        self.flying: list[Flight] = []  # the oldest first
+        self.settled = True
+
+    def begin(self, step, samples, total, parts):
+        self.settled, self.total = False, total
+        return super().begin(step, samples, total, parts)
+
+    def part(self, micro):
+        return self.poke
+
+    def poke(self, end: int = 0) -> None:
+        """Between layers: move what is on its way."""
+        for flight in self.flying:
+            flight.request.Test()
+
+    def sum(self):
+        own = float(self.tail.head[0])
+        self.bad |= not math.isfinite(own)
+        flight = self.idle.pop()
+        flight.vector[:] = self.vector
+        flight.step, flight.total, flight.rate = self.step, self.total, float(self.optimizer.lr)
+        flight.request = self.communicator.Iallreduce(MPI.IN_PLACE, flight.vector)
+        self.flying.append(flight)
+        loss = own * self.mesh.count if math.isfinite(own) else 0.0
+        if len(self.flying) > self.delay and self.land():
+            loss = math.nan
+        return Tail(np.array([loss, self.total, self.total], np.float64), self.statistics)
+
+    def update(self):
+        """`land` has applied what was due."""
+
+    def land(self) -> bool:
+        """Wait for the oldest sum, and apply it; says whether its loss is not finite.
+
+        Raises
+        ------
+        ValueError
+            On all ranks: they were told different sizes of that batch.
+        """
+        flight = self.flying.pop(0)
+        self.wait(flight)
+        loss, told, first = map(float, flight.tail.head)
+        mean = told / self.mesh.count
+        if differ(mean, first) or differ(flight.total, first):
+            self.drop()
+            raise ValueError(
+                f"step {flight.step}: ranks disagree on the size of the global batch: it is {first:g} on rank 0, "
+                f"{flight.total} on rank {self.mesh.rank}"
+            )
+        if not math.isfinite(loss):
+            self.drop()
+            return True
+        try:
+            self.apply(flight)
+        except FloatingPointError:  # on all ranks
+            self.drop()
+            raise
+        return False
+
+    def wait(self, flight: Flight) -> None:
+        """Until that sum has come."""
+        flight.request.Wait()
+        self.idle.append(flight)
+
+    def apply(self, flight: Flight) -> None:
+        """Update with a sum, at the rate of its own step."""
+        now, self.optimizer.lr = self.optimizer.lr, flight.rate
+        try:
+            self.optimizer.update(self.parameters, flight.gradients, self.slots, flight.step, self.region)
+        finally:
+            self.optimizer.lr = now
+
+    def drop(self) -> None:
+        """Training ends: what is on its way comes, and is not applied."""
+        while self.flying:
+            self.wait(self.flying.pop(0))
+        self.bad, self.settled = False, True
+
+    def settle(self):
+        if self.settled:
+            return False
+        while self.flying:
+            if self.land():
+                return True
+        if self.statistics.size:
+            self.mesh.sum(self.statistics)
+            self.statistics /= self.mesh.count
+        self.settled = True
+        return False
+
+    def bytes(self):
+        return super().bytes() | {"in transit": sum(flight.vector.nbytes for flight in (*self.idle, *self.flying))}
+
+    def describe(self):
+        steps = "1 step" if self.delay == 1 else f"{self.delay} steps"
+        return f"gradients summed by messages while the next steps compute, applied {steps} late"
+
+    def close(self):
+        self.communicator.Free()
+
+
+class Flight:
+    """Gradients of one step and what travels behind them, on their way.
+
+    Parameters
+    ----------
+    vector : flat array
+    size : int
+        Of the gradients.
+    """
+
+    def __init__(self, vector: np.ndarray, size: int):
+        self.vector, self.gradients, self.tail = vector, vector[:size], Tail.of(vector[size:])
+        self.request = None
+        self.step = self.total = 0
+        self.rate = 0.0

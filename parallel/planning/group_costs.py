@@ -1,0 +1,174 @@
+"""What a collective costs a group of ranks of a mesh, in closed form: the clock's answer, for any number of ranks.
+
+    Group(1024, 8).allreduce(100e6, NETWORKS["gpu-100g"])       # every 8th of 8192 ranks, all 8 such groups at once
+
+A group has `count` members, each `stride` ranks behind the one before; the groups between them do the same at the same
+time. With g ranks a node m = g // stride members of a group share a node, which has k = min(stride, g) groups; M =
+count / m nodes. t(n) is what a message of n bytes takes inside a node, T(n, j) between nodes where j of them leave
+through a node's port at once: T(n) and (j - 1) times what one holds the port.
+
+| collective | the fastest of |
+|---|---|
+| reduce-scatter, allgather | ring: (count - 1) hops of n / count, each max(k held, mean of (m - 1) t and one T) |
+| | two levels: (m - 1) t(n/m) or halving inside, then (M - 1) T(n/(m M), m k) or the sum over i of T(n/(m 2^i), m k) |
+| allreduce | both one after the other; or doubling: log2 m t(n) + log2 M T(n, m k) |
+| in a node's memory | reduce-scatter, allgather: a meeting each, and a copy of one part, of all others |
+| broadcast, reduce | binomial; or scatter and allgather, reduce-scatter and gather |
+| scatter, gather | the root's port: count - 1 messages of n / count, one after the other |
+
+and n (count - 1) / count gamma where something is added. Sums of other lengths, and of groups that are not powers of
+two, are of the powers around them. tests/parallel/test_group_costs.py compares with the clock, algorithm by algorithm.
+Sources: Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007; two levels: Jia et al. 2018.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from collectives.pricing.networks import Link, Network
+
+
+class Group(NamedTuple):
+    """Ranks of a mesh that talk to each other, and how far apart they are.
+
+    Attributes
+    ----------
+    count, stride : int
+    memory : bool
+        whether those of a node work in its memory, where all of them share one
+    """
+
+    count: int
+    stride: int = 1
+    memory: bool = False
+
+    def members(self, network: Network) -> int:
+        """Of this group on a node."""
+        return max(1, min(self.count, network.ranks_per_node // self.stride))
+
+    def nodes(self, network: Network) -> int:
+        return -(-self.count // self.members(network))
+
+    def sharing(self, network: Network) -> int:
+        """Groups of which one node has members."""
+        return min(self.stride, network.ranks_per_node)
+
+    def in_memory(self, network: Network) -> bool:
+        """Whether all of this group share a node's memory."""
+        return self.memory and self.nodes(network) == 1
+
+    # ------------------------------------------------------------------------------------ seconds
+
+    @lru_cache(1 << 16)  # noqa: B019  a group is a tuple of three numbers
+    def scattering(self, nbytes: float, network: Network) -> float:
+        """A reduce-scatter of so many bytes without its additions, or an allgather: they move the same."""
+        if self.count == 1 or not nbytes:
+            return 0.0
+        return min(seconds for _, seconds in self.ways(nbytes, network))
+
+    def ways(self, nbytes: float, network: Network) -> Iterator[tuple[str, float]]:
+        """(algorithm, seconds) of `scattering`."""
+        m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
+        if self.in_memory(network):
+            yield "memory", network.meeting(m) + network.fetching(nbytes * (m - 1) / m)
+            return
+        near = message(network.inside, nbytes / self.count)
+        if nodes == 1:
+            yield "ring", (m - 1) * near
+            yield "halving", halving(network.inside, nbytes, m, 1)
+            return
+        far = message(network.between, nbytes / self.count, k)
+        held = k * network.between.cost(nbytes / self.count).held
+        yield "ring", (self.count - 1) * max(held, ((m - 1) * near + far) / m)
+        inside = min((m - 1) * message(network.inside, nbytes / m), halving(network.inside, nbytes, m, 1))
+        share = nbytes / m
+        yield "two levels, ring", inside + (nodes - 1) * message(network.between, share / nodes, m * k)
+        yield "two levels, halving", inside + halving(network.between, share, nodes, m * k)
+
+    def doubling(self, nbytes: float, network: Network) -> float:
+        """An allreduce in which partners exchange all they have, with its additions."""
+        m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
+        adding = network.reducing(nbytes)
+        inside = rounds(m) * (message(network.inside, nbytes) + adding)
+        return inside + rounds(nodes) * (message(network.between, nbytes, m * k) + adding)
+
+    def reduce_scatter(self, nbytes: float, network: Network) -> float:
+        if self.in_memory(network) and self.count > 1 and nbytes:  # each adds up its part where the others' lie
+            part = network.copying(nbytes / self.count)
+            return network.meeting(self.count) + part + self.adding(nbytes, network)
+        return self.scattering(nbytes, network) + self.adding(nbytes, network)
+
+    def adding(self, nbytes: float, network: Network) -> float:
+        return network.reducing(nbytes / self.count) * (self.count - 1) if nbytes else 0.0
+
+    def allgather(self, nbytes: float, network: Network) -> float:
+        return self.scattering(nbytes, network)
+
+    @lru_cache(1 << 16)  # noqa: B019
+    def allreduce(self, nbytes: float, network: Network) -> float:
+        if self.count == 1 or not nbytes:
+            return 0.0
+        both = self.reduce_scatter(nbytes, network) + self.allgather(nbytes, network)
+        if self.in_memory(network):
+            return both
+        return min(both, self.doubling(nbytes, network))
+
+    def broadcast(self, nbytes: float, network: Network) -> float:
+        if self.count == 1 or not nbytes:
+            return 0.0
+        m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
+        tree = log2(m) * message(network.inside, nbytes) + log2(nodes) * message(network.between, nbytes, k)
+        return min(tree, self.scatter(nbytes, network) + self.allgather(nbytes, network))
+
+    def reduce(self, nbytes: float, network: Network) -> float:
+        if self.count == 1 or not nbytes:
+            return 0.0
+        m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
+        tree = log2(m) * message(network.inside, nbytes) + log2(nodes) * message(network.between, nbytes, k)
+        tree += (log2(m) + log2(nodes)) * network.reducing(nbytes)
+        return min(tree, self.reduce_scatter(nbytes, network) + self.gather(nbytes, network))
+
+    def scatter(self, nbytes: float, network: Network) -> float:
+        """Parts of so many bytes in all from one rank to each: what leaves its node has one port."""
+        if self.count == 1 or not nbytes:
+            return 0.0
+        link = network.between if self.nodes(network) > 1 else network.inside
+        return message(link, nbytes / self.count, (self.count - 1) * self.sharing(network))
+
+    gather = scatter
+
+    def hop(self, nbytes: float, network: Network) -> float:
+        """One message from every member to the next."""
+        if self.count == 1 or not nbytes:
+            return 0.0
+        m, k = self.members(network), self.sharing(network)
+        return message(network.inside, nbytes) if m == self.count else message(network.between, nbytes, k)
+
+    # ------------------------------------------------------------------------------------ bytes that a rank sends
+
+    def sent(self, nbytes: float) -> float:
+        """In a reduce-scatter or an allgather; an allreduce is both."""
+        return nbytes * (self.count - 1) / self.count
+
+
+def message(link: Link, nbytes: float, together: float = 1) -> float:
+    """Seconds until the last of so many messages has come that leave through one port at once."""
+    cost = link.cost(nbytes)
+    return cost.seconds + (max(1, together) - 1) * cost.held
+
+
+def halving(link: Link, nbytes: float, size: int, together: int) -> float:
+    """Recursive halving among `size`: exchanges of 1/2, 1/4 ... of the bytes; one more of all where it is no power."""
+    power = 1 << (size.bit_length() - 1)
+    seconds = sum(message(link, nbytes / 2**i, together) for i in range(1, power.bit_length()))
+    return seconds + (message(link, nbytes, together) if power != size else 0.0)
+
+
+def rounds(size: int) -> int:
+    """Of doubling: one more before and after where the size is no power of two."""
+    return size.bit_length() - 1 + 2 * (size & (size - 1) != 0)
+
+
+def log2(size: int) -> int:
+    return math.ceil(math.log2(size)) if size > 1 else 0

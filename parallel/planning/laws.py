@@ -1,0 +1,209 @@
+"""How much faster many ranks are: the laws, and their one number fitted to measured runs.
+
+p ranks, S the speedup, f the share of the work that can be done in parallel, e = 1 - f the serial share.
+
+| law | says | keeps | source |
+|---|---|---|---|
+| Amdahl | S = 1 / ((1 - f) + f / p), below 1 / (1 - f) for any p | the work | Amdahl 1967 |
+| Gustafson | S = p - (1 - f) (p - 1) | the time: work grows with p | Gustafson 1988 |
+| Karp-Flatt | e = (1/S - 1/p) / (1 - 1/p), read off a run | | Karp, Flatt 1990 |
+
+A serial share by Karp-Flatt that grows with p tells of overhead (messages, waiting), one that stays of serial work.
+
+    law = fit_amdahl([(1, 10.0), (2, 5.6), (4, 3.4)])     # (ranks, seconds of the same work)
+    law.serial, law.seconds(64)
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+
+def amdahl(ranks: float, parallel: float) -> float:
+    """Speedup of the same work on so many ranks, of which a share can be done in parallel."""
+    _share(parallel)
+    return 1 / ((1 - parallel) + parallel / _ranks(ranks))
+
+
+def gustafson(ranks: float, parallel: float) -> float:
+    """How much more work so many ranks do in the same time, where each spends a share of it on parallel work."""
+    _share(parallel)
+    return _ranks(ranks) - (1 - parallel) * (ranks - 1)
+
+
+def karp_flatt(speedup: float, ranks: float) -> float:
+    """The serial share that a measured speedup tells of; below 0 where ranks are faster than p times one.
+
+    Raises
+    ------
+    ValueError
+        one rank, which tells nothing; a speedup that is not above 0
+    """
+    if _ranks(ranks) == 1:
+        raise ValueError("Karp-Flatt: one rank says nothing of a serial share: measure two or more")
+    if not (speedup > 0 and math.isfinite(speedup)):
+        raise ValueError(f"Karp-Flatt: expected a speedup above 0, given {speedup}")
+    return (1 / speedup - 1 / ranks) / (1 - 1 / ranks)
+
+
+def strong_efficiency(one: float, many: float, ranks: float) -> float:
+    """T(1) / (p T(p)): seconds of the same work on one rank and on p."""
+    return one / (_ranks(ranks) * many)
+
+
+def weak_efficiency(one: float, many: float) -> float:
+    """T(1) / T(p): seconds of one rank's work on one, and of p times as much on p."""
+    return one / many
+
+
+def communication_ratio(communication: float, computation: float) -> float:
+    """Seconds of messages for a second of computation; a share 1/(1 + ratio) of the time is left for the latter."""
+    if computation <= 0:
+        raise ValueError(f"communication ratio: expected seconds of computation above 0, given {computation}")
+    return communication / computation
+
+
+def data_parallel_intensity(parameters: float, operations: float, samples: float, ranks: float) -> float:
+    """Elements that a rank sends for each operation of it, where gradients of all parameters are summed.
+
+    2 (p-1)/p Psi / (samples a rank x operations of a sample): a fully connected layer, which uses each weight once a
+    sample, has p = many 2 / (6 samples); a convolution that uses it at every place of a picture, hundreds of times
+    less.
+    """
+    if min(operations, samples) <= 0:
+        raise ValueError(f"expected operations and samples above 0, given {operations} and {samples}")
+    return 2 * (_ranks(ranks) - 1) / ranks * parameters / (operations * samples)
+
+
+def bandwidth_to_hide(nbytes: float, ranks: float, seconds: float) -> float:
+    """Bytes a second at which a ring allreduce of so many bytes takes no longer than the backprop it hides behind."""
+    if seconds <= 0:
+        raise ValueError(f"expected seconds above 0, given {seconds}")
+    return 2 * (_ranks(ranks) - 1) / ranks * nbytes / seconds
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law fitted to measured runs.
+
+    Attributes
+    ----------
+    name : "Amdahl" or "Gustafson"
+    serial : float
+        1 - f, at least 0 and at most 1
+    one : float
+        seconds on one rank
+    error : float
+        root mean square of the relative error of the seconds
+    """
+
+    name: str
+    serial: float
+    one: float
+    error: float
+
+    def speedup(self, ranks: float) -> float:
+        """Of the same work (Amdahl), or scaled with the ranks (Gustafson)."""
+        return (amdahl if self.name == "Amdahl" else gustafson)(ranks, 1 - self.serial)
+
+    def seconds(self, ranks: float) -> float:
+        """Of the work on so many ranks: the same for Amdahl, p times as much for Gustafson."""
+        scaled = ranks if self.name == "Gustafson" else 1
+        return self.one * scaled / self.speedup(ranks)
+
+    def __str__(self):
+        most = f", never faster than {1 / self.serial:.3g} times" if self.name == "Amdahl" and self.serial > 0 else ""
+        return f"{self.name}: serial share {self.serial:.2%}{most} (off by {self.error:.1%})"
+
+
+def fit_amdahl(runs: Iterable[tuple[float, float]]) -> Law:
+    """The serial share that explains (ranks, seconds) of the same work best.
+
+    T(p) = a + b / p, by least squares of the relative error: seconds of few ranks must not outweigh all others.
+
+    Raises
+    ------
+    ValueError
+        fewer than two numbers of ranks; seconds that are not above 0
+    """
+    runs = _checked(runs)
+    a, b = _least_squares([(1 / seconds, 1 / (ranks * seconds)) for ranks, seconds in runs])
+    return _law("Amdahl", a, b, runs, lambda a, b, p: a + b / p)
+
+
+def fit_gustafson(runs: Iterable[tuple[float, float]]) -> Law:
+    """The serial share that explains (ranks, seconds) best of work that grows with the ranks.
+
+    With a serial share e a rank does (1 - e) p + e times one's work in the same time: T(p) = T1 p / (p - e (p - 1)),
+    so 1/T is linear in 1/p, and fitted by least squares of the relative error.
+    """
+    runs = _checked(runs)
+    a, b = _least_squares([(seconds, seconds / ranks) for ranks, seconds in runs])  # 1/T = a + b/p; e = b / (a + b)
+    rate = max(a, 0.0) + max(b, 0.0)
+    if a < 0 or b < 0:  # the best of those that are possible
+        rate = sum(seconds for _, seconds in runs) / sum(seconds**2 for _, seconds in runs)
+        a, b = (rate, 0.0) if b < 0 else (0.0, rate)
+    serial = b / (a + b)
+    found = Law("Gustafson", serial, 1 / (a + b), 0.0)
+    return Law("Gustafson", serial, found.one, _error(runs, found.seconds))
+
+
+def serial_shares(runs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(ranks, serial share by Karp-Flatt) of measured (ranks, seconds) of the same work, beyond one rank.
+
+    Raises
+    ------
+    ValueError
+        no run on one rank to compare with
+    """
+    runs = _checked(runs)
+    one = [seconds for ranks, seconds in runs if ranks == 1]
+    if not one:
+        raise ValueError("Karp-Flatt compares with one rank: measure that too")
+    return [(ranks, karp_flatt(one[0] / seconds, ranks)) for ranks, seconds in runs if ranks > 1]
+
+
+def _law(name: str, a: float, b: float, runs, form: Callable[[float, float, float], float]) -> Law:
+    """a seconds serial, b parallel; where one of them is below 0, the best law without it."""
+    if a < 0:
+        a, b = 0.0, _least_squares([(0.0, form(0.0, 1.0, p) / t) for p, t in runs])[1]
+    if b < 0:
+        a, b = _least_squares([(1 / t, 0.0) for _, t in runs])[0], 0.0
+    return Law(name, a / (a + b), a + b, _error(runs, lambda p: form(a, b, p)))
+
+
+def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """x, y of least sum of (u x + v y - 1)^2; a column of zeros gets 0."""
+    uu, vv = sum(u * u for u, _ in rows), sum(v * v for _, v in rows)
+    uv, u1, v1 = sum(u * v for u, v in rows), sum(u for u, _ in rows), sum(v for _, v in rows)
+    if not vv:
+        return u1 / uu, 0.0
+    if not uu:
+        return 0.0, v1 / vv
+    whole = uu * vv - uv * uv
+    return (u1 * vv - v1 * uv) / whole, (v1 * uu - u1 * uv) / whole
+
+
+def _error(runs, seconds: Callable[[float], float]) -> float:
+    return math.sqrt(sum((seconds(p) / t - 1) ** 2 for p, t in runs) / len(runs))
+
+
+def _checked(runs) -> list[tuple[float, float]]:
+    runs = sorted((_ranks(ranks), seconds) for ranks, seconds in runs)
+    if len({ranks for ranks, _ in runs}) < 2:
+        raise ValueError(f"a law is fitted to two numbers of ranks at least, given {[ranks for ranks, _ in runs]}")
+    for ranks, seconds in runs:
+        if not (seconds > 0 and math.isfinite(seconds)):
+            raise ValueError(f"seconds on {ranks} ranks: expected a number above 0, given {seconds}")
+    return runs
+
+
+def _ranks(ranks: float) -> float:
+    if not ranks >= 1:
+        raise ValueError(f"ranks: expected at least 1, given {ranks}")
+    return ranks
+
+
+def _share(parallel: float) -> None:
+    if not 0 <= parallel <= 1:
+        raise ValueError(f"the parallel share: expected 0 to 1, given {parallel}")

@@ -1,0 +1,141 @@
+"""Predictions as pictures: efficiency and seconds over ranks; which strategy is fastest at which scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from parallel.planning.job import Prediction
+from parallel.planning.tables import Scaled, nbytes, seconds
+
+# Okabe and Ito 2008: told apart with every kind of colour blindness, and in print by their lightness.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#4d4d4d", "#999999", "#7a5195")
+DARK = ("#0072B2", "#009E73", "#D55E00")  # under white letters
+MARKERS = "osD^vP*X<>"
+FAMILIES = ("one rank", "ddp", "zero, fsdp", "dp, ps", "data x tensor", "pipeline", "pipeline x tensor")
+
+
+def family(prediction: Prediction) -> str:
+    """One of FAMILIES: what is shared out, whatever the sizes."""
+    name, axes = prediction.strategy, prediction.axes
+    if prediction.ranks == 1:
+        return "one rank"
+    if axes.pipeline > 1 or name == "pipedream":
+        return "pipeline x tensor" if axes.tensor > 1 else "pipeline"
+    if axes.tensor > 1:
+        return "data x tensor"
+    return "ddp" if name == "ddp" else "dp, ps" if name in ("dp", "ps") else "zero, fsdp"
+
+
+def new_axes(count: int, width: float = 5.0, height: float = 3.8):
+    """Axes side by side in a figure of their own."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * count, height), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    found = figure.subplots(1, count, squeeze=False)[0]
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+    return found
+
+
+def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
+    """Seconds of a step and efficiencies over ranks, a curve for each name.
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    left, middle, right = new_axes(3)
+    for i, (name, found) in enumerate(curves.items()):
+        ranks = [s.prediction.ranks for s in found]
+        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ms": 4, "label": name}
+        left.plot(ranks, [s.prediction.seconds for s in found], **style)
+        middle.plot(ranks, [100 * s.strong for s in found], **style)
+        right.plot(ranks, [100 * s.weak for s in found], **style)
+    left.set(ylabel="seconds of a step", yscale="log", title=f"the same {batch:,} samples in a step")
+    middle.set(ylabel="efficiency, %", ylim=(0, 105), title=f"strong scaling: {batch:,} samples on all ranks")
+    right.set(ylabel="efficiency, %", ylim=(0, 105), title=f"weak scaling: {batch:,} samples on each rank")
+    for axes in (left, middle, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("ranks")
+        axes.title.set_fontsize(9)
+        axes.grid(alpha=0.25)
+    left.legend(frameon=False, fontsize=8)
+    left.figure.suptitle(title, fontsize=11, fontweight="bold")
+    return left.figure
+
+
+def draw_bars(found: Sequence[Prediction], title: str, memory: float = float("inf")):
+    """What a step of each is made of, the fastest on top.
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    (axes,) = new_axes(1, 8.0, 1.4 + 0.34 * len(found))
+    parts = list(dict.fromkeys(part for p in found for part, value in p.parts.items() if value))
+    scale, symbol = (1e3, "ms") if found[0].seconds < 1 else (1.0, "s")
+    for row, p in enumerate(found):
+        at = 0.0
+        for i, part in enumerate(parts):
+            width = scale * p.parts.get(part, 0.0)
+            axes.barh(row, width, left=at, color=COLOURS[i % len(COLOURS)], label=part if row == 0 else None, lw=0)
+            at += width
+        fits = "" if p.memory <= memory else ", does not fit"
+        axes.annotate(f" {seconds(p.seconds)}, {nbytes(p.memory)}{fits}", (at, row), va="center", fontsize=8)
+    for i, part in enumerate(parts):  # parts that the first row has not
+        if part not in found[0].parts:
+            axes.barh(0, 0, color=COLOURS[i % len(COLOURS)], label=part)
+    axes.set_yticks(range(len(found)), [p.name for p in found], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{symbol} of a step")
+    axes.set_xlim(0, 1.35 * scale * max(p.seconds for p in found))
+    axes.set_title(title, fontsize=10, fontweight="bold", loc="left")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return axes.figure
+
+
+def draw_map(ranks: Sequence[int], batches: Sequence[int], fastest: Sequence[Sequence[Prediction]], title: str):
+    """Which strategy is fastest: a field for each number of ranks (across) and of samples in a step (up).
+
+    Parameters
+    ----------
+    fastest : [row of a batch][column of ranks]
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    there = {family(p) for row in fastest for p in row}
+    names = [name for name in FAMILIES if name in there]
+    colours = [COLOURS[FAMILIES.index(name)] for name in names]
+    fields = np.array([[names.index(family(p)) for p in row] for row in fastest])
+    (axes,) = new_axes(1, 2.6 + 0.72 * len(ranks), 2.4 + 0.5 * len(batches))
+    axes.imshow(fields, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5, origin="lower", aspect="auto")
+    for y, row in enumerate(fastest):
+        for x, p in enumerate(row):
+            mesh = "x".join(map(str, p.axes)) if p.axes[1:] != (1, 1) else ""
+            ink = "white" if colours[fields[y, x]] in DARK else "black"
+            axes.annotate(f"{p.strategy}\n{mesh}".rstrip(), (x, y), ha="center", va="center", fontsize=6, color=ink)
+    axes.set_xticks(range(len(ranks)), [f"{n:,}" for n in ranks], rotation=45, fontsize=8)
+    axes.set_yticks(range(len(batches)), [f"{n:,}" for n in batches], fontsize=8)
+    axes.set(xlabel="ranks", ylabel="samples of a step, over all ranks")
+    axes.set_title(title, fontsize=10, fontweight="bold", loc="left")
+    handles = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
+    axes.legend(handles=handles, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes.annotate(
+        "in a field: data x pipeline x tensor",
+        (1.01, 0.0),
+        xycoords="axes fraction",
+        fontsize=7,
+        xytext=(4, 4),
+        textcoords="offset points",
+        annotation_clip=False,
+    )
+    return axes.figure

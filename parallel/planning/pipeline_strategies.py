@@ -1,0 +1,91 @@
+"""Strategies that cut a network into stages: what a step of every schedule with a flush costs, and of PipeDream.
+
+`predict.py` has the formulas in a table, pipelines.py the seconds of a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collectives.pricing.networks import Network
+from parallel.planning.data_strategies import part_of
+from parallel.planning.job import Axes, Job, Prediction
+from parallel.planning.partition import Plan, PlannedStage, partition
+from parallel.planning.pipelines import CHUNKS, homes, pieces, time_pipeline
+from parallel.planning.profile import LayerProfile
+
+MOST_PLANNED = 64  # workers of the dynamic programme, which takes the square of them
+MICRO = 4  # micro-batches a stage, where nothing else is said
+
+
+def pipeline(
+    job: Job,
+    schedule: str,
+    axes: Axes,
+    network: Network,
+    micro_batches: int | None = None,
+    recompute: bool = False,
+    quick: bool = False,
+) -> Prediction:
+    """Stages in a schedule with a flush; replicas of the pipeline sum their gradients at the end of the step."""
+    mine = part_of(job, axes, network, waiting=True)
+    m = max(1, min(mine.samples, micro_batches or MICRO * axes.pipeline))
+    layers = [layer.of_samples(1 / m) for layer in mine.layers]
+    stages = pieces(layers, axes.pipeline * CHUNKS.get(schedule, 1), job.sample_bytes * mine.samples / m)
+    own = network.with_ranks_per_node(max(1, network.ranks_per_node // axes.tensor))
+    timed = time_pipeline(schedule, stages, m, own, recompute, quick)
+    weights = [0.0] * axes.pipeline
+    for stage, rank in zip(stages, homes(schedule, len(stages)), strict=True):
+        weights[rank] += stage.parameters
+    group, largest = axes.group("data", job.node_memory), max(weights)
+    update = job.update * largest / job.parameters if job.parameters else 0.0
+    loss = job.loss(mine.samples)
+    parts = {
+        "pipeline": timed.seconds,
+        "loss": loss,
+        "update": update,
+        "gradients": group.allreduce(largest, network),
+    }
+    again = sum(layer.forward for layer in mine.layers) * recompute
+    one = mine.computation + again - mine.sums + loss  # of a part of every stage of a replica
+    memory = max((2 + job.moments) * w + peak for w, peak in zip(weights, timed.peaks, strict=True))
+    sent = max(timed.sent) / axes.tensor + 2 * group.sent(largest) + mine.sent / axes.pipeline
+    name, note = f"{schedule}{':recompute' * recompute}", f"{m} micro-batches, by {timed.method}"
+    return Prediction(name, axes, parts, mine.workers * one + axes.ranks * update, sent, memory, note)
+
+
+def pipedream(job: Job, axes: Axes, network: Network) -> Prediction:
+    """Stages and replicas by the dynamic programme, never flushed: a rank's samples are a mini-batch of their own."""
+    ranks = axes.ranks
+    plan, layers = plan_stages(job, ranks, network), job.of(job.share(ranks))
+    batches = -(-job.batch // job.share(ranks))
+    update = job.update / max(plan.replicas)
+    parts = {"slowest stage or link": plan.seconds * batches, "update": update}
+
+    def weights(stage: PlannedStage) -> float:
+        return sum(layer.parameters for layer in layers[stage.first : stage.last + 1])
+
+    memory = max(stage.bytes + (1 + job.moments) * weights(stage) for stage in plan.stages)
+    sent = max(
+        batches / s.replicas * (2 * weights(s) * (s.replicas - 1) / s.replicas + edges(layers, s)) for s in plan.stages
+    )
+    computing = batches * sum(layer.forward + layer.backward for layer in layers)
+    note = f"stages on {'-'.join(map(str, plan.replicas))}; weights are stale"
+    return Prediction("pipedream", axes, parts, computing, sent, memory, note)
+
+
+def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("inf")) -> Plan:
+    """The dynamic programme for a rank's share of the batch, on the two levels of a network where ranks fill nodes."""
+    if ranks > MOST_PLANNED:
+        raise ValueError(f"pipedream: the dynamic programme is for {MOST_PLANNED} workers at most, given {ranks}")
+    layers, g = job.of(job.share(ranks)), min(ranks, network.ranks_per_node)
+    inside, between = (1 / max(link.beta, 1e-30) for link in (network.inside, network.between))
+    if ranks > g > 1 and ranks % g == 0:
+        return partition(layers, (g, ranks // g), (inside, between), memory)
+    return partition(layers, ranks, between if ranks > g else inside, memory)
+
+
+def edges(layers: Sequence[LayerProfile], stage: PlannedStage) -> float:
+    """Bytes that a mini-batch sends out of a stage: its output forward, the gradient of its input backward."""
+    after = layers[stage.last].output if stage.last + 1 < len(layers) else 0.0
+    return after + (layers[stage.first - 1].output if stage.first else 0.0)

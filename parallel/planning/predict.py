@@ -1,0 +1,147 @@
+"""What a training step costs on any number of ranks: seconds, idle share, bytes sent, memory, for every strategy.
+
+    job = Job(count_layers(network, 64, flops=5e10, copy=1/15e9), samples=64, batch=1024)
+    print(predict(job, "ddp", Axes(data=256), NETWORKS["infiniband"]).seconds)
+
+Psi bytes of parameters on N ranks, k moments, b = batch / N samples a rank (of the rank that has most), F and B
+seconds of these forward and backward, U seconds of the optimizer. Costs of collectives are those of group_costs.py.
+
+| strategy | a step | Psi kept | Psi sent |
+|---|---|---|---|
+| ddp | F, B with buckets that leave as they fill, U; in a node's memory F, B, sum and U / N | 2 + k | 2 |
+| zero1 | F, B, reduce-scatter, U / N, allgather | 2 + k/N | 2 |
+| zero2 | the same, reduced in units while B goes on | 1 + (1 + k)/N | 2 |
+| fsdp | a unit is gathered before its F and its B, one ahead where it travels, and reduced after | (2 + k)/N | 3 |
+| dp | scatter, broadcast, F, gather, loss, scatter, B, reduce, U: the master's | 2 + k | 1 |
+| ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
+| gpipe ... | stages in a schedule (pipelines.py), then an allreduce of the largest over replicas | 2 + k of one | |
+| pipedream | partition.py: the slowest stage or link; nobody waits, so weights are stale | versions of a stage | |
+
+On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums its output (LayerProfile).
+Activations are counted with what is kept, and a unit or two that are whole for a moment.
+
+What is left out: that ranks differ and wait for the slowest, that cores of a node share memory and clock, loading data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+
+from collectives.pricing.networks import Network
+from parallel.planning import data_strategies, pipeline_strategies
+from parallel.planning.job import Axes, Job, Prediction
+from parallel.planning.pipeline_strategies import MOST_PLANNED
+from parallel.planning.pipelines import CHUNKS, TIMED
+
+SHARED = {name: getattr(data_strategies, name) for name in ("ddp", "zero1", "zero2", "fsdp")}  # go with "tensor"
+ALONE = {"dp": data_strategies.dp, "ps": data_strategies.ps, "pipedream": pipeline_strategies.pipedream}
+STRATEGIES = (*SHARED, "dp", "ps", *TIMED, "pipedream")
+MOST_PARTS = 64  # of a layer, that are tried
+REFINED = 4  # pipelines, of those that the closed form says are fastest
+SEARCHED = ("1f1b", "interleaved", "zb-h1")  # schedules that are tried on every mesh
+
+
+def predict(
+    job: Job,
+    strategy: str,
+    axes: Axes,
+    network: Network,
+    servers: int = 1,
+    micro_batches: int | None = None,
+    recompute: bool = False,
+    quick: bool = False,
+) -> Prediction:
+    """What a step costs.
+
+    Parameters
+    ----------
+    strategy : a name in STRATEGIES
+    servers : of ps, on ranks of their own
+    micro_batches, recompute, quick : of pipelines; None for four a stage (see time_pipeline)
+
+    Raises
+    ------
+    ValueError
+        an unknown strategy, a mesh that it cannot have, more stages than layers
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
+    if axes.pipeline > 1 and strategy not in TIMED:
+        raise ValueError(f"{strategy} has no stages: leave pipeline={axes.pipeline} out, or use {', '.join(TIMED)}")
+    if axes.tensor > 1 and strategy in ALONE:
+        raise ValueError(f"{strategy} does not cut layers: leave tensor={axes.tensor} out")
+    if axes.ranks == 1:
+        return serial(job)
+    if strategy in TIMED:
+        return pipeline_strategies.pipeline(job, strategy, axes, network, micro_batches, recompute, quick)
+    if strategy == "ps":
+        return data_strategies.ps(job, axes, network, servers)
+    return (SHARED | ALONE)[strategy](job, axes, network)
+
+
+def serial(job: Job) -> Prediction:
+    """One rank."""
+    layers = job.of(job.batch)
+    seconds = sum(layer.forward + layer.backward for layer in layers) + job.loss(job.batch)
+    memory = (2 + job.moments) * job.parameters + sum(layer.saved for layer in layers)
+    parts = {"computation": seconds, "update": job.update}
+    return Prediction("serial", Axes(), parts, seconds + job.update, 0.0, memory)
+
+
+def strong_and_weak(job: Job, prediction: Prediction, again: Callable[[Job], Prediction]) -> tuple[float, float]:
+    """Efficiency of the same batch on all ranks, and of a batch for each; `again(job)` predicts another job's."""
+    one, ranks = serial(job).seconds, prediction.ranks
+    weak = again(replace(job, batch=job.batch * ranks)).seconds
+    return one / (ranks * prediction.seconds), one / weak
+
+
+def candidates(job: Job, ranks: int, most_parts: int = MOST_PARTS) -> Iterator[tuple[str, Axes]]:
+    """Every strategy on every mesh of so many ranks that makes sense: (strategy, axes)."""
+    if ranks == 1:
+        yield "ddp", Axes()
+        return
+    yield "dp", Axes(ranks)
+    yield "ps", Axes(ranks)
+    if ranks <= MOST_PLANNED:
+        yield "pipedream", Axes(ranks)
+    for axes in Axes.all(ranks, len(job.layers), most_parts):
+        if axes.data > job.batch:
+            continue
+        if axes.pipeline == 1:
+            yield from ((name, axes) for name in SHARED if axes.data > 1 or name == "ddp")
+            continue
+        for name in SEARCHED:
+            if axes.pipeline * CHUNKS.get(name, 1) <= len(job.layers):
+                yield name, axes
+
+
+def ranking(
+    job: Job,
+    ranks: int,
+    network: Network,
+    memory: float = inf,
+    servers: int = 1,
+    micro_batches: int | None = None,
+    stale: bool = True,
+    most_parts: int = MOST_PARTS,
+) -> list[Prediction]:
+    """Every candidate, the fastest that fits into `memory` bytes a rank first, those that do not fit last.
+
+    Parameters
+    ----------
+    stale : whether strategies count whose weights are stale
+    """
+    fits = lambda p: p.memory <= memory
+    found = []
+    for name, axes in candidates(job, ranks, most_parts):
+        if (name == "ps" and servers >= ranks) or (name == "pipedream" and not stale):
+            continue
+        each = predict(job, name, axes, network, servers, micro_batches, quick=True)
+        if name != "pipedream" or "-" in each.note:  # one stage on all ranks is data parallelism
+            found.append(each)
+    lines = sorted((p for p in found if p.axes.pipeline > 1), key=lambda p: (not fits(p), p.seconds))
+    for near in lines[:REFINED]:  # what may come first is walked, or priced by the clock
+        found[found.index(near)] = predict(job, near.strategy, near.axes, network, servers, micro_batches)
+    return sorted(found, key=lambda p: (not fits(p), p.seconds))

@@ -1,0 +1,91 @@
+"""Predictions as text: what a step, an epoch, a run costs, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parallel.planning.job import Prediction
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A prediction, its efficiency with the same batch on all ranks, and with one as large for each."""
+
+    prediction: Prediction
+    strong: float
+    weak: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """How much is trained, and what a rank costs an hour; 0 where nobody asks."""
+
+    samples: float = 0.0
+    price: float = 0.0
+
+    def hours(self, prediction: Prediction, batch: int) -> float:
+        return self.samples / batch * prediction.seconds / 3600
+
+    def cost(self, prediction: Prediction, batch: int) -> float:
+        return self.hours(prediction, batch) * prediction.ranks * self.price
+
+
+def table(found: Sequence[Scaled], batch: int, run: Run = Run(), memory: float = float("inf")) -> str:
+    """A row for each prediction."""
+    heads = ["ranks", "strategy", "step", "samples/s", "strong", "weak", "idle", "sent", "memory"]
+    heads += ["run"] * bool(run.samples) + ["cost"] * bool(run.price and run.samples) + [""]
+    lines = []
+    for scaled in found:
+        p = scaled.prediction
+        line = [f"{p.ranks:,}", p.name, seconds(p.seconds), f"{batch / p.seconds:,.0f}", f"{scaled.strong:.1%}"]
+        line += [f"{scaled.weak:.1%}", f"{p.idle_share:.1%}", nbytes(p.sent), nbytes(p.memory)]
+        line += [seconds(3600 * run.hours(p, batch))] * bool(run.samples)
+        line += [f"{run.cost(p, batch):,.2f}"] * bool(run.price and run.samples)
+        lines.append([*line, p.note if p.memory <= memory else f"does not fit; {p.note}".rstrip("; ")])
+    return columns(heads, lines, left=(1, len(heads) - 1))
+
+
+def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Text in columns, those in `left` flush left, the others right."""
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    rows = [
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in (heads, *lines)
+    ]
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def seconds(value: float) -> str:
+    """Of 0.0012: "1.2 ms"."""
+    for unit, symbol in ((86400 * 2, "days"), (7200, "h"), (1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= unit:
+            size = {"days": 86400, "h": 3600}.get(symbol, unit)
+            return f"{value / size:,.4g} {symbol}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def nbytes(value: float) -> str:
+    """Of 2e6: "2 MB"."""
+    for unit, symbol in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {symbol}"
+    return f"{value:.0f} B"
+
+
+def as_dict(scaled: Scaled) -> dict:
+    """For JSON."""
+    p = scaled.prediction
+    return {
+        "ranks": p.ranks,
+        "strategy": p.strategy,
+        "mesh": p.axes._asdict(),
+        "seconds": p.seconds,
+        "strong_efficiency": scaled.strong,
+        "weak_efficiency": scaled.weak,
+        "idle_share": p.idle_share,
+        "bytes_sent": p.sent,
+        "memory": p.memory,
+        "parts": p.parts,
+        "note": p.note,
+    }

@@ -1,0 +1,142 @@
+"""What runs have left in their directories, read for a report: what is missing or broken is said there, not fatal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel.reports.breakdown import PARTS
+
+PICTURES = ("confusion", "misclassified", "activations", "gradients", "regions")  # of --inspect
+LARGEST = 64 << 20  # bytes of a trace.json that is read
+
+
+@dataclass
+class RunFiles:
+    """One run.
+
+    Attributes
+    ----------
+    name : str
+        Of the directory.
+    config, environment, result : dict
+        Empty where the file is not there.
+    history : list of dict
+        A record an epoch.
+    events : list of dict
+        What ranks did when, as Timeline has it; empty without --timeline.
+    pictures : dict of path
+        Those of --inspect, by name.
+    problems : list of str
+        What could not be read, in words.
+    """
+
+    name: str
+    directory: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    pictures: dict[str, Path] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """(epochs, values) of what the records of epochs hold under that name, where it is a number."""
+        found = [(r.get("epoch"), r.get(key)) for r in self.history]
+        kept = [(e, v) for e, v in found if type(e) is int and isinstance(v, (int, float)) and np.isfinite(v)]
+        return [e for e, _ in kept], [v for _, v in kept]
+
+    def breakdown(self) -> np.ndarray | None:
+        """(ranks, parts) seconds a step; None where there are none."""
+        given = self.result.get("breakdown")
+        try:
+            table = np.array([given[part] for part in PARTS], float).T
+        except (TypeError, KeyError, ValueError):
+            return None
+        return table if table.ndim == 2 and table.size and np.isfinite(table).all() and table.sum() > 0 else None
+
+
+def read_run(directory: str | Path) -> RunFiles:
+    """What a run has left.
+
+    Raises
+    ------
+    ValueError
+        It is not the directory of a run.
+    """
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{directory} is not the directory of a run: there is no config.json")
+    run = RunFiles(path.resolve().name, path)
+    run.config, run.environment = (_object(run, name) for name in ("config.json", "environment.json"))
+    run.history = _lines(run)
+    run.result = _object(run, "result.json") if (path / "result.json").exists() else {}
+    if not run.result:
+        run.problems.append(f"not finished: {len(run.history)} of {run.config.get('epochs', '?')} epochs are there")
+    run.events = _events(run)
+    found = {name: path / "inspection" / f"{name}.png" for name in PICTURES}
+    run.pictures = {name: picture for name, picture in found.items() if picture.is_file()}
+    return run
+
+
+def _object(run: RunFiles, name: str) -> dict[str, Any]:
+    """A JSON file that holds an object; {} and a word about it where it does not."""
+    try:
+        found = json.loads((run.directory / name).read_text())
+        if isinstance(found, dict):
+            return found
+        run.problems.append(f"{name} holds no object")
+    except OSError as error:
+        run.problems.append(f"{name} cannot be read ({error.strerror})")
+    except (ValueError, RecursionError) as error:
+        run.problems.append(f"{name} is not JSON ({error})")
+    return {}
+
+
+def _lines(run: RunFiles) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl; a last line that was cut off is left out."""
+    try:
+        text = (run.directory / "metrics.jsonl").read_text()
+    except (OSError, ValueError):
+        return []
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            run.problems.append(f"metrics.jsonl: line {number} is no record")
+    return records
+
+
+def _events(run: RunFiles) -> list[dict[str, Any]]:
+    """trace.json as the events that it was made of."""
+    path = run.directory / "trace.json"
+    if not path.is_file():
+        return []
+    if path.stat().st_size > LARGEST:
+        run.problems.append(f"trace.json is larger than {LARGEST >> 20} MiB: open it in Perfetto")
+        return []
+    try:
+        return [
+            {
+                "rank": int(event["pid"]),
+                "lane": "" if event["tid"] == "main" else str(event["tid"]),
+                "name": str(event["name"]),
+                "start": 1e-6 * float(event["ts"]),
+                "end": 1e-6 * (float(event["ts"]) + float(event["dur"])),
+            }
+            for event in _object(run, "trace.json").get("traceEvents", [])
+            if event["ph"] == "X"
+        ]
+    except (KeyError, TypeError, ValueError):
+        run.problems.append("trace.json does not hold the events of a timeline")
+        return []

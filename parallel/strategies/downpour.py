@@ -1,0 +1,73 @@
+"""Downpour SGD: replicas, each with its own part of the samples, and a sharded server that nobody waits for.
+
+A replica reads the parameters every `fetch` steps, moves its copy by its own gradients in between, and every `push`
+steps sends what it has gathered. The servers apply each push once, with the optimizer: with Adagrad every parameter has
+a rate of its own, which keeps it stable. See exchange/asynchronous/served.py.
+
+    w -= lr g, gathered += g                  a replica's step
+    G += d^2;  w -= lr d / sqrt(G)            a server, with what was pushed
+
+Gradients are divided by the global batch, as everywhere: the pushes of all replicas for one batch together are one step
+of data parallelism. A warm start makes the first steps in step, all replicas at the same parameters (in the paper one
+replica trains at first; here all share its batch, so every sample of the epoch is trained). Source: Dean et al. 2012.
+"""
+
+from __future__ import annotations
+
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.exchange.asynchronous.served import LIMIT, Asynchronous
+from parallel.exchange.compression.base import Compressor
+from parallel.mesh import Mesh
+from parallel.passes.whole import Whole
+from parallel.strategies import settings
+from parallel.trainer import Trainer
+
+
+def Downpour(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    servers: int = 1,
+    place: str = "own",
+    *,
+    push: int = 1,
+    fetch: int = 1,
+    ahead: bool = False,
+    warm: int = 0,
+    compressor: Compressor | None = None,
+    limit: float = LIMIT,
+) -> Trainer:
+    """`Serial` on many ranks, asynchronously.
+
+    Parameters
+    ----------
+    network, loss, communicator, seed, servers, place, compressor, limit
+        As for ParameterServer.
+    optimizer : Optimizer
+        The servers'; Adagrad in the paper.
+    push, fetch : int
+        Steps between pushes, and between reads.
+    ahead : bool
+        Parameters come while the next steps compute.
+    warm : int
+        So many steps are made at first in which no replica is ahead of another.
+
+    Raises
+    ------
+    ValueError
+        Servers that there are no ranks or no parameters for; steps below 1; statistics over all ranks; a method of
+        compression that has no messages of single ranks.
+    ReplicaError
+        If ranks were given different networks, losses, optimizers or settings.
+    """
+    found = settings.Downpour(push, fetch, ahead, warm)
+    settings.check_apart(network)
+    how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
+    exchange = Asynchronous(communicator.size, servers, place, compressor, **how)
+    mesh = Mesh(communicator, exchange.workers)
+    mesh.agree({"Downpour": f"{servers} on {place}, {found!r}"})
+    return Trainer(network, loss, optimizer, mesh, Whole(), exchange, seed, "Downpour")

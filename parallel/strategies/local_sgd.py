@@ -1,0 +1,107 @@
+"""Replicas that train apart, without a server: local SGD, DiLoCo, EASGD. See exchange/replicas.py.
+
+What they cost in accuracy for what they save in messages: scripts/experiments/asynchronous.py.
+"""
+
+from __future__ import annotations
+
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import SGD, Optimizer
+from parallel.exchange.replicas import Averaged, Elastic, Outer, Replicas
+from parallel.mesh import Mesh
+from parallel.passes.whole import Whole
+from parallel.strategies import settings
+from parallel.trainer import Trainer
+
+
+def LocalSGD(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, every: int = 8, drift: float = 0.0
+) -> Trainer:
+    """Replicas that take their mean every so many steps; each step, with any optimizer but LARS and LAMB, is data
+    parallelism's where that is 1 and the optimizer SGD.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DistributedDataParallel.
+    every : int
+        Steps between averages.
+    drift : float
+        They also meet when one is farther from the last average than so many times its norm; 0 for never.
+
+    Raises
+    ------
+    ValueError
+        Less than a step, a drift below 0, or statistics over all ranks.
+    ReplicaError
+        If ranks were given different networks, losses, optimizers or settings.
+    """
+    found = settings.LocalSGD(every, drift)
+    return _replicas("LocalSGD", network, loss, optimizer, communicator, seed, Averaged(every, drift), found)
+
+
+def DiLoCo(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    every: int = 500,
+    outer: float = 0.7,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+) -> Trainer:
+    """Rounds of inner steps, then a step of an outer SGD along the mean difference.
+
+    Parameters
+    ----------
+    network, loss, communicator, seed
+        As for DistributedDataParallel.
+    optimizer : Optimizer
+        The inner one; AdamW in the paper.
+    every : int
+        Inner steps of a round.
+    outer, momentum, nesterov
+        Of the outer optimizer; without momentum there is no Nesterov's.
+
+    Raises
+    ------
+    ValueError, ReplicaError
+        As for LocalSGD.
+    """
+    found = settings.DiLoCo(every, outer, momentum, nesterov)
+    exchange = Outer(every, SGD(outer, momentum, nesterov and bool(momentum)))
+    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, found)
+
+
+def EASGD(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, every: int = 10, alpha: float = 0.0
+) -> Trainer:
+    """Replicas and a centre that move towards each other every so many steps; the centre is what is evaluated and kept.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed
+        As for DistributedDataParallel.
+    every : int
+        Steps between meetings.
+    alpha : float
+        How far of the way; 0 for 0.9 / replicas.
+
+    Raises
+    ------
+    ValueError
+        As for LocalSGD; replicas and centre that would overshoot each other.
+    ReplicaError
+        As for LocalSGD.
+    """
+    found = settings.EASGD(every, alpha)
+    return _replicas("EASGD", network, loss, optimizer, communicator, seed, Elastic(every, alpha), found)
+
+
+def _replicas(name, network, loss, optimizer, communicator, seed, exchange: Replicas, found: settings.Keyed) -> Trainer:
+    settings.check_apart(network)
+    mesh = Mesh(communicator)
+    mesh.agree({"how replicas meet": repr(found)})
+    return Trainer(network, loss, optimizer, mesh, Whole(), exchange, seed, name)

@@ -1,0 +1,71 @@
+"""Hit training runs at random moments, continue them, and compare their ends with that of an undisturbed run.
+
+    python scripts/chaos.py --kills 100 -- --model mlp:64,16,10 --epochs 12 --checkpoint-steps 100 --ranks 2
+    python scripts/chaos.py --kills 10 --only "kill a rank,damage" --json chaos.json -- --ranks 2 --watch 5
+
+What comes after -- are options of scripts/train.py. Ends with exit status 1 at the first run whose parameters, steps or
+epochs differ, that cannot be continued, or of which a process or a temporary file is left; what it had is kept.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    mine, options = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    parser = argparse.ArgumentParser(
+        prog="chaos.py",
+        usage="%(prog)s [options] -- OPTIONS OF train.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kills", type=int, default=100, help="blows in all (default: 100)")
+    parser.add_argument("--most", type=int, default=3, help="blows that one run gets at most (default: 3)")
+    parser.add_argument("--only", help="kinds of blows, with commas between (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of kinds and moments (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="write what happened there")
+    parser.add_argument("--list", action="store_true", help="list the kinds of blows, and end")
+    asked = parser.parse_args(mine)
+    from parallel.elastic.chaos import BLOWS, Broken, Chaos
+
+    if asked.list:
+        print("\n".join(f"{kind:20} {what}" for kind, what in BLOWS.items()))
+        return 0
+    if asked.kills < 1 or asked.most < 1:
+        parser.error(f"--kills and --most must be at least 1, given {asked.kills} and {asked.most}")
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    kinds = asked.only.split(",") if asked.only else tuple(BLOWS)
+    try:
+        chaos = Chaos([*options, "--no-pictures"], directory, asked.seed, kinds, say=print)
+    except ValueError as error:
+        parser.error(str(error))
+    begin, runs, broken = time.monotonic(), 0, ""
+    try:
+        chaos.undisturbed()
+        print(f"undisturbed: {chaos.seconds:.1f} s, {chaos.want['parameters_sha256'][:12]}, in {directory}")
+        while chaos.hits.total() + chaos.missed.total() < asked.kills:
+            chaos.run(runs, int(chaos.rng.integers(1, asked.most + 1)))
+            runs += 1
+    except Broken as error:
+        broken = str(error)
+    found = {
+        "runs": runs,
+        "hits": dict(chaos.hits),
+        "too late": dict(chaos.missed),
+        "seconds until all had ended, at most": round(max(chaos.recovery, default=0.0), 2),
+        "seconds": round(time.monotonic() - begin, 1),
+        "broken": broken,
+    }
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1) if not broken else f"error: {broken}")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

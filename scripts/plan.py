@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Which strategy to train with, why, and by how much: every layer is measured, every strategy and mesh priced.
+
+python scripts/plan.py mlp:784,1024,1024,10 --ranks 2
+python scripts/plan.py vgg16 --ranks 16 --network gigabit --profile vgg16.csv --profile-batch 128 --batch 2048
+python scripts/plan.py transformer:256,8,6 --ranks 8 --memory 2GiB --draw plan.png
+
+Layers are measured on one process here, for the samples that a rank has, unless --profile says what they take; the
+network on two ranks here, unless --network names one. Stages and replicas are found by PipeDream's dynamic programme.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from planning import (
+    MOMENTS,
+    add_job_options,
+    in_node_memory,
+    measured_network,
+    model_of,
+    network_of,
+    sample_bytes,
+    whole,
+)
+
+SHOWN = 12
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--ranks", type=whole, required=True, metavar="N", help="that shall train")
+    add_job_options(found, None)
+    found.add_argument("--repeats", type=whole, default=5, help="steps in which layers are measured (default: 5)")
+    found.add_argument("--threads", type=whole, default=1, help="BLAS threads of a rank (default: 1)")
+    found.add_argument("--save-profile", metavar="CSV", help="write what was measured there, for --profile")
+    found.add_argument("--draw", metavar="FILE", help="picture of what a step of each strategy is made of")
+    found.add_argument("--json", metavar="FILE", help="write the plan there")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy is imported
+        os.environ.setdefault(name, str(options.threads))
+    try:
+        return plan(options)
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        parser().exit(2, f"plan.py: error: {error}\n")
+
+
+def measured_job(options):
+    """What is trained, measured here or read from --profile."""
+    import nn
+    from parallel.planning.job import Job
+    from parallel.planning.layer_times import Times, measure_layers, random_batch
+    from parallel.planning.profile import read_profile, write_profile
+
+    model, moments = model_of(options), MOMENTS[options.optimizer]
+    samples = options.profile_batch or max(1, options.batch // options.ranks)
+    if options.profile:
+        times = Times(read_profile(options.profile), 0.0, 0.0)
+        samples = options.profile_batch or options.batch
+    else:
+        optimizer = nn.Adam(1e-3) if moments == 2 else nn.SGD(1e-3, momentum=0.9 * moments)
+        loss = nn.CrossEntropyLoss()
+        if options.model.startswith("googlenet"):
+            from nn.models.googlenet import AuxiliaryLoss
+
+            loss = AuxiliaryLoss(loss)
+        times = measure_layers(nn.Serial(model, loss, optimizer), *random_batch(model, samples), options.repeats)
+    if options.save_profile:
+        Path(options.save_profile).write_text(write_profile(times.layers))
+    given, answered = sample_bytes(model)
+    job = Job(
+        times.layers,
+        samples,
+        options.batch,
+        moments,
+        times.update,
+        given,
+        answered,
+        in_node_memory(options),
+        not options.no_overlap,
+        head=times.head,
+    )
+    return job
+
+
+def plan(options) -> int:
+    """Measure, price, say."""
+    from parallel.planning.pipeline_strategies import MOST_PLANNED, plan_stages
+    from parallel.planning.predict import ranking, strong_and_weak
+    from parallel.planning.tables import Scaled, as_dict, columns, nbytes, seconds, table
+
+    model_of(options)  # refuses what cannot be before anything is measured
+    job = measured_job(options)
+    network = network_of(options) if options.network else measured_network(options.ranks)
+    limit = options.memory or float("inf")
+
+    heads = ["layer", "forward", "input gradient", "weight gradient", "output", "parameters"]
+    lines = [
+        [layer.name[:44], *map(seconds, (layer.forward, layer.backward - layer.weight_gradient, layer.weight_gradient))]
+        + [nbytes(layer.output), nbytes(layer.parameters)]
+        for layer in job.layers
+    ]
+    print(f"{options.model}, {job.samples:,} samples on a rank")
+    print(columns(heads, lines))
+    print(f"optimizer {seconds(job.update)}, loss and the rest {seconds(job.head)}")
+    print(f"\nnetwork: {options.network or 'measured here'}, {network.ranks_per_node:,} ranks a node; {network.source}")
+
+    found = ranking(job, options.ranks, network, limit, options.servers, options.micro)
+    if options.ranks <= MOST_PLANNED:
+        try:
+            print(f"\nstages without flush: {plan_stages(job, options.ranks, network, limit)}")
+        except ValueError as error:  # nothing fits
+            print(f"\nstages without flush: {error}")
+    shown = best_of_each(found)
+    again = lambda job: ranking(job, options.ranks, network, limit, options.servers, options.micro)[0]
+    print(f"\n{options.batch:,} samples a step on {options.ranks:,} ranks")
+    print(table([Scaled(p, *strong_and_weak(job, p, again)) for p in shown], options.batch, memory=limit))
+
+    fitting = [p for p in found if p.memory <= limit]
+    best = next((p for p in fitting if trainable(p)), None)
+    print()
+    if not fitting:
+        print(f"nothing fits into {nbytes(limit)} a rank: the least is {nbytes(min(p.memory for p in found))}")
+    elif not best:
+        print(f"use {fitting[0].name}, the fastest that fits; train.py has not this mesh, and what it has does not fit")
+    else:
+        print(verdict(best, found, limit))
+        print(f"\n    {command(best, options)}")
+    if options.draw:
+        from parallel.planning.pictures import draw_bars
+
+        title = f"{options.model}, {options.batch:,} samples a step on {options.ranks:,} ranks"
+        draw_bars(shown, title, limit).savefig(options.draw)
+        print(f"\npicture in {options.draw}")
+    if options.json:
+        told = {"model": options.model, "ranks": options.ranks, "batch": options.batch}
+        told["best"] = best and command(best, options)
+        told["predictions"] = [as_dict(Scaled(p, *strong_and_weak(job, p, again))) for p in shown]
+        Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
+    return 0 if fitting else 1
+
+
+def best_of_each(found) -> list:
+    """The first few, and the fastest mesh of every strategy."""
+    of_each = {p.strategy: p for p in reversed(found)}.values()
+    return [p for i, p in enumerate(found) if i < SHOWN or any(p is each for each in of_each)]
+
+
+def trainable(prediction) -> bool:
+    """Whether train.py has it: its flags say which axes there are."""
+    from parallel.command.options import FIELDS
+
+    axes = prediction.axes
+    known = prediction.strategy in (FIELDS["strategy"].metadata["choices"] or ())
+    return prediction.ranks == 1 or (known and axes.pipeline == axes.tensor == 1)
+
+
+def verdict(best, found, limit: float) -> str:
+    """What to use, why, and by how much."""
+    from parallel.planning.tables import nbytes, seconds
+
+    lines = [f"use {best.name}: {seconds(best.seconds)} a step, {nbytes(best.memory)} a rank"]
+    fitting = [p for p in found if p.memory <= limit and p.strategy != best.strategy]
+    first = next((p for p in found if p.memory <= limit), best)
+    if first is not best:
+        note = f" ({first.note})" if first.note else ""
+        lines.append(f"{first.name}{note} would take {seconds(first.seconds)}, but train.py has not this mesh")
+    others = [p for p in fitting if p.seconds >= best.seconds and trainable(p)]
+    if others:
+        next_ = others[0]
+        gaps = {part: next_.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in {*next_.parts, *best.parts}}
+        why = max(gaps, key=gaps.get)
+        lines.append(
+            f"{next_.seconds / best.seconds:.2f} times as fast as {next_.name}, which takes {seconds(next_.seconds)}: "
+            f"{why} {seconds(next_.parts.get(why, 0.0))} there, {seconds(best.parts.get(why, 0.0))} here"
+        )
+    dense = next((p for p in found if p.strategy == "ddp" and p.axes.data == p.ranks), None)
+    if dense and dense.memory > limit:
+        lines.append(f"ddp does not fit: it would take {nbytes(dense.memory)} of {nbytes(limit)}")
+    return "\n".join(lines)
+
+
+def command(best, options) -> str:
+    """The run that follows."""
+    words = [f"python scripts/train.py --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
+    if best.ranks > 1:
+        words.append(f"--strategy {best.strategy}")
+    if best.strategy == "ps" and options.servers > 1:
+        words.append(f"--servers {options.servers}")
+    if options.optimizer != "sgd":
+        words.append("--optimizer adam" if options.optimizer == "adam" else "--momentum 0.9")
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What predict.py, plan.py and experiments/scaling.py share: options that describe a job, and how they are read.
+
+Nothing heavy is imported here, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+SEQUENCE, DIGITS, COLOURS, IMAGENET = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1000)
+INPUTS = {
+    **dict.fromkeys(("transformer", "encoder"), SEQUENCE),
+    **dict.fromkeys(("resnet20", "vgg-small"), COLOURS),
+    **dict.fromkeys(("vgg16", "resnet50", "googlenet"), IMAGENET),
+    "alexnet": ((227, 227, 3), 1000),
+    "overfeat-fast": ((231, 231, 3), 1000),
+}
+MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
+MOST_RANKS = 1 << 24
+UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> None:
+    """The options that say what is trained, on what; `network` is the default one."""
+    parser.add_argument(
+        "model", help="network of the command line: vgg16, resnet50, mlp:784,30,10, transformer:512,8,6"
+    )
+    trained = parser.add_argument_group("the network that is trained")
+    trained.add_argument("--input", type=shape, metavar="SHAPE", help="of one sample, such as 224,224,3")
+    trained.add_argument("--classes", type=whole, metavar="N", help="outputs, or the vocabulary")
+    trained.add_argument("--batch", type=whole, default=256, help="samples of a step over all ranks (default: 256)")
+    trained.add_argument("--optimizer", choices=MOMENTS, default="sgd", help="0, 1 or 2 moments (default: sgd)")
+    trained.add_argument(
+        "--profile", metavar="CSV", help="seconds and bytes of every layer (parallel/planning/profile.py)"
+    )
+    trained.add_argument(
+        "--profile-batch", type=whole, metavar="N", help="samples that the profile is of (default: --batch)"
+    )
+    machine = parser.add_argument_group("what it runs on")
+    machine.add_argument(
+        "--network",
+        default=network,
+        metavar="NAME|FILE",
+        help=f"a name, or what bench.py network wrote (default: {network or 'two ranks of this machine are measured'})",
+    )
+    machine.add_argument("--ranks-per-node", type=whole, metavar="N", help="instead of the network's")
+    machine.add_argument(
+        "--memory", type=size, metavar="BYTES", help="that a rank has, such as 16GiB: what does not fit is left out"
+    )
+    machine.add_argument(
+        "--node-memory",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="ranks of a node sum in its memory (auto: but on networks of GPUs)",
+    )
+    machine.add_argument("--no-overlap", action="store_true", help="messages wait for the end of backprop")
+    machine.add_argument("--servers", type=whole, default=1, help="of ps (default: 1)")
+    machine.add_argument("--micro", type=whole, metavar="M", help="micro-batches of pipelines (default: 4 a stage)")
+
+
+MEASURE = """
+import sys
+from mpi4py import MPI
+from collectives.pricing.measure import measure_network
+network = measure_network(MPI.COMM_WORLD, tuple(4**k for k in range(1, 12)), float(sys.argv[2]))
+if MPI.COMM_WORLD.rank == 0:
+    network.save(sys.argv[1])
+"""
+
+
+def measured_network(ranks: int, seconds: float = 0.02):
+    """What two ranks of this machine measure, about so many seconds for each length; all of `ranks` share its node.
+
+    Raises
+    ------
+    RuntimeError
+        the ranks did not end well
+    """
+    import tempfile
+
+    from collectives.pricing.networks import Network
+    from parallel.launch import launcher
+
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "network.json"
+        status = launcher.run(["-c", MEASURE, str(file), str(seconds)], 2, timeout=120, stdout=said.append)
+        if status:
+            raise RuntimeError(f"measuring the network: {launcher.ending(status)}: {''.join(said)[-500:]}")
+        return Network.load(file).with_ranks_per_node(max(2, ranks))
+
+
+def network_of(options) -> Network:  # noqa: F821
+    """--network, with --ranks-per-node.
+
+    Raises
+    ------
+    ValueError
+        neither a name nor a file; a file that is no network, or lies
+    """
+    from collectives.pricing.networks import NETWORKS, Network
+
+    name = options.network
+    if name in NETWORKS:
+        network = NETWORKS[name]
+    elif Path(name).is_file():
+        network = Network.load(name)
+    else:
+        raise ValueError(f"--network {name}: neither a file nor one of {', '.join(NETWORKS)}")
+    per_node = options.ranks_per_node
+    return network.with_ranks_per_node(per_node) if per_node else network
+
+
+def in_node_memory(options) -> bool:
+    """Whether ranks of a node sum in its memory."""
+    if options.node_memory == "auto":
+        return not (options.network or "").startswith("gpu")
+    return options.node_memory == "on"
+
+
+def model_of(options) -> nn.Network:  # noqa: F821
+    """The network that is trained; nothing is allocated."""
+    from nn.models import build
+
+    in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
+    return build(options.model, options.input or in_shape, options.classes or classes)
+
+
+def sample_bytes(network) -> tuple[float, float]:
+    """Of one sample, and of what the network answers."""
+    from math import prod
+
+    item = network.dtype.itemsize
+    return item * prod(network.in_shape) + 8.0, float(item * prod(network.out_shape))
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS * 64:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
+    return int(text)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """ "8,8,1" as (8, 8, 1)."""
+    numbers = text.split(",")
+    if not all(n.strip().isdecimal() and int(n) for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected whole numbers of at least 1, such as 8,8,1; given {text!r}")
+    return tuple(map(int, numbers))
+
+
+def size(text: str) -> float:
+    """ "16GiB" or "2e9" as bytes."""
+    match = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([KMGT]?(?:iB)?)B?", text.strip(), re.IGNORECASE)
+    try:
+        value = float(match[1]) * UNITS[match[2].upper()] if match else 0.0
+    except (ValueError, KeyError):
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number of bytes above 0, such as 16GiB, given {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, given {text!r}")
+    return value
+
+
+def ranks(text: str) -> list[int]:
+    """ "64", "1,2,4", or "1..1024": doubling from the first to the last."""
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    found = [int(n) for n in text.split(",")] if re.fullmatch(r"\d+(,\d+)*", text) else []
+    if match:
+        at, last = int(match[1]), int(match[2])
+        while at and at < last:
+            found.append(at)
+            at *= 2
+        found.append(last)
+    if not found or min(found) < 1 or max(found) > MOST_RANKS or (match and int(match[1]) > int(match[2])):
+        raise argparse.ArgumentTypeError(
+            f"ranks are numbers from 1 to {MOST_RANKS:,}: 64, or 1,2,4, or 1..1024; given {text!r}"
+        )
+    return sorted(set(found))

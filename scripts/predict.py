@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Predict a training step on any number of ranks: seconds, efficiency, idle share, bytes, memory, hours and cost.
+
+python scripts/predict.py vgg16 --ranks 1..65536 --network gpu-25g --flops 10T --batch 1024
+python scripts/predict.py resnet50 --strategy ddp --ranks 1..1024 --network infiniband --draw scaling.png
+python scripts/predict.py transformer:1024,16,24 --input 512 --strategy 1f1b --mesh pipeline=8,tensor=4 --ranks 64..4096
+python scripts/predict.py vgg16 --ranks 1..65536 --network gigabit --map map.svg     which wins at which scale
+
+Without --strategy: of one number of ranks every strategy, of several the fastest of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from planning import (
+    MOMENTS,
+    add_job_options,
+    in_node_memory,
+    model_of,
+    network_of,
+    positive,
+    ranks,
+    sample_bytes,
+    size,
+)
+
+SHOWN = 16  # strategies of a table
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--strategy", default="all", help="ddp, zero1, zero2, fsdp, dp, ps, gpipe, 1f1b, ..., or all")
+    found.add_argument("--mesh", help="sizes of axes: pipeline=4,tensor=2; what is left of the ranks is data")
+    found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
+    add_job_options(found, "workstation")
+    found.add_argument(
+        "--flops", type=size, default=5e10, help="operations a second that a rank keeps up (default: 50G)"
+    )
+    found.add_argument("--recompute", action="store_true", help="pipelines keep a stage's input only")
+    found.add_argument("--samples", type=size, metavar="N", help="of a whole run, such as 115M: how long it takes")
+    found.add_argument("--price", type=positive, help="of a rank for an hour: what the run costs")
+    found.add_argument("--draw", metavar="FILE", help="picture of seconds and efficiency over ranks (png, svg, pdf)")
+    found.add_argument(
+        "--map", metavar="FILE", help="picture of which strategy is fastest with how many samples a step"
+    )
+    found.add_argument("--json", metavar="FILE", help="write all predictions there")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    if options.price and not options.samples:
+        parser().error("--price needs --samples: of how long a run")
+    try:
+        return predict_all(options)
+    except (ValueError, OSError) as error:
+        parser().exit(2, f"predict.py: error: {error}\n")
+
+
+def job_of(options, network):
+    """What is trained, from its counts or from --profile."""
+    from parallel.planning.job import Job
+    from parallel.planning.profile import count_layers, read_profile
+
+    model = model_of(options)
+    copy = network.copying(1 << 24) / (1 << 24)
+    if options.profile:
+        layers, samples = read_profile(options.profile), options.profile_batch or options.batch
+    else:
+        samples = 1
+        layers = count_layers(model, samples, options.flops, copy)
+    moments = MOMENTS[options.optimizer]
+    given, answered = sample_bytes(model)
+    return Job(
+        layers,
+        samples,
+        options.batch,
+        moments,
+        (3 + 2 * moments) / 2 * copy * sum(layer.parameters for layer in layers),  # read and written
+        given,
+        answered,
+        in_node_memory(options),
+        not options.no_overlap,
+    )
+
+
+def predict_all(options) -> int:
+    """Predict, print, draw."""
+    from parallel.planning.job import Axes
+    from parallel.planning.predict import STRATEGIES, predict
+    from parallel.planning.tables import Run, as_dict, nbytes, seconds, table
+
+    network = network_of(options)
+    least = Axes.parse(options.mesh).ranks if options.mesh else 1
+    options.ranks = options.ranks or [least, 2 * least, 4 * least, 8 * least]
+    job, limit = job_of(options, network), options.memory or float("inf")
+    if options.strategy not in ("all", *STRATEGIES):
+        raise ValueError(f"--strategy {options.strategy}: expected all or one of {', '.join(STRATEGIES)}")
+    if options.mesh and options.strategy == "all":
+        raise ValueError(f"--mesh {options.mesh} is for one --strategy: name it")
+    title = f"{options.model} on {options.network}"
+    one = seconds(predict(job, "ddp", Axes(), network).seconds)
+    print(f"{title}: {nbytes(job.parameters)} of parameters, {options.batch:,} samples a step, one rank {one}")
+    print(f"network: {network.ranks_per_node:,} ranks a node; {network.source}\n")
+    curves = of_one(options, job, network) if options.strategy != "all" else of_all(options, job, network, limit)
+    found = next(iter(curves.values()))
+    print(table(found, options.batch, Run(options.samples or 0.0, options.price or 0.0), limit))
+    if options.draw:
+        from parallel.planning.pictures import draw_scaling
+
+        draw_scaling(curves, options.batch, title).savefig(options.draw)
+        print(f"\npicture in {options.draw}")
+    if options.map:
+        draw(options, job, network, limit, title)
+    if options.json:
+        told = {"model": options.model, "network": options.network, "batch": options.batch}
+        told["predictions"] = [as_dict(each) for each in found]
+        Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
+    return 0
+
+
+def of_one(options, job, network) -> dict:
+    """One strategy on every number of ranks."""
+    from parallel.planning.job import Axes
+    from parallel.planning.pipelines import TIMED
+    from parallel.planning.predict import predict, strong_and_weak
+    from parallel.planning.tables import Scaled
+
+    fixed = Axes.parse(options.mesh) if options.mesh else Axes()
+    found = []
+    for count in options.ranks:
+        pipeline = fixed.pipeline
+        if options.strategy in TIMED and pipeline == 1:  # as many stages as there can be
+            pipeline = max(n for n in range(1, min(count, len(job.layers)) + 1) if count % n == 0)
+        if count % (pipeline * fixed.tensor) or count % fixed.ranks:
+            raise ValueError(f"--mesh {options.mesh} does not multiply to {count} ranks: change --ranks or --mesh")
+        axes = Axes(count // (pipeline * fixed.tensor), pipeline, fixed.tensor)
+
+        def again(job, axes=axes):
+            given = options.servers, options.micro, options.recompute
+            return predict(job, options.strategy, axes, network, *given)
+
+        found.append(Scaled(again(job), *strong_and_weak(job, again(job), again)))
+    return {options.strategy: found}
+
+
+def of_all(options, job, network, limit: float) -> dict:
+    """The fastest of every number of ranks; of a single one all strategies, each on its best mesh."""
+    from parallel.planning.predict import predict, ranking, strong_and_weak
+    from parallel.planning.tables import Scaled
+
+    def ranked(job, count):
+        return ranking(job, count, network, limit, options.servers, options.micro)
+
+    def scaled(p, again=None):
+        same = lambda job: predict(job, p.strategy, p.axes, network, options.servers, options.micro)
+        return Scaled(p, *strong_and_weak(job, p, (again or same) if p.ranks > 1 else lambda job: p))
+
+    every = {count: ranked(job, count) for count in options.ranks}
+    if len(every) == 1:
+        (each,) = every.values()
+        best = list({p.strategy: p for p in reversed(each)}.values())
+        return {"all": [scaled(p) for i, p in enumerate(each) if i < SHOWN or p in best]}
+    curves = {
+        "the fastest": [
+            scaled(each[0], lambda job, count=count: ranked(job, count)[0]) for count, each in every.items()
+        ]
+    }
+    for name in ("ddp", "zero1", "fsdp", "ps", "dp") if options.draw else ():
+        of = (p for each in every.values() for p in each)
+        curves[name] = [scaled(p) for p in of if p.strategy in (name, "serial") and p.axes[1:] == (1, 1)]
+    return curves
+
+
+def draw(options, job, network, limit: float, title: str) -> None:
+    """The map: batches from a 64th to 64 times --batch."""
+    from parallel.planning.pictures import draw_map
+    from parallel.planning.predict import ranking
+
+    batches = sorted({max(1, round(options.batch * 4.0**k)) for k in range(-3, 4)})
+    given = network, limit, options.servers, options.micro
+    fastest = [
+        [ranking(replace(job, batch=batch), count, *given, stale=False)[0] for count in options.ranks]
+        for batch in batches
+    ]
+    draw_map(options.ranks, batches, fastest, f"the fastest strategy: {title}").savefig(options.map)
+    print(f"\nmap in {options.map}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""One page about some runs, which needs nothing but a browser.
+
+python scripts/report.py runs/ONE [runs/OTHER ...] [--out FILE.html]
+"""
+
+import sys
+
+from door import module
+
+if __name__ == "__main__":
+    sys.exit(module("parallel.command.report").main())

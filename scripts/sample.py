@@ -1,0 +1,12 @@
+"""Text from a trained transformer.
+
+python scripts/train.py --model transformer:128,4,4 --data tinyshakespeare ...
+python scripts/sample.py runs/MINE --prompt "ROMEO:" --temperature 0.8 --top-k 40 --seed 1
+"""
+
+import sys
+
+from door import module
+
+if __name__ == "__main__":
+    sys.exit(module("parallel.command.sample").main())

@@ -1,0 +1,125 @@
+"""What `fit` takes as data; and that a wrong argument, as one gives it in a notebook, is answered by a sentence."""
+
+import numpy as np
+import pytest
+
+import nn
+from nn.data import Dataset
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((40, 6, 6, 1)).astype(np.float32)
+Y = RNG.integers(0, 3, 40)
+DATA = Dataset(X, Y, "dots")
+
+
+def network():
+    return nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), (6, 6, 1), name="net")
+
+
+def trainer(seed=3):
+    return nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(lr=0.1), seed)
+
+
+class Count(nn.Callback):
+    steps = 0
+
+    def on_step(self, training, loss):
+        self.steps += 1
+
+
+def test_arrays_datasets_and_loaders_are_the_same():
+    """The same samples in the same order: the same bits."""
+    one, many = trainer(), []
+    expected = nn.fit(one, nn.Loader(DATA, 16, seed=3), 2, validation=nn.Loader(DATA, 500, shuffle=False))
+    for data in ((X, Y), [X, Y], DATA):
+        other = trainer()
+        training = nn.fit(other, data, 2, batch=16, validation=data, test=data)
+        many.append(other.digest())
+        for record, same in zip(training.history, expected.history, strict=True):
+            assert {**record, "seconds": 0, "images_per_second": 0} == {**same, "seconds": 0, "images_per_second": 0}
+        assert training.result == pytest.approx(nn.evaluate(one, data, batch=7))
+    assert set(many) == {one.digest()}
+    assert nn.fit(trainer(), DATA, 2, batch=20).trainer.digest() != one.digest(), "control"
+
+
+def test_one_callback_or_several():
+    for callbacks in (Count(), [Count()], (Count(),), iter([Count()])):
+        last = callbacks if isinstance(callbacks, Count) else None
+        if last is None:
+            callbacks = list(callbacks)
+            (last,) = callbacks
+        nn.fit(trainer(), (X, Y), 2, callbacks, batch=8)
+        assert last.steps == 10
+
+
+def test_one_number_a_sample_is_a_column():
+    values = X.sum(axis=(1, 2, 3))
+    net = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), (6, 6, 1))
+    training = nn.fit(nn.Serial(net, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 3)
+    assert training.history[-1]["loss"] < training.history[0]["loss"]
+    wide = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), (6, 6, 1), np.float64)
+    nn.fit(nn.Serial(wide, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 1)  # converted to the network's dtype
+
+
+def fit(*arguments, **named):
+    return nn.fit(trainer(), *arguments, **named)
+
+
+LOSS, RATE = nn.CrossEntropyLoss(), nn.SGD(lr=0.1)
+WRONG = {
+    # about data
+    "list for an array": (lambda: fit((X.tolist(), Y), 1), TypeError, r"train: x must be an array, given a list"),
+    "list of targets": (lambda: fit((X, Y.tolist()), 1), TypeError, r"train: y must be an array, given a list"),
+    "no targets": (lambda: fit(X, 1), TypeError, r"train: expected arrays \(x, y\).*array of samples without targets"),
+    "a Data": (lambda: fit(nn.data.load("digits"), 1), TypeError, r"train: .*digits is a Data.*give digits\.train"),
+    "three arrays": (lambda: fit((X, Y, Y), 1), TypeError, r"expected arrays \(x, y\), a Dataset or a Loader"),
+    "no channels": (lambda: fit((X[..., 0], Y), 1), ValueError, r"given \(6, 6\): x\[\.\.\., None\] adds"),
+    "flat": (lambda: fit(DATA.flat(), 1), ValueError, r"given \(36,\): x\.reshape\(len\(x\), 6, 6, 1\)"),
+    "flat in a loader": (lambda: fit(nn.Loader(DATA.flat(), 8), 1), ValueError, r"given \(36,\): x\.reshape"),
+    "bytes": (lambda: fit((X.astype(np.uint8), Y), 1), TypeError, r"x holds uint8: give floats, such as x / 255"),
+    "lengths": (lambda: fit((X, Y[:9]), 1), ValueError, "train: 40 samples but 9 targets"),
+    "validation": (lambda: fit((X, Y), 1, validation=X), TypeError, "fit: validation: expected arrays"),
+    "test": (lambda: fit((X, Y), 1, test=(X, None)), TypeError, "fit: test: y must be an array, given a NoneType"),
+    "evaluate": (lambda: nn.evaluate(trainer(), X), TypeError, r"evaluate: expected arrays \(x, y\)"),
+    "loader of a tuple": (lambda: nn.Loader((X, Y), 4), TypeError, r"Loader: .*a tuple of two: .*Dataset\(x, y\)"),
+    "loader of an array": (lambda: nn.Loader(X, 4), TypeError, r"Loader: .*given an array: nn\.data\.Dataset\(x, y\)"),
+    "loader of a Data": (lambda: nn.Loader(nn.data.load("digits"), 4), TypeError, r"give digits\.train"),
+    "batch": (lambda: nn.Loader(DATA, "4"), TypeError, "Loader: batch is a number of samples, given '4'"),
+    "ragged": (lambda: Dataset([[1.0, 2.0], [1.0]], [0, 1]), ValueError, "samples must be arrays of one shape"),
+    # about training
+    "network for a trainer": (lambda: nn.fit(network(), DATA, 1), TypeError, "fit takes a trainer first.*Network"),
+    "nothing to evaluate": (lambda: nn.evaluate(network(), DATA), TypeError, "evaluate takes a trainer first"),
+    "callback's class": (lambda: fit(DATA, 1, Count), TypeError, "instances of nn.Callback.*class itself: call it"),
+    "callback's class in a list": (lambda: fit(DATA, 1, [Count]), TypeError, "class itself: call it"),
+    "function": (lambda: fit(DATA, 1, [print]), TypeError, r"instances of nn\.Callback, given <built-in"),
+    "epochs": (lambda: fit(DATA, 1.5), ValueError, r"fit: epochs must be a whole number, at least 0, given 1\.5"),
+    "schedule": (lambda: fit(DATA, 1, schedule=0.1), TypeError, "schedule must be a function step -> rate"),
+    "loss's class": (lambda: nn.Serial(network(), nn.MSELoss, RATE), TypeError, "takes a loss.*class itself: call it"),
+    "layers for a network": (lambda: nn.Serial(nn.Linear(3, 2), LOSS, RATE), TypeError, r"Network\(layers, in_shape\)"),
+    "rate for an optimizer": (lambda: nn.Serial(network(), LOSS, 0.1), TypeError, "takes an? optimizer.*given 0.1"),
+    "swapped": (lambda: nn.Serial(network(), RATE, LOSS), TypeError, r"takes a loss, such as .*given SGD"),
+    # about a step
+    "step of a list": (lambda: trainer().step(X.tolist(), Y), TypeError, r"given a list: use np\.asarray"),
+    "targets of a list": (lambda: trainer().step(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
+    "one-hot": (lambda: trainer().step(X, np.eye(3)[Y]), TypeError, r"of one-hot rows these are y\.argmax\(axis=-1\)"),
+    "missing axis": (lambda: trainer().predict(X[..., 0]), nn.ShapeError, r"x\[\.\.\., None\] adds the axis"),
+    "scores": (lambda: trainer().evaluate(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
+    # about networks
+    "list of layers": (lambda: nn.Sequential([nn.ReLU()]), TypeError, r"a list of layers: Sequential\(\*layers\)"),
+    "network of a list": (lambda: nn.Network([nn.ReLU()], (3,)), TypeError, r"Sequential\(\*layers\) puts"),
+    "number for a shape": (lambda: nn.Network(nn.ReLU(), 3), TypeError, r"in_shape is that of one sample, .*given 3"),
+    "batch axis": (lambda: nn.Network(nn.ReLU(), (None, 3)), TypeError, "in_shape is that of one sample"),
+    "dtype": (lambda: nn.Network(nn.ReLU(), (3,), "float16"), TypeError, "must be float32 or float64, given 'float16'"),
+    "text for a size": (lambda: nn.Linear("3", 2), TypeError, "Linear: in_features must be a number, given '3'"),
+    "shape for a size": (lambda: nn.Linear((8, 8), 2), TypeError, r"in_features must be a number, given \(8, 8\)"),
+    "text for a rate": (lambda: nn.Dropout("0.5"), TypeError, "Dropout: rate must be a number, given '0.5'"),
+    "text for lr": (lambda: nn.SGD(lr="0.1"), TypeError, "SGD: lr must be a number, given '0.1'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_gets_a_sentence(case):
+    call, kind, said = WRONG[case]
+    with pytest.raises(kind, match=f"(?s){said}") as told:
+        call()
+    assert "\n" not in str(told.value) and len(str(told.value)) < 400

@@ -1,0 +1,510 @@
+"""Servers that wait for nobody, or not for long: nothing is lost, bounds hold, one worker is one process."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from equality import OPTIMIZERS, SEED, batches, cnn, dataset, difference, mlp, train
+
+import nn
+from parallel.command.options import OptionError, Options
+from parallel.command.parsing import parse
+
+PLAIN = {"sgd": lambda: nn.SGD(0.1)}  # of which an update is linear in what is pushed
+LATE = ("ssp:0", "ssp:1", "async", "ssp:2,ahead=1", "async:ahead=1")
+
+
+def server(comm, network=mlp, optimizer=None, servers=1, place="own", **options):
+    from collectives import Communicator
+    from parallel import ParameterServer
+
+    rule = optimizer or nn.SGD(0.1)
+    return ParameterServer(
+        network(), nn.CrossEntropyLoss(), rule, Communicator(comm), SEED, servers, place, limit=60, **options
+    )
+
+
+def downpour(comm, optimizer=None, servers=1, place="own", network=mlp, **options):
+    from collectives import Communicator
+    from parallel import Downpour
+
+    rule = optimizer or nn.SGD(0.1)
+    return Downpour(
+        network(), nn.CrossEntropyLoss(), rule, Communicator(comm), SEED, servers, place, limit=60, **options
+    )
+
+
+def pushed(trainer):
+    """A list to which a worker's pushes are added, as they leave it."""
+    found, worker = [], trainer.exchange.worker
+    if worker:
+        push = worker.push
+
+        def noted(rate):
+            if worker.samples:
+                found.append(worker.gathered.copy())
+            push(rate)
+
+        worker.push = noted
+    return found
+
+
+def free(trainer):
+    trainer.close()
+    trainer.communicator.release()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_one_worker_is_one_process_with_any_optimizer(comm):
+    """One worker whose reads wait: bit for bit sequential training, Adagrad's in Downpour, on one server and two."""
+    two = comm.Split(comm.rank < 2)
+    for ranks, servers in (two, 1), (comm, 2):
+        if ranks is two and comm.rank == 2:
+            continue
+        for name, rule in {**OPTIMIZERS, "adagrad": lambda: nn.Adagrad(0.05)}.items():
+            if servers == 2 and name in ("lars", "lamb"):
+                continue
+            one = nn.Serial(mlp(), nn.CrossEntropyLoss(), rule(), SEED)
+            losses = train(one, "mlp")
+            for make, options in (server, {"consistency": "async"}), (downpour, {}):
+                many = make(ranks, optimizer=rule(), servers=servers, **options)
+                found = train(many, "mlp")
+                many.settle()
+                assert many.exchange.updates == 5
+                assert not many.exchange.works or found == losses
+                if ranks.rank == 0:
+                    np.testing.assert_array_equal(many.parameters, one.parameters, err_msg=f"{name}, {servers}")
+                free(many)
+
+
+@pytest.mark.mpi(ranks=4)
+def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
+    """Bound 0, or as long as all start warm: with SGD to 1e-12 what one process computes, wherever servers are."""
+    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    train(one, "mlp")
+    for servers, place in (1, "own"), (2, "own"), (1, "workers"), (4, "workers"):
+        ends = set()
+        for make in (
+            lambda s=servers, p=place: server(comm, servers=s, place=p, consistency="ssp:0"),
+            lambda s=servers, p=place: downpour(comm, servers=s, place=p, warm=5, push=3, fetch=2),
+        ):
+            many = make()
+            train(many, "mlp")
+            many.check_replicas()
+            worst = difference(many.parameters, one.parameters) if many.writer else 0
+            assert worst < 1e-12, (servers, place, worst)
+            ends.add(many.digest())
+            free(many)
+        assert len(ends) == 1, "in the order of workers: the same bits every time"
+    control = server(comm, consistency="ssp:0")
+    if control.exchange.works and comm.rank == 1:
+        control.exchange.worker.push = lambda rate: (
+            setattr(control.exchange.worker, "samples", 0)
+            or type(control.exchange.worker).push(control.exchange.worker, rate)
+        )
+    train(control, "mlp")
+    control.settle()
+    assert comm.rank or difference(control.parameters, one.parameters) > 1e-6, "control: one pushes nothing"
+
+
+@pytest.mark.mpi(ranks=3)
+def test_what_is_applied_is_what_was_pushed(comm):
+    """With SGD the way from the first parameters to the last is the sum of all pushes, however late, once each."""
+    cases = [(server, {"consistency": text}) for text in LATE]
+    cases += [(downpour, {"push": 3, "fetch": 2}), (downpour, {"push": 2, "fetch": 4, "ahead": True, "warm": 2})]
+    for make, options in cases:
+        for servers, place in (1, "own"), (2, "workers"):
+            many = make(comm, servers=servers, place=place, **options)
+            start, sent = many.parameters.copy(), pushed(many)
+            loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
+            seen = nn.fit(many, loader, 2).history
+            assert len(seen) == 2 and many.steps == 6
+            mine = sum(sent, np.zeros(many.network.layout.size))
+            total = sum(comm.allgather(mine if many.exchange.works else np.zeros(many.network.layout.size)))
+            counts = many.counted()["staleness"]
+            assert sum(counts["updates"]) == servers * sum(comm.allgather(len(sent)))
+            if comm.rank == 0:
+                way = (start - many.parameters) / 0.1
+                assert difference(way, total) < 1e-12, (options, servers, place)
+                assert difference(way, total - sent[0]) > 1e-6, "control: one push less"
+            many.check_replicas()
+            free(many)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_compressed_pushes_are_applied_too_and_the_rest_is_remembered(comm):
+    from parallel.exchange import compression
+
+    for text in "topk:0.1", "onebit":
+        for make, options in (server, {"consistency": "async:ahead=1"}), (downpour, {"push": 2}):
+            many = make(comm, servers=2, place="workers", compressor=compression.parse(text), **options)
+            start, sent = many.parameters.copy(), pushed(many)
+            train(many, "mlp")
+            many.settle()
+            left = sum(memory for memory in many.exchange.memories.flat.values())
+            total = sum(comm.allgather(sum(sent) - left))
+            assert difference((start - many.parameters) / 0.1, total) < 1e-12, text
+            found = many.bytes_sent()
+            assert 0 < found["bytes_sent"] < found["bytes_dense"]
+            kept = {name: array.copy() for name, array in many.state().items()}
+            if comm.rank == 0:
+                assert any(name.startswith("compress/") for name in kept)
+            free(many)
+
+
+class Token:
+    """A straggler: in its steps it waits until another rank lets it go on."""
+
+    def __init__(self, comm, trainer, straggler):
+        self.comm, self.straggler = comm, straggler
+        begin = trainer.exchange.begin
+
+        def waiting(step, *rest):
+            if comm.rank == straggler:
+                comm.recv(source=0)
+            return begin(step, *rest)
+
+        trainer.exchange.begin = waiting
+
+    def give(self):
+        if self.comm.rank == 0:
+            self.comm.send(None, self.straggler)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_bound_holds_and_is_reached_beside_a_straggler(comm):
+    """Worker 1 makes no step before worker 0 says so; that one goes as far as the bound allows, and no further."""
+    for text, bound in ("ssp:1", 1), ("ssp:2", 2), ("ssp:2,ahead=1", 2), ("async", math.inf):
+        many = server(comm, consistency=text)
+        token, apart = Token(comm, many, 1), []
+        free_steps = min(bound + 1, 5)
+        for i, batch in enumerate(batches("mlp", many.shard)):
+            if i == free_steps:  # it would wait for ever: so far it has not waited for anybody
+                for _ in range(5):
+                    token.give()
+            many.step(*batch)
+            if many.exchange.works:
+                worker = many.exchange.worker
+                apart.append(worker.clock - 1 - min(copy.least for copy in worker.copies))
+        if free_steps == 5:
+            for _ in range(5):
+                token.give()
+        many.settle()
+        if comm.rank == 0:
+            assert max(apart) <= bound, (text, apart)
+            assert apart[:free_steps] == list(range(free_steps)), "the straggler was where it had been"
+        free(many)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_server_that_breaks_the_bound_is_caught_by_who_reads(comm):
+    many = server(comm, consistency="ssp:1")
+    token = Token(comm, many, 1)
+    if many.exchange.serves:
+        many.exchange.server.book.bound = math.inf
+    said = ""
+    try:
+        for batch in batches("mlp", many.shard):
+            many.step(*batch)
+    except RuntimeError as error:
+        said = str(error)
+    for _ in range(5):
+        token.give()
+    many.settle()
+    if comm.rank == 0:
+        assert "reads at clock 2, with the bound 1, what the server on rank 2 had at clock 0 of the slowest" in said
+    else:
+        assert not said
+    free(many)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_worker_that_has_finished_holds_nobody_back(comm):
+    """Worker 1 is told that its epoch ends after two steps; worker 0 makes all five within a bound of one."""
+    from parallel.strategies.join import Total
+
+    many = server(comm, consistency="ssp:1")
+    for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
+        if comm.rank == 1 and i == 2:
+            break
+        many.step(x, y, Total(total, 0))
+        if comm.rank == 2 and i == 1:  # the server's later steps are those that worker 0 makes alone
+            break
+    if comm.rank == 1:
+        many.exchange.worker.finish(0.1)
+    if comm.rank == 2:
+        many.exchange.server.serve(math.inf)
+        assert many.exchange.server.book.reached == {0: 5, 1: 2}
+    if comm.rank == 0:
+        many.exchange.worker.finish(0.1)
+    comm.Barrier()
+    free(many)
+
+
+def test_servers_take_from_all_in_turn():
+    """Who sends without end gets no more turns than others."""
+    from parallel.exchange.asynchronous.wire import HEAD_BYTES, Arrivals
+
+    class Flood:
+        """Workers 0 and 2 always have sent something; 1 once in a while."""
+
+        rank = 3
+
+        def __init__(self):
+            self.looks = 0
+
+        def Iprobe(self, worker, tag, status):
+            self.looks += 1
+            status.Set_elements(_byte(), HEAD_BYTES)
+            return worker != 1 or self.looks % 2 == 0
+
+        def Recv(self, buffer, worker, tag):
+            buffer[:] = 0
+
+    arrivals = Arrivals(Flood(), [0, 1, 2, 3])
+    served = [worker for _ in range(40) for worker, _, _ in arrivals.take()]
+    assert served.count(0) == served.count(2) == 40 and served.count(1) >= 10
+    assert 3 not in served, "what a rank tells itself are calls"
+    one_each = [next(iter(arrivals.take()))[0] for _ in range(12)]
+    assert {0, 1, 2} <= set(one_each), "who is served begins behind the last, whoever that was"
+
+
+def _byte():
+    from mpi4py import MPI
+
+    return MPI.BYTE
+
+
+def test_compensation_is_its_formula():
+    from parallel.exchange.asynchronous.compensation import Compensation
+
+    rng = np.random.default_rng(0)
+    correct, mean_square, w = Compensation(7, np.float64), np.zeros(7), rng.random(7)
+    then = {0: w.copy(), 1: w.copy()}
+    for worker in then:
+        correct.remember(worker, 0, w)
+    for version, worker in enumerate((0, 1, 1, 0)):
+        g = rng.standard_normal(7)
+        mean_square = 0.95 * mean_square + 0.05 * g**2
+        want = g + 2 / np.sqrt(mean_square + 1e-7) * g**2 * (w - then[worker])
+        correct(g, w, worker, max(correct.sent[worker]))
+        np.testing.assert_allclose(g, want, rtol=1e-12)
+        np.testing.assert_allclose(correct.mean_square, mean_square, rtol=1e-12)
+        w = w - 0.1 * g
+        correct.remember(worker, version + 1, w)
+        then[worker] = w.copy()
+        assert len(correct.sent[worker]) <= 2
+
+
+@pytest.mark.mpi(ranks=3)
+def test_compensated_servers_compute_what_the_formula_says(comm):
+    """In step the order is that of workers, so it can be computed here; nothing is late for the first of them."""
+    many = server(comm, consistency="ssp:0", delay_compensation=True)
+    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    w, mean_square = one.parameters.copy(), 0.0
+    shards = [batches("mlp", (i, 2)) for i in range(2)]
+    for step in range(5):
+        then = w.copy()
+        for x, y, total in (shard[step] for shard in shards):
+            one.parameters[:] = then
+            one.compute_gradients(x, y, total)
+            g = one.gradients.copy()
+            if len(x):
+                mean_square = 0.95 * mean_square + 0.05 * g**2
+                w = w - 0.1 * (g + 2 / np.sqrt(mean_square + 1e-7) * g**2 * (w - then))
+    train(many, "mlp")
+    many.settle()
+    if comm.rank == 0:
+        assert difference(many.parameters, w) < 1e-12
+    free(many)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_checkpoints_continue_and_are_continued_by_other_strategies(comm):
+    """In step, so that all is determined: stopped and continued is the same, bits and moments; and others go on."""
+    from collectives import Communicator
+    from parallel import DistributedDataParallel
+
+    options = {"consistency": "ssp:0", "delay_compensation": True, "network": cnn_alone}
+
+    def make():
+        return server(comm, optimizer=nn.Adam(0.01), servers=2, place="workers", **options)
+
+    straight, first = make(), make()
+    history = batches("cnn", straight.shard)
+    for batch in history[:3]:
+        straight.step(*batch)
+        first.step(*batch)
+    kept = comm.bcast({name: array.copy() for name, array in first.state().items()})
+    straight.settle()
+    assert int(kept["exchange/updates"]) == straight.exchange.updates == 9, "three workers, three steps"
+    again = make()
+    again.load_state(kept)
+    for batch in history[3:]:
+        straight.step(*batch)
+        again.step(*batch)
+    a, b = straight.state(), again.state()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    before = again.snapshot()
+    again.step(*history[0])
+    again.restore(before)
+    assert again.digest() == straight.digest()
+    other = DistributedDataParallel(cnn_alone(), nn.CrossEntropyLoss(), nn.Adam(0.01), Communicator(comm), SEED)
+    other.load_state(kept)
+    other.step(*history[3])
+    back = comm.bcast({name: array.copy() for name, array in other.state().items()})
+    again.load_state(back)
+    assert again.exchange.updates == 4 * 3 and again.steps == 4
+    again.step(*history[4])
+    one = again.alone()
+    assert comm.rank or (one.steps == 5 and np.isfinite(one.parameters).all())
+
+
+def cnn_alone():
+    return cnn(synchronized=False)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
+    for make, options in (
+        (server, {"consistency": "async"}),
+        (server, {"consistency": "ssp:1", "servers": 2, "place": "workers"}),
+        (downpour, {"push": 3, "fetch": 3, "ahead": True}),
+    ):
+        many = make(comm, **options)
+        with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 1"):
+            for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
+                if comm.rank == 1 and i == 2:
+                    x[0] = np.nan
+                many.step(x, y, total)
+            many.settle()
+        many.settle()
+        assert not many.exchange.works or np.isfinite(many.parameters).all()
+        many.check_replicas()
+        free(many)
+    from nn.optim import clipping
+
+    many = server(comm, optimizer=nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)), consistency="async")
+    with pytest.raises(FloatingPointError, match="norm"):
+        for i, batch in enumerate(batches("mlp", many.shard)):
+            if many.exchange.works and i == 1:
+                many.exchange.add = lambda: many.gradients.fill(np.inf)
+            many.step(*batch)
+        many.settle()
+    free(many)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_who_waits_for_whom_is_told(comm):
+    """A worker that goes away in the middle of a step: the server names it."""
+    many = server(comm, consistency="async")
+    if comm.rank == 1:
+        many.exchange.begin(0, 0, 4, 1)
+        many.exchange.server.limit = 0.05
+        with pytest.raises(TimeoutError, match=r"server on rank 1 waits for the workers on ranks 0 \(clock 0\)"):
+            many.exchange.sum()
+        many.exchange.server.limit = 60
+        comm.send(None, 0)
+        many.exchange.sum()
+    else:
+        comm.recv(source=1)
+        (x, y, total), *_ = batches("mlp", (0, 1))
+        many.step(x, y, total)
+    many.settle()
+    free(many)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_memory_is_what_the_formula_says(comm):
+    for make, options in (server, {"consistency": "async", "delay_compensation": True}), (downpour, {"push": 2}):
+        many = make(comm, optimizer=nn.Adam(0.01), servers=1, **options)
+        train(many, "mlp")
+        many.settle()
+        found, formula = many.memory(), many.formula()
+        for kind, size in formula.items():
+            assert found[kind] == pytest.approx(size, rel=0.02), (make.__name__, kind)
+        assert found["in transit"] > 0
+        free(many)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--strategy ddp --consistency async", r"expected one of sync, stale with ddp"),
+        ("--strategy ps --consistency stale:1", "expected one of sync, ssp, async with ps"),
+        ("--strategy ps --consistency ssp", r"needs a bound in steps, such as ssp:2"),
+        ("--strategy ps --consistency ssp:-1", "bound must be at least 0, given -1"),
+        ("--strategy ps --consistency ssp:0,ahead=1", "with the bound 0 nothing that comes ahead is new enough"),
+        ("--strategy ps --consistency often", "--consistency often: expected one of sync, ssp, async, stale"),
+        ("--strategy ps --consistency ssp:x", "bound must be a whole number"),
+        ("--strategy ps --consistency async:3", "ahead must be 0 or 1, given '3'"),
+        ("--strategy zero1 --consistency async", "--consistency has no effect with --strategy zero1"),
+        ("--strategy ps --delay-compensation", "with --consistency sync nothing is late"),
+        ("--strategy ddp --consistency stale:1 --delay-compensation", "--delay-compensation has no effect"),
+        ("--consistency stale:-2", "bound must be at least 0, given -2"),
+        ("--consistency stale:1 --node-memory on", "--node-memory has no effect with --consistency stale:1"),
+        ("--consistency stale:1 --compress none", "what is on its way is a sum"),
+        ("--strategy ps --consistency async --reproducible 4", "depends on who comes first"),
+        ("--strategy ps --consistency async --sync-batch-norm", "each is at its own"),
+        ("--strategy ps --consistency async --compress powersgd:2", "its factors are sums over all ranks"),
+        ("--strategy ps --consistency async --servers 3", "there is room for at most 2 beside one worker"),
+        ("--strategy ps --consistency async --servers 2 --clip global:1", "norms of whole tensors"),
+        ("--strategy downpour:push=0", "downpour: push must be at least 1, given 0"),
+        ("--strategy downpour:every=2", r"what is 'every=2'\? downpour takes push="),
+        ("--strategy downpour --servers 3", "there is room for at most 2 beside one worker"),
+        ("--strategy local-sgd:0", "local-sgd: every must be at least 1, given 0"),
+        ("--strategy local-sgd:4,drift=-1", "local-sgd: drift must be at least 0, given -1"),
+        ("--strategy local-sgd --compress none", "replicas meet by their parameters"),
+        ("--strategy diloco:5,momentum=2", "diloco: momentum must be at least 0 and at most 1, given 2"),
+        ("--strategy easgd:5,alpha=2", "easgd: alpha must be at least 0 and at most 1, given 2"),
+        ("--strategy easgd --servers 2", "--servers has no effect with --strategy easgd"),
+        ("--strategy ddp:4", "ddp takes no keys"),
+        ("--strategy dpd", "--strategy dpd: expected one of ddp, dp, ps"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_are_ranks(options, words):
+    from parallel.command.factory import prepare
+
+    with pytest.raises(OptionError, match=words):
+        prepare(parse([*options.split(), "--ranks", "3", "--limit", "100"]))
+
+
+def test_one_process_is_refused_where_there_must_be_servers():
+    from parallel.command.factory import prepare
+
+    with pytest.raises(OptionError, match="--strategy downpour:push=2 needs ranks for workers and servers"):
+        prepare(parse(["--strategy", "downpour:push=2", "--limit", "100"]))
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_run_logs_and_draws_staleness(comm, shared_tmp_path):
+    """Of every update, in metrics.jsonl; the epochs are counted as ever, and loss and scores are alike on all ranks."""
+    from parallel.command.training_run import train as run
+
+    out = shared_tmp_path / "run"
+    options = Options(
+        strategy="ps",
+        consistency="async",
+        model="mlp:64,8,10",
+        epochs=2,
+        limit=200,
+        out=str(out),
+        timeline=True,
+        watch=60,
+    )
+    result = run(options)
+    assert len({json.dumps(comm.allgather(result["loss"])[r]) for r in range(3)}) == 1
+    if comm.rank == 0:
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        steps = math.ceil(200 / 32)
+        assert [record["step"] for record in records] == [steps, 2 * steps]
+        for record in records:
+            assert sum(record["staleness"]["updates"]) == 2 * steps, "each of two workers, in every step"
+            assert record["breakdown"]["wait"]["max"] >= 0 and math.isfinite(record["loss"])
+        assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
+        assert (out / "timeline.png").exists()
+    options.epochs, options.resume, options.no_pictures, options.timeline = 3, str(out), True, False
+    again = run(options)
+    assert again["epochs"] == 3 and again["steps"] == 3 * math.ceil(200 / 32)

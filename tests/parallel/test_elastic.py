@@ -1,0 +1,243 @@
+"""Runs that end too early are started again, and runs that are broken on purpose end as if nothing had been."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+from parallel.elastic.chaos import BLOWS, Broken, Chaos, result
+from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--model", "mlp:64,8,10", "--limit", "200", "--epochs", "4", "--checkpoint-steps", "5", "--no-pictures"]
+
+# A training program of a kind: each call saves a checkpoint where a file says so, and ends with the next status there.
+PROGRAM = """
+import subprocess, sys, time
+from pathlib import Path
+import numpy as np
+from nn.training.checkpoints import Checkpoints
+
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+calls = out / "calls"
+out.mkdir(exist_ok=True)
+with open(calls, "a") as file:
+    print(*sys.argv[1:], file=file)
+made = len(calls.read_text().splitlines())
+saves, status = (out.with_suffix(".plan")).read_text().split()[made - 1].split(":")
+if saves == "child":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+if saves == "save":
+    Checkpoints(out / "checkpoints").save({"steps": np.array(10 * made)}, {})
+if status == "wait":
+    (out / "waits").touch()
+    time.sleep(1000)
+sys.exit(int(status))
+"""
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """A function: what each call does -> (exit status, what the supervisor said, how it was called)."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    out = tmp_path / "run"
+
+    def run(*plan, meanwhile=None, **options):
+        out.with_suffix(".plan").write_text(" ".join(plan))
+        command, said = [sys.executable, str(program), "--out", str(out)], []
+        if meanwhile:
+            threading.Thread(target=meanwhile, args=(out,), daemon=True).start()
+        status = Supervisor(command, pause=0.01, say=said.append, **options).run()
+        return status, said, (out / "calls").read_text().splitlines()
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return run
+
+
+def test_what_ends_too_early_goes_on_from_its_last_checkpoint(planned, nothing_left):
+    status, said, calls = planned("none:1", "save:139", "child:1", "none:0")
+    assert status == 0
+    assert ["--resume" in call for call in calls] == [False, False, True, True]
+    assert said[0].endswith("from the beginning (nothing was saved yet)")
+    assert "exit status 1; restart 1 of 10 in 0.01 s" in said[0]
+    assert "ended by SIGSEGV" in said[1] and said[1].endswith("from step 20")
+
+
+def test_what_gets_nowhere_is_given_up(planned):
+    status, said, calls = planned("none:7", "save:7", "none:7", "none:7", restarts=2)
+    assert status == 7 and len(calls) == 4, "a new checkpoint begins the count anew"
+    assert said[-1] == "supervise: the run ended with exit status 7; no new checkpoint in 3 tries: given up"
+
+
+def test_a_wrong_option_is_not_tried_twice(planned):
+    status, said, calls = planned("none:2")
+    assert (status, said, len(calls)) == (2, [], 1)
+
+
+def test_who_asks_for_the_end_gets_it(planned, nothing_left):
+    def ask(out):
+        while not (out / "waits").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    status, said, calls = planned("save:wait", meanwhile=ask)
+    assert (status, said, len(calls)) == (143, [], 1)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_commands(tmp_path):
+    assert directory_of(["x", "--out", "a"]) == directory_of(["x", "--resume=a"]) == Path("a")
+    assert directory_of(["x", "--resume", "b", "--out", "a"]) == Path("a")
+    assert directory_of(["x", "--out"]) is None
+    assert last_step(tmp_path) == -1 and next_command(["x"], tmp_path) == ["x"]
+    with pytest.raises(ValueError, match="add --out DIR"):
+        Supervisor(["x"])
+    with pytest.raises(ValueError, match="must not be negative"):
+        Supervisor(["x", "--out", "a"], restarts=-1)
+    for words, status, expected in (
+        (["--help"], 0, "started again|start it again"),
+        ([], 2, "give the command to run after --"),
+        (["--", "x"], 2, "add --out DIR"),
+        (["--", "no-such-program", "--out", "a"], 2, "no-such-program cannot be started"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "scripts/supervise.py", *words], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE
+        )
+        assert done.returncode == status and re.search(expected, done.stdout + done.stderr), done
+
+
+# Two ranks of training; where it is not a continued run, one of them is killed when so many steps are made.
+KILLED = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import nn
+from parallel.command import main
+from parallel.launch import launcher
+
+class Killed(nn.Callback):
+    def on_step(self, training, loss):
+        if training.trainer.steps == 13 and launcher.rank_from_environment() in (None, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+fit = nn.fit
+def killing(trainer, train, epochs, callbacks=(), *more):
+    return fit(trainer, train, epochs, [*callbacks, Killed()], *more)
+
+if "--resume" not in sys.argv:
+    nn.fit = killing
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_run_ends_as_if_nothing_had_been(tmp_path, ranks, nothing_left):
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    ranked = ["--ranks", str(ranks)] if ranks > 1 else []
+    undisturbed = subprocess.run(
+        [sys.executable, "scripts/train.py", *OPTIONS, *ranked, "--out", str(tmp_path / "whole")],
+        cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
+    command = [sys.executable, str(program), *OPTIONS, *ranked, "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "scripts/supervise.py", "--pause", "0", "--", *command],
+        cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ended by SIGKILL; restart 1 of 10 in 0 s, from step" in done.stderr
+    whole, run = (result(tmp_path / name) for name in ("whole", "run"))
+    assert run["parameters_sha256"] == whole["parameters_sha256"] and run["steps"] == whole["steps"]
+
+
+def test_a_drawn_sample_of_blows(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.chdir(ROOT)
+    chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4)
+    chaos.undisturbed()
+    for number, kind in enumerate(("damage", "full disk", "interrupt", "torn manifest")):
+        chaos.kinds = (kind,)
+        chaos.run(number, 2)
+    assert chaos.hits.total() + chaos.missed.total() >= 4 and chaos.recovery
+
+
+@pytest.mark.exhaustive
+def test_fifty_blows_on_two_ranks(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.chdir(ROOT)
+    chaos = Chaos([*OPTIONS, "--watch", "8", "--ranks", "2"], tmp_path, seed=5)
+    chaos.undisturbed()
+    number = 0
+    while chaos.hits.total() < 50:
+        chaos.run(number, 3)
+        number += 1
+
+
+# A program that does not survive: continued, it goes on from parameters that are not those that were saved. Where it is
+# told to, it stands still once something was saved; or leaves a process behind.
+WRONG = f"""
+import subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import nn
+from parallel.command import main, training_run
+
+class Waits(nn.Callback):
+    def on_step(self, training, loss):
+        while training.trainer.steps == 7:
+            time.sleep(0.01)
+
+resume, fit = training_run.resume, nn.fit
+def wrong(options, trainer, *more):
+    progress = resume(options, trainer, *more)
+    if progress:
+        trainer.parameters[0] += 1e-7
+    return progress
+def waiting(trainer, train, epochs, callbacks=(), *more):
+    return fit(trainer, train, epochs, [*callbacks, Waits()], *more)
+training_run.resume = wrong
+if Path(__file__).with_name("wait").exists() and "--resume" not in sys.argv:
+    nn.fit = waiting
+if Path(__file__).with_name("leave").exists():
+    subprocess.Popen(["sleep", "1000"])
+sys.exit(main.main())
+"""
+
+
+def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.chdir(ROOT)
+    program = tmp_path / "wrong.py"
+    program.write_text(WRONG)
+    arguments = OPTIONS, tmp_path / "runs", 1, ["terminate"], [sys.executable, str(program)]
+    chaos = Chaos(*arguments)
+    chaos.undisturbed()
+    (tmp_path / "wait").touch()
+    blow = chaos._blow
+
+    def once_saved(kind, process):
+        while last_step(tmp_path / "runs" / "run0") < 0:
+            time.sleep(0.01)
+        blow(kind, process)
+
+    chaos._blow = once_saved
+    with pytest.raises(Broken, match=r"parameters_sha256 is .*, undisturbed .* \(terminate\)"):
+        chaos.run(0, 1)
+    (tmp_path / "wait").unlink()
+    (tmp_path / "leave").touch()
+    monkeypatch.setattr("parallel.elastic.chaos.LEFT", 0.2)
+    with pytest.raises(Broken, match=r"processes \[[0-9]+\] are left"):
+        Chaos(*arguments).undisturbed()
+
+
+def test_bad_input_of_chaos(tmp_path):
+    with pytest.raises(ValueError, match=f"no blow 'bribe': there are {next(iter(BLOWS))}"):
+        Chaos(OPTIONS, tmp_path, kinds=["bribe"])
+    with pytest.raises(ValueError, match="leave out --out and --resume"):
+        Chaos(["--out", "a"], tmp_path)

@@ -1,0 +1,88 @@
+"""Seconds of a pipeline: the clock, the walk and the closed forms agree where they should; peaks are the checker's."""
+
+import random
+from itertools import combinations, pairwise
+
+import pytest
+
+from collectives.pricing.networks import Link, Network
+from parallel.planning import pipelines
+from parallel.planning.pipelines import CHUNKS, TIMED, Piece, closed_form, cut_evenly, pieces, time_pipeline
+from parallel.planning.profile import LayerProfile
+from parallel.strategies.pipeline.checking import check
+
+FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0), ranks_per_node=1)
+EQUAL = Piece(1.0, 1.0, 1.0, 10.0, 100.0, 7.0)
+
+
+def equal(schedule, ranks):
+    return [EQUAL] * (ranks * CHUNKS.get(schedule, 1))
+
+
+@pytest.mark.parametrize("schedule", TIMED)
+def test_three_ways_agree(schedule, monkeypatch):
+    """Equal stages, free messages, full pipelines: lowered and priced, walked, and the formula."""
+    for ranks, m in ((2, 8), (3, 7), (4, 8), (4, 16)):
+        stages, found = equal(schedule, ranks), {}
+        for method, limits in (("clock", (10**9, 10**9)), ("walk", (0, 10**9)), ("closed form", (0, 0))):
+            pipelines._timed.cache_clear()
+            monkeypatch.setattr(pipelines, "CLOCKED", limits[0])
+            monkeypatch.setattr(pipelines, "WALKED", limits[1])
+            timed = time_pipeline(schedule, stages, m, FREE)
+            assert timed.method == method
+            found[method] = timed.seconds
+        assert found["clock"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
+        assert found["closed form"] == pytest.approx(found["walk"], rel=1e-9), (ranks, m)
+    pipelines._timed.cache_clear()
+
+
+def test_golden_figures():
+    """GPipe, 1F1B: 33 for p = 4, m = 8, F = I = W = 1; a stage waits (p-1)/(m+p-1) of the time; ZB-H1 27."""
+    for schedule, seconds in (("gpipe", 33), ("1f1b", 33), ("zb-h1", 27), ("zb-h2", 27)):
+        assert time_pipeline(schedule, equal(schedule, 4), 8, FREE).seconds == pytest.approx(seconds)
+    small = EQUAL._replace(input=0.0)  # a message of nothing is waited for, too
+    assert time_pipeline("gpipe", [small] * 4, 8, FREE).seconds == pytest.approx(33)
+    assert closed_form("gpipe", [EQUAL], 8, recompute=True) == 32
+    assert time_pipeline("gpipe", equal("gpipe", 4), 8, FREE, recompute=True).seconds == pytest.approx(44)
+
+
+@pytest.mark.parametrize("schedule", TIMED)
+def test_peaks_are_those_of_the_checker(schedule):
+    timed = time_pipeline(schedule, equal(schedule, 4), 8, FREE)
+    assert timed.peaks == tuple(100.0 * n for n in check(schedule, 4, 8).peaks)
+    assert max(time_pipeline(schedule, equal(schedule, 4), 8, FREE, recompute=True).peaks) < max(timed.peaks) or (
+        schedule == "naive"
+    )
+
+
+def test_messages_cost_time():
+    slow = Network.hockney(0.5, 0.0)
+    assert time_pipeline("gpipe", equal("gpipe", 4), 8, slow).seconds >= 33 + 3
+    timed = time_pipeline("1f1b", equal("1f1b", 3), 5, slow)
+    assert timed.sent == (50.0, 100.0, 50.0)
+    near = Network(Link(0.0, 0.0), slow.between, ranks_per_node=4)
+    assert time_pipeline("gpipe", equal("gpipe", 4), 8, near).seconds == pytest.approx(33)
+
+
+def test_stages_are_cut_where_the_longest_takes_least():
+    draw = random.Random(1)
+    for _ in range(60):
+        seconds = [draw.choice([0.0, 1.0, 2.0, 5.0]) + draw.random() for _ in range(draw.randint(1, 8))]
+        for count in range(1, len(seconds) + 1):
+            at = cut_evenly(seconds, count)
+            assert at[0] == 0 and at[-1] == len(seconds) and len(at) == count + 1 and at == sorted(set(at))
+            longest = max(sum(seconds[a:b]) for a, b in pairwise(at))
+            every = [(0, *inner, len(seconds)) for inner in combinations(range(1, len(seconds)), count - 1)]
+            assert longest == pytest.approx(min(max(sum(seconds[a:b]) for a, b in pairwise(c)) for c in every))
+    layers = [LayerProfile(str(i), 1.0, 2.0, 8.0 + i, 3.0, 1.0, 5.0) for i in range(4)]
+    first, second = pieces(layers, 2, input_bytes=2.0)
+    assert first == Piece(2.0, 2.0, 2.0, 2.0, 12.0, 6.0) and second == Piece(2.0, 2.0, 2.0, 9.0, 19.0, 6.0)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="4 layers cannot be cut into 5 stages: use 1 to 4"):
+        cut_evenly([1.0] * 4, 5)
+    with pytest.raises(ValueError, match="schedule 'pipedream': expected one of naive, gpipe"):
+        time_pipeline("pipedream", [EQUAL], 4, FREE)
+    with pytest.raises(ValueError, match="zb-v: expected 2 stages a rank"):
+        time_pipeline("zb-v", [EQUAL] * 3, 4, FREE)

@@ -1,0 +1,107 @@
+"""scripts/plan.py: layers measured, strategies priced, one of them named with the command that follows."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nn
+from parallel.command.parsing import parse
+from parallel.planning.layer_times import measure_layers, random_batch
+from parallel.planning.profile import LayerProfile, read_profile, write_profile
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import plan
+
+    return plan
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """Two convolutions that take long, and a layer with a gigabyte of weights that takes none."""
+    layers = [
+        LayerProfile("conv", 1.0, 2.0, 1e9, 1e6, 1.0, 1e6, 0.5),
+        LayerProfile("conv", 1.0, 2.0, 1e6, 1e6, 1.0, 1e6, 0.5),
+    ]
+    layers += [LayerProfile("linear", 0.01, 0.02, 4e3, 1e9, 0.01, 4e3, 0.5)]
+    path = tmp_path / "profile.csv"
+    path.write_text(write_profile(layers))
+    return path
+
+
+@pytest.mark.parametrize("spec", ["mlp:12,9,5", "cnn", "transformer:8,2,1,1", "resnet20"])
+def test_layers_are_measured(spec):
+    """Every child of the root, both halves of backward; the trainer is as before, and the sum is a step's."""
+    shape, classes = {"transformer:8,2,1,1": ((6,), 11), "cnn": ((8, 8, 1), 4), "resnet20": ((8, 8, 3), 4)}.get(
+        spec, ((12,), 5)
+    )
+    network = nn.models.build(spec, shape, classes)
+    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1, momentum=0.9))
+    before = trainer.digest()
+    times = measure_layers(trainer, *random_batch(network, 4), repeats=2)
+    assert trainer.digest() == before
+    assert len(times.layers) == len(network.root.children())
+    assert sum(layer.parameters for layer in times.layers) == network.layout.count * 4
+    for layer in times.layers:
+        assert layer.forward > 0 and 0 <= layer.weight_gradient <= layer.backward
+        assert layer.weight_gradient == 0 or layer.parameters
+    assert times.update > 0 and times.head >= 0
+    x, y = random_batch(network, 4)
+    assert np.isfinite(trainer.step(x, y)), "layers are their own again"
+
+
+def test_a_plan_from_a_profile(plan, profile, tmp_path, capsys):
+    out, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    given = ["mlp:784,30,10", "--ranks", "4", "--network", "gigabit", "--ranks-per-node", "1", "--batch", "64"]
+    more = ["--profile", str(profile), "--profile-batch", "16", "--json", str(out), "--draw", str(picture)]
+    assert plan.main([*given, *more]) == 0
+    said = capsys.readouterr().out
+    told = json.loads(out.read_text())
+    assert "stages without flush: 2 stages on 4 workers, 3-1: layers 0-1 on 3, layers 2-2 on 1" in said
+    assert told["predictions"][0]["strategy"] == "pipedream", "it sends no gigabyte"
+    assert {row["strategy"] for row in told["predictions"]} >= {"ddp", "zero1", "fsdp", "dp", "ps", "1f1b"}
+    assert told["best"] in said and " times as fast as " in said
+    words = told["best"].split()
+    options = parse(words[2:])
+    assert (options.ranks, options.batch, options.model) == (4, 64, "mlp:784,30,10")
+    assert "<svg" in picture.read_text()
+
+
+def test_memory_decides(plan, profile, capsys):
+    given = ["mlp:784,30,10", "--ranks", "8", "--network", "infiniband", "--profile", str(profile), "--batch", "64"]
+    assert plan.main([*given, "--memory", "1.6GB", "--optimizer", "adam", "--profile-batch", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "ddp does not fit: it would take 4" in said and "--strategy fsdp --optimizer adam" not in said
+    assert plan.main([*given, "--memory", "1MB"]) == 1
+    assert "nothing fits into 1 MB a rank: the least is " in capsys.readouterr().out
+
+
+def test_layers_and_network_are_measured_here(plan, tmp_path, capsys, monkeypatch):
+    network = plan.measured_network(2, seconds=1e-4)
+    assert network.ranks_per_node == 2 and network.inside.points and network.meetings
+    monkeypatch.setattr(plan, "measured_network", lambda ranks: network)
+    file = tmp_path / "measured.csv"
+    given = ["mlp:784,30,10", "--ranks", "2", "--batch", "32", "--repeats", "2", "--save-profile", str(file)]
+    assert plan.main(given) == 0
+    said = capsys.readouterr().out
+    assert "network: measured here, 2 ranks a node; measured with " in said
+    assert "python scripts/train.py --model mlp:784,30,10 --batch 32 --ranks 2 --strategy " in said
+    assert [layer.name for layer in read_profile(file)][1] == "1 Linear(784 30)"
+
+
+def test_what_makes_no_sense_is_one_message(plan, capsys):
+    for wrong, message in (
+        (["vgg17", "--ranks", "2"], "unknown model 'vgg17': did you mean 'vgg16'?"),
+        (["vgg16"], "the following arguments are required: --ranks"),
+        (["vgg16", "--ranks", "0"], "expected a whole number of at least 1, given '0'"),
+        (["mlp:784,10", "--ranks", "2", "--network", "nope", "--profile", "x"], "x"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            plan.main(wrong)
+        assert end.value.code == 2 and message in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""scripts/predict.py and plan.py: tables, pictures, JSON, and what they refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collectives.pricing.networks import NETWORKS
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def predict(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import predict
+
+    return predict
+
+
+def test_help_needs_nothing_heavy():
+    """NumPy is not imported for it: it answers at once."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+import predict
+try:
+    predict.main(["--help"])
+except SystemExit as end:
+    assert not end.code
+assert "numpy" not in sys.modules and "matplotlib" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--strategy" in done.stdout and "--ranks" in done.stdout
+
+
+def test_a_strategy_on_65536_ranks(predict, tmp_path, capsys):
+    out, picture = tmp_path / "found.json", tmp_path / "scaling.svg"
+    given = ["resnet50", "--strategy", "ddp", "--ranks", "1..65536", "--network", "gpu-100g", "--flops", "10T"]
+    more = ["--batch", "64", "--samples", "115M", "--price", "2", "--json", str(out), "--draw", str(picture)]
+    assert predict.main([*given, *more]) == 0
+    told = json.loads(out.read_text())
+    rows = told["predictions"]
+    assert [row["ranks"] for row in rows] == [2**k for k in range(17)]
+    assert rows[0]["strong_efficiency"] == 1 and rows[-1]["strong_efficiency"] < 0.01
+    assert all(row["weak_efficiency"] > 0.9 for row in rows), "100 Gbit/s and 64 images hide a ResNet's gradients"
+    assert "65,536  ddp" in capsys.readouterr().out and "<svg" in picture.read_text()
+
+
+def test_all_strategies_of_one_number_of_ranks(predict, tmp_path, capsys):
+    file = tmp_path / "network.json"
+    NETWORKS["gigabit"].save(file)
+    assert predict.main(["mlp:784,512,10", "--ranks", "6", "--network", str(file), "--memory", "1MiB"]) == 0
+    said = capsys.readouterr().out
+    for name in ("ddp", "zero1", "zero2", "fsdp", "dp", "ps", "ddp data=3,tensor=2"):
+        assert f"    6  {name} " in said
+    assert "does not fit" in said and " pipeline=" in said
+    assert predict.main(["mlp:784,512,10", "--strategy", "gpipe", "--mesh", "pipeline=2", "--recompute"]) == 0
+    said = capsys.readouterr().out
+    assert "gpipe:recompute pipeline=2" in said and "   16  gpipe:recompute data=8,pipeline=2" in said
+
+
+def test_the_map(predict, tmp_path, capsys):
+    picture = tmp_path / "map.png"
+    assert predict.main(["mlp:784,512,10", "--ranks", "1,8,64", "--map", str(picture), "--network", "gigabit"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG") and "map in" in capsys.readouterr().out
+
+
+def test_what_makes_no_sense_is_one_message(predict, tmp_path, capsys):
+    lies = tmp_path / "lies.json"
+    NETWORKS["gigabit"].save(lies)
+    fields = json.loads(lies.read_text())
+    lies.write_text(json.dumps(fields | {"gamma": -1.0}))
+    for wrong, message in (
+        (["vgg17"], "unknown model 'vgg17': did you mean 'vgg16'?"),
+        (["vgg16", "--ranks", "0"], "ranks are numbers from 1 to 16,777,216"),
+        (["vgg16", "--ranks", "8..2"], "given '8..2'"),
+        (["vgg16", "--network", "nope"], "--network nope: neither a file nor one of workstation"),
+        (["vgg16", "--network", str(lies)], f"{lies}: not a network description (ValueError: Network("),
+        (["vgg16", "--strategy", "foo"], "--strategy foo: expected all or one of ddp"),
+        (["vgg16", "--mesh", "pipeline=2"], "is for one --strategy"),
+        (["vgg16", "--strategy", "ddp", "--mesh", "pipeline=2"], "ddp has no stages"),
+        (["vgg16", "--strategy", "1f1b", "--mesh", "pipeline=3", "--ranks", "4"], "does not multiply to 4 ranks"),
+        (["vgg16", "--strategy", "ps", "--servers", "9", "--ranks", "4"], "9 servers leave no worker of 4 ranks"),
+        (["vgg16", "--memory", "much"], "expected a number of bytes above 0, such as 16GiB, given 'much'"),
+        (["vgg16", "--price", "3"], "--price needs --samples"),
+        (["vgg16", "--profile", "missing.csv"], "missing.csv"),
+        (["vgg16", "--batch", "0"], "expected a whole number of at least 1, given '0'"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            predict.main(wrong)
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and message in said, said

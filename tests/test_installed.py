@@ -1,0 +1,117 @@
+"""The package as it is installed: a wheel with its command and scripts, types, and a word where others hide it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+import parallel
+import ringprop
+from parallel.command import commands
+
+ROOT = Path(__file__).parents[1]
+SOURCES = (
+    "nn",
+    "collectives",
+    "parallel",
+    "scripts",
+    "ringprop.py",
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
+
+
+def call(*command, cwd=ROOT, status=0, **environment):
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, capture_output=True,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"} | {name: str(value) for name, value in environment.items()},
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
+    """Built from the sources, installed elsewhere, used from a third place."""
+    pytest.importorskip("setuptools")
+    source, place, here = (tmp_path / name for name in ("source", "place", "here"))
+    source.mkdir()
+    here.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    build = "import setuptools.build_meta as b, sys; print(b.build_wheel(sys.argv[1]))"
+    call(sys.executable, "-c", build, tmp_path, cwd=source)
+    (wheel,) = tmp_path.glob("ringprop-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("nn/py.typed", "parallel/py.typed", "parallel/__init__.pyi", "nn/data/digits.npz", "ringprop.py"):
+        assert wanted in names
+    assert not [name for name in names if name.startswith(("tests", "scripts", "notebooks"))]
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    call(*pip, "--target", place, wheel)
+    command, python = (sys.executable, place / "bin" / "ringprop"), {"PYTHONPATH": place}
+    said = call(*command, "--help", cwd=here, **python)
+    assert {"train", "bench", "data", "report", "sample", "predict-images"} <= set(
+        re.findall(r"^  ([\w-]+)", said, re.M)
+    )
+    options = ("--model", "mlp:64,10", "--epochs", "1", "--limit", "60", "--no-pictures", "--out", "run")
+    said = call(*command, "train", *options, cwd=here, **python)
+    assert "ringprop train --resume run --epochs 11" in said, "how to go on"
+    assert (here / "run" / "network.npz").exists()
+    call(*command, "report", "run", cwd=here, **python)
+    where = "import nn, parallel, collectives; print(nn.__file__, parallel.__file__, collectives.__file__)"
+    said = call(sys.executable, "-c", where, cwd=here, **python)
+    assert said.count(str(place)) == 3, "control: it is not the checkout that was used"
+
+
+def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
+    assert commands.main([]) == 2
+    said = capsys.readouterr().out
+    for name, file in commands.COMMANDS.items():
+        assert (f"\n  {name} " in said) == (ROOT / "scripts" / file).exists(), name
+    assert commands.main(["--version"]) == 0
+    assert re.match(r"ringprop \d+\.\d+\.\d+", capsys.readouterr().out)
+    assert commands.main(["trian"]) == 2
+    assert "no command 'trian': did you mean train?" in capsys.readouterr().err
+    (tmp_path / "door.py").write_text("")
+    (tmp_path / "train.py").write_text('"""Trains."""\nimport sys\nsys.exit(len(sys.argv))\n')
+    monkeypatch.setattr(commands, "places", lambda: [tmp_path / "none", tmp_path])
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("RINGPROP_COMMAND", "")
+    assert commands.there() == {"train": tmp_path / "train.py"}
+    assert commands.main(["report"]) == 2
+    assert "its script is not installed here" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        commands.main(["train", "--epochs", "2"])
+    assert end.value.code == 3 and ringprop.main is not commands.main
+
+
+@pytest.mark.parametrize("name", ["nn", "collectives", "parallel"])
+def test_what_hides_a_package_is_named(name, tmp_path):
+    """A file of the user's with that name comes first: the script and the command both say so, in one line."""
+    (tmp_path / f"{name}.py").write_text("")
+    (here := tmp_path / "here").mkdir()
+    for program in ((ROOT / "scripts" / "train.py", "--help"), ("-m", "ringprop", "train", "--help")):
+        said = call(sys.executable, *program, cwd=here, status=2, PYTHONPATH=tmp_path)
+        assert said.startswith(f"error: {tmp_path / name}.py hides ringprop's {name}") and said.count("\n") == 1, said
+    package = tmp_path / "other" / "nn"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    said = call(sys.executable, "-c", "import parallel", cwd=here, status=1, PYTHONPATH=tmp_path / "other")
+    assert f"{package}/__init__.py hides ringprop's nn, which is in {ROOT}" in said
+
+
+def test_type_checkers_see_the_names_that_are_there():
+    stub = (ROOT / "parallel" / "__init__.pyi").read_text()
+    told = re.findall(r"^from ([\w.]+) import (\w+) as (\w+)$", stub, re.M)
+    assert {name: module for module, name, same in told if name == same} == parallel._HOME, "parallel/__init__.pyi"
+    for package in ("nn", "collectives", "parallel"):
+        assert (ROOT / package / "py.typed").exists()
