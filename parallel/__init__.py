@@ -22,6 +22,7 @@ _HOME = {
     "LocalSGD": "parallel.strategies.local_sgd",
     "Mesh": "parallel.mesh",
     "OneWeirdTrick": "parallel.strategies.one_weird_trick",
+    "PipeDream": "parallel.strategies.pipeline.pipedream",
     "Pipeline": "parallel.strategies.pipeline.strategy",
     "ParameterServer": "parallel.strategies.parameter_server",
     "ReplicaError": "parallel.mesh",

@@ -173,6 +173,7 @@ class Trainer(Serial):
         if not wrong:
             return loss
         self.statistics[:] = self.statistics_before
+        self.exchange.take_back()
         totals = f"it is {first:g} on rank 0, {total} on rank {mesh.rank}"
         if mesh.model:
             everyone = mesh.model.allgather((mesh.rank, total, first))
@@ -202,6 +203,7 @@ class Trainer(Serial):
 
     def first_bad(self, parts):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
+        self.exchange.take_back()
         bad = {name for names in self.mesh.allgather(self.exchange.bad_parameters()) for name in names}
         for name in reversed(self.network.layout.specs):
             if name in bad:

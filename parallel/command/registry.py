@@ -20,6 +20,7 @@ from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.one_weird_trick import OneWeirdTrick
 from parallel.strategies.parameter_server import ParameterServer
+from parallel.strategies.pipeline.pipedream import PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline
 from parallel.strategies.tensor.tensor_parallel import TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
@@ -99,14 +100,19 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
 def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
     data = axes.sizes(options, communicator.size)["data"]
+    given, limit = axes.arguments(options, data), options.watch or math.inf
+    arguments = network, loss, optimizer, communicator, options.seed
+    if given["schedule"] == "pipedream":
+        sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
+        return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
     return Pipeline(
-        *(network, loss, optimizer, communicator, options.seed),
+        *arguments,
         data=data,
         zero1=options.strategy == "zero1",
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
-        limit=options.watch or math.inf,
-        **axes.arguments(options, data),
+        limit=limit,
+        **given,
     )
 
 

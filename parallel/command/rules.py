@@ -472,7 +472,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if not ranks:
         return 1
     if axes.is_pipeline(options):
-        return check_stages(options, ranks, network)
+        return check_stages(options, ranks, network, optimizer)
     found = axes.sizes(options, ranks)
     if axes.is_tensor(options):
         rewriting.share(network, Loss(), found["tensor"], options.tensor)
@@ -495,8 +495,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     return workers
 
 
-def check_stages(options: Options, ranks: int, network) -> int:
+def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     """Refuse a mesh, a schedule, cuts that cannot be, on so many ranks; returns how many pipelines read samples."""
+    from parallel.strategies.pipeline import pipedream
     from parallel.strategies.pipeline.placement import place
 
     found = axes.sizes(options, ranks)
@@ -506,9 +507,17 @@ def check_stages(options: Options, ranks: int, network) -> int:
             f"{found['data']}, or fewer of them"
         )
     given = axes.arguments(options, found["data"])
-    given.pop("recompute")
+    stale = given["schedule"] == "pipedream"
+    if stale and (found["data"] > 1 or options.strategy == "zero1"):
+        raise OptionError(
+            f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several pipelines would "
+            "have to wait for: leave out --mesh data and --strategy zero1"
+        )
+    given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
     try:
-        place(network, found["pipeline"], **given)
+        placement = place(network, found["pipeline"], **given)
+        if stale:
+            pipedream.check(placement, optimizer)
     except ValueError as error:
         asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"
         raise OptionError(f"{asked}: {error}") from error
