@@ -193,8 +193,11 @@ def _stages(options: Options) -> None:
     given = axes.mesh(options)
     if options.pipeline:
         axes.schedule(options)
+    can_have = CAPABILITIES[options.strategy_name].axes
+    if given and not axes.is_pipeline(options) and not set(can_have) - {"data"}:
+        raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
     for axis in given if not axes.is_pipeline(options) else ():
-        if axis not in CAPABILITIES[options.strategy_name].axes:
+        if axis not in can_have:
             can = ", ".join(name for name, can in CAPABILITIES.items() if axis in can.axes)
             raise OptionError(
                 f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use {can}"
