@@ -209,7 +209,7 @@ def _stages(options: Options) -> None:
     if "pipeline" not in CAPABILITIES[options.strategy_name].axes:
         can = ", ".join(name for name, can in CAPABILITIES.items() if "pipeline" in can.axes)
         raise OptionError(f"--strategy {options.strategy} has no stages on different ranks: use {can}")
-    for name in ("accumulate", "reproducible", "compress", "offload"):
+    for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         if changed(options, [name]):
             why = why_not("pipeline", options.compress if name == "compress" else None, name)
             raise OptionError(

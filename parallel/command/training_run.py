@@ -127,6 +127,8 @@ def train(options: Options) -> dict:
             draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
         if events:
             write_trace(events, out)
+            for name, figure in pictures(trainer, events).items():
+                figure.savefig(out / name, dpi=120)
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
     if memory:
@@ -149,6 +151,12 @@ def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> No
         nn.save(parts.network, trainer, file, trained_run.about(options, parts.data))
     except TypeError as error:  # a layer of one's own that is not registered: nothing else is lost by that
         say(f"no {file}: {error}")
+
+
+def pictures(trainer: nn.Serial, events: list[dict]) -> dict:
+    """Figures that only this trainer's way of computing has, by the names of their files."""
+    pass_ = getattr(trainer, "pass_", None)
+    return pass_.pictures(events) if pass_ else {}
 
 
 def listeners(loader, timeline: Timeline | None):

@@ -51,6 +51,7 @@ class Whole:
     fixed = False
     knows = True  # the loss of its samples; of ranks that have one network together, one does
     phases = ()  # as of an exchange, those of its own
+    note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
     def hold(self, network: Network, mesh: Mesh) -> Network:
         """What this rank computes of the network."""
@@ -148,6 +149,10 @@ class Whole:
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""
         return scores
+
+    def pictures(self, events: list[dict]) -> dict:
+        """Figures by the names of their files, of what `note` was told on all ranks."""
+        return {}
 
     def in_transit(self) -> int:
         """Bytes that are kept for what other ranks send, beside the exchange's."""

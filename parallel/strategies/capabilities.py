@@ -130,7 +130,9 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
     if "sync_batch_norm" in asked and not can.synchronized:
         return "statistics over all ranks need all of them at one step, and each is at its own"
     if "reproducible" in asked and not can.reproducible:
-        return "what is added up when depends on who comes first, or on how many there are"
+        if can.apart:
+            return "what is added up when depends on who comes first, or on how many there are"
+        return "micro-batches are added up in each stage as they pass, and are no virtual shards"
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 

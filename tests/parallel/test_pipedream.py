@@ -64,7 +64,7 @@ OPTIMIZERS = (
 )
 
 
-@pytest.mark.mpi(ranks=[1, 3])
+@pytest.mark.mpi(ranks=[3], more=[1, 2])
 def test_it_is_its_equations_exactly(comm):
     found = {}
     for build in mlp, resnet, untied:

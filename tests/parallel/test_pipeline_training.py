@@ -32,7 +32,7 @@ def world(comm):
     return Communicator(comm)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3])
+@pytest.mark.mpi(ranks=[3], more=[1, 2])
 def test_every_schedule_computes_what_one_process_computes(comm):
     ranks = world(comm)
     for build in mlp, cnn, transformer:
@@ -45,7 +45,7 @@ def test_every_schedule_computes_what_one_process_computes(comm):
             many.close()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.mpi(ranks=[2, 4], more=[1, 3])
 def test_every_mesh_computes_what_one_process_computes(comm):
     """Of networks with batch normalisation over the micro-batches of all pipelines: what data parallelism computes."""
     from parallel import DistributedDataParallel

@@ -24,7 +24,8 @@ from nn.core.run import MicroBatch, Run
 from nn.core.stages import together
 from nn.training.serial import micro_batches
 from parallel.passes import whole
-from parallel.strategies.pipeline.actions import Action, Rows, write
+from parallel.strategies.pipeline.actions import Action, Rows, parts, write
+from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
 from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_for
 
@@ -298,6 +299,11 @@ class PipelinePass(whole.Whole):
             return None
         *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
         return bad._replace(place=f"{bad.place} on rank {rank}")
+
+    def pictures(self, events):
+        """A step from the middle of the run beside the schedule; nothing where none was whole."""
+        found = measured(events, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
+        return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
 
     def in_transit(self):
         return sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())

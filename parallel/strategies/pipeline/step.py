@@ -132,7 +132,10 @@ class Step:
             gy = None if action.stage == line.last else np.empty((0, *stage.network.out_shape), dtype)
         final = self.program.final.get(action.stage) == action.micro_batch and action.kind != "F"
         stage.run.context.ready = stage.ready if final else None
+        start = time.perf_counter()
         result = line.actions[action.kind](self, action, stage, x, gy, slice(lo, hi))
+        if line.note:
+            line.note(str(action), start, time.perf_counter())
         for place in step.writes if hi > lo else ():
             if place.buf.startswith(("input", "output")):  # the others are what layers keep themselves
                 given = x if action.kind == "F" else gy
