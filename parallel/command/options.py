@@ -115,8 +115,8 @@ class RanksOptions:
         "ddp",
         "how ranks share the work",
         (
-            "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "downpour", "local-sgd", "diloco", "easgd",
-            "sandblaster",
+            "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
+            "easgd", "sandblaster",
         ),
         metavar="NAME[:KEYS]",
         everyday=True,
@@ -179,7 +179,7 @@ class MeshOptions:
     """How ranks share the network itself."""
 
     mesh: str | None = option(
-        None, "ranks along each axis, such as data=2,pipeline=2 (ddp, zero1, pipeline)", metavar="AXIS=RANKS,..."
+        None, "ranks along each axis, such as data=2,pipeline=2 or data=2,tensor=2", metavar="AXIS=RANKS,..."
     )
     pipeline: str | None = option(
         None,
@@ -187,6 +187,18 @@ class MeshOptions:
         "FILE.csv, with keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2, pipedream:vertical_sync "
         "(pipeline: 1f1b)",
         metavar="SCHEDULE",
+    )
+    tensor: str = option(
+        "pairs",
+        "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
+        "with what lies between them cut by the places of a sequence",
+        ("pairs", "width", "sequence"),
+    )
+    owt: str = option(
+        "all",
+        "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
+        "everybody's, or by features",
+        ("all", "turns", "shares", "features"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.steps import part
-from nn.core.network import Network
+from nn.core.network import Network, NotFinite
 from nn.training.serial import micro_batches
 from parallel.mesh import Mesh
 
@@ -148,6 +148,13 @@ class Whole:
             if len(samples):
                 sums += self.rounded(trainer.score(z, targets))
         return sums
+
+    def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
+        """Where the first value that is not finite appears among samples: (place of the first one, they)."""
+        return trainer.look(part)
+
+    def close(self) -> None:
+        """Free what is held beside arrays."""
 
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""

@@ -63,7 +63,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=BOTH, mixed=True),
+    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True),
     "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -83,6 +83,16 @@ CAPABILITIES = {
         compress=(),
         not_compressed="the gradients of every stage travel by themselves, as they are",
         reproducible=False,
+    ),
+    # Also what ddp can where it has an axis "tensor".
+    "tensor": Capabilities(
+        axes=("data", "tensor"),
+        compress=(),
+        not_compressed="of what a rank has of every layer, the gradients travel as they are",
+        reproducible=False,
+    ),
+    "owt": Capabilities(
+        axes=(), compress=(), not_compressed="few gradients travel, those of convolutions", reproducible=False
     ),
     "downpour": SERVED_APART,
     "sandblaster": replace(
@@ -150,9 +160,8 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(
-            f"| `{strategy}` | {' | '.join([', '.join(can.axes), *yes, methods, shards, ('no', 'yes')[can.mixed]])} |"
-        )
+        row = [", ".join(can.axes) or "none", *yes, methods, shards, ("no", "yes")[can.mixed]]
+        lines.append(f"| `{strategy}` | {' | '.join(row)} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
