@@ -230,22 +230,24 @@ class Sequential(Layer):
 
     def forward(self, p, x, run):
         saved = []
-        watch, fetch = run.context.watch, run.context.fetch
+        watch, fetch, half = run.context.watch, run.context.fetch, run.context.half
         for layer, pl, rl in zip(self.layers, p, run.children, strict=True):
             if fetch:
                 fetch(rl)
             x, kept = layer.forward(pl, x, rl)
-            saved.append(kept)
+            saved.append(kept if half is None or rl.children else half.keep(kept))
             if watch:
                 watch(rl.path, layer, x)
         return x, saved
 
     def backward(self, p, g, gy, saved, run):
-        ready, fetch = run.context.ready, run.context.fetch
+        ready, fetch, half = run.context.ready, run.context.fetch, run.context.half
         for i in range(len(self.layers) - 1, -1, -1):
             child = run.children[i]
             if fetch:
                 fetch(child)
+            if half and not child.children:
+                gy, saved[i] = half.restore(p[i], gy, saved[i], child)
             gy = self.layers[i].backward(p[i], g[i], gy, saved[i], child)
             saved[i] = None  # its memory can serve the layers below
             if ready:

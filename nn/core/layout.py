@@ -169,6 +169,7 @@ class Layout:
             yield name, buffer[self.slices[name]].reshape(spec.shape)
 
     def zeros(self, dtype) -> np.ndarray:
+        """A flat array of this layout."""
         return np.zeros(self.size, dtype)
 
     def initialize(self, buffer: np.ndarray, seed: int) -> None:

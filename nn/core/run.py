@@ -117,17 +117,31 @@ class Context:
         Shown every layer's output.
     fetch : callable (Run) or None
         Told which layer is run next, either way: the root, then what a Sequential below it consists of.
+    half : Half or None
+        Keeps activations as float16 (nn/core/half.py).
     factors : dict of callables (x, gy)
         By the path of a Linear layer: takes x and gy, rows of them, and makes their product, the gradient of W, later
         or elsewhere.
     """
 
-    __slots__ = ("factors", "fetch", "groups", "input_gradient", "memory", "micro_batch", "ready", "seed", "watch")
+    __slots__ = (
+        "factors",
+        "fetch",
+        "groups",
+        "half",
+        "input_gradient",
+        "memory",
+        "micro_batch",
+        "ready",
+        "seed",
+        "watch",
+    )
 
-    def __init__(self, memory, seed: int):
+    def __init__(self, memory, seed: int, half=None):
         self.memory, self.seed = memory, seed
         self.micro_batch = MicroBatch()
         self.input_gradient = False
+        self.half = half
         self.groups: dict[str, Group] = {}
         self.ready: Callable[[int], None] | None = None
         self.watch: Callable[[str, Any, np.ndarray], None] | None = None  # path, layer, output
@@ -167,14 +181,17 @@ class Run:
 
     @property
     def micro_batch(self) -> MicroBatch:
+        """The samples that are being computed."""
         return self.context.micro_batch
 
     @property
     def training(self) -> bool:
+        """Whether this pass is for training."""
         return self.context.micro_batch.training
 
     @property
     def wants_gx(self) -> bool:
+        """Whether backward has to return dLoss/dx."""
         return not self.first or self.context.input_gradient
 
     def group(self, name: str) -> Group:

@@ -22,6 +22,7 @@ from parallel.strategies.one_weird_trick import OneWeirdTrick
 from parallel.strategies.parameter_server import ParameterServer
 from parallel.strategies.pipeline.pipedream import PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline
+from parallel.strategies.sandblaster import Sandblaster
 from parallel.strategies.tensor.tensor_parallel import TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.trainer import Trainer
@@ -86,6 +87,17 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
     return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
 
 
+def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
+    """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    return Sandblaster(
+        *arguments,
+        chunk=settings.Sandblaster.parse(options.strategy).chunk,
+        same_batch=False if options.augment else None,
+        limit=options.watch or math.inf,
+    )
+
+
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     if axes.is_pipeline(options):
@@ -144,6 +156,6 @@ def bucketing(options) -> dict:
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
 REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
-    "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "downpour": downpour,
-    "pipeline": pipeline, "tensor": tensor, "owt": owt, **dict.fromkeys(REPLICAS, replicas),
+    "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "pipeline": pipeline, "tensor": tensor,
+    "owt": owt, "downpour": downpour, "sandblaster": sandblaster, **dict.fromkeys(REPLICAS, replicas),
 }  # fmt: skip

@@ -58,7 +58,7 @@ class Homes:
         Parameters
         ----------
         mine : pairs of this rank, the same names in the same order on all ranks of a line
-        kinds : name -> (shape, dtype) of what is to be collected; "steps" is nobody's
+        kinds : name -> (shape, dtype) of what is to be collected; what is of no array, such as "steps", is nobody's
         """
         mesh = self.mesh
         if mesh.index:  # others have the same
@@ -147,7 +147,7 @@ class Homes:
                 mine[name] = self._cut(name, mine.get(name), shape, dtype)
         if to_all:
             mine = mesh.line.bcast(mine)
-        return mine | {"steps": mesh.bcast(state["steps"] if mesh.rank == 0 else None)}
+        return mine | mesh.bcast({name: state[name] for name in kinds if "/" not in name} if mesh.rank == 0 else None)
 
     def digest(self, sha, entries: Iterable[tuple[str, np.ndarray]], layout: Layout, dtype) -> None:
         """Let a hash have all parameters, on rank 0, as they lie in the whole network's layout (collective)."""

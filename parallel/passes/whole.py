@@ -11,7 +11,17 @@ from collectives.steps import part
 from nn.core.network import Network, NotFinite
 from nn.training.serial import micro_batches
 from parallel.mesh import Mesh
-from parallel.strategies.join import Total
+
+
+class Total(int):
+    """Samples in a global batch that was not cut evenly; `first` is the index in it of this rank's first sample."""
+
+    first: int
+
+    def __new__(cls, total: int, first: int):
+        self = super().__new__(cls, total)
+        self.first = first
+        return self
 
 
 class MicroBatch(NamedTuple):
@@ -159,4 +169,5 @@ class Whole:
         return 0
 
     def describe(self) -> str:
+        """How samples are cut, for the log; empty where that is as usual."""
         return ""

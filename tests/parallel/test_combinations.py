@@ -127,8 +127,9 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     """On the command line, in time; as the declaration says."""
     from parallel.command.factory import prepare
 
+    fitting = ["--strategy", strategy, *(["--optimizer", "lbfgs"] if strategy == "sandblaster" else [])]
     for method in ALL:
-        options = ["--strategy", strategy, "--compress", method, "--ranks", "3", "--limit", "60"]
+        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,10"]
         why = why_not(strategy, method)
         assert bool(why) == (method not in CAPABILITIES[strategy].compress)
         if why:
@@ -141,5 +142,16 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     for pair, why in APART.items():
         flags = [word for name in pair for word in ["--" + name.replace("_", "-"), *values[name]]]
         with pytest.raises(OptionError) as error:
-            parse(["--strategy", strategy, *flags])
+            parse([*fitting, *flags])
         assert why in str(error.value)
+
+
+def test_mixed_precision_is_refused_where_no_strategy_declares_it(monkeypatch):
+    from parallel.command.factory import prepare
+    from parallel.strategies import capabilities
+
+    options = ["--dtype", "mixed", "--limit", "60", "--ranks", "2", "--strategy", "zero1"]
+    prepare(parse(options))
+    monkeypatch.setitem(capabilities.CAPABILITIES, "zero1", capabilities.Capabilities())
+    with pytest.raises(OptionError, match="--dtype mixed does not go with --strategy zero1: no step is skipped by all"):
+        prepare(parse(options))

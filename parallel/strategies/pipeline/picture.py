@@ -122,5 +122,5 @@ def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
     figure = Figure(figsize=(10, 2.2 + 1.0 * len(seen)), layout="constrained")
     above, below = figure.subplots(2, 1)
     draw(seen, above, title="a step, as it was", seconds=True)
-    draw(planned, below, title="and as its schedule says, where a backward takes two forwards and messages no time")
+    draw(planned, below, title="as its schedule says, with messages that take no time")
     return figure
