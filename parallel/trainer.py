@@ -184,6 +184,7 @@ class Trainer(Serial):
         if not wrong:
             return loss, overflowed
         self.statistics[:] = self.statistics_before
+        self.exchange.take_back()
         totals = f"it is {first:g} on rank 0, {total} on rank {mesh.rank}"
         if mesh.model:
             everyone = mesh.model.allgather((mesh.rank, total, first))
@@ -213,6 +214,7 @@ class Trainer(Serial):
 
     def first_bad(self, parts):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
+        self.exchange.take_back()
         bad = {name for names in self.mesh.allgather(self.exchange.bad_parameters()) for name in names}
         for name in reversed(self.network.layout.specs):
             if name in bad:
@@ -221,7 +223,9 @@ class Trainer(Serial):
             return self.pass_.first_bad(self, parts)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.run.micro_batch.training = not self.everyone
-        mine = min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
+        mine = min(
+            filter(None, (self.pass_.look(self, part) for part in parts)), key=lambda bad: bad.depth, default=None
+        )
         found = [(bad.depth, rank, bad) for rank, bad in enumerate(self.mesh.allgather(mine)) if bad]
         if not found:
             return None
@@ -343,17 +347,24 @@ class Trainer(Serial):
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}
-        everyone = self.mesh.data.allgather((self.mesh.rank, mine))
-        (first, expected), found = everyone[0], ""
-        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
-            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
-            if differing:
-                found = f"parameter {name} on ranks {differing} differs from rank {first}'s"
-                break
+        found = self._differing(self.mesh.data, mine)
+        if self.mesh.tensor:  # what is not cut is whole on every rank
+            whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
+            found = found or self._differing(self.mesh.tensor, whole)
         if self.mesh.model:  # ranks with other parts of the network are told
             found = next(filter(None, self.mesh.model.allgather(found)), "")
         if found:
             raise ReplicaError(f"step {self.steps}: {found}")
+
+    def _differing(self, ranks, mine: dict[str, bytes]) -> str:
+        """The first parameter of which these ranks have different hashes, in words."""
+        everyone = ranks.allgather((self.mesh.rank, mine))
+        first, expected = everyone[0]
+        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
+            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
+            if differing:
+                return f"parameter {name} on ranks {differing} differs from rank {first}'s"
+        return ""
 
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""
@@ -393,6 +404,7 @@ class Trainer(Serial):
     def close(self) -> None:
         """Free what this trainer holds beside its communicator (collective); it trains no more."""
         self.exchange.close()
+        self.pass_.close()
         self.mesh.close()
 
 

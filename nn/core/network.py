@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +83,8 @@ class Network:
         Of trained parameters, and of running statistics.
     whole : Layout
         Of whole parameters, where `layout` is that of a part; otherwise the same.
+    whole_state : Layout
+        The same of running statistics.
 
     Raises
     ------
@@ -114,7 +116,8 @@ class Network:
         self.training_shape = root.training_shape(self.in_shape)
         self.takes_ids = takes_ids(root)
         self.layout = Layout(self.specs, borrowed=whole and whole.specs, names=whole.names if whole else ())
-        self.whole, self.state_layout = self.layout, Layout(self.specs, state=True)
+        self.whole = self.layout
+        self.whole_state = self.state_layout = Layout(self.specs, state=True)
 
     @property
     def precision(self) -> str:
@@ -149,6 +152,9 @@ class Network:
         other.whole = whole = Layout(specs, borrowed=borrowed, names=names)
         other.specs = part_specs(specs, whole.specs, index, count)
         other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count), names=names)
+        if index:
+            other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
+        other.whole_state, other.state_layout = Layout(specs, state=True), Layout(other.specs, state=True)
         return other
 
     def run(
@@ -287,10 +293,17 @@ class Network:
             work(*arguments)
             del work, arguments
 
-    def first_bad(self, p, x: np.ndarray, run: Run) -> NotFinite | None:
-        """Where the first value that is not finite appears in a forward pass; None if nowhere."""
-        if samples := _bad_samples(x, run):
-            return NotFinite(0, "the input", samples)
+    def bad_input(self, x: np.ndarray, run: Run) -> NotFinite | None:
+        """Whether a value of the input is not finite."""
+        return NotFinite(0, "the input", samples) if (samples := _bad_samples(x, run)) else None
+
+    def first_bad(self, p, x: np.ndarray, run: Run, forward: Callable[[], object] | None = None) -> NotFinite | None:
+        """Where the first value that is not finite appears in a forward pass; None if nowhere.
+
+        `forward` makes that pass, where it is not this network's own.
+        """
+        if bad := self.bad_input(x, run):
+            return bad
         found: list[NotFinite] = []
         outputs = 0
 
@@ -304,7 +317,7 @@ class Network:
         outer, run.context.watch = run.context.watch, watch
         try:
             with np.errstate(all="ignore"):
-                self.forward(p, x, run)
+                forward() if forward else self.forward(p, x, run)
         finally:
             run.context.watch = outer
         return found[0] if found else None
@@ -355,7 +368,7 @@ def near(given: Shape, sample: Shape) -> str:
 def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
     """Indices in the global batch of the samples with a value that is not finite."""
     rows = np.isfinite(x).reshape(len(x), -1).all(axis=1)
-    return [run.micro_batch.sample + int(i) for i in np.flatnonzero(~rows)]
+    return [run.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
 
 
 def _some(samples: list[int]) -> str:

@@ -42,6 +42,14 @@ class Group:
         """The arrays of all ranks, in their order: (size, *array.shape)."""
         return array[None]
 
+    def sum_part(self, array: np.ndarray) -> np.ndarray:
+        """This rank's entry of the sum over the ranks of an array (size, ...)."""
+        return array[0]
+
+    def swap(self, array: np.ndarray) -> np.ndarray:
+        """What every rank has for this one, in their order: entry r of an array (size, ...) goes to rank r."""
+        return array
+
 
 ALONE = Group()
 AXES = ("data", "tensor")  # what ranks of a group share: the samples of a batch, or the parts of tensors
@@ -59,6 +67,9 @@ class MicroBatch:
         Of the optimizer.
     sample : int
         Index in the global batch of the first sample.
+    pieces : list of (int, int), or None
+        Where the samples do not follow one another there: the first one's index, and the number, of each piece that
+        does.
     padding : (N, T) bool array or None
         Places that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
         pipeline, it travels with the activations.
@@ -72,9 +83,18 @@ class MicroBatch:
     training: bool = True
     step: int = 0
     sample: int = 0
+    pieces: list[tuple[int, int]] | None = None
     padding: np.ndarray | None = None
     accumulate: bool = False
     waiting: list[tuple[Callable, tuple]] | None = None
+
+    def index(self, row: int) -> int:
+        """Where a sample is in the global batch."""
+        for first, samples in self.pieces or ():
+            if row < samples:
+                return first + row
+            row -= samples
+        return self.sample + row
 
 
 class Context:

@@ -246,7 +246,7 @@ class Serial:
     def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears in the forward pass of a micro-batch."""
         self.run.micro_batch.sample, x = part
-        return self.network.first_bad(self.p, x, self.run) if len(x) else None
+        return self.held.first_bad(self.p, x, self.run) if len(x) else None
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""

@@ -146,6 +146,9 @@ class Exchange:
         """One step of the optimizer."""
         self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
 
+    def take_back(self) -> None:
+        """The step is refused: whatever was updated in it is as before."""
+
     # ------------------------------------------------------------------------------------------------ the state
 
     def meet(self, what: str) -> None:

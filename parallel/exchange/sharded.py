@@ -78,7 +78,7 @@ class Sharded(Exchange):
         self.cut = UnitLayout(self.network, self.mesh.count, self.unit_bytes)
         self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
         for region in self.regions:
-            region.owned = slice(None)  # norms of its tensors are sums over ranks that have blocks of the unit
+            region.elsewhere = set()  # norms of its tensors are sums over ranks that have blocks of the unit
         self.region = ShardRegion(self.cut, rank)
         names = [*self.optimizer.slots, *reversed(self.sharded[1:])]
         found = shards(names, self.cut.size, dtype, self.offload, self.mesh.communicator)

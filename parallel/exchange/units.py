@@ -149,13 +149,14 @@ class ShardRegion:
     """The regions of a shard's blocks as one (see nn.core.layout.Region)."""
 
     def __init__(self, cut: UnitLayout, rank: int):
-        borrowed = [unit.at for unit in cut.units if unit.start >= cut.layout.own]
-        self.names, self.owned = cut.layout.names, slice(0, min(borrowed, default=cut.size))
-        self.tensors, self.decayed = [], []
+        layout = cut.layout
+        self.names, self.elsewhere = layout.names, layout.replicas | layout.borrowed
+        self.tensors, self.decayed, self.owned = [], [], []
         for unit in cut.units:
             region = cut.region(unit, rank)
             self.tensors += [(name, _shifted(part, unit.at), spec) for name, part, spec in region.tensors]
             self.decayed += [_shifted(part, unit.at) for part in region.decayed]
+            self.owned += [_shifted(part, unit.at) for part in region.owned]
 
 
 class UnitBuffers:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.steps import part
-from nn.core.network import Network
+from nn.core.network import Network, NotFinite
 from nn.training.serial import micro_batches
 from parallel.mesh import Mesh
 
@@ -61,6 +61,7 @@ class Whole:
     fixed = False
     knows = True  # the loss of its samples; of ranks that have one network together, one does
     phases = ()  # as of an exchange, those of its own
+    note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
     def hold(self, network: Network, mesh: Mesh) -> Network:
         """What this rank computes of the network."""
@@ -148,9 +149,20 @@ class Whole:
                 sums += self.rounded(trainer.score(z, targets))
         return sums
 
+    def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
+        """Where the first value that is not finite appears among samples: (place of the first one, they)."""
+        return trainer.look(part)
+
+    def close(self) -> None:
+        """Free what is held beside arrays."""
+
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""
         return scores
+
+    def pictures(self, events: list[dict]) -> dict:
+        """Figures by the names of their files, of what `note` was told on all ranks."""
+        return {}
 
     def in_transit(self) -> int:
         """Bytes that are kept for what other ranks send, beside the exchange's."""

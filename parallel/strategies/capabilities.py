@@ -63,7 +63,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=BOTH, mixed=True),
+    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True),
     "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -84,7 +84,23 @@ CAPABILITIES = {
         not_compressed="the gradients of every stage travel by themselves, as they are",
         reproducible=False,
     ),
+    # Also what ddp can where it has an axis "tensor".
+    "tensor": Capabilities(
+        axes=("data", "tensor"),
+        compress=(),
+        not_compressed="of what a rank has of every layer, the gradients travel as they are",
+        reproducible=False,
+    ),
+    "owt": Capabilities(
+        axes=(), compress=(), not_compressed="few gradients travel, those of convolutions", reproducible=False
+    ),
     "downpour": SERVED_APART,
+    "sandblaster": replace(
+        APART_ALL,
+        parts=False,
+        not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
+        not_compressed="a line search needs gradients as they are",
+    ),
     **dict.fromkeys(
         ("local-sgd", "diloco", "easgd"),
         replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
@@ -126,7 +142,9 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
     if "sync_batch_norm" in asked and not can.synchronized:
         return "statistics over all ranks need all of them at one step, and each is at its own"
     if "reproducible" in asked and not can.reproducible:
-        return "what is added up when depends on who comes first, or on how many there are"
+        if can.apart:
+            return "what is added up when depends on who comes first, or on how many there are"
+        return "micro-batches are added up in each stage as they pass, and are no virtual shards"
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
@@ -142,9 +160,8 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(
-            f"| `{strategy}` | {' | '.join([', '.join(can.axes), *yes, methods, shards, ('no', 'yes')[can.mixed]])} |"
-        )
+        row = [", ".join(can.axes) or "none", *yes, methods, shards, ("no", "yes")[can.mixed]]
+        lines.append(f"| `{strategy}` | {' | '.join(row)} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
