@@ -70,12 +70,15 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault(name, "1")
     task = {"model": options.model, "input": options.input, "classes": options.classes, "batch": options.batch}
     task |= {"steps": options.steps}
+    read(options, task)  # refuses another task before anything is measured
     if launcher.inside():
+        if not options.network and not (options.out / "network.json").exists():
+            parser().error("--network: measure it with bench_network.py on these nodes, and name the file")
         found = [point for name in strategies for point in measure(world(), task | {"strategy": name})]
-        if not found:  # rank 0 has them
-            return 0
+        if found:  # rank 0 has them
+            keep(options, task, network_here(options), found)
     else:
-        found = []
+        network = network_here(options)
         for count in options.ranks:
             for name in strategies if count > 1 else strategies[:1]:
                 print(f"{name} on {count} rank{'s' * (count > 1)}", flush=True)
@@ -84,8 +87,8 @@ def main(argv: list[str] | None = None) -> int:
                 except RuntimeError as error:
                     parser().exit(1, f"scaling.py: error: {error}\n")
                 of = strategies if count == 1 else [name]  # one rank is alone, whatever the strategy
-                found += [point | {"strategy": each} for each in of for point in points]
-    return tell(options, task, found)
+                keep(options, task, network, [point | {"strategy": each} for each in of for point in points])
+    return tell(options, task) if not launcher.inside() or found else 0
 
 
 def measured_on(count: int, task: dict) -> list[dict]:
@@ -225,30 +228,51 @@ def predicted(point: dict, task: dict, network) -> dict:
     return point | {"predicted": found.seconds, "parts": found.parts, "apart": found.seconds / point["seconds"] - 1}
 
 
-def tell(options, task: dict, found: list[dict]) -> int:
-    """Add to what is there, print, draw."""
+def network_here(options):
+    """Of --network, or kept from before, or measured."""
     from collectives.pricing.networks import Network
-    from nn.training.checkpoints import write_atomically
-    from parallel.planning.tables import columns, seconds
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    file, kept = options.out / "scaling.json", options.out / "network.json"
-    same = {name: task[name] for name in ("model", "batch")}
-    before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
-    if before["task"] != same:
-        parser().error(f"{file} is of {before['task']}, given {same}: give another --out")
+    kept = options.out / "network.json"
     if options.network:
         network = network_of(options)
     elif kept.exists():
         network = Network.load(kept)
-    elif launcher.inside():
-        parser().error("--network: measure it with `bench_network.py` on these nodes, and name the file")
     else:
         network = measured_network(2)
+    options.out.mkdir(parents=True, exist_ok=True)
     network.save(kept)
+    return network
+
+
+def read(options, task: dict) -> dict:
+    """What scaling.json has; nothing of another task."""
+    file, same = options.out / "scaling.json", {name: task[name] for name in ("model", "batch")}
+    before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
+    if before["task"] != same:
+        parser().error(f"{file} is of {before['task']}, given {same}: give another --out")
+    return before
+
+
+def write(options, content: dict) -> None:
+    from nn.training.checkpoints import write_atomically
+
+    write_atomically(options.out / "scaling.json", (json.dumps(content, indent=1) + "\n").encode())
+
+
+def keep(options, task: dict, network, found: list[dict]) -> None:
+    """Add points, with what is predicted of them, to those that are there."""
+    content = read(options, task)
     key = lambda point: (point["strategy"], point["mode"], point["ranks"])
-    points = {key(p): p for p in before["points"]} | {key(p): predicted(p, task, network) for p in found}
-    points = [points[k] for k in sorted(points)]
+    points = {key(p): p for p in content["points"]} | {key(p): predicted(p, task, network) for p in found}
+    write(options, content | {"points": [points[k] for k in sorted(points)]})
+
+
+def tell(options, task: dict) -> int:
+    """Print and draw all points."""
+    from parallel.planning.tables import columns, seconds
+
+    content = read(options, task)
+    points = content["points"]
     lines = []
     for p in points:
         mark = "more ranks than cores" if p["crowded"] else "" if abs(p["apart"]) <= NEAR else f"beyond {NEAR:.0%}"
@@ -259,10 +283,9 @@ def tell(options, task: dict, found: list[dict]) -> int:
     laws = fitted(points)
     for text in laws.values():
         print(text)
-    content = {"task": same, "points": points, "laws": laws}
-    write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
+    write(options, content | {"laws": laws})
     draw(points, f"{task['model']}, {task['batch']} samples").savefig(options.out / "scaling.png")
-    print(f"{file}, network.json and scaling.png beside it")
+    print(f"{options.out / 'scaling.json'}, network.json and scaling.png beside it")
     return 0
 
 

@@ -86,15 +86,19 @@ def test_memory_decides(plan, profile, capsys):
     assert "nothing fits into 1 MB a rank: the least is " in capsys.readouterr().out
 
 
-def test_layers_and_network_are_measured_here(plan, tmp_path, capsys, monkeypatch):
+@pytest.mark.exhaustive
+def test_the_network_is_measured_here(plan):
     network = plan.measured_network(2, seconds=1e-4)
     assert network.ranks_per_node == 2 and network.inside.points and network.meetings
-    monkeypatch.setattr(plan, "measured_network", lambda ranks: network)
+
+
+def test_a_plan_of_what_is_measured_here(plan, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "measured_network", lambda ranks: NETWORKS["workstation"])
     file = tmp_path / "measured.csv"
     given = ["mlp:784,30,10", "--ranks", "2", "--batch", "32", "--repeats", "2", "--save-profile", str(file)]
     assert plan.main(given) == 0
     said = capsys.readouterr().out
-    assert "network: measured here, 2 ranks a node; measured with " in said
+    assert "network: measured here, " in said
     assert "python scripts/train.py --model mlp:784,30,10 --batch 32 --ranks 2 --strategy " in said
     assert [layer.name for layer in read_profile(file)][1] == "1 Linear(784 30)"
 

@@ -11,7 +11,7 @@ from collectives.pricing.networks import NETWORKS
 from parallel.planning.laws import amdahl
 
 EXPERIMENTS = Path(__file__).parents[2] / "scripts" / "experiments"
-TASK = {"model": "mlp:12,9,5", "input": [12], "classes": 5, "batch": 7, "steps": 8}
+TASK = {"model": "mlp:12,9,5", "input": [12], "classes": 5, "batch": 7, "steps": 2}
 
 
 def load():
@@ -29,10 +29,11 @@ def scaling():
     return load()
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_measure_a_point_of_each_kind(comm, ranks):
     scaling, world = load(), Communicator(comm)
-    for strategy in ("ddp", "dp", "zero1", "zero2", "fsdp", *(["ps"] if ranks > 1 else [])):
+    scaling.ROUNDS = 1
+    for strategy in ("ddp", "dp", "ps"):
         points = scaling.measure(world, TASK | {"strategy": strategy})
         assert bool(points) == (comm.rank == 0)
         for point, mode in zip(points, ("strong", "weak"), strict=bool(points)):
