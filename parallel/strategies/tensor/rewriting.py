@@ -100,7 +100,7 @@ def share(
             f"{network.name} has nothing that {ranks} ranks could share: no linear layer or convolution of so many "
             "outputs, no attention; use fewer ranks, or data parallelism"
         )
-    shared = Network(root, network.in_shape, network.dtype, network.name)
+    shared = Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
     return shared, SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
 
 
