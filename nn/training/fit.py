@@ -194,7 +194,9 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
         training.seconds, clock = training.seconds + now - clock, now
         for callback in callbacks:
             callback.on_step(training, loss)
-    training.meet()
+    clock = time.perf_counter()
+    training.meet()  # which is training, too: what is on its way comes to its end
+    training.seconds += time.perf_counter() - clock
     training.epoch += 1
     record = {
         "epoch": training.epoch,

@@ -20,17 +20,15 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from collectives.steps import part
 from nn.core.layer import Layer, Sequential
 from nn.core.network import Network
-from nn.core.pool import Memory
-from nn.core.run import Run
+from nn.core.run import ALONE, Run
+from nn.layers.batch_normalization import BatchNorm
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear
 from nn.losses import Loss
@@ -39,8 +37,9 @@ from parallel.exchange.base import Exchange
 from parallel.exchange.messages import Buckets
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
+from parallel.strategies.activation_rounds import Rounds
 from parallel.strategies.join import Total
-from parallel.strategies.tensor.moves import Cut
+from parallel.strategies.tensor.moves import Cut, sum_as_one
 from parallel.strategies.tensor.rewriting import TERMS, share
 from parallel.trainer import Trainer
 
@@ -92,35 +91,17 @@ def split(network: Network, loss: Loss, ranks: int, scheme: str) -> tuple[Networ
                 f"child {at} is {first!r}, given samples of shape {features}: use all, turns or shares"
             )
         given = Cut(-1, features[0])
+    if scheme in ("turns", "shares") and any(_holds(layer, BatchNorm) for layer in network.root.layers[at:]):
+        raise ValueError(
+            f"{network.name} has batch normalisation among its linear layers, which needs all samples at once: "
+            "use all or features"
+        )
     shared, loss = share(network, loss, ranks, start=at, given=given)
     return shared, loss, at
 
 
 def _shapes(network: Network) -> list[tuple[int, ...]]:
     return network.root.child_shapes(network.in_shape)
-
-
-class Round(NamedTuple):
-    """Samples that go through the fully-connected layers together: of every rank some rows of what it has."""
-
-    rows: list[tuple[int, int]]
-
-    @property
-    def counts(self) -> list[int]:
-        """Samples of each rank."""
-        return [hi - lo for lo, hi in self.rows]
-
-
-def rounds(scheme: str, samples: list[int]) -> list[Round]:
-    """The passes of a step for which the ranks have so many samples; none without any."""
-    ranks = len(samples)
-    if scheme == "turns":
-        found = [Round([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)]
-    elif scheme == "shares":
-        found = [Round([part(n, ranks, i) for n in samples]) for i in range(ranks)]
-    else:
-        found = [Round([(0, n) for n in samples])]
-    return [one for one in found if sum(one.counts)]
 
 
 class WeirdTrick(Whole):
@@ -142,7 +123,6 @@ class WeirdTrick(Whole):
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
         shared, self.parts_loss, self.at = split(network, self.whole_loss, ranks, self.scheme)
         self.shape = _shapes(network)[self.at]
-        self.features = Cut(-1, self.shape[-1])
         return shared.part(index, ranks) if ranks > 1 else shared
 
     def start(self, mesh, network):
@@ -164,7 +144,6 @@ class WeirdTrick(Whole):
         self.runs.append(Run(run.context, "", run.children[at:], None, run.end))
         self.views = [(trainer.p[:at], trainer.g[:at]), (trainer.p[at:], trainer.g[at:])]
         self.group = run.context.groups.setdefault("tensor", Ranks(trainer.communicator))
-        run.context.groups["data"] = self.group  # they share every batch, too
         layout = held.layout
         start = layout.ends[str(at)]  # of the convolutions' gradients, which are finished last
         ends = [end - start for end in layout.ends.values() if end > start]
@@ -172,7 +151,9 @@ class WeirdTrick(Whole):
             self.group.communicator, trainer.gradients[start:], ends, layout.size - start, **self.bucketing
         )
         self.start_of_convolutions = start
-        self.statistics, self.memory = trainer.statistics, Memory()
+        self.moves = Rounds(self.scheme, self.group, self.shape[-1])
+        statistics = held.state_layout.items(trainer.statistics)
+        self.statistics = [array for name, array in statistics if int(name.partition(".")[0]) < at]
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -182,9 +163,9 @@ class WeirdTrick(Whole):
         batch.training, batch.pieces, context.ready = True, None, None
         if not micro.adds:
             self.buckets.begin()
-        pieces, loss = self.pieces(len(x), micro.first), 0.0
+        pieces, loss = self.moves.samples(len(x), micro.first), 0.0
         if some := any(samples for _, samples in pieces):
-            a, saved = self.halves[0].forward(self.views[0][0], x, self.runs[0])
+            a, saved = self.convolve(context, x)
             loss, ga = self.rounds(trainer, a, y, total, pieces, micro.adds)
             context.micro_batch = batch
         if last:
@@ -193,6 +174,7 @@ class WeirdTrick(Whole):
         trainer.tell(loss + before, total, micro)
         if some:
             p, g = self.views[0]
+            context.groups["data"] = self.group
             self.halves[0].backward(p, g, ga, saved, self.runs[0])
         else:
             trainer.exchange.skip(micro)
@@ -202,108 +184,34 @@ class WeirdTrick(Whole):
                 trainer.say(news)
         return loss + before
 
-    def pieces(self, samples: int, first: int) -> list[tuple[int, int]]:
-        """Of every rank: (place of its first sample in the batch, how many it has)."""
-        return [tuple(map(int, each)) for each in self.group.gather(np.array([first, samples]))]
+    def convolve(self, context, x: np.ndarray) -> tuple[np.ndarray, object]:
+        """The activations of this rank's samples, and what backward needs. Here ranks share a batch, behind none do."""
+        context.groups["data"] = self.group
+        found = self.halves[0].forward(self.views[0][0], x, self.runs[0])
+        context.groups["data"] = ALONE
+        return found
 
     def rounds(self, trainer, a, y, total, pieces, adds: bool) -> tuple[float, np.ndarray]:
         """The loss of everybody's activations a, and its gradient with respect to this rank's."""
         context, batch, loss = trainer.run.context, trainer.run.micro_batch, 0.0
         p, g = self.views[1]
         ga = np.zeros(a.shape, a.dtype)
-        for number, (one, x, targets) in enumerate(self.moved(a, y, [n for _, n in pieces])):
+        for number, (one, x, targets) in enumerate(self.moves.moved(a, y, [n for _, n in pieces])):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples, accumulate=adds or number > 0)
             z, saved = self.halves[1].forward(p, x, self.runs[1])
             value, gz = trainer.loss(z, targets, total * trainer.terms, self.runs[1])
             loss += value
             gx = self.halves[1].backward(p, g, gz, saved, self.runs[1])
-            self.take_back(gx, one, ga)
+            self.moves.take_back(gx, one, ga)
         return loss, ga
 
     def mean_statistics(self) -> None:
         """Running statistics of the convolutions' part are the mean of all ranks', as in data parallelism."""
-        if self.statistics.size:
-            self.group.sum(self.statistics)
-            self.statistics /= self.ranks
-
-    # ------------------------------------------------------------------------------------------------ what moves
-
-    def moved(self, a, y, samples: list[int]) -> Iterator[tuple[Round, np.ndarray, np.ndarray]]:
-        """(round, activations, targets) of each pass; the next one's travel while one is computed."""
-        todo = rounds(self.scheme, samples)
-        waiting = [self.begin(todo[0], a)] if todo else []
-        everyones = self.everyones_rows(y, samples)
-        for number, one in enumerate(todo):
-            arrive = waiting.pop()
-            x = arrive()
-            if number + 1 < len(todo):
-                waiting.append(self.begin(todo[number + 1], a))
-            rows = [theirs[lo:hi] for theirs, (lo, hi) in zip(everyones, one.rows, strict=True)]
-            yield one, x, np.concatenate(rows)
-
-    def everyones_rows(self, rows: np.ndarray, samples: list[int]) -> list[np.ndarray]:
-        """What every rank has of an array with a row for each sample."""
-        padded = np.zeros((max(samples), *rows.shape[1:]), rows.dtype)
-        padded[: len(rows)] = rows
-        return [theirs[:n] for theirs, n in zip(self.group.gather(padded), samples, strict=True)]
-
-    def begin(self, one: Round, a: np.ndarray):
-        """Let the activations of a round travel; returns what waits for them."""
-        lo, hi = one.rows[self.rank]
-        if self.scheme == "features":
-            return lambda: self.swapped(a[lo:hi], one)
-        communicator, counts = self.group.communicator, one.counts
-        if self.scheme == "turns":
-            turn = int(np.argmax(counts))
-            mine = turn == self.rank
-            x = np.ascontiguousarray(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), a.dtype)
-            request = communicator.Ibcast(x, turn)
-            return lambda: (request.Wait(), x)[1]
-        most = max(counts)
-        mine = self.memory.empty((most, *a.shape[1:]), a.dtype)
-        mine[: hi - lo], mine[hi - lo :] = a[lo:hi], 0
-        found = self.memory.empty((self.ranks, *mine.shape), a.dtype)
-        request = communicator.Iallgather(mine, found)
-
-        def arrive(sent=mine):  # which must not be used again before
-            request.Wait()
-            return found.reshape(-1, *a.shape[1:]) if min(counts) == most else _joined(found, counts)
-
-        return arrive
-
-    def take_back(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
-        """The gradients of a round's activations to those who have made them, summed."""
-        (lo, hi), counts = one.rows[self.rank], one.counts
-        if self.scheme == "features":
-            ga[lo:hi] = self.swapped_back(gx, one)
-        elif self.scheme == "turns":
-            turn = int(np.argmax(counts))
-            self.group.communicator.Reduce(np.ascontiguousarray(gx), ga if turn == self.rank else None, root=turn)
-        else:
-            ga[lo:hi] = self.group.sum_part(_apart(gx, counts))[: hi - lo]
-
-    def swapped(self, a: np.ndarray, one: Round) -> np.ndarray:
-        """Everybody's samples, of the features that are this rank's."""
-        most, width = max(one.counts), -(-self.features.size // self.ranks)
-        out = np.zeros((self.ranks, most, width), a.dtype)
-        for rank, piece in enumerate(out):
-            f, t = self.features.bounds(rank, self.ranks)
-            piece[: len(a), : t - f] = a[:, f:t]
-        return _joined(self.group.swap(out), one.counts)[:, : self.features.share(self.group)]
-
-    def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
-        """The gradient of this rank's samples, of all features: nothing is to be summed."""
-        most, width = max(one.counts), -(-self.features.size // self.ranks)
-        out = np.zeros((self.ranks, most, width), gx.dtype)
-        out[:, :, : gx.shape[1]] = _apart(gx, one.counts)
-        mine = one.counts[self.rank]
-        back = [
-            piece[:mine, : t - f]
-            for rank, piece in enumerate(self.group.swap(out))
-            for f, t in [self.features.bounds(rank, self.ranks)]
-        ]
-        return np.concatenate(back, axis=1)
+        if self.statistics:
+            sum_as_one(self.statistics, self.group)
+            for array in self.statistics:
+                array /= self.ranks
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
@@ -311,10 +219,10 @@ class WeirdTrick(Whole):
         """The outputs for this rank's samples; all compute them."""
         context, batch = trainer.run.context, trainer.run.micro_batch
         batch.training, batch.pieces, context.ready = training, None, None
-        pieces = self.pieces(len(x), batch.sample)
-        a, _ = self.halves[0].forward(self.views[0][0], x, self.runs[0])
+        pieces = self.moves.samples(len(x), batch.sample)
+        a, _ = self.convolve(context, x)
         found = np.empty((len(x), *trainer.network.out_shape), trainer.held.dtype)
-        for one, given, _ in self.moved(a, np.empty(len(x)), [n for _, n in pieces]):
+        for one, given, _ in self.moves.moved(a, np.empty(len(x)), [n for _, n in pieces]):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples)
             z, _ = self.halves[1].forward(self.views[1][0], given, self.runs[1])
@@ -345,20 +253,6 @@ class WeirdTrick(Whole):
             f"layers before {self.at} data-parallel, the others computed by {self.ranks} ranks together, activations "
             f"moved by {self.scheme}; gradients of the former in {self.buckets.describe()}"
         )
-
-
-def _joined(pieces: np.ndarray, counts: list[int]) -> np.ndarray:
-    """Each rank's first rows, one behind the other."""
-    return np.concatenate([piece[:n] for piece, n in zip(pieces, counts, strict=True)])
-
-
-def _apart(rows: np.ndarray, counts: list[int]) -> np.ndarray:
-    """Each rank's rows by themselves, with zeros behind."""
-    found, at = np.zeros((len(counts), max(counts), *rows.shape[1:]), rows.dtype), 0
-    for piece, n in zip(found, counts, strict=True):
-        piece[:n] = rows[at : at + n]
-        at += n
-    return found
 
 
 def OneWeirdTrick(

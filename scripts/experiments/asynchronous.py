@@ -1,6 +1,6 @@
 """Accuracy against time, with a worker that is slow and without: who waits, and what not waiting costs.
 
-    python scripts/experiments/asynchronous.py            # the embedded digits, two workers and a server: three minutes
+    python scripts/experiments/asynchronous.py            # the embedded digits, two workers and a server: four minutes
     python scripts/experiments/asynchronous.py --quick    # shows the script, not the claim
 
 The claim, in shape (Dean et al. 2012, figure 4; Ho et al. 2013): with a slow worker synchronous training goes at its
@@ -56,8 +56,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", default="digits", help="as of scripts/train.py (default: digits, embedded)")
     parser.add_argument("--workers", type=int, default=2, help="(default: 2)")
     parser.add_argument("--batch", type=int, default=32, help="samples of a step, over all workers (default: 32)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each run (default: 6)")
-    parser.add_argument("--pause", type=float, default=20.0, help="milliseconds of a worker's step (default: 20)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
+    parser.add_argument("--pause", type=float, default=40.0, help="milliseconds of a worker's step (default: 40)")
     parser.add_argument("--slow", type=float, default=3.0, help="times, of the slow worker (default: 3)")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help=f"of {', '.join(WAYS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="three ways, a quarter of a second each")

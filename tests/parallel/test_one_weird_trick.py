@@ -8,7 +8,8 @@ from equality import CLIPS, OPTIMIZERS, SEED, batches, difference
 
 import nn
 from nn.core.layer import Sequential
-from parallel.strategies.one_weird_trick import SCHEMES, WeirdTrick, boundary, rounds, split
+from parallel.strategies.activation_rounds import Rounds, rounds
+from parallel.strategies.one_weird_trick import SCHEMES, boundary, split
 
 
 def network(synchronized=True):
@@ -33,7 +34,7 @@ def one_process(optimizer, clip=0):
     return one, [one.step(*batch) for batch in batches("cnn", (0, 1))]
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3], timeout=120)
+@pytest.mark.mpi(ranks=[2, 3], more=[1], timeout=120)
 def test_computes_what_one_process_computes(comm, ranks):
     """By every scheme, over uneven batches, at once and in parts; norms of whole tensors."""
     for scheme in SCHEMES:
@@ -66,7 +67,7 @@ def test_gradients_of_activations_are_summed(comm, monkeypatch):
             at, (lo, hi) = sum(one.counts[: self.rank]), one.rows[self.rank]
             ga[lo:hi] = gx[at : at + hi - lo]
 
-        monkeypatch.setattr(WeirdTrick, "take_back", own)
+        monkeypatch.setattr(Rounds, "take_back", own)
         found = [many.step(*batch) for batch in batches("cnn", many.shard)]
         assert abs(found[0] - losses[0]) < 1e-12 and abs(found[-1] - losses[-1]) > 1e-5
         many.close()
@@ -136,6 +137,30 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d+ .*of the batch"):
         many.step(x, y, total)
     many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_normalisation_behind_the_boundary_sees_all_samples(comm):
+    """Of the channels that are a rank's own; its statistics are whole in a checkpoint."""
+
+    def build():
+        layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, synchronized=True), nn.ReLU(), nn.Flatten(), nn.Linear(72, 7)
+        layers += nn.BatchNorm1d(7, synchronized=True), nn.Tanh(), nn.Linear(7, 10)
+        return nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
+
+    for scheme in "all", "features":
+        one = nn.Serial(build(), nn.CrossEntropyLoss(0.1), nn.SGD(0.1), SEED)
+        many = make(comm, scheme, "sgd", build=build)
+        many.optimizer.weight_decay = 0.0
+        for mine, whole in zip(batches("cnn", many.shard, 3), batches("cnn", (0, 1), 3), strict=True):
+            assert many.step(*mine) == pytest.approx(one.step(*whole), rel=1e-12)
+        want, got = one.state(), many.state()
+        for name in want if many.writer else ():
+            np.testing.assert_allclose(got[name], want[name], rtol=0, atol=1e-12, err_msg=f"{scheme} {name}")
+        many.close()
+    for scheme in "turns", "shares":
+        with pytest.raises(ValueError, match="needs all samples at once: use all or features"):
+            split(build(), nn.CrossEntropyLoss(), 2, scheme)
 
 
 def test_every_sample_is_in_one_round():

@@ -55,7 +55,7 @@ def test_computes_what_one_process_computes(comm, ranks):
     assert_equals_one_process(make(comm), models=("cnn",), optimizers=("lars", "lamb"), clips=(0, 2))
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.mpi(ranks=[4], more=[3])
 def test_a_language_model_on_more_ranks(comm, ranks):
     """Tied embeddings, dropout, an uneven vocabulary, norms of whole tensors; groups that share a batch."""
     for optimizer, clip, way, tensor in (
@@ -72,7 +72,7 @@ def test_a_language_model_on_more_ranks(comm, ranks):
         many.close()
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.mpi(ranks=[2], more=[3])
 def test_checkpoints_hold_whole_tensors(comm, ranks):
     """What is begun on one process is continued here, and the other way round; samples may come in parts."""
     for way in "pairs", "sequence":

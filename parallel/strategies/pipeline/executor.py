@@ -12,6 +12,7 @@ is told to be finished.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,7 @@ class PipelinePass(whole.Whole):
 
     def join(self, trainer):
         """Give every stage its share of the buffers."""
-        self.trainer = trainer
+        self.trainer = weakref.proxy(trainer)  # who is closed is gone at once, with all its memory
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
         self.stages: dict[int, OwnStage] = {}
         outer, child = trainer.run.context, 0

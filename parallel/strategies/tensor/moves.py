@@ -22,6 +22,7 @@ half of it for each of the others. Source: Shoeybi et al. 2019; Korthikanti et a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -232,3 +233,13 @@ class Show(Move):
 
     def backward(self, p, g, gy, saved, run):
         return gy if run.training else self.cut.take(gy, run.group("tensor"), run)
+
+
+def sum_as_one(arrays: Sequence[np.ndarray], group: Group) -> None:
+    """Sum arrays over the ranks, in place, in one message."""
+    message = np.concatenate([array.reshape(-1) for array in arrays])
+    group.sum(message)
+    at = 0
+    for array in arrays:
+        array[...] = message[at : at + array.size].reshape(array.shape)
+        at += array.size

@@ -20,6 +20,7 @@ from parallel.exchange.base import Exchange
 from parallel.exchange.messages import Messages
 from parallel.mesh import Mesh
 from parallel.passes.whole import Whole
+from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import share, terms
 from parallel.trainer import Trainer
 
@@ -49,7 +50,6 @@ class Shared(Whole):
         names = terms(trainer.held)
         self.gradients = [array for name, array in trainer.held.layout.flat(trainer.g).items() if name in names]
         trainer.loss = self.parts_loss
-        self.terms = np.zeros(sum(array.size for array in self.gradients), trainer.held.dtype)
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """As Whole. Where gradients are terms, none is told to be finished before they are summed."""
@@ -62,19 +62,10 @@ class Shared(Whole):
             return loss + before
         ready, context.ready = context.ready, None
         trainer.backward(gz, saved)
-        self.sum_terms(context.groups["tensor"])
+        sum_as_one(self.gradients, context.groups["tensor"])
         if ready:
             ready(trainer.held.layout.size)
         return loss + before
-
-    def sum_terms(self, group) -> None:
-        """One message for all of them."""
-        np.concatenate([array.reshape(-1) for array in self.gradients], out=self.terms)
-        group.sum(self.terms)
-        at = 0
-        for array in self.gradients:
-            array[...] = self.terms[at : at + array.size].reshape(array.shape)
-            at += array.size
 
     def evaluate(self, trainer, x, y):
         """All ranks have the outputs; one tells how good they are."""
