@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the pictures of docs/ from the algorithms themselves.
+"""Draw the pictures of docs/ from the algorithms and classes themselves.
 
     python scripts/make_pictures.py              into docs/
     python scripts/make_pictures.py --out DIR    elsewhere, to compare
@@ -8,15 +8,70 @@ The same versions of the code and of matplotlib write the same bytes: no date, n
 """
 
 import argparse
+import importlib
+import pkgutil
 from pathlib import Path
 
 import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from collectives import ALGORITHMS, draw
+from parallel import strategies
+from parallel.exchange.base import Exchange
+from parallel.mesh import AXES
+from parallel.passes.whole import Whole
+
+
+def kinds(part: type) -> list[str]:
+    """Names of a part's kinds in parallel/, by what they are made of."""
+    for module in pkgutil.walk_packages(strategies.__path__, f"{strategies.__name__}."):
+        importlib.import_module(module.name)  # and with it the parts that it chooses from
+    found = [part, *(kind for each in part.__subclasses__() for kind in [each, *each.__subclasses__()])]
+    return sorted({kind.__name__ for kind in found}, key=lambda name: (name != part.__name__, name))
+
+
+def trainer_parts():
+    """The trainer, its three parts and their kinds; and what a step asks of each, in its order."""
+    figure = Figure(figsize=(9, 4.2))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 9), ylim=(0, 4.2))
+    axes.axis("off")
+    title = {"ha": "center", "va": "top", "fontsize": 11, "fontweight": "bold"}
+    text = {"ha": "center", "va": "top", "fontsize": 8.5, "linespacing": 1.35}
+
+    def box(left, bottom, width, height, color):
+        axes.add_patch(Rectangle((left, bottom), width, height, facecolor=color, edgecolor="#444444"))
+
+    box(2.2, 3.2, 4.6, 0.9, "#eeeeee")
+    axes.text(4.5, 4.02, "Trainer", **title)
+    axes.text(4.5, 3.72, "step   evaluate   entries   load_state\nnn.fit cannot tell it from nn.Serial", **text)
+    for i, (name, color, does, found) in enumerate(
+        (
+            ("pass", "#dcecf9", "what this rank computes\ncut   take   compute", kinds(Whole)),
+            (
+                "exchange",
+                "#e3f3df",
+                "how gradients and parameters meet\nbegin  tell  add  sum  update",
+                kinds(Exchange),
+            ),
+            ("mesh", "#fbeed5", "who is whose peer, by axes\nsum   allgather   bcast", AXES),
+        )
+    ):
+        left = 0.15 + 2.95 * i
+        box(left, 0.1, 2.8, 2.6, color)
+        axes.annotate("", (left + 1.4, 2.7), (3.3 + 1.2 * i, 3.2), arrowprops={"arrowstyle": "-|>", "color": "#444444"})
+        axes.text(left + 1.4, 2.62, name, **title)
+        axes.text(left + 1.4, 2.3, does, **text)
+        lines = [" \u00b7 ".join(found[k : k + 2]) for k in range(0, len(found), 2)]
+        axes.text(left + 1.4, 1.62, "\n".join(lines), **text, color="#1f4e79")
+    return figure
+
 
 PICTURES = {
     "ring_allreduce.svg": lambda: draw(ALGORITHMS["allreduce"]["ring"], 4, 4),
     "shared_allreduce.svg": lambda: draw(ALGORITHMS["allreduce"]["shared_arrays"], 4, 64),
+    "trainer_parts.svg": trainer_parts,
 }
 
 

@@ -1,228 +1,147 @@
 """Mutation testing: small changes are made to the code, one at a time, and some test should fail for each.
 
-    make mutants                                           # a sample of 200 of all three packages
+    make mutants                                           # a sample of 200 of all three packages: hours
     python scripts/mutants.py --only nn/ --count 50        # of some files
 
-The operators are Cosmic Ray's (+ for -, < for <=, `and` for `or`, 1 for 0, no loop, ...). A place in the code is drawn,
-then one of its mutants, so a place with many counts once. Each is tried with the few test files nearest to its file:
-first those of its name, then those of its room, by the number of imports between. pytest stops at the first failure.
-The outcome is "killed" by a failure, "timeout" where tests take five times as long as without it, or "survived".
+The operators are Cosmic Ray's (+ for -, < for <=, `and` for `or`, 1 for 0, no loop, ...); mutants_drawing.py says which
+changes are left out by rule. Every test file is run once under coverage (mutants_lines.py), so that for each line the
+files that run it are known. A mutant is tried with those, first those that are likely to tell soonest, until one fails:
 
-Everything happens in a copy of the tracked files below the system's temporary directory. Each outcome is written as
-soon as it is known, and a second call goes on where the first one ended; with a larger --nearest it tries survivors
-with more tests. A survivor is a test that is missing, or an equivalent mutant: one that changes nothing that anybody
-could see.
+- killed: a test failed;
+- timeout: a test file took three times as long as when it was counted, and half a minute more, and was ended;
+- survived: all of them passed, or those that were tried in --cap seconds;
+- not run: no test runs that line, so that none can fail.
+
+Everything happens in a copy of the tracked files below the system's temporary directory (mutants_running.py); the
+checkout is never changed. Each outcome is written as soon as it is known, and a second call goes on where the first
+one ended: with more tests where --cap has been raised, or where tests have changed. A survivor is a test that is
+missing, code that nobody needs, or an equivalent mutant: one that changes nothing that anybody could see. The last are
+listed, with the reason, in mutants_equivalent.toml.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import difflib
 import json
 import os
-import random
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+import tomllib
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.plugins import get_operator, operator_names
+from mutants_drawing import Mutant, draw
+from mutants_lines import Measured, covering, measure
+from mutants_running import Copy, Ended
 
-FOLDERS = ("nn/", "collectives/", "parallel/")
-UNUSED = ("VariableReplacer", "VariableInserter")  # operators that have to be told names
-PATIENCE, LEAST = 5, 60  # a mutant may take that many times as long as the plain code, and seconds more
-MARK = "RINGPROP_MUTANT"  # in the environment of all processes of a try
+FOLDERS = ("nn", "collectives", "parallel")
+EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
+CAUGHT = ("killed", "timeout")
+PATIENCE, LEAST = 3, 30  # a test file may take that many times as long as under coverage, and seconds more
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200, metavar="N", help="mutants in the sample (default: 200)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample (default: 0)")
-    parser.add_argument(
-        "--only", default="", metavar="PREFIX", help="try those of files that begin so, such as nn/loss"
-    )
-    parser.add_argument("--nearest", type=int, default=5, metavar="N", help="test files to try (default: 5)")
-    parser.add_argument("--json", type=Path, default=Path("runs/mutants.json"), metavar="FILE", help="outcomes")
+    parser.add_argument("--only", default="", metavar="PREFIX", help="of files that begin so, such as nn/loss")
+    parser.add_argument("--cap", type=float, default=600, metavar="S", help="seconds of tests a mutant (default: 600)")
+    parser.add_argument("--out", type=Path, default=Path("runs/mutants"), metavar="DIR", help="what is kept")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copy is removed
-    outcomes = json.loads(options.json.read_text()) if options.json.exists() else {"plain": {}, "mutants": []}
-    outcomes["plain"] = {
-        test: seconds for test, seconds in outcomes["plain"].items() if seconds
-    }  # try failed ones again
     listed = subprocess.run(["git", "ls-files", "-z"], check=True, capture_output=True, text=True).stdout
     tracked = [path for path in listed.split("\0") if path and Path(path).is_file()]
-    near = {path: tests[: options.nearest] for path, tests in nearest_tests(tracked).items()}
-    known = {(m["file"], m["diff"]): m for m in outcomes["mutants"]}
-    sample = [m for m in draw(tracked, options.count, options.seed) if m["file"].startswith(options.only)]
-    sample.sort(key=lambda m: sum(map(needs_ranks, near[m["file"]])))  # the quick ones first
-    with tempfile.TemporaryDirectory(prefix="mutants-") as copy:
-        for path in tracked:
-            target = Path(copy, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+    tests = sorted(path for path in tracked if Path(path).name.startswith("test_") and path.endswith(".py"))
+    sources = [path for path in tracked if path.startswith(tuple(f"{name}/" for name in FOLDERS))]
+    sources = [path for path in sources if path.endswith(".py") and path.startswith(options.only)]
+    outcomes = Outcomes(options.out / "outcomes.json")
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        copy = Copy(tracked, directory)
+        measured = measure(copy, tests, FOLDERS, options.out / "tests")
+        sample = list(islice(draw(sources, options.seed), options.count))
         for mutant in sample:
-            before = known.get((mutant["file"], mutant["diff"]), {"outcome": "survived", "tests": []})
-            rest = [test for test in near[mutant["file"]] if test not in before["tests"]]
-            if before["outcome"] == "survived" and rest:
-                found = try_mutant(mutant, rest, Path(copy), outcomes["plain"])
-                found["tests"] = before["tests"] + found["tests"]
-                known[found["file"], found["diff"]] = found
-                outcomes["mutants"] = list(known.values())
-                save(options.json, outcomes)
+            near = covering(measured, mutant.file, (copy.path / mutant.file).read_text(), mutant.line)
+            before = outcomes.known.get(mutant.key, {})
+            if found := try_mutant(mutant, near, copy, options.cap, before):
+                outcomes.add(mutant, found)
+                told = found["tried"][-1][0] if found["tried"] else ""
                 print(
-                    f"{found['outcome']:9} {found['file']}:{found['line']} {' '.join(found['tests'][-1:])}", flush=True
+                    f"{found['outcome']:9} {found['seconds']:5.0f} s  {mutant.file}:{mutant.line}  {told}", flush=True
                 )
-    tried = [known[m["file"], m["diff"]] for m in sample]
-    for m in tried:
-        if m["outcome"] == "survived":
-            print(f"\nsurvived {m['file']}:{m['line']}\n{m['diff']}")
-    if failing := [test for test, seconds in outcomes["plain"].items() if seconds is None]:
-        print(f"\nnot used, for they fail without any change: {', '.join(failing)}")
-    print("\n" + ", ".join(f"{n} {outcome}" for outcome, n in Counter(m["outcome"] for m in tried).most_common()))
+    report(sample, outcomes.known)
 
 
-def draw(tracked: list[str], count: int, seed: int) -> list[dict]:
-    """That many mutants: file, line, diff and the whole new text."""
-    sources = sorted(path for path in tracked if path.startswith(FOLDERS) and path.endswith(".py"))
-    nodes = {path: list(ast_nodes(get_ast(Path(path).read_text()))) for path in sources}
-    operators = [get_operator(name)() for name in sorted(operator_names()) if not name.endswith(UNUSED)]
-    places = [(path, i) for path in sources for i in range(len(nodes[path]))]
-    rng, sample = random.Random(seed), []
-    for path, i in rng.sample(places, len(places)):
-        fitting = [operator for operator in operators if any(operator.mutation_positions(nodes[path][i]))]
-        if not fitting:
-            continue
-        operator, text = rng.choice(fitting), Path(path).read_text()
-        occurrence = sum(len([*operator.mutation_positions(node)]) for node in nodes[path][:i])
-        mutated = mutate_code(text, operator, occurrence)
-        if mutated and behaviour(mutated) not in ("", behaviour(text)):
-            lines = difflib.unified_diff(text.splitlines(), mutated.splitlines(), n=0, lineterm="")
-            diff = "\n".join(list(lines)[2:])
-            sample.append({"file": path, "line": nodes[path][i].start_pos[0], "diff": diff, "text": mutated})
-        if len(sample) == count:
+def try_mutant(mutant: Mutant, near: list[Measured], copy: Copy, cap: float, before: dict) -> dict | None:
+    """The outcome, and the tests tried: (file, digest), of which the last one told; None where it was known before."""
+    if before.get("outcome") in CAUGHT:
+        return None
+    tried = [list(pair) for pair in before.get("tried", [])]
+    rest = [one for one in near if [one.test, one.digest] not in tried]
+    seconds = before.get("seconds", 0.0)
+    if before and (not rest or seconds >= cap):
+        return None
+    found = {"outcome": "survived" if near else "not run", "covering": len(near), "said": ""}
+    for one in rest:
+        if seconds >= cap or found["outcome"] in CAUGHT:
             break
-    return sample
+        ended = run_changed(mutant, one, copy)
+        seconds += ended.seconds
+        tried.append([one.test, one.digest])
+        if ended.status not in (0, 5):  # 5: none was left to run
+            found |= {"outcome": "timeout" if ended.status is None else "killed", "said": ended.said}
+    return found | {"seconds": seconds, "tried": tried}
 
 
-def behaviour(text: str) -> str:
-    """The program without annotations, to tell changes that do nothing; "" for what is no program."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return ""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            node.returns = None
-        elif isinstance(node, (ast.arg, ast.AnnAssign)):
-            node.annotation = ast.Constant(None) if isinstance(node, ast.AnnAssign) else None
-    return ast.dump(tree)
+def run_changed(mutant: Mutant, one: Measured, copy: Copy) -> Ended:
+    """A time limit is believed if the same tests of the unchanged code, right after, keep well within it."""
+    limit = LEAST + PATIENCE * one.seconds
+    but = [f"--deselect={test}" for test in one.failing]
+    while True:
+        with copy.changed(mutant.file, mutant.text):
+            ended = copy.run(one.test, limit, "-x", *but)
+        if ended.status is not None:
+            return ended
+        now = LEAST + PATIENCE * copy.run(one.test, 10 * limit, *but).seconds
+        if now <= limit:
+            return ended
+        limit = now
 
 
-def nearest_tests(tracked: list[str]) -> dict[str, list[str]]:
-    """For each file of the packages, the test files to try, in order."""
-    files = {path for path in tracked if path.endswith(".py")}
-    imports = {path: imported(path, files) for path in files}
-    found: dict[str, list] = {path: [] for path in files if path.startswith(FOLDERS)}
-    for test in sorted(path for path in files if Path(path).name.startswith("test_")):
-        distance, ring = {test: 0}, [test]
-        while ring:
-            ring = sorted({new for path in ring for new in imports[path] if new not in distance})
-            distance |= dict.fromkeys(ring, max(distance.values()) + 1)
-        for path in found:
-            name, subject = Path(path).stem, Path(test).stem.removeprefix("test_")
-            foreign = not test.startswith(f"tests/{path.split('/')[0]}/")
-            named = not foreign and (name in subject or subject in name)
-            if named or path in distance:
-                other = needs_ranks(test) != ("mpi4py" in Path(path).read_text())  # than what the file is for
-                key = (not named, foreign, distance.get(path, 0), other, Path(test).stat().st_size)
-                found[path].append((*key, test))
-    return {path: [test for *_, test in sorted(tests)] for path, tests in found.items()}
+class Outcomes:
+    """What is known of mutants, in a file; by `Mutant.key`, so that a line may have moved."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        kept = json.loads(file.read_text()) if file.exists() else []
+        self.known = {(row["file"], row["change"], row["twin"]): row for row in kept}
+
+    def add(self, mutant: Mutant, found: dict) -> None:
+        where = {"file": mutant.file, "line": mutant.line, "change": mutant.change, "twin": mutant.twin}
+        self.known[mutant.key] = where | found
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(list(self.known.values()), indent=1))
+        os.replace(new, self.file)
 
 
-def imported(path: str, files: set[str]) -> set[str]:
-    """The files of the project that a file imports anywhere; of a package also those that it names in strings."""
-    names, package = set(), Path(path).parent.as_posix().replace("/", ".")
-    for node in ast.walk(ast.parse(Path(path).read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            module = f"{package}.{node.module}" if node.level else node.module
-            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and path.endswith("__init__.py"):
-            names |= {node.value, f"{package}.{node.value}"}  # imported when it is first used
-    stems = [name.replace(".", "/") for name in names]
-    return {
-        file for stem in stems for file in (f"{stem}.py", f"{stem}/__init__.py", f"tests/{stem}.py") if file in files
-    }
-
-
-def needs_ranks(test: str) -> bool:
-    return re.search(r"mark\.mpi|launch", Path(test).read_text()) is not None
-
-
-def try_mutant(mutant: dict, tests: list[str], copy: Path, plain: dict[str, float | None]) -> dict:
-    """The mutant without its text, with its outcome and the tests tried, the last of which told."""
-    found = {key: mutant[key] for key in ("file", "line", "diff")} | {"outcome": "survived", "tests": []}
-    target = copy / mutant["file"]
-    for test in tests:
-        if test not in plain:  # first without any change: how long it takes, None where it fails
-            status, seconds = run(test, copy, 600)
-            plain[test] = seconds if status == 0 else None
-        if plain[test] is None:
-            continue
-        found["tests"].append(test)
-        kept = target.read_text()
-        target.write_text(mutant["text"])
-        try:
-            status, _ = run(test, copy, LEAST + PATIENCE * plain[test])
-        finally:
-            target.write_text(kept)
-        if status != 0:
-            return found | {"outcome": "timeout" if status is None else "killed"}
-    return found
-
-
-def run(test: str, copy: Path, limit: float) -> tuple[int | None, float]:
-    """(pytest's status, seconds) of a test file in the copy; status None after `limit` seconds. No process stays."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", MARK: mark}
-    start = time.monotonic()
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, cwd=copy, env=environment, start_new_session=True, **quiet)
-    try:
-        status = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        status = None
-    finally:
-        end_processes(f"{MARK}={mark}".encode())
-        process.wait()
-    return status, time.monotonic() - start
-
-
-def end_processes(mark: bytes) -> None:
-    """Kill whoever has that in the environment: pytest, launchers and ranks, whatever group or session they are in."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:  # it has ended, or is another user's
-            continue
-
-
-def save(path: Path, outcomes: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(outcomes, indent=1))
-    os.replace(new, path)
+def report(sample: list[Mutant], known: dict) -> None:
+    listed = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
+    equivalent = {(row["file"], row["change"].strip(), row.get("twin", 0)): row["why"] for row in listed}
+    count = Counter()
+    for mutant in sample:
+        row = known[mutant.key]
+        outcome = row["outcome"]
+        if outcome in ("survived", "not run") and mutant.key in equivalent:
+            outcome = "equivalent"
+        elif outcome in ("survived", "not run"):
+            passed = f", {len(row['tried'])} of {row['covering']} test files that run it passed" if row["tried"] else ""
+            print(f"\n{outcome}  {mutant.file}:{mutant.line}{passed}\n{mutant.change}")
+        count[outcome] += 1
+    caught = count["killed"] + count["timeout"]
+    print("\n" + ", ".join(f"{n} {outcome}" for outcome, n in count.most_common()))
+    print(f"caught: {caught} of {len(sample) - count['equivalent']} that are not equivalent")
 
 
 if __name__ == "__main__":

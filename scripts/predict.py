@@ -30,13 +30,16 @@ from planning import (
 )
 
 SHOWN = 16  # strategies of a table
+MESHES = ("tensor", "hybrid")  # ddp with all layers cut as far as the ranks go; the fastest mesh of several axes
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--strategy", default="all", help="ddp, zero1, zero2, fsdp, dp, ps, gpipe, 1f1b, ..., or all")
+    found.add_argument(
+        "--strategy", default="all", help="ddp, zero1 ... zero3, dp, ps, gpipe, 1f1b ..., tensor, hybrid, or all"
+    )
     found.add_argument("--mesh", help="sizes of axes: pipeline=4,tensor=2; what is left of the ranks is data")
     found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
     add_job_options(found, "workstation")
@@ -101,10 +104,11 @@ def predict_all(options) -> int:
     least = Axes.parse(options.mesh).ranks if options.mesh else 1
     options.ranks = options.ranks or [least, 2 * least, 4 * least, 8 * least]
     job, limit = job_of(options, network), options.memory or float("inf")
-    if options.strategy not in ("all", *STRATEGIES):
-        raise ValueError(f"--strategy {options.strategy}: expected all or one of {', '.join(STRATEGIES)}")
-    if options.mesh and options.strategy == "all":
-        raise ValueError(f"--mesh {options.mesh} is for one --strategy: name it")
+    options.strategy = {"zero3": "fsdp"}.get(options.strategy, options.strategy)
+    if options.strategy not in (known := ("all", *STRATEGIES, *MESHES)):
+        raise ValueError(f"--strategy {options.strategy}: expected one of {', '.join(known)}")
+    if options.mesh and options.strategy in ("all", *MESHES):
+        raise ValueError(f"--mesh {options.mesh} is for one --strategy other than {options.strategy}: name it")
     title = f"{options.model} on {options.network}"
     one = seconds(predict(job, "ddp", Axes(), network).seconds)
     print(f"{title}: {nbytes(job.parameters)} of parameters, {options.batch:,} samples a step, one rank {one}")
@@ -130,7 +134,7 @@ def of_one(options, job, network) -> dict:
     """One strategy on every number of ranks."""
     from parallel.planning.job import Axes
     from parallel.planning.pipelines import TIMED
-    from parallel.planning.predict import predict, strong_and_weak
+    from parallel.planning.predict import MOST_PARTS, predict, ranking, strong_and_weak
     from parallel.planning.tables import Scaled
 
     fixed = Axes.parse(options.mesh) if options.mesh else Axes()
@@ -141,11 +145,17 @@ def of_one(options, job, network) -> dict:
             pipeline = max(n for n in range(1, min(count, len(job.layers)) + 1) if count % n == 0)
         if count % (pipeline * fixed.tensor) or count % fixed.ranks:
             raise ValueError(f"--mesh {options.mesh} does not multiply to {count} ranks: change --ranks or --mesh")
-        axes = Axes(count // (pipeline * fixed.tensor), pipeline, fixed.tensor)
+        axes, strategy = Axes(count // (pipeline * fixed.tensor), pipeline, fixed.tensor), options.strategy
+        if strategy == "tensor":
+            parts = max(n for n in range(1, min(count, MOST_PARTS) + 1) if count % n == 0)
+            axes, strategy = Axes(count // parts, 1, parts), "ddp"
+        elif strategy == "hybrid":
+            every = ranking(job, count, network, options.memory or float("inf"), options.servers, options.micro)
+            several = [p for p in every if sum(size > 1 for size in p.axes) > 1] or every
+            axes, strategy = several[0].axes, several[0].strategy.replace("serial", "ddp")
 
-        def again(job, axes=axes):
-            given = options.servers, options.micro, options.recompute
-            return predict(job, options.strategy, axes, network, *given)
+        def again(job, axes=axes, strategy=strategy):
+            return predict(job, strategy, axes, network, options.servers, options.micro, options.recompute)
 
         found.append(Scaled(again(job), *strong_and_weak(job, again(job), again)))
     return {options.strategy: found}

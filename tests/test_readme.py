@@ -99,7 +99,7 @@ def test_flags_exist(document):
     unknown = []
     for line in read(document).splitlines():
         script = "scripts/train.py"
-        for word in re.findall(r"scripts/\w+\.py|(?<![\w-])--[a-z][a-z-]*", line):
+        for word in re.findall(r"scripts/[\w/]+\.py|(?<![\w-])--[a-z][a-z-]*", line):
             if word.startswith("--"):
                 unknown += [word] if word not in flags_of(script) | OF_MPIRUN else []
             else:

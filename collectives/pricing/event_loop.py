@@ -83,7 +83,6 @@ class Walk:
         self.itemsize, self.network = itemsize, network
         self.finish = np.full(mine, np.nan)
         self.rounds = [0] * mine
-        self.messages = 0
         self.elements = [0] * mine, [0] * mine  # sent inside the node, and between nodes
         self.copied = [0] * mine  # elements that Copy and Reduce wrote
         self.meetings = [0] * mine

@@ -1,8 +1,10 @@
 """What --mesh and --pipeline say: how many ranks each axis has, and the schedule of a pipeline.
 
 --mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
+--mesh data=2,tensor=2            two groups of two ranks that compute every layer together
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
+--pipeline pipedream:micro=16     an update after each; also vertical_sync
 --pipeline mine.csv:cuts=3/5      a schedule that is written down, as PyTorch writes them
 """
 
@@ -12,9 +14,10 @@ from typing import NamedTuple
 
 from parallel.command.options import OptionError, Options
 
-AXES = ("data", "pipeline")
+AXES = ("data", "pipeline", "tensor")
 MICRO_BATCHES = 8
-FLUSHED = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
+NAMES = ("naive", "gpipe", "1f1b", "pipedream", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
+SWITCHES = ("recompute", "vertical_sync")  # keys without a value
 
 
 class Schedule(NamedTuple):
@@ -29,7 +32,7 @@ class Schedule(NamedTuple):
     cuts : list of int or None
     recompute : bool
     options : dict
-        Of the schedule, such as chunks.
+        Of the schedule, such as chunks; vertical_sync of pipedream.
     """
 
     name: str
@@ -42,6 +45,11 @@ class Schedule(NamedTuple):
 def is_pipeline(options: Options) -> bool:
     """Whether stages of the network lie on different ranks."""
     return options.strategy == "pipeline" or bool(options.pipeline) or mesh(options).get("pipeline", 1) > 1
+
+
+def is_tensor(options: Options) -> bool:
+    """Whether ranks compute layers together."""
+    return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
 
 
 def mesh(options: Options) -> dict[str, int]:
@@ -65,6 +73,8 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
     given = mesh(options)
     if "pipeline" not in given and is_pipeline(options):
         given["pipeline"] = max(1, ranks // given.get("data", 1))
+    if "tensor" not in given and options.strategy_name == "tensor":
+        given["tensor"] = max(1, ranks // given.get("data", 1))
     try:
         return sizes(ranks, **given)
     except ValueError as error:
@@ -77,23 +87,20 @@ def schedule(options: Options) -> Schedule:
     from nn import keyed
 
     name, parts = keyed.split(options.pipeline or "1f1b")
-    parts = [part + "=1" if part == "recompute" else part for part in parts]
+    parts = [part + "=1" if part in SWITCHES else part for part in parts]
     kinds = {"micro": int, "cuts": tuple, "recompute": bool, "chunks": int}
     written = name.endswith(".csv")
-    if not written and name not in (*FLUSHED, "pipedream"):
+    if not written and name not in NAMES:
         raise OptionError(
-            f"--pipeline {options.pipeline}: no schedule {name!r}; use one of {', '.join(FLUSHED)}, or a file "
+            f"--pipeline {options.pipeline}: no schedule {name!r}; use one of {', '.join(NAMES)}, or a file "
             "with one, FILE.csv"
-        )
-    if name == "pipedream":
-        raise OptionError(
-            f"--pipeline {options.pipeline}: it is never flushed, and computes what no single process computes: use "
-            "parallel.PipeDream in a program, or one of " + ", ".join(FLUSHED)
         )
     if written or name != "interleaved":
         kinds.pop("chunks")
     if written:
         kinds.pop("micro")
+    if name == "pipedream":
+        kinds = {"micro": int, "cuts": tuple, "vertical_sync": bool}
     try:
         found = keyed.convert(name, parts, kinds, by_place=False)
     except ValueError as error:
@@ -109,12 +116,15 @@ def schedule(options: Options) -> Schedule:
         found.get("micro", 0),
         [int(cut) for cut in cuts] if cuts else None,
         found.get("recompute", False),
-        {"chunks": found["chunks"]} if "chunks" in found else {},
+        {key: found[key] for key in ("chunks", "vertical_sync") if key in found},
     )
 
 
 def arguments(options: Options, data: int) -> dict:
-    """What `parallel.Pipeline` is given, for so many pipelines; reads the file of a schedule that is written down."""
+    """What `parallel.Pipeline` is given, for so many pipelines; reads the file of a schedule that is written down.
+
+    "schedule" is "pipedream" where it is `parallel.PipeDream` that is given the rest, less recompute.
+    """
     asked = schedule(options)
     found = {"cuts": asked.cuts, "recompute": asked.recompute, **asked.options}
     if not asked.name.endswith(".csv"):

@@ -105,7 +105,7 @@ def environment(world) -> dict:
 def files_in(out: Path) -> list[str]:
     """What a run has left to look at."""
     names = ["result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png"]
-    names += ["inspection/", "checkpoints/", "network.npz"]
+    names += ["pipeline.png", "inspection/", "checkpoints/", "network.npz"]
     return [name for name in names if (out / name).exists()]
 
 

@@ -52,7 +52,7 @@ def train(options: Options) -> dict:
     breakdown = Breakdown(trainer)
     memory = MemoryReport(trainer, traffic, before) if options.memory else None
     loaders = factory.loaders(options, data, trainer.shard, listeners(breakdown.loader, timeline))
-    if options.compress:
+    if options.compress or options.strategy_name == "sandblaster":
         trainer.tell_epoch(len(loaders.train))
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
@@ -110,6 +110,7 @@ def train(options: Options) -> dict:
         "seconds": training.seconds,
         "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
+        **trainer.mixed_precision(),
         "breakdown": breakdown.by_rank(),
         "parameters_sha256": trainer.digest(),
     }
@@ -127,6 +128,8 @@ def train(options: Options) -> dict:
             draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
         if events:
             write_trace(events, out)
+            for name, figure in pictures(trainer, events).items():
+                figure.savefig(out / name, dpi=120)
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
     if memory:
@@ -149,6 +152,12 @@ def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> No
         nn.save(parts.network, trainer, file, trained_run.about(options, parts.data))
     except TypeError as error:  # a layer of one's own that is not registered: nothing else is lost by that
         say(f"no {file}: {error}")
+
+
+def pictures(trainer: nn.Serial, events: list[dict]) -> dict:
+    """Figures that only this trainer's way of computing has, by the names of their files."""
+    pass_ = getattr(trainer, "pass_", None)
+    return pass_.pictures(events) if pass_ else {}
 
 
 def listeners(loader, timeline: Timeline | None):
@@ -233,7 +242,7 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
         from parallel.strategies.serial import ReproducibleSerial
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
-    if world is None:
+    if world is None and options.strategy_name != "sandblaster":
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.command.registry import STRATEGIES
 

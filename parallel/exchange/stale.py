@@ -150,6 +150,7 @@ class Stale(Exchange):
         return f"gradients summed by messages while the next steps compute, applied {steps} late"
 
     def close(self):
+        self.drop()
         self.communicator.Free()
 
 

@@ -40,7 +40,7 @@ def find_rate(trainer: nn.Serial, train: nn.Loader, validation: nn.Loader | None
 
 def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
     """Pictures and tables of a trained network into DIR/inspection; returns what they show, in words."""
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(exist_ok=True)
     said = []
     train, test = data.train, data.test
     x, y = train.batch(np.arange(min(LOOKED_AT, len(train))))

@@ -20,6 +20,7 @@ from nn.training.serial import Serial
 from parallel.reports.breakdown import wrap
 
 MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit
+STAGES = "stages"  # the lane of what a pipeline's stages do, which lies inside the phases
 
 
 class Timeline:
@@ -38,11 +39,11 @@ class Timeline:
         self.events: list[dict] = []
         self._begin = self._offset()
 
-    def add(self, name: str, start: float, end: float, together: bool = False) -> None:
+    def add(self, name: str, start: float, end: float, together: bool = False, lane: str = "") -> None:
         """Something called `name` happened from `start` to `end`, on this thread; all ranks together, perhaps."""
         if len(self.events) < MOST:
             thread = threading.current_thread()
-            lane = "" if thread is threading.main_thread() else thread.name
+            lane = lane or ("" if thread is threading.main_thread() else thread.name)
             event = {"rank": self.rank, "lane": lane, "name": name, "start": start, "end": end, "together": together}
             self.events.append(event)
 
@@ -61,6 +62,8 @@ class Timeline:
         """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
         for name, method, together in trainer.phases:
             wrap(trainer, method, partial(self.timed, name, together))
+        if pass_ := getattr(trainer, "pass_", None):
+            pass_.note = partial(self.add, lane=STAGES)
 
     def merge(self) -> list[dict]:
         """The events of all ranks by rank 0's clock, waiting told apart (collective); [] on the other ranks."""
@@ -131,7 +134,8 @@ def write_trace(events: list[dict], directory: Path) -> None:
         for event in events
     ]
     write_atomically(directory / "trace.json", json.dumps({"traceEvents": trace}).encode())
-    figure = draw_timeline(excerpt(events), title="some steps from the middle of the run")
+    phases = [event for event in events if event["lane"] != STAGES]
+    figure = draw_timeline(excerpt(phases), title="some steps from the middle of the run")
     figure.savefig(directory / "timeline.png", dpi=120)
 
 

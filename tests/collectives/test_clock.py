@@ -231,6 +231,9 @@ def test_what_cannot_be_priced_is_refused_with_its_ranks():
         price(unheard, 2, 4, 4, HOCKNEY)
     with pytest.raises(ValueError, match=r"no network named 'nowhere'.*gigabit"):
         price(ring, 2, 4, 4, "nowhere")
+    for size, itemsize in ((0, 4), (2, 0)):
+        with pytest.raises(ValueError, match=f"need size >= 1 and itemsize >= 1, not {size} and {itemsize}"):
+            price(ring, size, 4, itemsize, HOCKNEY)
 
 
 def test_a_round_ends_when_what_it_sends_has_left_the_port():
@@ -271,6 +274,7 @@ def test_a_closed_form_takes_blocks_up_to_the_end_of_the_last(monkeypatch):
 
 def test_networks_survive_a_file(tmp_path):
     for name, network in NETWORKS.items():
+        assert 1e-13 < network.copy < 1e-8 and 1e-13 < network.gamma < 1e-8, "seconds a byte"
         assert network.source, name
         network.save(tmp_path / "network.json")
         assert Network.load(tmp_path / "network.json") == network

@@ -29,3 +29,22 @@ def test_measured_network(comm, tmp_path):
     network.save(tmp_path / "network.json")
     assert Network.load(tmp_path / "network.json") == network
     assert price(ALGORITHMS["allreduce"]["ring"], 3, 1000, 4, network).seconds > 0
+
+
+def test_partners_are_those_of_recursive_doubling():
+    from collectives.pricing.measure import at_once
+
+    class Alone:
+        """Rank 2 of 5, with nobody else: who it would exchange with."""
+
+        def __init__(self):
+            self.asked = []
+            self.Get_rank, self.Get_size, self.Barrier = lambda: 2, lambda: 5, lambda: None
+            self.Sendrecv = lambda out, to, tag, into, source, other: self.asked.append((to, source))
+            self.allreduce = lambda seconds, op: seconds
+
+    comm = Alone()
+    at_once(comm, 8, 0.0, around=False)
+    assert comm.asked == [(3, 3), (0, 0)], "the third one, 6, is not there"
+    at_once(comm, 8, 0.0, around=True)
+    assert comm.asked[2:] == [(3, 1)]

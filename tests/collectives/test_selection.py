@@ -69,6 +69,16 @@ def test_what_is_chosen_can_always_run():
         assert not ALGORITHMS[operation][name].requires
 
 
+def test_short_calls_are_the_librarys_where_the_table_says_so_and_it_can():
+    selection = Selection({}, PLACES["node"])
+    limits = {operation: int(selection.native_below(operation)) for operation in ALGORITHMS}
+    assert sum(limit >= 0 for limit in limits.values()) > 5
+    for operation, limit in limits.items():
+        for nbytes in (0, limit) if limit >= 0 else ():
+            assert selection.choose("auto", Call(operation, nbytes)) == "native"
+            assert selection.choose("auto", Call(operation, nbytes, numpy=True)) != "native"
+
+
 def test_blocks_of_different_lengths_take_no_algorithm_for_equal_ones():
     selection = Selection({}, [0, 1])
     assert selection.choose("bruck", Call("alltoall", 100)) == "bruck"

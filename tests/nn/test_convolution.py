@@ -13,7 +13,7 @@ from nn.core.layer import Sequential, ShapeError
 from nn.core.network import Network
 from nn.layers import im2col, winograd, winograd_rows
 from nn.layers.activations import ReLU
-from nn.layers.convolution import Conv2d
+from nn.layers.convolution import Conv2d, Geometry
 
 ALL = pytest.mark.parametrize("algorithm", [im2col, winograd, winograd_rows], ids=["im2col", "winograd", "rows"])
 
@@ -86,6 +86,12 @@ def test_lowering_is_the_definition(case, piece, wide, seed):
         patch.setattr(im2col, "PIECE", piece)
         patch.setattr(im2col, "OUTPUTS", wide)
         compare_with_definition(layer, sample(shape, seed), seed)
+
+
+def test_a_kernel_of_one_reads_the_input_where_it_lies():
+    x = sample((2, 3, 4, 6))
+    ((_, _, columns),) = im2col._columns(x, Geometry((3, 4), (1, 1), groups=2), None)
+    assert columns.shape == (2, 24, 3) and np.shares_memory(columns, x)
 
 
 def test_output_columns_together():

@@ -258,9 +258,10 @@ def test_cifar(tmp_path):
     write_cifar(tmp_path / "data_batch_3.bin", [3, 10])
     with pytest.raises(DataError, match=r"data_batch_3.bin: label 10 of sample 1: expected 0 to 9"):
         load("cifar10", tmp_path)
-    (tmp_path / "data_batch_3.bin").write_bytes(b"\0" * 5000)
-    with pytest.raises(DataError, match=r"data_batch_3.bin: .* records of 3073 bytes, given 5000"):
-        load("cifar10", tmp_path)
+    for length in (5000, 0):
+        (tmp_path / "data_batch_3.bin").write_bytes(b"\0" * length)
+        with pytest.raises(DataError, match=rf"data_batch_3.bin: .* records of 3073 bytes, given {length}"):
+            load("cifar10", tmp_path)
 
 
 def test_labels_of_a_data_set_are_checked():

@@ -79,6 +79,10 @@ def test_schedules_end_where_they_should():
     assert Polynomial(0.1, 10, 3, 0.01)(10) == Polynomial(0.1, 10, 3, 0.01)(11) == 0.01
 
 
+def test_a_factor_lowers_the_rate_where_none_is_given():
+    assert all(0 < kind.factor < 1 for kind in (Step, MultiStep, Exponential))
+
+
 class Inside(nn.SGD):
     """SGD with the rate inside the velocity, as LARS has it."""
 

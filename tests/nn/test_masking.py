@@ -30,9 +30,13 @@ def test_share_out_of_range_is_refused(share):
         masked(text(), share)
 
 
-def test_images_cannot_be_masked():
-    with pytest.raises(DataError, match="only sequences of ids"):
-        masked(nn.data.load("digits").train)
+def test_only_sequences_of_ids_can_be_masked():
+    targets = np.zeros(4, int)
+    numbers = nn.data.Dataset(np.ones((4, 6)), targets, classes=1)
+    pairs = nn.data.Dataset(np.ones((4, 6, 2), np.uint8), targets, classes=1)
+    for dataset in (nn.data.load("digits").train, numbers, pairs):
+        with pytest.raises(DataError, match="only sequences of ids"):
+            masked(dataset)
 
 
 def test_loss_is_the_mean_over_hidden_positions_and_their_ids_are_counted():

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 
 import nn
 from nn.core.layer import Layer
@@ -162,7 +163,7 @@ def test_the_program_is_not_needed(tmp_path):
     np.save(tmp_path / "in.npy", x)
     code = "import nn, numpy as np, sys; np.save(sys.argv[3], nn.load(sys.argv[1]).predict(np.load(sys.argv[2])))"
     files = [str(tmp_path / name) for name in ("x.npz", "in.npy", "out.npy")]
-    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=PATIENCE)
     np.testing.assert_allclose(np.load(files[2]), trainer.predict(x), rtol=1e-6)
 
 

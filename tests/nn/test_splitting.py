@@ -59,6 +59,7 @@ def test_digits():
     parts = [image.tobytes() for split in (data.train, data.validation) for image in split.x]
     assert sorted(parts) == sorted(image.tobytes() for image in whole.train.x)
     assert np.array_equal(data.test.x, whole.test.x)
+    assert np.array_equal(data.validation.x, load("digits", validation=0.1, seed=0).validation.x)
 
 
 def test_limit_is_of_each_split_and_moments_are_of_what_is_trained_on():

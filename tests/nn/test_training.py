@@ -1,12 +1,13 @@
 """The one loop: what a trainer does in a step, what fit does with it, exact resume, early stopping."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 import nn
-from nn.training.callbacks import best_epoch
+from nn.training.callbacks import Callback, best_epoch
 
 
 def data(n=50, seed=0, dtype=np.float64):
@@ -46,10 +47,14 @@ def test_a_step_is_backprop_by_hand():
 
 
 def test_batch_stochastic_and_mini_batch_descent_are_one_loop():
+    """The loss of an epoch is the mean over its samples, the first one's too."""
     for batch, steps in ((50, 1), (1, 50), (8, 7)):
-        t = trainer(lr=0.1, momentum=0.0)
-        training = nn.fit(t, loader(batch), epochs=1)
-        assert t.steps == steps and training.history[0]["loss"] > 0
+        t, watching, losses = trainer(lr=0.1, momentum=0.0), Callback(), []
+        watching.on_step = lambda training, loss, losses=losses: losses.append(loss)
+        training = nn.fit(t, loader(batch), epochs=2, callbacks=[watching])
+        sizes = [min(batch, 50 - first) for first in range(0, 50, batch)]
+        for record, told in zip(training.history, np.reshape(losses, (2, steps)), strict=True):
+            assert record["loss"] == pytest.approx(np.dot(sizes, told) / 50, rel=1e-12)
 
 
 def test_micro_batches_sum_to_the_batch():
@@ -62,6 +67,8 @@ def test_micro_batches_sum_to_the_batch():
         sums += parts.gradients
     np.testing.assert_allclose(sums, whole.gradients, rtol=1e-12, atol=1e-15)
     assert losses == pytest.approx(loss, rel=1e-12)
+    assert parts.step(x, y, 10, 3) == pytest.approx(whole.step(x, y), rel=1e-12)
+    np.testing.assert_allclose(parts.parameters, whole.parameters, rtol=1e-12, atol=1e-15)
 
 
 def test_a_batch_that_fails_leaves_nothing_to_the_next():
@@ -296,3 +303,14 @@ def test_progress_counts_what_the_data_are(shape, unit):
     progress = nn.Progress(every=0.0, say=lines.append)
     nn.fit(nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data, 4), 1, [progress])
     assert len(lines) == 4 and all(f" {unit} " in line for line in lines)
+
+
+@pytest.mark.parametrize(("epochs", "left"), [(2, "60 s left"), (21, "20 min left")])
+def test_progress_tells_the_time_left(epochs, left, monkeypatch):
+    """An epoch of a minute, by a clock that stands still in between."""
+    lines, times = [], [0.0]
+    monkeypatch.setattr("nn.training.callbacks.time.perf_counter", lambda: times[0])
+    clock = nn.Callback()
+    clock.on_epoch = lambda training, record: times.__setitem__(0, 60.0 * training.epoch)
+    nn.fit(trainer(), loader(), epochs, [clock, nn.Progress(every=math.inf, say=lines.append)])
+    assert lines[0].endswith(left) and lines[-1].endswith("0 s left")

@@ -187,6 +187,8 @@ def test_every_strategy_has_its_breakdown(comm):
 
     communicator, data = Communicator(comm), dataset()
     for name, make in STRATEGIES.items():
+        if name == "pipeline":  # a network of one layer has no stages
+            continue
         for reproducible in (None, 4) if name in AS_ONE else (None,):
             options = Options(strategy=name, reproducible=reproducible, batch=10)
             for slow in longer(0.01):

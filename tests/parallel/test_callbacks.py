@@ -145,3 +145,19 @@ def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
     for name, array in many.entries():
         assert np.array_equal(array, wanted[name]), name
     many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_ranks_compare_their_parameters_at_the_end_of_a_run(comm, shared_tmp_path, monkeypatch):
+    """Once, also where nobody asks for it every so many steps."""
+    from parallel.command.options import Options
+    from parallel.command.training_run import train
+    from parallel.trainer import Trainer
+
+    compared = []
+    monkeypatch.setattr(Trainer, "check_replicas", lambda self: compared.append(self.steps))
+    options = Options(model="mlp:2,8,3", data="spirals", limit=90, epochs=1, validation=0, batch=30, no_pictures=True)
+    options.out = str(shared_tmp_path)
+    with np.errstate():
+        train(options)
+    assert compared == [3]

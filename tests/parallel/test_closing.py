@@ -33,10 +33,14 @@ def test_nothing_refers_to_a_closed_trainer(comm):
     from collectives import Communicator
     from parallel.command.registry import STRATEGIES
     from parallel.reports.traffic import Traffic
-    from parallel.strategies.capabilities import AS_ONE
+    from parallel.strategies.capabilities import CAPABILITIES
 
     ways = [{}, {"reproducible": 4}], STRATEGIES
-    cases = [options | {"strategy": name} for options, name in product(*ways) if name in AS_ONE or not options]
+    cases = [
+        options | {"strategy": name}
+        for options, name in product(*ways)
+        if CAPABILITIES[name].reproducible or not options
+    ]
     cases += [{"strategy": "ps", "consistency": "async"}, {"strategy": "ddp", "consistency": "stale:1"}]
     cases += [{"strategy": "ddp", "overlap": way} for way in ("poke", "thread")]
     cases += [{"strategy": name, "compress": "topk:0.1"} for name in ("ddp", "ps")]

@@ -9,7 +9,7 @@ from collectives.pricing.price import price
 from parallel.planning.group_costs import Group
 
 NETS = NETWORKS | {"hockney": Network.hockney(1e-5, 1e-9, 1e-10)}
-SIZES = (1 << 12, 1 << 20, 100 << 20)
+SIZES = (1 << 12, 100 << 20)
 # Closed form over the clock, where nodes share ports: rounds inside a node hide behind those between.
 BOUNDS = {"allreduce": (0.95, 1.42), "doubling": (0.99, 1.16), "ring": (0.74, 1.02)}
 
@@ -19,7 +19,7 @@ def clock(operation, name, ranks, nbytes, network):
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("ranks", [2, 16, 64])
+@pytest.mark.parametrize("ranks", [2, 64])
 def test_allreduce_is_what_the_clock_finds(name, ranks):
     network, group = NETS[name], Group(ranks)
     for nbytes in SIZES:

@@ -193,6 +193,15 @@ def test_one_buffer_for_all_micro_batches_is_overwritten():
         prove(program)
 
 
+def test_what_an_earlier_micro_batch_has_left_is_not_taken_for_ones_own():
+    program = lowered("1f1b", 2, 2)
+    computed = {s.name: s for rounds in program for steps in rounds for s in steps if isinstance(s, Compute)}
+    late = computed["1F1"]._replace(reads=computed["1F0"].reads)
+    program[1] = [tuple(late if s == computed["1F1"] else s for s in steps) for steps in program[1]]
+    with pytest.raises(RuleBroken, match=r"1F1 reads input1.* of micro-batch 1, but holds the input of micro-batch 0"):
+        prove(program)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_message_dropped_is_found(name):
     program = lowered(name, 3, 4)

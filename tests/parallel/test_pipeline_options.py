@@ -31,10 +31,15 @@ REFUSED = {
     "--pipeline 1f1b:cuts=99 --ranks 2": "it can be cut before 1 to 9",
     "--pipeline interleaved:chunks=9 --ranks 2": "cnn has 10 layers, too few for 18 stages",
     "--strategy pipeline --ranks 11": "cnn has 10 layers, too few for 11 stages",
-    "--strategy pipeline --reproducible 4 --ranks 2": "--reproducible does not go with stages on different ranks",
+    "--strategy pipeline --reproducible 4 --ranks 2": "micro-batches are added up in each stage as they pass",
     "--strategy pipeline --accumulate 2 --ranks 2": "say how many by --pipeline NAME:micro=N",
     "--pipeline 1f1b --compress fp16 --ranks 2": "the gradients of every stage travel by themselves",
+    "--pipeline 1f1b --consistency stale:1 --ranks 2": "--consistency does not go with stages on different ranks",
     "--pipeline 1f1b --node-memory on --ranks 2": "gradients of stages are summed by messages",
+    "--pipeline pipedream --mesh data=2 --ranks 4": "every mini-batch has an update of its own",
+    "--pipeline pipedream --strategy zero1 --ranks 2": "every mini-batch has an update of its own",
+    "--pipeline pipedream --clip global:1 --ranks 2": "the norm of the whole gradient is never known",
+    "--pipeline pipedream:recompute --ranks 2": "what is 'recompute=1'? pipedream takes micro=NUMBER",
     "--pipeline mine.csv:micro=2 --ranks 2": "what is 'micro=2'?",
     "--pipeline none.csv --ranks 2": "--pipeline none.csv: No such file",
     "--pipeline late.csv --ranks 2": "1B0 cannot run: it needs 1F0, which comes later on this rank",
@@ -73,6 +78,7 @@ def test_texts_become_arguments(files):
     assert axes.arguments(Options(strategy="pipeline", batch=12), 2)["micro_batches"] == 6
     written = axes.arguments(Options(pipeline="mine.csv"), 1)
     assert written["micro_batches"] == 2 and len(written["schedule"]) == 2
+    assert axes.arguments(Options(pipeline="pipedream:vertical_sync"), 1)["vertical_sync"]
     assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == {"data": 2, "pipeline": 3, "tensor": 1}
     assert not axes.is_pipeline(Options(mesh="data=2"))
     prepare(parse(["--pipeline", "mine.csv", "--ranks", "2", "--limit", "60"]))
@@ -90,4 +96,5 @@ def test_a_run_goes_on_without_its_pipeline(files, nothing_left):
     told = (files / "said").read_text()
     assert "2 ranks, Pipeline: " in told and "2 stages on 2 ranks, cut before 2, 2 micro-batches" in told
     assert "2 ranks, DistributedDataParallel" in told and "epoch 2/2" in told
+    assert (files / "run" / "pipeline.png").stat().st_size > 10000, "a step as it was, and as its schedule says"
     assert json.loads((files / "run" / "result.json").read_text())["epochs"] == 2

@@ -26,3 +26,24 @@ def test_a_block_for_each_action(name):
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match="no actions to draw"):
         draw([[], []])
+
+
+def test_a_measured_step_is_found_among_events_and_drawn_beside_its_schedule():
+    """Steps with fewer micro-batches are passed over; times count from the step's first action."""
+    from parallel.strategies.pipeline.picture import compare, measured
+
+    report = check("zb-h1", 2, 3)
+    rows = [[action for span in row for action in span.actions] for row in report.spans]
+    events = []
+    for step in range(5):
+        for rank, row in enumerate(report.spans):
+            for span in row:
+                if step == 3 and span.actions[0].micro_batch == 0:
+                    continue  # no samples
+                event = {"rank": rank, "name": str(span.actions[0])}
+                events.append(event | {"start": 100 * step + span.start, "end": 100 * step + span.end})
+            events.append({"rank": rank, "name": "compute", "start": 100 * step, "end": 100 * step + 50})
+    found = measured(events, rows)
+    assert found == [list(row) for row in report.spans]
+    assert measured([event for event in events if event["start"] >= 300 and event["end"] < 400], rows) == []
+    assert len(compare(found, report.spans).axes) == 2

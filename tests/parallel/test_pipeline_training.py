@@ -32,7 +32,7 @@ def world(comm):
     return Communicator(comm)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3])
+@pytest.mark.mpi(ranks=[3], more=[1, 2])
 def test_every_schedule_computes_what_one_process_computes(comm):
     ranks = world(comm)
     for build in mlp, cnn, transformer:
@@ -45,7 +45,7 @@ def test_every_schedule_computes_what_one_process_computes(comm):
             many.close()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4])
 def test_every_mesh_computes_what_one_process_computes(comm):
     """Of networks with batch normalisation over the micro-batches of all pipelines: what data parallelism computes."""
     from parallel import DistributedDataParallel
@@ -92,6 +92,25 @@ def test_norms_are_those_of_the_whole_network(comm):
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{optimizer()}, {more}")
             state = many.state()
             assert comm.rank or difference(state, one.state()) < 1e-12, (optimizer(), more)
+            many.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_buckets_leave_while_earlier_stages_still_compute(comm):
+    """And never before they are finished: many small ones, under schedules with several stages, halves, ties."""
+    early = {"bucket": 1e-4, "first": 1e-4, "overlap": "poke"}
+    for build, schedules in (mlp, ("1f1b", "zb-v")), (transformer, ("interleaved", "zb-h1")):
+        one, losses = one_process(build(), OPTIMIZERS["adam"](), 3)
+        for schedule in schedules:
+            options = {"schedule": schedule, "micro_batches": 3, "data": 2, "bucketing": early}
+            many = pipeline(world(comm), build(), OPTIMIZERS["adam"](), **options)
+            told, ready = [], many.exchange.buckets.ready
+            many.exchange.buckets.ready = lambda end, told=told, ready=ready: (told.append(end), ready(end))
+            np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{build.__name__}, {schedule}")
+            state = many.state()
+            assert comm.rank or difference(state, one.state()) < 1e-12, (build.__name__, schedule)
+            size = many.held.layout.size
+            assert told[-1] == size and any(0 < end < size for end in told), "in pieces"
             many.close()
 
 

@@ -1,11 +1,13 @@
-"""What train.py tells beside the result: profile, learning-rate finder, inspection and timeline, all in one process."""
+"""What train.py tells beside the result: profile, rate finder, inspection, timeline, memory, all in one process."""
 
 import json
 
 import numpy as np
 
+import nn
 from parallel.command.options import Options
 from parallel.command.training_run import train
+from parallel.reports import memory_report
 
 
 def test_profile_inspection_and_timeline_of_a_run(tmp_path, capsys):
@@ -25,6 +27,15 @@ def test_profile_inspection_and_timeline_of_a_run(tmp_path, capsys):
 
 def test_the_finder_draws_and_leaves_no_run_behind(tmp_path, capsys):
     with np.errstate():
-        found = train(Options(model="mlp:2,16,3", data="spirals", limit=200, find_lr=True, out=str(tmp_path / "run")))
+        found = train(
+            Options(model="mlp:2,16,3", data="spirals", limit=200, find_lr=True, out=str(tmp_path / "new" / "run"))
+        )
     assert found == {} and "falls fastest at a learning rate of" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["learning_rates.png"]
+    assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == ["learning_rates.png"]
+
+
+def test_resident_memory_is_what_the_process_has_grown_by(monkeypatch):
+    trainer = nn.Serial(nn.Network(nn.Sequential(nn.Linear(3, 2)), (3,)), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    monkeypatch.setattr(memory_report, "resident", lambda: 9 << 20)
+    _, heads, row, *_ = memory_report.MemoryReport(trainer, None, 6 << 20).report().splitlines()
+    assert heads.split()[-1] == "resident" and row.split()[-1] == "3072.00"  # KiB

@@ -62,6 +62,14 @@ def test_all_strategies_of_one_number_of_ranks(predict, tmp_path, capsys):
     assert "gpipe:recompute pipeline=2" in said and "   16  gpipe:recompute data=8,pipeline=2" in said
 
 
+def test_strategies_that_are_meshes(predict, capsys):
+    given = ["mlp:784,512,512,10", "--network", "gigabit", "--ranks", "1,8"]
+    for strategy, words in (("zero3", "fsdp  "), ("tensor", "ddp tensor=8"), ("hybrid", "=2")):
+        assert predict.main([*given, "--strategy", strategy]) == 0
+        one, eight = capsys.readouterr().out.splitlines()[-2:]
+        assert " serial " in one and words in eight
+
+
 def test_the_map(predict, tmp_path, capsys):
     picture = tmp_path / "map.png"
     assert predict.main(["mlp:784,512,10", "--ranks", "1,8,64", "--map", str(picture), "--network", "gigabit"]) == 0
@@ -79,7 +87,7 @@ def test_what_makes_no_sense_is_one_message(predict, tmp_path, capsys):
         (["vgg16", "--ranks", "8..2"], "given '8..2'"),
         (["vgg16", "--network", "nope"], "--network nope: neither a file nor one of workstation"),
         (["vgg16", "--network", str(lies)], f"{lies}: not a network description (ValueError: Network("),
-        (["vgg16", "--strategy", "foo"], "--strategy foo: expected all or one of ddp"),
+        (["vgg16", "--strategy", "foo"], "--strategy foo: expected one of all, ddp"),
         (["vgg16", "--mesh", "pipeline=2"], "is for one --strategy"),
         (["vgg16", "--strategy", "ddp", "--mesh", "pipeline=2"], "ddp has no stages"),
         (["vgg16", "--strategy", "1f1b", "--mesh", "pipeline=3", "--ranks", "4"], "does not multiply to 4 ranks"),

@@ -69,6 +69,7 @@ def test_formulas_of_transformers():
     assert training_days(1e9, 1e9, 1, 8e18 / 86_400) == pytest.approx(1.0)
 
 
+@pytest.mark.exhaustive
 def test_the_page_is_what_the_command_writes(published, tmp_path, capsys):
     data = os.environ.get("RINGPROP_DATA", "")
     if not (Path(data) / "profiles" / "vgg16.csv").is_file():

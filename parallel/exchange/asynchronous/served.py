@@ -95,13 +95,10 @@ class Asynchronous(Served):
     @property
     def phases(self):
         """A rank that only serves updates, and waits; a worker computes, waits for parameters, and pushes."""
-        worker = (
-            ("compute", "compute_gradients", False),
-            ("wait", "exchange.worker.receive", False),
-            ("push", "exchange.worker.push", False),
-        )
+        compute = (("compute", "compute_gradients", False),)
+        worker = ("wait", "exchange.worker.receive", False), ("push", "exchange.worker.push", False)
         server = ("wait", "exchange.server.serve", False), ("update", "exchange.server.apply", False)
-        return (worker if self.works else ()) + (server if self.serves else ())
+        return compute + (worker if self.works else ()) + (server if self.serves else ())
 
     def allocate(self):
         mesh, layout = self.mesh, self.layout
@@ -122,7 +119,6 @@ class Asynchronous(Served):
         if self.works:
             arrays = self.parameters, self.gradients, self.pieces, self.server
             self.worker = Worker(self.wire, self.hosts, self.shares, *arrays, limit=self.limit, **self.schedule)
-            self.fetch = self._between_layers
         else:
             self.parameters, self.p, self.g = self.server.held, None, None
             del self.gradients
@@ -135,9 +131,10 @@ class Asynchronous(Served):
         self.server = Server(self.wire, book, held, region, self.optimizer, *more)
         self.slots = self.server.slots
 
-    def _between_layers(self, run) -> None:
-        if not self.settled:
-            self.worker.move()
+    def fetch(self, run) -> None:
+        """Between layers, messages move."""
+        if not self.settled and self.worker:
+            self.worker.poke()
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -302,4 +299,5 @@ class Asynchronous(Served):
         return f"{super().describe()}; {', '.join(more)}"
 
     def close(self):
+        self.settle()
         self.wire.Free()

@@ -10,5 +10,6 @@
 | placement.py | a network cut into a schedule's stages, and who has which |
 | step.py | one batch on one rank: rounds, messages, slots |
 | executor.py | the pass of a trainer, made of such steps |
+| pipedream.py | an update after every mini-batch, and older weights for those in flight |
 | strategy.py | `parallel.Pipeline`: the pass, an exchange along "data", a mesh |
 """

@@ -12,6 +12,7 @@ is told to be finished.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from nn.core.run import MicroBatch, Run
 from nn.core.stages import together
 from nn.training.serial import micro_batches
 from parallel.passes import whole
-from parallel.strategies.pipeline.actions import Rows, write
+from parallel.strategies.pipeline.actions import Action, Rows, parts, write
+from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
 from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_for
 
@@ -124,7 +126,7 @@ class PipelinePass(whole.Whole):
 
     def join(self, trainer):
         """Give every stage its share of the buffers."""
-        self.trainer = trainer
+        self.trainer = weakref.proxy(trainer)  # who is closed is gone at once, with all its memory
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
         self.stages: dict[int, OwnStage] = {}
         outer, child = trainer.run.context, 0
@@ -136,7 +138,7 @@ class PipelinePass(whole.Whole):
             end = child + len(network.root.layers)
             statistics = trainer.statistics[state : state + network.state_layout.size]
             run = network.run(statistics, trainer.seed, outer.memory)
-            run.context.input_gradient, run.context.groups = number > 0, outer.groups
+            run.context.input_gradient, run.context.groups, run.context.half = number > 0, outer.groups, outer.half
             p, g = trainer.p[child:end], trainer.g[child:end]
             self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
             child = end
@@ -171,6 +173,10 @@ class PipelinePass(whole.Whole):
             )
         return super().cut(samples, total, 1)
 
+    def parts(self, samples: int) -> list[tuple[int, int]]:
+        """(lo, hi) of the samples of every micro-batch."""
+        return [(rows.start, rows.stop) for rows in micro_batches(samples, self.micro_batches)]
+
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The whole batch, in the schedule's micro-batches."""
         self.tell = trainer.exchange.part(micro)
@@ -197,6 +203,17 @@ class PipelinePass(whole.Whole):
         if self.tell:
             self.tell(self.held.layout.size)
         return loss
+
+    def version(self, stage: OwnStage, action: Action):
+        """The parameters that an action computes with."""
+        return stage.p
+
+    def divisor(self, samples: int, total: int) -> int:
+        """By what the loss of so many samples is divided: the global batch."""
+        return total
+
+    def made(self, stage: OwnStage, action: Action) -> None:
+        """The gradients of a micro-batch are there."""
 
     def tell_finished(self) -> None:
         """Tell the exchange of the gradients that are finished: those of the last stages first."""
@@ -225,7 +242,7 @@ class PipelinePass(whole.Whole):
         `look(stage's number, stage, x)` is shown what every stage here is given; `first` is the first sample's place.
         """
         comm, home, sending = self.communicator, self.placement.home, []
-        for lo, hi in ((rows.start, rows.stop) for rows in micro_batches(len(x), self.micro_batches)):
+        for lo, hi in self.parts(len(x)):
             output = None
             for number, stage in self.stages.items() if hi > lo else ():
                 if number == 0:
@@ -283,6 +300,11 @@ class PipelinePass(whole.Whole):
             return None
         *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
         return bad._replace(place=f"{bad.place} on rank {rank}")
+
+    def pictures(self, events):
+        """A step from the middle of the run beside the schedule; nothing where none was whole."""
+        found = measured(events, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
+        return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
 
     def in_transit(self):
         return sum(slot.nbytes for program in self.programs.values() for slot in program.slots.values())

@@ -8,6 +8,7 @@ What was measured is drawn like what was predicted: any spans, of a rank each li
 from collections.abc import Sequence
 
 from collectives.drawing import marks
+from parallel.strategies.pipeline.actions import ACTION, Action
 from parallel.strategies.pipeline.checking import Span
 
 NAMES = {"F": "F  forward", "B": "B  backward", "I": "I  gradient of the input", "W": "W  gradient of the weights"}
@@ -81,3 +82,45 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
     paler = " · paler: a later stage of the rank" if several else ""
     marks.headline(ax, title, f"{marks.plural(len(spans), 'rank')} · {length / unit:.3g} {symbol}{paler}", 8)
     return ax.figure
+
+
+def measured(events: Sequence[dict], rows: Sequence[Sequence[Action]]) -> list[list[Span]]:
+    """The spans of one step, from the middle of what was recorded; [] where no step is whole on all ranks.
+
+    Parameters
+    ----------
+    events : dicts of rank, name, start, end
+        Those whose name is an action count, as Timeline.merge has them.
+    rows : what each rank of the first pipeline does in a step
+    """
+    steps = []
+    for rank, expected in enumerate(rows):
+        told = sorted((e["start"], e["end"], e["name"]) for e in events if e["rank"] == rank)
+        told = [entry for entry in told if ACTION.fullmatch(entry[2])]
+        names, wanted, at = [name for *_, name in told], list(map(str, expected)), 0
+        whole = []
+        while at < len(told):  # of a batch with fewer samples than micro-batches something is left out
+            fits = names[at : at + len(wanted)] == wanted
+            whole += [told[at : at + len(wanted)]] if fits else []
+            at += len(wanted) if fits else 1
+        steps.append(whole)
+    count = min(map(len, steps), default=0)
+    if not count:
+        return []
+    middle = [whole[count // 2] for whole in steps]
+    zero = min(start for row in middle for start, *_ in row)
+    return [
+        [Span(rank, i, (rows[rank][i],), start - zero, end - zero) for i, (start, end, _) in enumerate(row)]
+        for rank, row in enumerate(middle)
+    ]
+
+
+def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
+    """What was measured, and below it what the schedule says; a matplotlib Figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 2.2 + 1.0 * len(seen)), layout="constrained")
+    above, below = figure.subplots(2, 1)
+    draw(seen, above, title="a step, as it was", seconds=True)
+    draw(planned, below, title="as its schedule says, with messages that take no time")
+    return figure

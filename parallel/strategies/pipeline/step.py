@@ -18,7 +18,6 @@ from mpi4py import MPI
 from collectives.steps import Compute, Recv, Send
 from nn.core.network import Network
 from nn.core.run import MicroBatch
-from nn.training.serial import micro_batches
 from parallel.strategies.pipeline.actions import Action, parse
 from parallel.strategies.pipeline.lowering import Stage, lower
 
@@ -49,8 +48,8 @@ class Program:
     """
 
     def __init__(self, line, samples: int):
-        n, rank, placement = line.micro_batches, line.rank, line.placement
-        self.parts = [(rows.start, rows.stop) for rows in micro_batches(samples, n)]
+        rank, placement = line.rank, line.placement
+        self.parts = line.parts(samples)
         networks = placement.networks
         stages = [Stage(input=prod(other.in_shape), recompute=line.recompute) for other in networks]
         self.rounds = lower(placement.rows, stages, samples=[hi - lo for lo, hi in self.parts])[rank]
@@ -133,7 +132,10 @@ class Step:
             gy = None if action.stage == line.last else np.empty((0, *stage.network.out_shape), dtype)
         final = self.program.final.get(action.stage) == action.micro_batch and action.kind != "F"
         stage.run.context.ready = stage.ready if final else None
+        start = time.perf_counter()
         result = line.actions[action.kind](self, action, stage, x, gy, slice(lo, hi))
+        if line.note:
+            line.note(str(action), start, time.perf_counter())
         for place in step.writes if hi > lo else ():
             if place.buf.startswith(("input", "output")):  # the others are what layers keep themselves
                 given = x if action.kind == "F" else gy
@@ -155,10 +157,11 @@ class Step:
     def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
         place, line = (action.stage, action.micro_batch), self.line
         batch = self.batches[place] = MicroBatch(step=line.trainer.steps, sample=self.first + mine.start)
-        output, saved = stage.network.forward(stage.p, x, stage.run, batch)
+        output, saved = stage.network.forward(line.version(stage, action), x, stage.run, batch)
         if action.stage == line.last:
-            loss, gy = line.trainer.loss(output, self.y[mine], self.total * line.trainer.terms, stage.run)
-            self.value += float(loss)
+            over = line.divisor(mine.stop - mine.start, self.total)
+            loss, gy = line.trainer.loss(output, self.y[mine], over * line.trainer.terms, stage.run)
+            self.value += float(loss) * (over / self.total)
         self.kept[place] = None if line.recompute else saved, gy
         return output
 
@@ -167,7 +170,7 @@ class Step:
         saved, own = self.kept.pop((action.stage, action.micro_batch))
         if self.line.recompute:
             statistics = stage.statistics.copy()  # of which this micro-batch is a part already
-            saved = stage.network.forward(stage.p, x, stage.run, self.batch(action))[1]
+            saved = stage.network.forward(self.line.version(stage, action), x, stage.run, self.batch(action))[1]
             stage.statistics[:] = statistics
         return saved, own if gy is None else gy
 
@@ -182,11 +185,15 @@ class Step:
 
     def backward(self, action, stage, x, gy, mine) -> np.ndarray:
         saved, gy = self.saved(action, stage, x, gy)
-        return stage.network.backward(stage.p, stage.g, gy, saved, stage.run, self.adding(action, stage))
+        p = self.line.version(stage, action)
+        gx = stage.network.backward(p, stage.g, gy, saved, stage.run, self.adding(action, stage))
+        self.line.made(stage, action)
+        return gx
 
     def backward_inputs(self, action, stage, x, gy, mine) -> np.ndarray:
         saved, gy = self.saved(action, stage, x, gy)
-        return stage.network.backward_inputs(stage.p, stage.g, gy, saved, stage.run, self.batch(action))
+        p = self.line.version(stage, action)
+        return stage.network.backward_inputs(p, stage.g, gy, saved, stage.run, self.batch(action))
 
     def backward_weights(self, action, stage, x, gy, mine):
         stage.network.backward_weights(stage.run, self.adding(action, stage))

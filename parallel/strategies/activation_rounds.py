@@ -1,0 +1,149 @@
+"""How activations get from data-parallel layers to model-parallel ones, and their gradients back: in rounds.
+
+strategies/one_weird_trick.py says what the schemes are, and what they cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.steps import part
+from nn.core.pool import Memory
+from parallel.mesh import Ranks
+from parallel.strategies.tensor.moves import Cut
+
+
+class Round(NamedTuple):
+    """Samples that go through the fully-connected layers together: of every rank some rows of what it has."""
+
+    rows: list[tuple[int, int]]
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of each rank."""
+        return [hi - lo for lo, hi in self.rows]
+
+
+def rounds(scheme: str, samples: list[int]) -> list[Round]:
+    """The passes of a step for which the ranks have so many samples; none without any."""
+    ranks = len(samples)
+    if scheme == "turns":
+        found = [Round([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)]
+    elif scheme == "shares":
+        found = [Round([part(n, ranks, i) for n in samples]) for i in range(ranks)]
+    else:
+        found = [Round([(0, n) for n in samples])]
+    return [one for one in found if sum(one.counts)]
+
+
+class Rounds:
+    """What moves between ranks of which each has some samples, all features before, and a part of them behind.
+
+    Parameters
+    ----------
+    scheme : {"all", "turns", "shares", "features"}
+    group : Ranks
+    features : int
+        Of a sample, in the last axis.
+    """
+
+    def __init__(self, scheme: str, group: Ranks, features: int):
+        self.scheme, self.group, self.cut, self.memory = scheme, group, Cut(-1, features), Memory()
+        self.rank, self.ranks = group.rank, group.size
+
+    def samples(self, count: int, first: int) -> list[tuple[int, int]]:
+        """Of every rank: (place of its first sample in the batch, how many it has)."""
+        return [tuple(map(int, each)) for each in self.group.gather(np.array([first, count]))]
+
+    def moved(self, a, y, samples: list[int]) -> Iterator[tuple[Round, np.ndarray, np.ndarray]]:
+        """(round, activations, targets) of each pass; the next one's travel while one is computed."""
+        todo = rounds(self.scheme, samples)
+        waiting = [self.begin(todo[0], a)] if todo else []
+        everyones = self.everyones_rows(y, samples)
+        for number, one in enumerate(todo):
+            arrive = waiting.pop()
+            x = arrive()
+            if number + 1 < len(todo):
+                waiting.append(self.begin(todo[number + 1], a))
+            rows = [theirs[lo:hi] for theirs, (lo, hi) in zip(everyones, one.rows, strict=True)]
+            yield one, x, np.concatenate(rows)
+
+    def everyones_rows(self, rows: np.ndarray, samples: list[int]) -> list[np.ndarray]:
+        """What every rank has of an array with a row for each sample."""
+        padded = np.zeros((max(samples), *rows.shape[1:]), rows.dtype)
+        padded[: len(rows)] = rows
+        return [theirs[:n] for theirs, n in zip(self.group.gather(padded), samples, strict=True)]
+
+    def begin(self, one: Round, a: np.ndarray) -> Callable[[], np.ndarray]:
+        """Let the activations of a round travel; returns what waits for them."""
+        lo, hi = one.rows[self.rank]
+        if self.scheme == "features":
+            return lambda: self.swapped(a[lo:hi], one)
+        communicator, counts = self.group.communicator, one.counts
+        if self.scheme == "turns":
+            turn = int(np.argmax(counts))
+            mine = turn == self.rank
+            x = np.ascontiguousarray(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), a.dtype)
+            request = communicator.Ibcast(x, turn)
+            return lambda: (request.Wait(), x)[1]
+        most = max(counts)
+        mine = self.memory.empty((most, *a.shape[1:]), a.dtype)
+        mine[: hi - lo], mine[hi - lo :] = a[lo:hi], 0
+        found = self.memory.empty((self.ranks, *mine.shape), a.dtype)
+        request = communicator.Iallgather(mine, found)
+
+        def arrive(sent=mine):  # which must not be used again before
+            request.Wait()
+            return found.reshape(-1, *a.shape[1:]) if min(counts) == most else _joined(found, counts)
+
+        return arrive
+
+    def take_back(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
+        """The gradients of a round's activations to those who have made them, summed."""
+        (lo, hi), counts = one.rows[self.rank], one.counts
+        if self.scheme == "features":
+            ga[lo:hi] = self.swapped_back(gx, one)
+        elif self.scheme == "turns":
+            turn = int(np.argmax(counts))
+            self.group.communicator.Reduce(np.ascontiguousarray(gx), ga if turn == self.rank else None, root=turn)
+        else:
+            ga[lo:hi] = self.group.sum_part(_apart(gx, counts))[: hi - lo]
+
+    def swapped(self, a: np.ndarray, one: Round) -> np.ndarray:
+        """Everybody's samples, of the features that are this rank's."""
+        most, width = max(one.counts), -(-self.cut.size // self.ranks)
+        out = np.zeros((self.ranks, most, width), a.dtype)
+        for rank, piece in enumerate(out):
+            f, t = self.cut.bounds(rank, self.ranks)
+            piece[: len(a), : t - f] = a[:, f:t]
+        return _joined(self.group.swap(out), one.counts)[:, : self.cut.share(self.group)]
+
+    def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
+        """The gradient of this rank's samples, of all features: nothing is to be summed."""
+        most, width = max(one.counts), -(-self.cut.size // self.ranks)
+        out = np.zeros((self.ranks, most, width), gx.dtype)
+        out[:, :, : gx.shape[1]] = _apart(gx, one.counts)
+        mine = one.counts[self.rank]
+        back = [
+            piece[:mine, : t - f]
+            for rank, piece in enumerate(self.group.swap(out))
+            for f, t in [self.cut.bounds(rank, self.ranks)]
+        ]
+        return np.concatenate(back, axis=1)
+
+
+def _joined(pieces: np.ndarray, counts: list[int]) -> np.ndarray:
+    """Each rank's first rows, one behind the other."""
+    return np.concatenate([piece[:n] for piece, n in zip(pieces, counts, strict=True)])
+
+
+def _apart(rows: np.ndarray, counts: list[int]) -> np.ndarray:
+    """Each rank's rows by themselves, with zeros behind."""
+    found, at = np.zeros((len(counts), max(counts), *rows.shape[1:]), rows.dtype), 0
+    for piece, n in zip(found, counts, strict=True):
+        piece[:n] = rows[at : at + n]
+        at += n
+    return found
