@@ -155,6 +155,17 @@ def test_training_goes_on_from_a_saved_network(tmp_path):
     assert other.steps == 0 and not any(slot.any() for slot in other.slots.values())
 
 
+def test_mixed_precision_comes_back(tmp_path):
+    network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), mixed=True)
+    trainer = learn(nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01)))
+    after = nn.load(nn.save(network, trainer, tmp_path / "x.npz"))
+    assert after.network.mixed and not small()[0].mixed
+    np.testing.assert_array_equal(after.predict(samples(network)), trainer.predict(samples(network)))
+    other = nn.Serial(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01))
+    other.load_state(after.state(other.optimizer))
+    assert (learn(other).parameters != trainer.parameters).any() and other.loss_scale.scale == trainer.loss_scale.scale
+
+
 def test_the_program_is_not_needed(tmp_path):
     """Another process, which has never heard of the network, predicts the same."""
     network, trainer = small()
