@@ -3,9 +3,9 @@
     communicator = Communicator(MPI.COMM_WORLD, allreduce="ring")
     communicator.Allreduce(MPI.IN_PLACE, gradients)
 
-The upper-case methods keep mpi4py's signatures, with one keyword more: `algorithm`. What is not defined here is the MPI
-library's own. A call whose arguments have been seen before costs about a microsecond over its messages: the plan is
-found by address, size, dtype and flags of the arrays, and by the operation (plan_cache.py).
+The upper-case methods keep mpi4py's signatures, with one keyword more: `algorithm`; two have `keep`, too. What is not
+defined here is the MPI library's own. A call whose arguments have been seen before costs about a microsecond over its
+messages: the plan is found by address, size, dtype and flags of the arrays, and by the operation (plan_cache.py).
 """
 
 import math
@@ -45,6 +45,7 @@ from collectives.running.table import (
     REDUCE,
     REDUCE_SCATTER,
     REDUCE_SCATTER_BLOCK,
+    REDUCE_SCATTER_BLOCK_ONCE,
     SCAN,
     SCATTER,
     SCATTERV,
@@ -397,7 +398,7 @@ class Communicator(MPI.Intracomm):
         self._prepared()
         if self._broken:
             raise RuntimeError(self._broken)
-        key = fingerprint(row.name, algorithm, row.detail(more), *buffers)
+        key = fingerprint(row.name, algorithm, row.detail(more), *buffers) if row.kept else None
         plan = self._later_plans.get(key)
         if plan is None:
             plan = row.plan(self._later, *buffers, *more, algorithm)
@@ -481,9 +482,16 @@ class Communicator(MPI.Intracomm):
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
         return self._collective(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
-    def Reduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
-        """recvbuf, n elements = block `rank` of the sum of every rank's sendbuf, which has size * n."""
-        return self._collective(REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
+    def Reduce_scatter_block(
+        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
+    ):
+        """recvbuf, n elements = block `rank` of the sum of every rank's sendbuf, which has size * n.
+
+        A plan that sends messages has a working copy of sendbuf. `keep` False: it goes when the call ends, and the next
+        one plans again.
+        """
+        row = REDUCE_SCATTER_BLOCK if keep else REDUCE_SCATTER_BLOCK_ONCE
+        return self._collective(row, algorithm, (op,), sendbuf, recvbuf)
 
     def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank; n elements each."""
@@ -525,9 +533,12 @@ class Communicator(MPI.Intracomm):
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
         return self._start(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
-    def Ireduce_scatter_block(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
+    def Ireduce_scatter_block(
+        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
+    ):
         """Begin a Reduce_scatter_block: size * n elements, and n. Returns its request."""
-        return self._start(REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
+        row = REDUCE_SCATTER_BLOCK if keep else REDUCE_SCATTER_BLOCK_ONCE
+        return self._start(row, algorithm, (op,), sendbuf, recvbuf)
 
 
 def run(

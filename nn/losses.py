@@ -173,10 +173,10 @@ class NLLLoss(Loss):
         return f"{type(self).__name__}({given})"
 
     def __call__(self, z, target, total, run):
-        labels = self._check(z, target)
+        labels = self.check(z, target)
         gz = run.empty(z.shape, z.dtype)
         gz[...] = 0
-        labels, _, weights = self._weights(labels, z.dtype)
+        labels, _, weights = self.weights(labels, z.dtype)
         at = _places(labels, z.shape[-1])
         value = -float(weights @ z.reshape(-1)[at])
         gz.reshape(-1)[at] = weights * (-1 / total)
@@ -184,9 +184,9 @@ class NLLLoss(Loss):
 
     def count(self, target: np.ndarray) -> float:
         """What these targets weigh: rows that are not ignored, each as much as its class."""
-        return float(self._weights(target.reshape(-1), np.float64)[2].sum())
+        return float(self.weights(target.reshape(-1), np.float64)[2].sum())
 
-    def _check(self, z: np.ndarray, target: np.ndarray) -> np.ndarray:
+    def check(self, z: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The targets, one a row, or an error."""
         check_classes(target, z, self.ignore_index)
         if self.class_weights is not None and len(self.class_weights) != z.shape[-1]:
@@ -195,7 +195,7 @@ class NLLLoss(Loss):
             )
         return target.reshape(-1)
 
-    def _weights(self, labels: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def weights(self, labels: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(labels with ignored rows at class 0, 1 or 0 for rows kept or ignored, that times the class weight)."""
         kept = np.ones(len(labels), dtype)
         if self.ignore_index is not None:
@@ -237,7 +237,7 @@ class CrossEntropyLoss(NLLLoss):
         return super().__repr__().replace("(", f"({given}").replace(", )", ")")
 
     def __call__(self, z, target, total, run):
-        labels = self._check(z, target)
+        labels = self.check(z, target)
         gz = run.empty(z.shape, z.dtype)
         rows, prob = z.reshape(-1, z.shape[-1]), gz.reshape(-1, z.shape[-1])
         np.subtract(rows, np.maximum.reduce(rows, axis=1, keepdims=True), out=prob)
@@ -262,7 +262,7 @@ class CrossEntropyLoss(NLLLoss):
         spread = np.full(classes, smoothing / classes, prob.dtype)  # e/V w: what every row has
         if self.class_weights is not None:
             spread *= self.class_weights
-        labels, kept, own = self._weights(labels, prob.dtype)
+        labels, kept, own = self.weights(labels, prob.dtype)
         own = own * (1 - smoothing)  # (1-e) w[target]: what it has more at its target
         flat, at = prob.reshape(-1), _places(labels, classes)
         value = -float(own @ flat[at]) - (float(kept @ (prob @ spread)) if smoothing else 0.0)

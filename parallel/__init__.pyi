@@ -1,16 +1,22 @@
-"""The public names with their types, for whoever checks these; `__init__.py` imports each when it is first used."""
+"""The public names for type checkers; `__init__.py` imports each when it is first used."""
 
 from parallel.mesh import Mesh as Mesh
 from parallel.mesh import ReplicaError as ReplicaError
 from parallel.strategies.data_parallel import CompressedDataParallel as CompressedDataParallel
 from parallel.strategies.data_parallel import DistributedDataParallel as DistributedDataParallel
 from parallel.strategies.data_parallel import ReproducibleDataParallel as ReproducibleDataParallel
+from parallel.strategies.data_parallel import StaleDataParallel as StaleDataParallel
+from parallel.strategies.downpour import Downpour as Downpour
 from parallel.strategies.join import join as join
+from parallel.strategies.local_sgd import EASGD as EASGD
+from parallel.strategies.local_sgd import DiLoCo as DiLoCo
+from parallel.strategies.local_sgd import LocalSGD as LocalSGD
 from parallel.strategies.master_worker import DataParallel as DataParallel
 from parallel.strategies.master_worker import ReproducibleMasterWorker as ReproducibleMasterWorker
 from parallel.strategies.parameter_server import CompressedParameterServer as CompressedParameterServer
 from parallel.strategies.parameter_server import ParameterServer as ParameterServer
 from parallel.strategies.parameter_server import ReproducibleParameterServer as ReproducibleParameterServer
+from parallel.strategies.pipeline.strategy import Pipeline as Pipeline
 from parallel.strategies.sandblaster import Sandblaster as Sandblaster
 from parallel.strategies.serial import ReproducibleSerial as ReproducibleSerial
 from parallel.strategies.zero import FullyShardedDataParallel as FullyShardedDataParallel

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nn.core.pool import Memory
 from nn.core.run import Group
 
 
@@ -25,6 +26,7 @@ class Ranks(Group):
 
         self.communicator, self.rank, self.size = communicator, communicator.rank, communicator.size
         self.in_place, self.max = MPI.IN_PLACE, MPI.MAX
+        self.memory = Memory()
 
     def sum(self, array):
         self.communicator.Allreduce(self.in_place, array)
@@ -33,8 +35,18 @@ class Ranks(Group):
         self.communicator.Allreduce(self.in_place, array, self.max)
 
     def gather(self, array):
-        out = np.empty((self.size, *array.shape), array.dtype)
+        out = self.memory.empty((self.size, *array.shape), array.dtype)
         self.communicator.Allgather(np.ascontiguousarray(array), out)
+        return out
+
+    def sum_part(self, array):
+        out = self.memory.empty(array.shape[1:], array.dtype)
+        self.communicator.Reduce_scatter_block(np.ascontiguousarray(array), out)
+        return out
+
+    def swap(self, array):
+        out = self.memory.empty(array.shape, array.dtype)
+        self.communicator.Alltoall(np.ascontiguousarray(array), out)
         return out
 
 

@@ -55,6 +55,8 @@ class Trainer(Serial):
     ------
     ReplicaError
         If ranks were given different networks, losses or optimizers.
+    ValueError
+        Mixed precision where ranks train apart.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Trainer(Serial):
         self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
+        if network.mixed and exchange.apart:
+            raise ValueError(f"{name}: ranks that train apart do not skip a step together: build it without mixed")
         super().__init__(network, loss, optimizer, seed)
 
     def hold(self, network):
@@ -107,10 +111,10 @@ class Trainer(Serial):
             they find in the message with the loss.
         """
         total = self.size_of_batch(x, total)
-        self.statistics_before[:] = self.statistics
+        self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
         micro_batches = self.pass_.cut(len(x), total, parts)
-        context.factors = exchange.begin(self.steps, len(x), total, parts)
+        context.factors = exchange.begin(self.updates, len(x), total, parts)
         try:
             for micro in micro_batches:
                 samples, targets = self.pass_.take(x, y, micro)
@@ -121,11 +125,13 @@ class Trainer(Serial):
             context.ready, context.factors = None, {}
             if exchange.bad and not self.suspects:
                 self.suspects = computed
-        loss = self.read(summed, total)
+        loss, overflowed = self.read(summed, total)
         if not math.isfinite(loss):
             suspects, self.suspects = self.suspects or computed, []
             raise self.bad_step(loss, suspects)
-        self.end_step()
+        if overflowed:
+            exchange.meet("the step that is skipped")  # others may still read what the next one writes
+        self.end_step(overflowed)
         return loss
 
     def compute_gradients(
@@ -138,6 +144,8 @@ class Trainer(Serial):
         batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
         loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
+            if self.half and self.half.overflowed:
+                exchange.tail.tell_overflow()
             exchange.add()
         return loss
 
@@ -162,16 +170,19 @@ class Trainer(Serial):
             if ready := self.run.context.ready:
                 ready(self.held.layout.size)  # whatever the root is
 
-    def read(self, summed: Tail, total: int) -> float:
-        """The loss of the batch, from the sums; all ranks are here, and refuse a batch of which they disagree."""
+    def read(self, summed: Tail, total: int) -> tuple[float, bool]:
+        """(loss of the batch, whether float16 overflowed) from the sums.
+
+        All ranks are here, and refuse a batch of which they disagree.
+        """
         loss, mean, first = summed.read(self.exchange.addends, self.statistics)
-        mesh, wrong = self.mesh, differ(mean, first) or differ(total, first)
+        mesh, wrong, overflowed = self.mesh, differ(mean, first) or differ(total, first), summed.overflowed
         if mesh.model:  # of the ranks that have one network together, one knows the loss
-            told = np.array([loss if self.pass_.knows else 0.0, wrong, total])
+            told = np.array([loss if self.pass_.knows else 0.0, wrong, total, overflowed])
             mesh.sum_model(told)
-            loss, wrong = float(told[0]), told[1] > 0 or told[2] != total * mesh.model.size
+            loss, wrong, overflowed = float(told[0]), told[1] > 0 or told[2] != total * mesh.model.size, told[3] > 0
         if not wrong:
-            return loss
+            return loss, overflowed
         self.statistics[:] = self.statistics_before
         self.exchange.take_back()
         totals = f"it is {first:g} on rank 0, {total} on rank {mesh.rank}"
@@ -212,7 +223,9 @@ class Trainer(Serial):
             return self.pass_.first_bad(self, parts)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.run.micro_batch.training = not self.everyone
-        mine = min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
+        mine = min(
+            filter(None, (self.pass_.look(self, part) for part in parts)), key=lambda bad: bad.depth, default=None
+        )
         found = [(bad.depth, rank, bad) for rank, bad in enumerate(self.mesh.allgather(mine)) if bad]
         if not found:
             return None
@@ -272,11 +285,10 @@ class Trainer(Serial):
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         self.settle()
         yield "steps", np.array(self.steps)
-        mine = chain(self.exchange.entries(), self._statistics())
+        if self.loss_scale:
+            yield "loss_scale", self.loss_scale.array
+        mine = chain(self.exchange.entries(), self.running())
         yield from self.homes.collect(mine, self._kinds()) if self.homes else mine
-
-    def _statistics(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from ((f"state/{name}", a) for name, a in self.held.state_layout.items(self.statistics))
 
     def _kinds(self) -> dict[str, tuple]:
         """Name -> (shape, dtype) of the state of the whole network."""
@@ -296,21 +308,21 @@ class Trainer(Serial):
         elif problem := exchange.check(state):
             raise ValueError(problem)
         exchange.load(state)
-        small = {name: state[name] for name in ("steps", *dict(self._statistics())) if name in state}
+        small = {name: state[name] for name in ("steps", *dict(self.small())) if name in state}
         small = self.mesh.line.bcast(small) if exchange.from_first else small
-        for name, array in self._statistics():
+        for name, array in self.small():
             array[...] = small[name]
         self.steps = int(small["steps"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
         self.settle()
-        small = {name: array.copy() for name, array in self._statistics()} | {"steps": np.array(self.steps)}
+        small = {name: array.copy() for name, array in self.small()} | {"steps": np.array(self.steps)}
         return self.exchange.snapshot() | small
 
     def restore(self, snapshot) -> None:
         self.settle()
         self.exchange.restore(snapshot)
-        for name, array in self._statistics():
+        for name, array in self.small():
             array[...] = snapshot[name]
         self.steps = int(snapshot["steps"])
 
@@ -334,18 +346,25 @@ class Trainer(Serial):
         self.settle()
         if self.mesh.data is None:  # a rank that computes no gradients
             return
-        mine = {name: _digest(array) for name, array in (*self._statistics(), *self.exchange.replicas())}
-        everyone = self.mesh.data.allgather((self.mesh.rank, mine))
-        (first, expected), found = everyone[0], ""
-        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
-            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
-            if differing:
-                found = f"parameter {name} on ranks {differing} differs from rank {first}'s"
-                break
+        mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}
+        found = self._differing(self.mesh.data, mine)
+        if self.mesh.tensor:  # what is not cut is whole on every rank
+            whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
+            found = found or self._differing(self.mesh.tensor, whole)
         if self.mesh.model:  # ranks with other parts of the network are told
             found = next(filter(None, self.mesh.model.allgather(found)), "")
         if found:
             raise ReplicaError(f"step {self.steps}: {found}")
+
+    def _differing(self, ranks, mine: dict[str, bytes]) -> str:
+        """The first parameter of which these ranks have different hashes, in words."""
+        everyone = ranks.allgather((self.mesh.rank, mine))
+        first, expected = everyone[0]
+        for name in reversed(mine):  # in forward order: the first to differ is nearest to the cause
+            differing = [rank for rank, digests in everyone if digests[name] != expected[name]]
+            if differing:
+                return f"parameter {name} on ranks {differing} differs from rank {first}'s"
+        return ""
 
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""
@@ -385,6 +404,7 @@ class Trainer(Serial):
     def close(self) -> None:
         """Free what this trainer holds beside its communicator (collective); it trains no more."""
         self.exchange.close()
+        self.pass_.close()
         self.mesh.close()
 
 
@@ -405,7 +425,7 @@ def facts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> dict
     return {
         "network": f"{network.in_shape} -> {network.out_shape}, parameters {shapes}",
         **{f"layer {path}": repr(layer) for path, layer, _, _ in network.layers()},
-        "dtype": str(network.dtype),
+        "dtype": network.precision,
         "loss": repr(loss),
         "optimizer": repr(optimizer),
         "seed": seed,

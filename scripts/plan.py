@@ -157,12 +157,17 @@ def best_of_each(found) -> list:
 
 
 def trainable(prediction) -> bool:
-    """Whether train.py has it: its flags say which axes there are."""
+    """Whether train.py has it: its options say which strategies and axes there are."""
+    from parallel.command.axes import AXES, FLUSHED
     from parallel.command.options import FIELDS
 
-    axes = prediction.axes
-    known = prediction.strategy in (FIELDS["strategy"].metadata["choices"] or ())
-    return prediction.ranks == 1 or (known and axes.pipeline == axes.tensor == 1)
+    used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
+    if prediction.ranks == 1 or not used <= set(AXES):
+        return prediction.ranks == 1
+    name = prediction.strategy.partition(":")[0]
+    if "pipeline" in used:
+        return name in FLUSHED
+    return name in FIELDS["strategy"].metadata["choices"] and (used == {"data"} or name in ("ddp", "zero1"))
 
 
 def verdict(best, found, limit: float) -> str:
@@ -193,13 +198,36 @@ def verdict(best, found, limit: float) -> str:
 def command(best, options) -> str:
     """The run that follows."""
     words = [f"python scripts/train.py --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
-    if best.ranks > 1:
+    used = [f"{axis}={size}" for axis, size in best.axes._asdict().items() if size > 1]
+    if best.axes.pipeline > 1:
+        name, _, more = best.strategy.partition(":")
+        keys = [
+            f"micro={best.micro_batches}",
+            *(["chunks=2"] if name == "interleaved" else []),
+            *([more] if more else []),
+        ]
+        keys += [f"cuts={'/'.join(map(str, best.cuts))}"] if can_be_cut(best, options) else []
+        words.append(f"--strategy pipeline --pipeline {name}:{','.join(keys)}")
+    elif best.ranks > 1:
         words.append(f"--strategy {best.strategy}")
+    if best.ranks > best.axes.data:
+        words.append(f"--mesh {','.join(used)}")
     if best.strategy == "ps" and options.servers > 1:
         words.append(f"--servers {options.servers}")
     if options.optimizer != "sgd":
         words.append("--optimizer adam" if options.optimizer == "adam" else "--momentum 0.9")
     return " ".join(words)
+
+
+def can_be_cut(best, options) -> bool:
+    """Whether the layers of the plan are the network's, and it may be cut where the plan says."""
+    from nn.core.stages import stages
+
+    model = model_of(options)
+    try:
+        return not options.profile and len(stages(model, best.cuts)) == len(best.cuts) + 1
+    except ValueError:
+        return False
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def reduce(native, method, limit, waiting, size):
 
 
 def reduce_scatter_block(native, method, limit, waiting, _):
-    def Reduce_scatter_block(sendbuf, recvbuf, op=SUM, algorithm=None):
+    def Reduce_scatter_block(sendbuf, recvbuf, op=SUM, algorithm=None, keep=True):
         x = recvbuf if sendbuf is IN_PLACE else sendbuf
         short = algorithm is None and not waiting and type(x) is ndarray and x.nbytes <= limit
         if short and x.itemsize > SHORT and (op is SUM or not libraries_differ(op, x.dtype)):
@@ -124,6 +124,6 @@ def reduce_scatter_block(native, method, limit, waiting, _):
                 return native(sendbuf, recvbuf, op)
             except ValueError:
                 pass
-        return method(sendbuf, recvbuf, op, algorithm)
+        return method(sendbuf, recvbuf, op, algorithm, keep)
 
     return Reduce_scatter_block

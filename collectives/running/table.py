@@ -36,7 +36,7 @@ class Row(NamedTuple):
     operation : its name in ALGORITHMS
     plan : function (planner, *buffers, *what else the call has, algorithm) -> plan, or NATIVE
     detail : function (what else the call has) -> its part in the key under which the plan is kept
-    kept : whether a plan is kept: not where other ranks may have other blocks this time
+    kept : whether a plan is kept: not where other ranks may have other blocks this time, or who calls says so
     buffers : how many a call has
     """
 
@@ -65,5 +65,6 @@ REDUCE = Row("Reduce", "reduce", sums.reduce, of_rooted_sum)
 ALLREDUCE = Row("Allreduce", "allreduce", sums.allreduce, of_sum)
 REDUCE_SCATTER = Row("Reduce_scatter", "reduce_scatter", sums.reduce_scatter, of_blocks)
 REDUCE_SCATTER_BLOCK = Row("Reduce_scatter_block", "reduce_scatter", sums.reduce_scatter_block, of_sum)
+REDUCE_SCATTER_BLOCK_ONCE = REDUCE_SCATTER_BLOCK._replace(kept=False)
 SCAN = Row("Scan", "scan", sums.scan, of_sum)
 EXSCAN = Row("Exscan", "exscan", sums.exscan, of_sum)

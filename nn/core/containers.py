@@ -180,10 +180,13 @@ class Recompute(Layer):
 
     def forward(self, p, x, run):
         y, _ = self.layer.forward(p, x, run)
-        return y, (x, replace(run.micro_batch, waiting=None))
+        half = run.context.half
+        return y, (half.keep(x) if half else x, replace(run.micro_batch, waiting=None))
 
     def backward(self, p, g, gy, saved, run):
         x, seen = saved
+        half = run.context.half
+        x = half.restored(x, gy.dtype) if half else x
         with _as_before(run, seen):
             _, kept = self.layer.forward(p, x, run)
         return self.layer.backward(p, g, gy, kept, run)
@@ -216,12 +219,15 @@ def _forward(layer: Layer, p, x, run):
     y, kept = layer.forward(p, x, run)
     if run.context.watch:
         run.context.watch(run.path, layer, y)
-    return y, kept
+    half = run.context.half
+    return y, (kept if half is None or run.children else half.keep(kept))
 
 
 def _backward(layer: Layer, p, g, gy, saved: list, i: int, run):
     """Backward of child i, which lets go of what it saved and tells that its gradients are finished."""
-    child = run.children[i]
+    child, half = run.children[i], run.context.half
+    if half and not child.children:
+        gy, saved[i] = half.restore(p, gy, saved[i], child)
     gx = layer.backward(p, g, gy, saved[i], child)
     saved[i] = None
     if run.context.ready:

@@ -29,7 +29,8 @@ backward take sizes from the arrays in p, and a layer computes with a part as wi
 or a result that is to be summed. An array that is added to such a sum, and whole on every rank, may be missing in p:
 then it is added elsewhere, once.
 
-Other ranks. A layer reaches them by `run.group(name)` only: a sum, a maximum, a gather.
+Other ranks. A layer reaches them by `run.group(name)` only: a sum, a maximum, a gather, and their like. One that says
+`channelwise` can be given some of the channels of x, the last axis, and makes those of y.
 """
 
 from __future__ import annotations
@@ -119,11 +120,15 @@ class Layer:
         What backward returns: a new array, or gy itself (perhaps overwritten or reshaped).
     ids : bool
         Whether x holds integer ids; every other layer takes floats of the network's dtype.
+    channelwise : bool
+        Whether each entry of the last axis of y is made of that entry of x alone, whatever their number: then ranks can
+        have some of them each.
     """
 
     output = "new"
     gradient = "new"
     ids = False
+    channelwise = False
 
     def specs(self, in_shape: Shape) -> tuple[dict[str, Spec | dict], Shape]:
         """What the layer needs, and its output's shape in evaluation; the batch axis is left out of both shapes."""
@@ -225,22 +230,24 @@ class Sequential(Layer):
 
     def forward(self, p, x, run):
         saved = []
-        watch, fetch = run.context.watch, run.context.fetch
+        watch, fetch, half = run.context.watch, run.context.fetch, run.context.half
         for layer, pl, rl in zip(self.layers, p, run.children, strict=True):
             if fetch:
                 fetch(rl)
             x, kept = layer.forward(pl, x, rl)
-            saved.append(kept)
+            saved.append(kept if half is None or rl.children else half.keep(kept))
             if watch:
                 watch(rl.path, layer, x)
         return x, saved
 
     def backward(self, p, g, gy, saved, run):
-        ready, fetch = run.context.ready, run.context.fetch
+        ready, fetch, half = run.context.ready, run.context.fetch, run.context.half
         for i in range(len(self.layers) - 1, -1, -1):
             child = run.children[i]
             if fetch:
                 fetch(child)
+            if half and not child.children:
+                gy, saved[i] = half.restore(p[i], gy, saved[i], child)
             gy = self.layers[i].backward(p[i], g[i], gy, saved[i], child)
             saved[i] = None  # its memory can serve the layers below
             if ready:

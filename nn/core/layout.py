@@ -49,6 +49,8 @@ class Layout:
         Full name such as "2.W" -> Spec, and -> slice of the buffer. A tied array is there once, under its owner's name.
     borrowed : set of str
         Names of the entries that another layout has as well, and counts: their owner's.
+    replicas : set of str
+        Names of the entries that are whole on every rank, and that another one counts: of parts, the first.
     shared : set of str
         Paths of the layers whose array has had a user before them in the backward pass (Spec.tied).
     names : tuple of str
@@ -78,6 +80,7 @@ class Layout:
         self._place(specs, "")
         self.own, self.count = self.size, sum(math.prod(spec.shape) for spec in self.specs.values())
         self.borrowed: set[str] = set()
+        self.replicas: set[str] = set()
         if not state:
             owners = {owner for owner, _ in self._ties.values()} - self.specs.keys()
             self._borrow({name: spec for name, spec in (borrowed or {}).items() if name in owners})
@@ -166,6 +169,7 @@ class Layout:
             yield name, buffer[self.slices[name]].reshape(spec.shape)
 
     def zeros(self, dtype) -> np.ndarray:
+        """A flat array of this layout."""
         return np.zeros(self.size, dtype)
 
     def initialize(self, buffer: np.ndarray, seed: int) -> None:
@@ -195,14 +199,17 @@ class Region:
         Slices are relative to the region; an entry that a cut divides is there with the part inside.
     decayed : list of slice
         Where weight decay applies, neighbours joined (padding included: it is zero and stays so).
-    owned : slice
-        What counts in a norm over several layouts, such as those of a pipeline's stages: all but what is borrowed.
+    elsewhere : set of str
+        Names of entries that another layout has as well, and counts: what is borrowed, and replicas.
+    owned : list of slice
+        What counts in a norm over several layouts, of a pipeline's stages or of parts of tensors: all others.
     """
 
     def __init__(self, layout: Layout, lo: int, hi: int):
         self.lo, self.hi = lo, hi
         self.names = layout.names
-        self.owned = slice(0, max(0, min(hi, layout.own) - lo))
+        self.elsewhere = layout.replicas | layout.borrowed
+        self.owned = [slice(0, max(0, min(hi, layout.own) - lo))]
         self.tensors = []
         self.decayed: list[slice] = []
         for name, place in layout.slices.items():
@@ -215,6 +222,8 @@ class Region:
                 if self.decayed and a - self.decayed[-1].stop < ALIGN:
                     a = self.decayed.pop().start
                 self.decayed.append(slice(a, b))
+        if layout.replicas:
+            self.owned = [part for name, part, _ in self.tensors if name not in self.elsewhere]
 
 
 def _is_container(tree: dict) -> bool:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from nn.core.half import Half
 from nn.core.layer import Layer, Shape, ShapeError, check_layers, child_specs
 from nn.core.layout import Layout
 from nn.core.parts import check_part, chosen, part_specs
@@ -68,6 +69,8 @@ class Network:
         Of parameters and activations.
     name : str
         For reports.
+    mixed : bool
+        Mixed precision: what is kept for backward is float16; see nn/core/half.py.
     whole : Layout or None
         Of the network of which this is a stage; layers here may be tied to arrays of others.
 
@@ -80,6 +83,8 @@ class Network:
         Of trained parameters, and of running statistics.
     whole : Layout
         Of whole parameters, where `layout` is that of a part; otherwise the same.
+    whole_state : Layout
+        The same of running statistics.
 
     Raises
     ------
@@ -94,13 +99,14 @@ class Network:
         dtype=np.float32,
         name: str = "network",
         whole: Layout | None = None,
+        mixed: bool = False,
     ):
         check_layers("Network", root)
         if not isinstance(in_shape, tuple | list) or not all(isinstance(n, (int, np.integer)) for n in in_shape):
             raise TypeError(
                 f"Network: in_shape is that of one sample, such as (64,) or (28, 28, 1), given {in_shape!r:.80}"
             )
-        self.root, self.in_shape, self.name = root, tuple(in_shape), name
+        self.root, self.in_shape, self.name, self.mixed = root, tuple(in_shape), name, mixed
         if dtype not in ("float32", "float64", np.float32, np.float64):
             raise TypeError(f"Network: dtype must be float32 or float64, given {dtype!r:.80}")
         self.dtype = np.dtype(dtype)
@@ -110,12 +116,17 @@ class Network:
         self.training_shape = root.training_shape(self.in_shape)
         self.takes_ids = takes_ids(root)
         self.layout = Layout(self.specs, borrowed=whole and whole.specs, names=whole.names if whole else ())
-        self.whole, self.state_layout = self.layout, Layout(self.specs, state=True)
+        self.whole = self.layout
+        self.whole_state = self.state_layout = Layout(self.specs, state=True)
+
+    @property
+    def precision(self) -> str:
+        """The dtype, in words."""
+        return f"{self.dtype}{', kept as float16' * self.mixed}"
 
     def __repr__(self):
-        return (
-            f"Network({self.name}: {self.in_shape} -> {self.out_shape}, {self.layout.count:,} parameters, {self.dtype})"
-        )
+        shapes, count = f"{self.in_shape} -> {self.out_shape}", f"{self.layout.count:,} parameters"
+        return f"Network({self.name}: {shapes}, {count}, {self.precision})"
 
     def part(self, index: int, count: int, only: Iterable[str] | None = None) -> Network:
         """This network with part `index` of `count` of all arrays that may be cut: the same layers, another layout.
@@ -141,6 +152,9 @@ class Network:
         other.whole = whole = Layout(specs, borrowed=borrowed, names=names)
         other.specs = part_specs(specs, whole.specs, index, count)
         other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count), names=names)
+        if index:
+            other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
+        other.whole_state, other.state_layout = Layout(specs, state=True), Layout(other.specs, state=True)
         return other
 
     def run(
@@ -162,7 +176,8 @@ class Network:
         if state is None:
             state = self.state_layout.zeros(self.dtype)
             self.state_layout.initialize(state, seed)
-        context = Context(memory or Memory(), seed)
+        memory = memory or Memory()
+        context = Context(memory, seed, Half(memory) if self.mixed else None)
         run = self._runs(self.root, "", context, self.state_layout.views(state))
         run.first, run.gy_free = True, gy_free
         _plan(self.root, run)
@@ -190,10 +205,13 @@ class Network:
         self.check_input(x)
         if run.context.fetch:
             run.context.fetch(run)  # for a root that is no Sequential, which would ask for each of its layers
+        half = run.context.half
+        if half:
+            half.begin(None if run.context.input_gradient else x, run.training)
         y, saved = self.root.forward(p, x, run)
         if run.context.watch and not run.children:
             run.context.watch(run.path, self.root, y)
-        return y, saved
+        return y, (saved if half is None or run.children else half.keep(saved))
 
     def check_input(self, x: np.ndarray) -> None:
         """Refuse what is no batch for this network; the message says what is missing.
@@ -234,6 +252,8 @@ class Network:
             context.micro_batch = micro_batch
         if context.fetch:
             context.fetch(run)
+        if context.half and not run.children:
+            gy, saved = context.half.restore(p, gy, saved, run)
         gx = self.root.backward(p, g, gy, saved, run)
         if context.ready and self.layout.borrowed:
             run.later(context.ready, self.layout.size)  # they come last, and no layer's end has them
@@ -273,10 +293,17 @@ class Network:
             work(*arguments)
             del work, arguments
 
-    def first_bad(self, p, x: np.ndarray, run: Run) -> NotFinite | None:
-        """Where the first value that is not finite appears in a forward pass; None if nowhere."""
-        if samples := _bad_samples(x, run):
-            return NotFinite(0, "the input", samples)
+    def bad_input(self, x: np.ndarray, run: Run) -> NotFinite | None:
+        """Whether a value of the input is not finite."""
+        return NotFinite(0, "the input", samples) if (samples := _bad_samples(x, run)) else None
+
+    def first_bad(self, p, x: np.ndarray, run: Run, forward: Callable[[], object] | None = None) -> NotFinite | None:
+        """Where the first value that is not finite appears in a forward pass; None if nowhere.
+
+        `forward` makes that pass, where it is not this network's own.
+        """
+        if bad := self.bad_input(x, run):
+            return bad
         found: list[NotFinite] = []
         outputs = 0
 
@@ -290,7 +317,7 @@ class Network:
         outer, run.context.watch = run.context.watch, watch
         try:
             with np.errstate(all="ignore"):
-                self.forward(p, x, run)
+                forward() if forward else self.forward(p, x, run)
         finally:
             run.context.watch = outer
         return found[0] if found else None
@@ -317,7 +344,7 @@ class Network:
             for row in rows
         ]
         rule = "-" * max(map(len, lines))
-        return "\n".join([f"{self.name} ({self.dtype})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        return "\n".join([f"{self.name} ({self.precision})", lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
 def near(given: Shape, sample: Shape) -> str:
@@ -341,7 +368,7 @@ def near(given: Shape, sample: Shape) -> str:
 def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
     """Indices in the global batch of the samples with a value that is not finite."""
     rows = np.isfinite(x).reshape(len(x), -1).all(axis=1)
-    return [run.micro_batch.sample + int(i) for i in np.flatnonzero(~rows)]
+    return [run.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
 
 
 def _some(samples: list[int]) -> str:

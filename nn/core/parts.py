@@ -4,10 +4,10 @@ A Spec says how its array may be cut (Split). What a part holds is drawn whole a
 it has in one process, and checkpoints hold whole arrays, which `join` puts together and `cut` takes apart: whoever
 trains in n parts continues what was trained in m, or in one.
 
-    part = network.part(1, 2)                                # the second of two
+    part = network.part(1, 2)                        # the second of two
     part.layout.initialize(w, seed)
-    mine = cut(part.whole, state, 1, 2)                      # a part's state, of a checkpoint's
-    state = join(part.whole, [state of part 0, mine])
+    mine = cut(part.whole.specs, state, 1, 2)        # a part's state, of a checkpoint's
+    state = join(part.whole.specs, [state of part 0, mine])
 
 Layers take their sizes from the arrays in p. Source: Shoeybi et al. 2019 (which ways to cut a transformer pay).
 """
@@ -17,23 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nn.core.layer import ShapeError, Spec
 
-if TYPE_CHECKING:
-    from nn.core.layout import Layout
 
-
-def cut(whole: Layout, state: Mapping[str, np.ndarray], index: int, count: int) -> dict[str, np.ndarray]:
+def cut(whole: Mapping[str, Spec], state: Mapping[str, np.ndarray], index: int, count: int) -> dict[str, np.ndarray]:
     """Part `index` of `count` of whole arrays: copies of what is cut, other entries as they are.
 
     Parameters
     ----------
-    whole : Layout
-        Of whole arrays, such as Network.whole: it says what is cut.
+    whole : dict of Spec
+        By full name, those of whole arrays, such as Network.whole.specs: they say what is cut.
     state : dict of arrays
         By full name, perhaps with a prefix such as "param/" or "optimizer/velocity/". Other names are passed on.
 
@@ -51,7 +47,7 @@ def cut(whole: Layout, state: Mapping[str, np.ndarray], index: int, count: int) 
     return found
 
 
-def join(whole: Layout, states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def join(whole: Mapping[str, Spec], states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Whole arrays from those of all parts, in their order; what is not cut is the first part's.
 
     Raises
@@ -63,7 +59,7 @@ def join(whole: Layout, states: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
     for key, spec in _cut_entries(whole, states[0]):
         pieces, split = [state[key] for state in states], spec.split
         for index, piece in enumerate(pieces):
-            if piece.shape != (shape := _part_shape(_name(key), spec, index, len(states))):
+            if piece.shape != (shape := part_shape(_name(key), spec, index, len(states))):
                 raise ShapeError(f"{key}: expected {shape} of part {index} of {len(states)}, given {piece.shape}")
         blocks = [_in_blocks(piece, split) for piece in pieces]
         found[key] = np.concatenate(blocks, axis=split.axis + 1).reshape(spec.shape)
@@ -121,14 +117,14 @@ def _part(name: str, spec: Spec, index: int, count: int) -> Spec:
     def init(rng: np.random.Generator, shape) -> np.ndarray:
         return _take(name, spec, spec.init(rng, spec.shape), index, count)
 
-    return replace(spec, shape=_part_shape(name, spec, index, count), init=init, split=None)
+    return replace(spec, shape=part_shape(name, spec, index, count), init=init, split=None)
 
 
 def _take(name: str, spec: Spec, array: np.ndarray, index: int, count: int) -> np.ndarray:
     """A part of a whole array."""
     lo, hi = _bounds(name, spec, index, count)
     blocks = _in_blocks(array, spec.split)
-    return blocks.take(range(lo, hi), axis=spec.split.axis + 1).reshape(_part_shape(name, spec, index, count))
+    return blocks.take(range(lo, hi), axis=spec.split.axis + 1).reshape(part_shape(name, spec, index, count))
 
 
 def _in_blocks(array: np.ndarray, split) -> np.ndarray:
@@ -137,7 +133,8 @@ def _in_blocks(array: np.ndarray, split) -> np.ndarray:
     return array.reshape(*array.shape[:axis], split.blocks, array.shape[axis] // split.blocks, *array.shape[axis + 1 :])
 
 
-def _part_shape(name: str, spec: Spec, index: int, count: int) -> tuple[int, ...]:
+def part_shape(name: str, spec: Spec, index: int, count: int) -> tuple[int, ...]:
+    """The shape of a part of an array that is cut."""
     lo, hi = _bounds(name, spec, index, count)
     axis = spec.split.axis
     return (*spec.shape[:axis], spec.split.blocks * (hi - lo), *spec.shape[axis + 1 :])
@@ -156,10 +153,10 @@ def _bounds(name: str, spec: Spec, index: int, count: int) -> tuple[int, int]:
     return tuple(units * i // count * (size // units) for i in (index, index + 1))
 
 
-def _cut_entries(whole: Layout, state: Mapping[str, np.ndarray]):
+def _cut_entries(whole: Mapping[str, Spec], state: Mapping[str, np.ndarray]):
     """(key, Spec) of what is cut."""
     for key in state:
-        spec = whole.specs.get(_name(key))
+        spec = whole.get(_name(key))
         if spec is not None and spec.split is not None:
             yield key, spec
 

@@ -42,6 +42,14 @@ class Group:
         """The arrays of all ranks, in their order: (size, *array.shape)."""
         return array[None]
 
+    def sum_part(self, array: np.ndarray) -> np.ndarray:
+        """This rank's entry of the sum over the ranks of an array (size, ...)."""
+        return array[0]
+
+    def swap(self, array: np.ndarray) -> np.ndarray:
+        """What every rank has for this one, in their order: entry r of an array (size, ...) goes to rank r."""
+        return array
+
 
 ALONE = Group()
 AXES = ("data", "tensor")  # what ranks of a group share: the samples of a batch, or the parts of tensors
@@ -59,6 +67,9 @@ class MicroBatch:
         Of the optimizer.
     sample : int
         Index in the global batch of the first sample.
+    pieces : list of (int, int), or None
+        Where the samples do not follow one another there: the first one's index, and the number, of each piece that
+        does.
     padding : (N, T) bool array or None
         Places that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
         pipeline, it travels with the activations.
@@ -72,9 +83,18 @@ class MicroBatch:
     training: bool = True
     step: int = 0
     sample: int = 0
+    pieces: list[tuple[int, int]] | None = None
     padding: np.ndarray | None = None
     accumulate: bool = False
     waiting: list[tuple[Callable, tuple]] | None = None
+
+    def index(self, row: int) -> int:
+        """Where a sample is in the global batch."""
+        for first, samples in self.pieces or ():
+            if row < samples:
+                return first + row
+            row -= samples
+        return self.sample + row
 
 
 class Context:
@@ -97,17 +117,31 @@ class Context:
         Shown every layer's output.
     fetch : callable (Run) or None
         Told which layer is run next, either way: the root, then what a Sequential below it consists of.
+    half : Half or None
+        Keeps activations as float16 (nn/core/half.py).
     factors : dict of callables (x, gy)
         By the path of a Linear layer: takes x and gy, rows of them, and makes their product, the gradient of W, later
         or elsewhere.
     """
 
-    __slots__ = ("factors", "fetch", "groups", "input_gradient", "memory", "micro_batch", "ready", "seed", "watch")
+    __slots__ = (
+        "factors",
+        "fetch",
+        "groups",
+        "half",
+        "input_gradient",
+        "memory",
+        "micro_batch",
+        "ready",
+        "seed",
+        "watch",
+    )
 
-    def __init__(self, memory, seed: int):
+    def __init__(self, memory, seed: int, half=None):
         self.memory, self.seed = memory, seed
         self.micro_batch = MicroBatch()
         self.input_gradient = False
+        self.half = half
         self.groups: dict[str, Group] = {}
         self.ready: Callable[[int], None] | None = None
         self.watch: Callable[[str, Any, np.ndarray], None] | None = None  # path, layer, output
@@ -147,14 +181,17 @@ class Run:
 
     @property
     def micro_batch(self) -> MicroBatch:
+        """The samples that are being computed."""
         return self.context.micro_batch
 
     @property
     def training(self) -> bool:
+        """Whether this pass is for training."""
         return self.context.micro_batch.training
 
     @property
     def wants_gx(self) -> bool:
+        """Whether backward has to return dLoss/dx."""
         return not self.first or self.context.input_gradient
 
     def group(self, name: str) -> Group:

@@ -51,7 +51,7 @@ def stages(network: Network, at: Iterable[int]) -> list[Network]:
     for number, (a, b) in enumerate(zip([start, *at], [*at, stop], strict=True)):
         layers = Sequential(*root.layers[a - start : b - start], first=a)
         name = f"{network.name} (stage {number} of {len(at) + 1})"
-        stage = Network(layers, shape, network.dtype, name, whole=network.layout)
+        stage = Network(layers, shape, network.dtype, name, whole=network.layout, mixed=network.mixed)
         if b < stop and stage.training_shape != stage.out_shape:
             raise ValueError(
                 f"{network.name} cannot be cut before child {b}: what comes there is {stage.training_shape} in "
@@ -96,4 +96,5 @@ def together(network: Network, stages: Sequence[Network]) -> Network:
     if len(stages) == 1:
         return stages[0]
     name = " and ".join(stage.name for stage in stages)
-    return Network(Several(stages), stages[0].in_shape, network.dtype, name, whole=network.layout)
+    first = stages[0].in_shape
+    return Network(Several(stages), first, network.dtype, name, whole=network.layout, mixed=network.mixed)

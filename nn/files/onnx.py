@@ -17,7 +17,7 @@ from typing import Any
 from nn.core.network import Network
 from nn.files.onnx_graph import Graph
 from nn.files.onnx_layers import nodes_of
-from nn.files.trained import learned
+from nn.files.trained import Trained, on_writer
 from nn.training.checkpoints import write_atomically
 
 LARGEST = 2**31 - 1  # bytes of a message in Protocol Buffers
@@ -43,9 +43,12 @@ def export_onnx(network: Network, weights: Any, file: str | Path, about: Mapping
         The file cannot be written.
     """
     file = Path(file)
-    trained = learned(network, weights)
-    if trained is None:  # of several ranks one writes
-        return file
+    on_writer(network, weights, lambda trained: _write(trained, file, about or {}))
+    return file
+
+
+def _write(trained: Trained, file: Path, about: Mapping[str, Any]) -> None:
+    network = trained.network
     if 4 * network.layout.count > LARGEST:
         raise ValueError(
             f"{file}: {network.layout.count:,} parameters are more than the 2 GiB that one ONNX file holds"
@@ -54,7 +57,6 @@ def export_onnx(network: Network, weights: Any, file: str | Path, about: Mapping
     p, s = network.layout.views(trained.parameters), network.state_layout.views(trained.statistics)
     out = nodes_of(network.root, "x", p, s, network.in_shape, graph)
     graph.named(out, "y")
-    told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in (about or {}).items()}
+    told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
     x = "x", "int64" if network.takes_ids else "float32", network.in_shape
     write_atomically(file, graph.model(x, ("y", network.out_shape), network.name, told))
-    return file

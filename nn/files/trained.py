@@ -27,7 +27,7 @@ from nn.files import safetensors
 from nn.files.description import brief, describe, make
 from nn.optim.optimizers import Optimizer
 from nn.training.checkpoints import replacing, write_npz
-from nn.training.serial import state_kinds
+from nn.training.serial import Serial, state_kinds
 
 FORMAT = 1
 LONGEST = 1 << 18  # letters of a description; ResNet-50's has 22,000
@@ -146,9 +146,22 @@ def save(
     file = Path(file)
     write = _writer(file)
     text = _text(network, about)
-    if trained := learned(network, weights):
-        write(file, text, dict(trained.entries()))
+    on_writer(network, weights, lambda trained: write(file, text, dict(trained.entries())))
     return file
+
+
+def on_writer(network: Network, weights: Any, write: Callable[[Trained], None]) -> None:
+    """Let the rank that writes do so. All ranks end alike: none goes on to wait for one that has given up."""
+    error = None
+    try:
+        if trained := learned(network, weights):
+            write(trained)
+    except (OSError, TypeError, ValueError) as found:
+        error = found
+    if isinstance(weights, Serial) and weights.sum(np.array([error is not None]))[0]:
+        raise error or OSError("the first rank could not write the network")
+    if error:
+        raise error
 
 
 def learned(network: Network, weights: Any) -> Trained | None:

@@ -21,10 +21,11 @@ BLOCK = 1 << 14  # elements: five float32 arrays of that length fit in a second-
 
 
 class Activation(Layer):
-    """Base: shape in = shape out, no parameters; forward and backward write where `run` says it is free."""
+    """Base: each entry by itself, no parameters; forward and backward write where `run` says it is free."""
 
     output = "kept"
     gradient = "view"
+    channelwise = True
 
     def __repr__(self):
         return f"{type(self).__name__}()"
@@ -183,6 +184,8 @@ class GELU(Smooth):
 class Softmax(Activation):
     """y = exp(x) / sum exp(x) along the last axis. For classification train on logits: see CrossEntropyLoss."""
 
+    channelwise = False
+
     def specs(self, in_shape):
         return {}, _with_axis(in_shape)
 
@@ -199,6 +202,8 @@ class Softmax(Activation):
 
 class LogSoftmax(Activation):
     """y = x - log sum exp(x) along the last axis; dLoss/dx = gy - softmax(x) sum gy."""
+
+    channelwise = False
 
     def specs(self, in_shape):
         return {}, _with_axis(in_shape)

@@ -83,11 +83,12 @@ class BatchNorm(Layer):
         }, in_shape
 
     def forward(self, p, x, run):
-        rows = _wide(x, self.features)
+        features = len(p.gamma)
+        rows = _wide(x, features)
         if run.training and run.group("data").size == 1 and len(x) == 0:
             raise ValueError(f"layer {run.path} ({self!r}): empty batch in training")
         if run.training and (len(x) or self.synchronized):
-            count, mean, var = self._moments(rows, x.size // self.features, run)
+            count, mean, var = self._moments(rows, x.size // features, features, run)
             self._remember(count, mean, var, run.state)
         else:  # evaluation; or a rank without samples, which has nothing to normalise
             count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
@@ -99,11 +100,11 @@ class BatchNorm(Layer):
 
     def backward(self, p, g, gy, saved, run):
         x, count, mean, scale = saved
-        rows, upstream = _wide(x, self.features), _wide(gy, self.features)
+        rows, upstream = _wide(x, len(p.gamma)), _wide(gy, len(p.gamma))
         partial = _partial_sums(rows, run)
         for i, block in enumerate(_blocks(rows)):
             _add_up(upstream[block], rows[block], partial[:, i], run)
-        sums = _collect(partial, self.features)  # of gy, and of gy x
+        sums = _collect(partial, len(p.gamma))  # of gy, and of gy x
         sums[1] = scale * (sums[1] - mean * sums[0])  # of gy xhat
         run.add(g.beta, sums[0])
         run.add(g.gamma, sums[1])
@@ -129,15 +130,15 @@ class BatchNorm(Layer):
             piece += shift  # target[block] += shift would copy the block onto itself once more
         return gx
 
-    def _moments(self, rows, n, run):
+    def _moments(self, rows, n, features, run):
         """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
 
         Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
         """
-        sums, squares = self._sums(rows, None, run)
+        sums, squares = self._sums(rows, None, features, run)
         if (sums * sums > MOSTLY * n * squares).any():
             center = (sums / n).astype(rows.dtype)
-            sums, squares = self._sums(rows, _repeat("center", center, rows, run), run)
+            sums, squares = self._sums(rows, _repeat("center", center, rows, run), features, run)
             squares -= sums * sums / n
             sums += n * center.astype(np.float64)
         elif n:
@@ -159,7 +160,7 @@ class BatchNorm(Layer):
             )
         return count, sums / count, squares / count
 
-    def _sums(self, rows, center, run):
+    def _sums(self, rows, center, features, run):
         """Of every channel, the sums of x and of its squares, or of x - center."""
         partial = _partial_sums(rows, run)
         for i, block in enumerate(_blocks(rows)):
@@ -167,7 +168,7 @@ class BatchNorm(Layer):
             if center is not None:
                 part = np.subtract(part, center, out=run.scratch("block", part.shape, rows.dtype))
             _add_up(part, part, partial[:, i], run)
-        return _collect(partial, self.features)
+        return _collect(partial, features)
 
     def _remember(self, count, mean, var, state):
         keep = 1 - self.momentum

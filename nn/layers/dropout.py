@@ -59,8 +59,11 @@ def keep_mask(kept: int, shape: tuple[int, ...], run) -> np.ndarray:
     batch, size = run.micro_batch, math.prod(shape[1:])
     counts = -(-size // COUNT)  # of the generator, a sample
     key = np.random.SeedSequence([run.context.seed, batch.step, *run.path.encode()]).generate_state(2, np.uint64)
-    stream = np.random.Philox(key=key, counter=batch.sample * counts)
-    bits = stream.random_raw(shape[0] * counts * 4).astype("<u8", copy=False).view("<u2")
-    mask = run.empty(shape, np.bool_)
-    np.less(bits.reshape(shape[0], counts * COUNT)[:, :size], kept, mask.reshape(shape[0], size))
+    mask, at = run.empty(shape, np.bool_), 0
+    for first, samples in batch.pieces or [(batch.sample, shape[0])]:
+        stream = np.random.Philox(key=key, counter=first * counts)
+        bits = stream.random_raw(samples * counts * 4).astype("<u8", copy=False).view("<u2")
+        rows = mask[at : at + samples].reshape(samples, size)
+        np.less(bits.reshape(samples, counts * COUNT)[:, :size], kept, rows)
+        at += samples
     return mask

@@ -54,20 +54,24 @@ class Embedding(Layer):
         return {"W": Spec((self.vocabulary, self.features), self.init, split=Split(0))}, (*in_shape, self.features)
 
     def forward(self, p, x, run):
+        vocabulary, features = p.W.shape
+        self.check(x, vocabulary, run)
+        if self.padding is not None:
+            run.micro_batch.padding = x == self.padding
+        y = run.empty((*x.shape, features), p.W.dtype)
+        np.take(p.W, x, axis=0, out=y, mode="clip")  # in range, and with this mode not through a copy
+        return y, x
+
+    def check(self, x, vocabulary: int, run) -> None:
+        """Refuse what is no id below `vocabulary`."""
         if x.dtype.kind not in "iu":
             raise TypeError(f"layer {run.path} ({self!r}): expects integer ids, given {x.dtype}")
-        vocabulary, features = p.W.shape
         if x.size and (x.min() < 0 or x.max() >= vocabulary):
             place = np.argwhere((x < 0) | (x >= vocabulary))[0].tolist()
             raise ValueError(
                 f"layer {run.path} ({self!r}): id {x[tuple(place)]} of sample {place[0]}, place {place[1:]}, is not in "
                 f"the vocabulary: ids are 0 to {vocabulary - 1}"
             )
-        if self.padding is not None:
-            run.micro_batch.padding = x == self.padding
-        y = run.empty((*x.shape, features), p.W.dtype)
-        np.take(p.W, x, axis=0, out=y, mode="clip")  # in range, and with this mode not through a copy
-        return y, x
 
     def backward(self, p, g, gy, x, run):
         run.later(self._add_sums, g.W, x.reshape(-1), gy.reshape(-1, gy.shape[-1]), run)

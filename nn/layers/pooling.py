@@ -19,6 +19,8 @@ from nn.layers.convolution import Pair, brief, check_image, pair
 class _Windows(Layer):
     """Base of pools with a kernel that moves; MaxPool2d says what the parameters mean."""
 
+    channelwise = True
+
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False):
         name = type(self).__name__
         self.kernel_size = pair(f"{name}: kernel_size", kernel_size, 1)
@@ -139,6 +141,8 @@ class MaxPool2d(_Windows):
 class _Averages(Layer):
     """Base of the average pools: y = R x C^T with R (out rows, rows) and C (out columns, columns)."""
 
+    channelwise = True
+
     def matrices(self, size: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray]:
         """R and C for an image of that size."""
         raise TypeError(f"{type(self).__name__} does not define matrices")
@@ -209,6 +213,8 @@ class AdaptiveAvgPool2d(_Averages):
 class GlobalAvgPool2d(Layer):
     """The mean of each channel: (N, H, W, C) to (N, C)."""
 
+    channelwise = True
+
     def __repr__(self):
         return "GlobalAvgPool2d()"
 
@@ -230,6 +236,8 @@ class GlobalAvgPool2d(Layer):
 
 class GlobalMaxPool2d(Layer):
     """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient."""
+
+    channelwise = True
 
     def __repr__(self):
         return "GlobalMaxPool2d()"

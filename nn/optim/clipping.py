@@ -26,6 +26,8 @@ def squared_norms(
 ) -> list[dict[str, float]]:
     """|tensor|^2 of every tensor in the layout, by name, for each of the buffers; without ranks 0 outside the region.
 
+    With ranks a tensor that several of them have is counted by one (Region.elsewhere).
+
     Parameters
     ----------
     buffers : sequence of flat arrays
@@ -36,10 +38,9 @@ def squared_norms(
     """
     at = {name: i for i, name in enumerate(region.names)}
     sums = np.zeros((len(buffers), len(at)))
-    owned = region.owned.stop if sum_over_ranks else None
     for name, part, _ in region.tensors:
-        if owned is not None and part.start >= owned:
-            continue  # borrowed: its owner's rank counts it
+        if sum_over_ranks and name in region.elsewhere:
+            continue
         for row, buffer in zip(sums, buffers, strict=True):
             row[at[name]] = _square(buffer[part])
     if sum_over_ranks:
@@ -104,7 +105,7 @@ class ClipGlobalNorm(Clip):
     """The norm of the whole gradient to at most `limit`: its direction is kept."""
 
     def __call__(self, g, region, sum_over_ranks=None):
-        square = np.array([_square(g[region.owned])], np.float64)
+        square = np.array([sum(_square(g[part]) for part in region.owned)], np.float64)
         if sum_over_ranks:
             sum_over_ranks(square)
         _refuse(float(square[0]), "the gradient")

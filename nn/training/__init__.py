@@ -4,6 +4,7 @@
 |---|---|
 | serial.py | `Serial`, the trainer of one process |
 | fit.py | `fit`, the one loop that every strategy runs, and `Callback` |
+| loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |
 | callbacks.py | progress, metrics, checkpoints, stopping in time |
 | schedules.py | learning rates by name, and those that listen to training |

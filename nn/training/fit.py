@@ -39,7 +39,8 @@ class Training:
     ----------
     history : list of dict
         One record an epoch: epoch, step, loss (mean over the epoch), images_per_second, seconds; with validation data
-        also validation_loss and, where there are classes, validation_accuracy.
+        also validation_loss and, where there are classes, validation_accuracy; in mixed precision also loss_scale and
+        skipped_steps.
     stop : bool
         A callback sets it to end after this epoch (alike on all ranks: decide from the history).
     result : dict
@@ -203,6 +204,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
     }
     spent = training.seconds - (training.history[-1]["seconds"] if training.history else 0.0)
     record["images_per_second"] = training.samples / max(1e-9, spent)
+    record |= trainer.mixed_precision()
     training.batch, training.loss_sum, training.samples = 0, 0.0, 0
     if training.validation is not None:
         scores = evaluate(trainer, training.validation)

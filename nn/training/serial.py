@@ -22,6 +22,7 @@ from nn.core.network import Network, NotFinite
 from nn.core.pool import Memory
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
+from nn.training.loss_scale import LossScale
 
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
@@ -63,7 +64,9 @@ class Serial:
     p, g : views
         Parameters and gradients as layers see them.
     steps : int
-        Optimizer steps made so far.
+        Steps made so far; `updates` of them were no overflow of float16, and the optimizer's.
+    loss_scale : LossScale or None
+        Of a network in mixed precision.
     shard : (index, count)
         Which part of every global batch this trainer expects from the loader.
     writer : bool
@@ -92,6 +95,7 @@ class Serial:
         self.statistics = held.state_layout.zeros(network.dtype)
         held.state_layout.initialize(self.statistics, seed)
         self.run = held.run(self.statistics, seed, Memory(), gy_free=True)
+        self.half, self.loss_scale = self.run.context.half, LossScale() if network.mixed else None
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
@@ -139,14 +143,21 @@ class Serial:
         """
         total = len(x) if total is None else total
         self.check_batch(len(x), total)
-        self.statistics_before[:] = self.statistics
+        self.begin_step()
         loss, cuts = 0.0, micro_batches(len(x), parts)
         for i, rows in enumerate(cuts):
             loss += self.compute_gradients(x[rows], y[rows], total, rows.start, i > 0)
         if not math.isfinite(loss):
             raise self.bad_step(loss, [(rows.start, x[rows]) for rows in cuts])
-        self.end_step()
+        self.end_step(self.half is not None and self.half.overflowed)
         return loss
+
+    def begin_step(self) -> None:
+        """Statistics may have to go back to what they are now; nothing is too large yet."""
+        if self.statistics.size:
+            self.statistics_before[:] = self.statistics
+        if self.half:
+            self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
     def check_batch(self, samples: int, total: int) -> None:
         """Refuse a shard that is larger than its batch, and an empty batch."""
@@ -172,18 +183,34 @@ class Serial:
         self.network.backward(self.p, self.g, gz, saved, self.run)
         return loss
 
-    def end_step(self) -> None:
-        """The update, after which the next step begins."""
+    def end_step(self, overflowed: bool = False) -> None:
+        """The update, or none where a number was too large for float16; then the next step begins."""
         try:
-            self.update()
+            if overflowed:
+                self.statistics[:] = self.statistics_before
+                self.loss_scale.skip(self.steps)
+            else:
+                self.update()
         except FloatingPointError:  # a norm that is not finite: nothing was updated
             self.statistics[:] = self.statistics_before
             raise
         self.steps += 1
+        if self.loss_scale and not overflowed:
+            self.loss_scale.went_well()
+
+    def mixed_precision(self) -> dict[str, float]:
+        """The loss scale, and how many steps were skipped in all, for records; empty without mixed precision."""
+        found = self.loss_scale
+        return {"loss_scale": found.scale, "skipped_steps": found.skipped} if found else {}
 
     def update(self) -> None:
         """One step of the optimizer, with the gradients of the whole batch."""
-        self.optimizer.update(self.parameters, self.gradients, self.slots, self.steps, self.region)
+        self.optimizer.update(self.parameters, self.gradients, self.slots, self.updates, self.region)
+
+    @property
+    def updates(self) -> int:
+        """Steps of the optimizer made so far."""
+        return self.steps - self.loss_scale.skipped if self.loss_scale else self.steps
 
     def rescale(self, slot: str, factor: float) -> None:
         """Multiply a slot of the optimizer, where this process holds it."""
@@ -213,12 +240,13 @@ class Serial:
         return min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
 
     def bad_parameter(self, name: str) -> NotFinite:
+        """What is found where a parameter is not finite."""
         return NotFinite(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
 
     def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears in the forward pass of a micro-batch."""
         self.run.micro_batch.sample, x = part
-        return self.network.first_bad(self.p, x, self.run) if len(x) else None
+        return self.held.first_bad(self.p, x, self.run) if len(x) else None
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""
@@ -252,8 +280,17 @@ class Serial:
         state = {f"param/{name}": array for name, array in layout.items(self.parameters)}
         for slot, buffer in self.slots.items():
             state |= {f"optimizer/{slot}/{name}": array for name, array in layout.items(buffer)}
-        state |= {f"state/{name}": a for name, a in self.network.state_layout.items(self.statistics)}
-        return state | {"steps": np.array(self.steps)}
+        return state | dict(self.small()) | {"steps": np.array(self.steps)}
+
+    def small(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of what every process has of the state: running statistics, and the loss scale."""
+        yield from self.running()
+        if self.loss_scale:
+            yield "loss_scale", self.loss_scale.array
+
+    def running(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of the running statistics."""
+        yield from ((f"state/{name}", array) for name, array in self.held.state_layout.items(self.statistics))
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         """`state`, an entry at a time, as a checkpoint is written: a strategy that shards it gathers no more at once.
@@ -335,6 +372,8 @@ def micro_batches(samples: int, parts: int) -> list[slice]:
 def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Name -> (shape, dtype) of what every strategy's `state` has for this network and these slots of an optimizer."""
     kinds = {"steps": ((), np.dtype(int))}
+    if network.mixed:
+        kinds["loss_scale"] = (3,), np.dtype(np.float64)
     layouts = {"param": network.layout, "state": network.state_layout}
     for prefix, layout in (layouts | {f"optimizer/{slot}": network.layout for slot in slots}).items():
         kinds |= {f"{prefix}/{name}": (spec.shape, network.dtype) for name, spec in layout.specs.items()}

@@ -1,6 +1,7 @@
 """What --mesh and --pipeline say: how many ranks each axis has, and the schedule of a pipeline.
 
 --mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
+--mesh data=2,tensor=2            two groups of two ranks that compute every layer together
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
 --pipeline pipedream:micro=16     an update after each; also vertical_sync
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from parallel.command.options import OptionError, Options
 
-AXES = ("data", "pipeline")
+AXES = ("data", "pipeline", "tensor")
 MICRO_BATCHES = 8
 NAMES = ("naive", "gpipe", "1f1b", "pipedream", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
 SWITCHES = ("recompute", "vertical_sync")  # keys without a value
@@ -46,6 +47,11 @@ def is_pipeline(options: Options) -> bool:
     return options.strategy == "pipeline" or bool(options.pipeline) or mesh(options).get("pipeline", 1) > 1
 
 
+def is_tensor(options: Options) -> bool:
+    """Whether ranks compute layers together."""
+    return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
+
+
 def mesh(options: Options) -> dict[str, int]:
     """The axes that --mesh names, and their ranks."""
     from nn import keyed
@@ -67,6 +73,8 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
     given = mesh(options)
     if "pipeline" not in given and is_pipeline(options):
         given["pipeline"] = max(1, ranks // given.get("data", 1))
+    if "tensor" not in given and options.strategy_name == "tensor":
+        given["tensor"] = max(1, ranks // given.get("data", 1))
     try:
         return sizes(ranks, **given)
     except ValueError as error:

@@ -22,6 +22,7 @@ from parallel.command.version import commit, version
 # What they are called on the command line, in the order of the list, and which file it is.
 COMMANDS = {
     "train": "train.py",
+    "supervise": "supervise.py",
     "predict-images": "predict_images.py",
     "sample": "sample.py",
     "report": "report.py",

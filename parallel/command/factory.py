@@ -16,12 +16,14 @@ from nn.data import masking
 from nn.layers.batch_normalization import BatchNorm
 from nn.models.googlenet import AuxiliaryLoss
 from nn.optim import clipping, optimizers
+from nn.optim.lbfgs import QuasiNewton
 from nn.optim.learning_rates import Schedule
 from nn.training import schedules
 from nn.training.checkpoints import CheckpointError
 from parallel.command import rules
 from parallel.command.options import OptionError, Options
 from parallel.launch import launcher
+from parallel.strategies import settings
 
 LOSSES = {
     "cross-entropy": lambda o: losses.CrossEntropyLoss(label_smoothing=o.label_smoothing),
@@ -41,6 +43,7 @@ OPTIMIZERS = {
     "adamw": lambda o, common: optimizers.AdamW(**common),
     "lars": lambda o, common: optimizers.LARS(**common, momentum=o.momentum),
     "lamb": lambda o, common: optimizers.LAMB(**common),
+    "lbfgs": lambda o, common: QuasiNewton(history=settings.Sandblaster.parse(o.strategy).history),
 }
 
 
@@ -111,7 +114,7 @@ def datasets(options: Options) -> data.Data:
         mask=options.mask,
         validation=options.validation,
         seed=options.seed,
-        dtype=options.dtype,
+        dtype=floats(options),
     )
 
 
@@ -123,14 +126,20 @@ def network(options: Options, data: data.Data) -> nn.Network:
         options.model,
         data.in_shape,
         outputs,
-        options.dtype,
+        floats(options),
         activation=options.activation,
         init=options.init,
         output_activation=output,
     )
+    network.mixed = options.dtype == "mixed"
     if options.sync_batch_norm:
         synchronise(network)
     return network
+
+
+def floats(options: Options) -> str:
+    """What is computed with."""
+    return "float32" if options.dtype == "mixed" else options.dtype
 
 
 def synchronise(network: nn.Network) -> None:
@@ -218,6 +227,6 @@ def schedule(options: Options, loader: nn.Loader) -> tuple[Schedule | None, list
     if text is None:
         return None, []
     found, hooks = schedules.parse(text, options.lr, options.epochs, len(loader), options.batch)
-    if optimizers.BY_NAME[options.optimizer].rate_inside:
+    if optimizer(options).rate_inside:
         hooks.append(schedules.MomentumCorrection(found))
     return found, hooks

@@ -62,7 +62,11 @@ class NetworkOptions:
     )
     activation: str | None = option(None, "of the hidden layers: sigmoid, tanh, relu, ... (default: the model's own)")
     init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
-    dtype: str = option("float32", "of parameters and activations", ("float32", "float64"))
+    dtype: str = option(
+        "float32",
+        "of parameters and activations; mixed: float32, with activations kept as float16",
+        ("float32", "float64", "mixed"),
+    )
     seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)
 
 
@@ -80,7 +84,7 @@ class LearningOptions:
     )
     label_smoothing: float = option(0.0, "of cross-entropy, such as 0.1")
     optimizer: str = option(
-        "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"), everyday=True
+        "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lbfgs"), everyday=True
     )
     lr: float = option(0.1, "learning rate", everyday=True)
     momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9", everyday=True)
@@ -110,11 +114,14 @@ class RanksOptions:
     strategy: str = option(
         "ddp",
         "how ranks share the work",
-        ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "downpour", "local-sgd", "diloco", "easgd"),
+        (
+            "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
+            "easgd", "sandblaster",
+        ),
         metavar="NAME[:KEYS]",
         everyday=True,
         keys=True,
-    )
+    )  # fmt: skip
     consistency: str = option(
         "sync",
         "ps: when servers apply gradients: sync (all together), ssp:S (as they come, no worker more than S steps ahead "
@@ -172,7 +179,7 @@ class MeshOptions:
     """How ranks share the network itself."""
 
     mesh: str | None = option(
-        None, "ranks along each axis, such as data=2,pipeline=2 (ddp, zero1, pipeline)", metavar="AXIS=RANKS,..."
+        None, "ranks along each axis, such as data=2,pipeline=2 or data=2,tensor=2", metavar="AXIS=RANKS,..."
     )
     pipeline: str | None = option(
         None,
@@ -180,6 +187,18 @@ class MeshOptions:
         "FILE.csv, with keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2, pipedream:vertical_sync "
         "(pipeline: 1f1b)",
         metavar="SCHEDULE",
+    )
+    tensor: str = option(
+        "pairs",
+        "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
+        "with what lies between them cut by the places of a sequence",
+        ("pairs", "width", "sequence"),
+    )
+    owt: str = option(
+        "all",
+        "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
+        "everybody's, or by features",
+        ("all", "turns", "shares", "features"),
     )
 
 

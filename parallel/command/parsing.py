@@ -211,6 +211,8 @@ def resumed(values: dict) -> dict:
     given = [name for name in FIELDS if before.get(name) is not None]
     found = {name: of_its_kind(f"{directory}/config.json", name, before[name]) for name in given}
     found |= {"ranks": None, "threads": None} | values
+    if name_of(found["strategy"]) != name_of(str(before.get("strategy"))) and "consistency" not in values:
+        found.pop("consistency", None)
     for name, (other, readers) in READ_BY.items():  # another strategy has no use for some options of the one before
         value = found.get(other)
         if name in FREE_ON_RESUME and name not in values and value is not None and name_of(value) not in readers:

@@ -18,9 +18,12 @@ from parallel.strategies.data_parallel import (
 from parallel.strategies.downpour import Downpour
 from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
+from parallel.strategies.one_weird_trick import OneWeirdTrick
 from parallel.strategies.parameter_server import ParameterServer
 from parallel.strategies.pipeline.pipedream import PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline
+from parallel.strategies.sandblaster import Sandblaster
+from parallel.strategies.tensor.tensor_parallel import TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.trainer import Trainer
 
@@ -29,6 +32,8 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
+    if axes.is_tensor(options):
+        return tensor(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
@@ -82,6 +87,17 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
     return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
 
 
+def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
+    """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
+    arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
+    return Sandblaster(
+        *arguments,
+        chunk=settings.Sandblaster.parse(options.strategy).chunk,
+        same_batch=False if options.augment else None,
+        limit=options.watch or math.inf,
+    )
+
+
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     if axes.is_pipeline(options):
@@ -101,12 +117,11 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     if given["schedule"] == "pipedream":
         sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
         return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
-    bucketing = {"bucket": options.bucket, "first": options.first_bucket}
     return Pipeline(
         *arguments,
         data=data,
         zero1=options.strategy == "zero1",
-        bucketing=bucketing | {"overlap": "none" if options.overlap == "auto" else options.overlap},
+        bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
         limit=limit,
         **given,
@@ -119,9 +134,28 @@ def summed(options) -> dict:
     return {"compressor": compressor, "shards": options.reproducible or 0}
 
 
+def tensor(options, network, loss, optimizer, communicator) -> Trainer:
+    """Ranks compute every layer together; several such groups share every batch."""
+    ranks = axes.sizes(options, communicator.size)["tensor"]
+    arguments = network, loss, optimizer, communicator, options.seed
+    return TensorParallel(*arguments, tensor=ranks, way=options.tensor, bucketing=bucketing(options))
+
+
+def owt(options, network, loss, optimizer, communicator) -> Trainer:
+    """Convolutions data-parallel, linear layers model-parallel."""
+    arguments = network, loss, optimizer, communicator, options.seed
+    return OneWeirdTrick(*arguments, scheme=options.owt, bucketing=bucketing(options))
+
+
+def bucketing(options) -> dict:
+    """How gradients that are summed by messages are cut and moved."""
+    overlap = "none" if options.overlap == "auto" else options.overlap
+    return {"bucket": options.bucket, "first": options.first_bucket, "overlap": overlap}
+
+
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
 REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
-    "ddp": ddp, "dp": dp, "ps": ps, "pipeline": pipeline, **dict.fromkeys(SHARDED, sharded),
-    "downpour": downpour, **dict.fromkeys(REPLICAS, replicas),
+    "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "pipeline": pipeline, "tensor": tensor,
+    "owt": owt, "downpour": downpour, "sandblaster": sandblaster, **dict.fromkeys(REPLICAS, replicas),
 }  # fmt: skip

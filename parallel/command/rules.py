@@ -25,7 +25,7 @@ from pathlib import Path
 from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, why_not
+from parallel.strategies.capabilities import CAPABILITIES, LATE, why_not
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
 
 # ------------------------------------------------------------------------------------------------------ options alone
@@ -41,21 +41,24 @@ BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and mo
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
 SHARDED = ("zero1", "zero2", "fsdp")
 SERVED = ("ps", "downpour")  # by servers
+OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 # Option -> (another one, with which values of it this one is read at all).
 READ_BY = {
     "momentum": ("optimizer", ("sgd", "rmsprop", "lars")),
     "nesterov": ("optimizer", ("sgd",)),
     "label_smoothing": ("loss", ("cross-entropy",)),
-    "allreduce": ("strategy", ("ddp", "pipeline")),
+    "allreduce": ("strategy", ("ddp", "pipeline", "tensor", "owt")),
     "node_memory": ("strategy", ("ddp",)),
-    **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline"))),
-    "servers": ("strategy", ("ps", "downpour")),
+    **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline", "tensor", "owt"))),
+    "owt": ("strategy", ("owt",)),
+    **dict.fromkeys(("lr", "weight_decay", "clip", "schedule", "linear_scaling"), ("optimizer", OF_A_RATE)),
+    "servers": ("strategy", ("ps", "downpour", "sandblaster")),
     "consistency": ("strategy", ("ps", "ddp")),
     "delay_compensation": ("strategy", ("ps",)),
     "offload": ("strategy", SHARDED),
     "unit": ("strategy", SHARDED),
     "prefetch": ("strategy", ("fsdp",)),
-    "server_place": ("strategy", ("ps", "downpour")),
+    "server_place": ("strategy", ("ps", "downpour", "sandblaster")),
 }
 # Option that sums gradients in a way of its own -> those that say how the usual way does it.
 EXCLUDES = {
@@ -67,6 +70,8 @@ BETWEEN_RANKS = (
     "strategy",
     "mesh",
     "pipeline",
+    "tensor",
+    "owt",
     "consistency",
     "delay_compensation",
     "allreduce",
@@ -178,6 +183,15 @@ def _late(options: Options) -> None:
         )
 
 
+def _line_search(options: Options) -> None:
+    if (options.optimizer == "lbfgs") != (options.strategy_name == "sandblaster"):
+        raise OptionError(
+            f"--optimizer {options.optimizer} with --strategy {options.strategy}: a line search takes several "
+            "evaluations of a batch, which sandblaster makes, on one process too: use --strategy sandblaster "
+            "--optimizer lbfgs, and a large --batch; or neither"
+        )
+
+
 def _one_batch_for_the_rate(options: Options) -> None:
     if options.linear_scaling and "base_batch=" in (options.schedule or ""):
         raise OptionError(
@@ -190,8 +204,15 @@ def _stages(options: Options) -> None:
     given = axes.mesh(options)
     if options.pipeline:
         axes.schedule(options)
-    if given and not axes.is_pipeline(options) and "pipeline" not in CAPABILITIES[options.strategy_name].axes:
+    can_have = CAPABILITIES[options.strategy_name].axes
+    if given and not axes.is_pipeline(options) and not set(can_have) - {"data"}:
         raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
+    for axis in given if not axes.is_pipeline(options) else ():
+        if axis not in can_have:
+            can = ", ".join(name for name, can in CAPABILITIES.items() if axis in can.axes)
+            raise OptionError(
+                f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use {can}"
+            )
     if options.pipeline and given.get("pipeline") == 1:
         raise OptionError(f"--pipeline {options.pipeline} needs ranks on its axis, given --mesh {options.mesh}")
     if not axes.is_pipeline(options):
@@ -213,9 +234,29 @@ def _stages(options: Options) -> None:
         raise OptionError("--node-memory on: gradients of stages are summed by messages; leave it out")
 
 
+def _layers_together(options: Options) -> None:
+    """Ranks that compute layers together: with what, and no other way beside it."""
+    if not axes.is_tensor(options):
+        if changed(options, ["tensor"]):
+            raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
+        return
+    if axes.is_pipeline(options):
+        raise OptionError("a pipeline's stages are not cut among ranks: use --mesh data=2,tensor=2, or one of the two")
+    for name in ("reproducible", "compress", "consistency"):
+        if changed(options, [name]):
+            why = why_not("tensor", options.compress if name == "compress" else None, name)
+            raise OptionError(
+                f"{flag(name)} does not go with layers that ranks compute together{': ' * bool(why)}{why}: leave it out"
+            )
+    if options.node_memory == "on":
+        raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
+    if options.dtype == "mixed":
+        raise OptionError("--dtype mixed: ranks that compute layers together do not skip a step together; use float32")
+
+
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _one_batch_for_the_rate, _stages,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -224,7 +265,8 @@ OF_OPTIONS = (
 FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
-    "strategy", "mesh", "pipeline", "offload", "prefetch", "unit", "memory", "allreduce", *MESSAGES,
+    "strategy", "consistency", "delay_compensation", "mesh", "pipeline", "tensor", "owt", "offload", "prefetch", "unit",
+    "memory", "allreduce", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -427,9 +469,12 @@ def check_memory(options: Options, network) -> None:
 
 def check_strategy(options: Options, ranks: int | None, network, optimizer) -> int:
     """Refuse what the strategy cannot do, on so many ranks; returns how many of them read samples."""
+    from nn.losses import Loss
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
+    from parallel.strategies import one_weird_trick
+    from parallel.strategies.tensor import rewriting
 
     if options.compress:
         if why := why_not(options.strategy_name, options.compress, late=options.late):
@@ -439,17 +484,33 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         method.check(optimizer)
         if options.strategy_name in SERVED:
             method.check_messages(options.servers)
+    late = f" --consistency {options.consistency}" * options.late
+    can = (LATE if options.late else CAPABILITIES)[options.strategy_name]
+    if network.mixed and ranks != 0 and not can.mixed:
+        others = ", ".join(name for name, can in CAPABILITIES.items() if can.mixed)
+        raise OptionError(
+            f"--dtype mixed does not go with --strategy {options.strategy}{late}: no step is skipped by all: "
+            f"use {others}"
+        )
     if options.reproducible and options.strategy_name in SHARDED:
         virtual_shards.refuse_norms(optimizer)
+    if options.strategy_name == "sandblaster":
+        check_sandblaster(options, max(1, ranks or 1), network)
+        return 1
     if not ranks:
         return 1
     if axes.is_pipeline(options):
         return check_stages(options, ranks, network, optimizer)
-    axes.sizes(options, ranks)
+    found = axes.sizes(options, ranks)
+    if axes.is_tensor(options):
+        rewriting.share(network, Loss(), found["tensor"], options.tensor)
+        return found["data"]
     if not launcher.inside():
         check_one_node(options)
     if options.strategy_name == "dp":
         check_scattered(options, ranks)
+    if options.strategy_name == "owt":
+        one_weird_trick.split(network, Loss(), ranks, options.owt)
     workers = ranks
     if options.strategy_name in SERVED:
         found, servers = roles(ranks, options.servers, options.server_place)
@@ -460,6 +521,17 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.reproducible:
         fixed_tree.check_holders(options.reproducible, workers)
     return workers
+
+
+def check_sandblaster(options: Options, ranks: int, network) -> None:
+    """Refuse roles that there are no ranks for, and networks that are not one function."""
+    from parallel.exchange.commanded.shards import parts
+    from parallel.exchange.push_pull import cut
+    from parallel.strategies.sandblaster import refuse_changing
+
+    parts(ranks, options.servers, options.server_place)
+    cut(network.layout.size, options.servers)
+    refuse_changing(network)
 
 
 def check_stages(options: Options, ranks: int, network, optimizer) -> int:

@@ -52,7 +52,7 @@ def train(options: Options) -> dict:
     breakdown = Breakdown(trainer)
     memory = MemoryReport(trainer, traffic, before) if options.memory else None
     loaders = factory.loaders(options, data, trainer.shard, listeners(breakdown.loader, timeline))
-    if options.compress:
+    if options.compress or options.strategy_name == "sandblaster":
         trainer.tell_epoch(len(loaders.train))
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
@@ -110,6 +110,7 @@ def train(options: Options) -> dict:
         "seconds": training.seconds,
         "images_per_second": training.epoch * len(data.train) / max(1e-9, training.seconds),
         "ranks": size,
+        **trainer.mixed_precision(),
         "breakdown": breakdown.by_rank(),
         "parameters_sha256": trainer.digest(),
     }
@@ -241,7 +242,7 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
         from parallel.strategies.serial import ReproducibleSerial
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
-    if world is None:
+    if world is None and options.strategy_name != "sandblaster":
         return nn.Serial(network, loss, optimizer, options.seed)
     from parallel.command.registry import STRATEGIES
 

@@ -81,7 +81,7 @@ class Exchange:
         layout = self.layout
         self.parameters = layout.zeros(self.dtype)
         self.vector = np.zeros(layout.size + Tail.room(self.network), self.dtype)
-        self.gradients, self.tail = self.vector[: layout.size], Tail.of(self.vector[layout.size :])
+        self.gradients, self.tail = self.vector[: layout.size], Tail.of(self.vector[layout.size :], self.network)
         self.summed = self.tail
         self.slots = {name: layout.zeros(self.dtype) for name in self.optimizer.slots}
         self.first_values()
@@ -179,6 +179,7 @@ class Exchange:
             yield from self.named(f"optimizer/{slot}", buffer)
 
     def named(self, prefix: str, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """(prefix/name, its part of a buffer) of every array in the layout."""
         yield from ((f"{prefix}/{name}", array) for name, array in self.layout.items(buffer))
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:

@@ -27,7 +27,7 @@ from nn.layers.dense import Linear
 BEGUN, SHIFT = Word.BEGUN, 32
 
 
-class Wide:
+class WideWeight:
     """The weight of one Linear layer, and its factors.
 
     Attributes
@@ -70,17 +70,17 @@ class Factors:
     Parameters
     ----------
     window : collectives.SharedWindow
-    layers : iterable of Wide
+    layers : iterable of WideWeight
     """
 
-    def __init__(self, window, layers: Iterable[Wide]):
+    def __init__(self, window, layers: Iterable[WideWeight]):
         self.window, self.layers = window, tuple(layers)
 
-    def chosen(self, total: int) -> tuple[Wide, ...]:
+    def chosen(self, total: int) -> tuple[WideWeight, ...]:
         """The layers whose factors pay for a batch of so many samples."""
         return tuple(layer for layer in self.layers if layer.pays(total))
 
-    def begin(self, step: int, total: int) -> tuple[Wide, ...]:
+    def begin(self, step: int, total: int) -> tuple[WideWeight, ...]:
         """A step with a batch of `total` samples begins: the layers that are told by factors.
 
         Where they need more room, which ranks make together, and ranks were told different sizes of the batch, there
@@ -101,7 +101,7 @@ class Factors:
                 layer.gy = self.window.common((rows, outputs), layer.dtype)
         return chosen
 
-    def keepers(self, chosen: tuple[Wide, ...], samples: slice | None) -> dict[str, Callable]:
+    def keepers(self, chosen: tuple[WideWeight, ...], samples: slice | None) -> dict[str, Callable]:
         """What keeps the factors of the chosen layers, by their paths.
 
         `samples` is the place of this rank's samples in the global batch; None where it makes gradients.
@@ -118,11 +118,11 @@ class Factors:
         return sum(layer.x.nbytes + layer.gy.nbytes for layer in self.layers) // self.window.size
 
 
-def wide_layers(network: Network) -> Iterator[Wide]:
+def wide_layers(network: Network) -> Iterator[WideWeight]:
     """The Linear layers whose weight nobody else uses, in the order of the layout."""
     layout = network.layout
     found = {f"{path}.W" if path else "W": (path, layer, shape) for path, layer, shape, _ in network.layers()}
     for name, place in layout.slices.items():
         path, layer, shape = found.get(name, ("", None, ()))
         if isinstance(layer, Linear) and path not in layout.shared:
-            yield Wide(path, place, layout.specs[name].shape, math.prod(shape[:-1]), network.dtype)
+            yield WideWeight(path, place, layout.specs[name].shape, math.prod(shape[:-1]), network.dtype)

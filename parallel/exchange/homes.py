@@ -1,4 +1,5 @@
-"""The state of a network whose stages lie on different ranks: brought together on rank 0, and dealt out from there.
+"""The state of a network whose stages, or parts of whose tensors, lie on different ranks: brought together on rank 0,
+and dealt out from there.
 
 Each rank goes through its own entries in the order of its layout, which is that of the whole network's with some left
 out. So rank 0 takes them one by one, each from the rank that has it, and never has more than one in its hands: what is
@@ -14,6 +15,7 @@ import numpy as np
 
 from nn.core.layout import ALIGN, Layout
 from nn.core.network import Network
+from nn.core.parts import cut, join, part_shape
 from nn.training.serial import check_state
 from parallel.mesh import Mesh
 
@@ -40,6 +42,7 @@ class Homes:
     def __init__(self, mesh: Mesh, held: Network):
         self.mesh = mesh
         layout = held.layout
+        self.specs = held.whole.specs | held.whole_state.specs  # of whole arrays
         own = [*(name for name in layout.specs if name not in layout.borrowed), *held.state_layout.specs]
         mine = own, sorted(layout.borrowed)
         everyone = mesh.pipeline.allgather(mine) if mesh.pipeline else [mine]
@@ -55,14 +58,17 @@ class Homes:
         Parameters
         ----------
         mine : pairs of this rank, the same names in the same order on all ranks of a line
-        kinds : name -> (shape, dtype) of what is to be collected; "steps" is nobody's
+        kinds : name -> (shape, dtype) of what is to be collected; what is of no array, such as "steps", is nobody's
         """
         mesh = self.mesh
-        if mesh.index or mesh.places["tensor"]:  # others have the same
+        if mesh.index:  # others have the same
             yield from mine
             return
         here = mesh.places["pipeline"]
-        own = ((name, array) for name, array in mine if self.home[array_of(name)] == here)
+        own = ((name, self._join(name, array)) for name, array in mine if self.home[array_of(name)] == here)
+        if mesh.places["tensor"]:
+            yield from own
+            return
         if mesh.rank:
             for name, array in own:
                 mesh.communicator.Send(np.ascontiguousarray(array), 0, TAG)
@@ -81,6 +87,34 @@ class Homes:
         for _ in own:  # what is borrowed: all ranks go through to the end
             pass
 
+    def is_cut(self, name: str) -> bool:
+        """Whether the ranks of the axis "tensor" have a part each of an entry."""
+        return self.specs[array_of(name)].split is not None
+
+    def _join(self, name: str, array: np.ndarray) -> np.ndarray:
+        """The whole array from its parts, on the first of the ranks that have them; elsewhere as it is."""
+        ranks = self.mesh.tensor
+        if ranks is None or not self.is_cut(name):
+            return array
+        if ranks.rank:
+            ranks.Send(np.ascontiguousarray(array), 0, TAG)
+            return array
+        parts = [array]
+        for index in range(1, ranks.size):
+            shape = part_shape(name, self.specs[array_of(name)], index, ranks.size)
+            parts.append(np.empty(shape, array.dtype))
+            ranks.Recv(parts[-1], index, TAG)
+        return join(self.specs, [{name: part} for part in parts])[name]
+
+    def _cut(self, name: str, array: np.ndarray | None, shape, dtype) -> np.ndarray:
+        """This rank's part of a whole array, which the first of the ranks that have one each is given."""
+        ranks = self.mesh.tensor
+        if ranks is None:
+            return array
+        array = np.empty(shape, dtype) if ranks.rank else np.ascontiguousarray(array)
+        ranks.Bcast(array, root=0)
+        return cut(self.specs, {name: array}, ranks.rank, ranks.size)[name]
+
     def scatter(self, state: Mapping[str, np.ndarray], kinds: Mapping[str, tuple], to_all: bool) -> dict:
         """What this rank has of a state that rank 0 is given (collective).
 
@@ -98,6 +132,7 @@ class Homes:
         if problem := mesh.bcast(check_state(dict(kinds), state) if mesh.rank == 0 else None):
             raise ValueError(problem)
         mine = {}
+        here = mesh.places["pipeline"]
         for name in in_order(kinds):
             shape, dtype = kinds[name]
             for leader in map(self._leader, self.holders[array_of(name)]):
@@ -108,9 +143,11 @@ class Homes:
                 elif mesh.rank == leader:
                     mine[name] = np.empty(shape, dtype)
                     mesh.communicator.Recv(mine[name], 0, TAG)
+            if mesh.index == 0 and here in self.holders[array_of(name)]:
+                mine[name] = self._cut(name, mine.get(name), shape, dtype)
         if to_all:
             mine = mesh.line.bcast(mine)
-        return mine | {"steps": mesh.bcast(state["steps"] if mesh.rank == 0 else None)}
+        return mine | mesh.bcast({name: state[name] for name in kinds if "/" not in name} if mesh.rank == 0 else None)
 
     def digest(self, sha, entries: Iterable[tuple[str, np.ndarray]], layout: Layout, dtype) -> None:
         """Let a hash have all parameters, on rank 0, as they lie in the whole network's layout (collective)."""

@@ -95,7 +95,7 @@ class Buckets:
             ways = ["thread", "poke", "none"] if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else ["poke", "none"]
             self.overlap = "none"
             if len(places) > 1 and communicator.size > 1:  # else there is nothing to hide, or nothing to hide it behind
-                self.trial = Trial(ways)
+                self.trial = OverlapTrial(ways)
         threads = {"thread"} if overlap == "thread" or (self.trial and "thread" in self.trial.ways) else set()
         # On communicators of their own, so that their messages meet no others; only one of them has a thread.
         self.communicators = {way: communicator.Dup(progress=way == "thread") for way in ["poke", *threads]}
@@ -206,7 +206,7 @@ class Messages(Exchange):
         self.buckets.close()
 
 
-class Trial:
+class OverlapTrial:
     """Tries ways in turn, some steps each, and tells the fastest.
 
     Steps vary by more than overlapping saves, so a way must show that it is no accident: in all rounds but one its step
@@ -237,6 +237,7 @@ class Trial:
         return {way: median(times[1:]) for way, times in self.times.items()}
 
     def best(self) -> str:
+        """The way to take from now on."""
         medians, plain = self.medians(), self.times[self.ways[-1]][1:]
         wins = {way: sum(a < b for a, b in zip(self.times[way][1:], plain, strict=True)) for way in self.ways}
         return min((way for way in self.ways if wins[way] >= ROUNDS - 2), key=medians.get, default=self.ways[-1])

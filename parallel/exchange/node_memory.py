@@ -36,7 +36,7 @@ from nn.core.layout import ALIGN, Region
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.base import Exchange
-from parallel.exchange.gradient_factors import Factors, Wide, wide_layers
+from parallel.exchange.gradient_factors import Factors, WideWeight, wide_layers
 from parallel.exchange.messages import Buckets
 from parallel.exchange.tail import Tail
 
@@ -64,7 +64,7 @@ class Block:
     """A part of the layout that one rank sums and updates at a time."""
 
     place: slice
-    wide: Wide | None  # the weight whose rows these are, told by factors
+    wide: WideWeight | None  # the weight whose rows these are, told by factors
     gradients: list[np.ndarray]  # of each rank
     calls: list[Callable[[], None]]  # add them into `sums`
     sums: np.ndarray
@@ -89,6 +89,7 @@ class Block:
                 self.sums += gradient
 
     def update(self, optimizer: Optimizer, step: int, sum_small=None) -> None:
+        """Clip and apply the sums; `sum_small` as in Optimizer.update."""
         optimizer.update(self.parameters, self.sums, self.moments, step, self.region, sum_small)
 
 
@@ -102,7 +103,7 @@ def joined(slices: list[slice | None]) -> list[slice]:
     return found
 
 
-def cut(network: Network, wide: tuple[Wide, ...], ranks: int) -> Iterator[tuple[slice, Wide | None]]:
+def cut(network: Network, wide: tuple[WideWeight, ...], ranks: int) -> Iterator[tuple[slice, WideWeight | None]]:
     """Blocks of the layout, those of a wide layer's weight whole rows.
 
     Each is a part of what is left, so that ranks are done at nearly the same time: guided self-scheduling
@@ -163,7 +164,7 @@ class NodeMemory(Exchange):
         self.parameters = self.window.common(size, dtype)
         self.vector = self.window.empty(size + tail, dtype)
         parts = self.window.peers(self.vector).parts
-        self.gradients, self.tail = self.vector[:size], Tail.of(self.vector[size:])
+        self.gradients, self.tail = self.vector[:size], Tail.of(self.vector[size:], network)
         self._refuse_aliases(parts)
 
         lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
@@ -173,10 +174,10 @@ class NodeMemory(Exchange):
         widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
         room = min(size, max(PRODUCTS[1] // dtype.itemsize, widest)) if self.claims else hi - lo
         self.sums = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes
-        self.summed = Tail.of(self.sums[room:])
+        self.summed = Tail.of(self.sums[room:], network)
         self._parts, (_, self._adding) = parts, operation(MPI.SUM, dtype)
         self._sum_tails = self._adding([each[size:] for each in parts], [self.sums[room:]])
-        self._plans: dict[tuple[Wide, ...], list[Block]] = {}  # by what is told by factors
+        self._plans: dict[tuple[WideWeight, ...], list[Block]] = {}  # by what is told by factors
         self.steps = self.numbers = 0  # begun, failed ones too; claimed in earlier ones
         self._small: dict[int, tuple] = {}  # elements -> (array, plan of its sum)
         self.buckets, self._filling = None, []  # what travels between nodes; the calls that sum each
@@ -214,14 +215,14 @@ class NodeMemory(Exchange):
             array[...] = 0
         flags.together("clearing memory")
 
-    def _cut(self, wide: tuple[Wide, ...]) -> list[Block]:
+    def _cut(self, wide: tuple[WideWeight, ...]) -> list[Block]:
         """The blocks of a step; made once for each choice of what is told by factors."""
         if wide not in self._plans:
             places = cut(self.network, wide, self.count) if self.claims else [(self.share, None)]
             self._plans[wide] = [self._block(place, layer) for place, layer in places]
         return self._plans[wide]
 
-    def _block(self, place: slice, wide: Wide | None) -> Block:
+    def _block(self, place: slice, wide: WideWeight | None) -> Block:
         gradients = [each[place] for each in self._parts]
         sums = self.sums[: place.stop - place.start]
         return Block(
@@ -274,7 +275,12 @@ class NodeMemory(Exchange):
 
     def tell(self, loss, total, first):
         super().tell(loss, total, first)
-        self.window.flags.tell(TOLD, self.steps)
+        if not self.network.mixed:
+            self.window.flags.tell(TOLD, self.steps)
+
+    def add(self):
+        if self.network.mixed:  # only now it is known whether a number was too large
+            self.window.flags.tell(TOLD, self.steps)
 
     def sum(self):
         """Sum the tails; and the gradients, unless that is left to who updates them."""

@@ -23,10 +23,8 @@ from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
 from parallel.exchange.fixed_tree import TreeSum, with_trees
 from parallel.exchange.push_pull import cut, pull, push, roles
-from parallel.exchange.tail import HEAD, Tail, differ
+from parallel.exchange.tail import Tail, differ, head
 from parallel.passes.virtual_shards import refuse_norms
-
-TAIL = HEAD + 1  # numbers behind every vector: the head of the tail, and whether the servers refused the update
 
 
 class Served(Exchange):
@@ -71,11 +69,12 @@ class Served(Exchange):
 
     def allocate(self):
         mesh, layout, network = self.mesh, self.layout, self.network
+        self.behind = head(network) + 1  # numbers behind every vector: the tail's, and whether the update was refused
         rank, servers = mesh.rank, len(self.hosts)
         self.works, self.serves = rank in self.workers, rank in self.hosts
         self.slices = cut(layout.size + network.state_layout.size, servers)
         count = self.slices[-1][1]
-        self.pushed, self.replica = np.zeros((2, count + TAIL), self.dtype)
+        self.pushed, self.replica = np.zeros((2, count + self.behind), self.dtype)
         self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]
         self.first_values()
         self.tail, self.summed = (
@@ -92,7 +91,7 @@ class Served(Exchange):
         if self.serves:
             vectors["y"] = (self.sums[self.n if self.compressor else 0 :], self.held)
         slices = [(max(lo, rest.start) - rest.start, max(hi, rest.start) - rest.start) for lo, hi in self.slices]
-        arguments, compile_ = (servers, self.place, TAIL), mesh.communicator.compile
+        arguments, compile_ = (servers, self.place, self.behind), mesh.communicator.compile
         self.pushing = compile_(push(rank, mesh.size, slices, *arguments), **{k: v[0] for k, v in vectors.items()})
         self.pulling = compile_(pull(rank, mesh.size, self.slices, *arguments), **{k: v[1] for k, v in vectors.items()})
         if not self.works:
@@ -101,7 +100,7 @@ class Served(Exchange):
     def _take_slice(self, number: int) -> None:
         """A server's own: its slice, the moments for it and room for sums."""
         lo, hi = self.slices[number]
-        self.held = np.append(self.replica[lo:hi], self.replica[-TAIL:])
+        self.held = np.append(self.replica[lo:hi], self.replica[-self.behind :])
         self.sums = np.zeros_like(self.held)
         self.own, self.region = self.shares[number], self.regions[number]
         self.n = self.own.stop - self.own.start  # parameters of the slice
@@ -110,7 +109,7 @@ class Served(Exchange):
     def _forget_vectors(self) -> None:
         """What a rank that only serves has no use for."""
         self.parameters, self.p, self.g = self.held[: self.n], None, None
-        self.summed = Tail(self.held[-TAIL:-1], np.zeros_like(self.statistics))
+        self.summed = Tail(self.held[-self.behind : -1], np.zeros_like(self.statistics))
         del self.pushed, self.replica, self.gradients, self.tail
 
     def _allocate_sums(self) -> None:
@@ -127,7 +126,8 @@ class Served(Exchange):
                 end = hi
             shards, dtype = self.pass_.addends, self.dtype
             self.trees = [TreeSum(shards, count, dtype, mesh.communicator, cuts, workers)]
-            self.trees.append(TreeSum(shards, TAIL, dtype, mesh.communicator, holders=workers))  # for every server
+            # For every server:
+            self.trees.append(TreeSum(shards, self.behind, dtype, mesh.communicator, holders=workers))
         self._allocate_pieces(self._maximum)
 
     def _allocate_pieces(self, maximum) -> None:
@@ -152,13 +152,16 @@ class Served(Exchange):
 
     def add(self):
         if self.trees:
-            self.trees[0].add(self.pushed[:-TAIL])
-            self.trees[1].add(self.pushed[-TAIL:])
+            self.trees[0].add(self.pushed[: -self.behind])
+            self.trees[1].add(self.pushed[-self.behind :])
 
     def sum(self):
         """Push, let the servers update, pull."""
-        if self.pieces and not math.isfinite(loss := self._sum_of_losses()):  # what is left out stays as it is
-            return Tail(np.array([loss, self.total * self.pass_.addends, self.total]), self.summed.statistics)
+        if self.pieces:
+            loss, *overflows = self._sum_of_losses()
+            if any(overflows) or not math.isfinite(loss):  # what is left out stays as it is
+                told = np.array([loss, self.total * self.pass_.addends, self.total, *overflows])
+                return Tail(told, self.summed.statistics)
         self.push()
         self.refused = None
         if self.serves:
@@ -175,9 +178,9 @@ class Served(Exchange):
     def push(self) -> None:
         """Gradients, statistics and the tail from the workers to the servers, which add them up."""
         if self.trees:
-            mine, head = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
+            mine, tail = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
             if self.serves:
-                self.sums[:-TAIL], self.sums[-TAIL:] = mine, head
+                self.sums[: -self.behind], self.sums[-self.behind :] = mine, tail
             return
         if self.serves:
             self.sums[:] = 0
@@ -190,8 +193,9 @@ class Served(Exchange):
     def serve(self) -> None:
         """Update this server's slice, unless the tail forbids it: every server has it, and all do the same."""
         self.held[self.n :] = self.sums[self.n :]  # statistics and tail are sums already
-        loss, told, first = map(float, self.sums[-TAIL:-1])
-        if math.isfinite(loss) and not differ(told / self.pass_.addends, first):
+        tail = Tail(self.sums[-self.behind : -1], self.summed.statistics)
+        loss, told, first = map(float, tail.head[:3])
+        if math.isfinite(loss) and not tail.overflowed and not differ(told / self.pass_.addends, first):
             among = self._sum_small if len(self.hosts) > 1 else None
             self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
 
@@ -210,10 +214,13 @@ class Served(Exchange):
     def _maximum(self, array: np.ndarray) -> None:
         self.mesh.data.Allreduce(IN_PLACE, array, MAX)
 
-    def _sum_of_losses(self) -> float:
-        loss = np.array([self.tail.head[0] if self.works else 0.0], np.float64)
-        self.mesh.sum_all(loss)
-        return float(loss[0])
+    def _sum_of_losses(self) -> np.ndarray:
+        """The loss, and in mixed precision the overflows, of all workers."""
+        told = np.zeros(self.behind - 3)
+        if self.works:
+            told[0], told[1:] = self.tail.head[0], self.tail.head[3:]
+        self.mesh.sum_all(told)
+        return told
 
     def tell_epoch(self, steps):
         self.pieces.tell_epoch(steps)
@@ -258,9 +265,9 @@ class Served(Exchange):
         whole = functools.partial(self._whole, state)
         vector = np.concatenate([whole("param"), whole("state", self.network.state_layout)])
         if self.works:
-            self.replica[:-TAIL] = vector
+            self.replica[: -self.behind] = vector
         if self.serves:
-            self.held[:-TAIL] = vector[slice(*self.slices[self.hosts.index(self.mesh.rank)])]
+            self.held[: -self.behind] = vector[slice(*self.slices[self.hosts.index(self.mesh.rank)])]
             for slot, mine in self.slots.items():
                 mine[:] = whole(f"optimizer/{slot}")[self.own]
         if self.memories and self.works:

@@ -2,7 +2,7 @@
 
 A rank has a block of every unit of layers (units.py). Gradients are summed by a reduce-scatter of each unit, every rank
 updates its blocks, and an allgather brings the units back together: after the update, or, where parameters are sharded,
-whenever a unit is about to be used. What is whole only for a moment lies in **slots**, memory that units take turns in;
+whenever a unit is about to be used. What is whole only for a moment lies in **unit buffers**, where units take turns;
 so the layers' views of it are made once. Norms are those of whole tensors and of the whole gradient, however cut.
 
 The state is gathered on rank 0 and scattered from there, a unit at a time: no rank ever has more than a unit whole.
@@ -26,12 +26,10 @@ from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Pieces
 from parallel.exchange.fixed_tree import TreeSum, with_trees
 from parallel.exchange.offload import shards
-from parallel.exchange.tail import HEAD, Tail
-from parallel.exchange.units import Cut, Joined, Slots, Unit
+from parallel.exchange.tail import Tail, head
+from parallel.exchange.units import ShardRegion, Unit, UnitBuffers, UnitLayout
 from parallel.passes.virtual_shards import refuse_norms
-from parallel.strategies.capabilities import CAPABILITIES
 
-NOT_SHARDED = CAPABILITIES["zero1"].not_compressed
 DRAWS = 1 << 16  # micro-batches of a step that may draw random numbers of their own
 
 
@@ -69,7 +67,7 @@ class Sharded(Exchange):
         self.prefetch = (0 if together else 1) if prefetch is None else prefetch
         self.compressor = compressor
         self.sharded = ("moments", "gradients", "parameters")[:stage]
-        self.adds_up = stage == 1  # slots never hold what was before
+        self.adds_up = stage == 1  # unit buffers never hold what was before
         together_in = ("reduce", "spread", "use") if stage == 3 else ("reduce", "spread")
         self.phases = (*Exchange.phases, *(("communicate", f"exchange.{name}", True) for name in together_in))
 
@@ -77,11 +75,11 @@ class Sharded(Exchange):
         if self.pass_.fixed:
             refuse_norms(self.optimizer)
         rank, dtype = self.mesh.rank, self.dtype
-        self.cut = Cut(self.network, self.mesh.count, self.unit_bytes)
+        self.cut = UnitLayout(self.network, self.mesh.count, self.unit_bytes)
         self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
         for region in self.regions:
-            region.owned = slice(None)  # norms of its tensors are sums over ranks that have blocks of the unit
-        self.region = Joined(self.cut, rank)
+            region.elsewhere = set()  # norms of its tensors are sums over ranks that have blocks of the unit
+        self.region = ShardRegion(self.cut, rank)
         names = [*self.optimizer.slots, *reversed(self.sharded[1:])]
         found = shards(names, self.cut.size, dtype, self.offload, self.mesh.communicator)
         self.slots = {name: found[name] for name in self.optimizer.slots}
@@ -98,8 +96,8 @@ class Sharded(Exchange):
             self.p = self._views(self.parameters)
             return
         self.parameters = found["parameters"]
-        self.parameter_slots = Slots(self.cut, 1 + self.prefetch, lambda size: np.zeros(size, self.dtype))
-        self.p = self.parameter_slots.views()
+        self.parameter_buffers = UnitBuffers(self.cut, 1 + self.prefetch, lambda size: np.zeros(size, self.dtype))
+        self.p = self.parameter_buffers.views()
         self.requests = {}  # number of a unit -> of its gathering
         needs = [self.cut.needs[path] for path in self.cut.stages]
         order = [unit for stage in needs for unit in stage] + [unit for stage in reversed(needs) for unit in stage]
@@ -110,8 +108,8 @@ class Sharded(Exchange):
         self.moving = None  # (request, unit) that is on its way between nodes
         if self.stage > 1:
             self.gradients = self.gradient_shard = found["gradients"]
-            self.gradient_slots = Slots(self.cut, 1 if self.together else 2, self._zeros_for_all)
-            self.g = self.gradient_slots.views()
+            self.gradient_buffers = UnitBuffers(self.cut, 1 if self.together else 2, self._zeros_for_all)
+            self.g = self.gradient_buffers.views()
             return
         self.gradients = self._zeros_for_all(self.cut.size * self.mesh.count)
         self.g = self._views(self.gradients)
@@ -121,8 +119,9 @@ class Sharded(Exchange):
 
     def _allocate_sums(self) -> None:
         """The tail, and what sums in another way than by reduce-scatter: a tree for each unit, or coded pieces."""
-        message = np.zeros(HEAD + self.network.state_layout.size, self.dtype)
-        self.message, self.tail = message, Tail(message[:HEAD], message[HEAD:])
+        first = head(self.network)
+        message = np.zeros(first + self.network.state_layout.size, self.dtype)
+        self.message, self.tail = message, Tail(message[:first], message[first:])
         if not self.pass_.fixed and not self.compressor:
             self.sends = "3, less what need not be gathered again for backward" if self.stage == 3 else "2"
         self.summed, self.trees, self.pieces, self.updates, self.dense = self.tail, [], [], 0, 0
@@ -134,8 +133,6 @@ class Sharded(Exchange):
             self.tail_tree = TreeSum(self.pass_.addends, len(message), self.dtype, mesh.communicator)
         if self.compressor:
             self.compressor.check(self.optimizer)
-            if self.compressor.memories or self.compressor.no_messages:
-                raise ValueError(f"{self.compressor!r} does not work with shards: {NOT_SHARDED}")
             mesh.agree({"compression": repr(self.compressor)})
             for unit in self.cut.units:
                 regions = [self.cut.region(unit, r) for r in ranks]
@@ -175,7 +172,7 @@ class Sharded(Exchange):
     def spread(self):
         """Bring every rank's blocks to all; or, where they are gathered before use, forget what was gathered."""
         if self.stage == 3:
-            self.parameter_slots.forget()
+            self.parameter_buffers.forget()
             return
         for unit in self.cut.units:
             self.mesh.communicator.Allgather(MPI.IN_PLACE, self.cut.whole(self.parameters, unit))
@@ -207,7 +204,7 @@ class Sharded(Exchange):
             end = self.layout.ends[path]
             for unit in self.cut.units[self.reduced :]:
                 if unit.stop <= end:
-                    self.gradient_slots.of(unit)[:] = 0
+                    self.gradient_buffers.of(unit)[:] = 0
                     self.ready(unit.stop)
         return None
 
@@ -218,7 +215,7 @@ class Sharded(Exchange):
             unit = units[self.reduced]
             self._finish_moving()
             target = (self.landing if self.adds else self.gradient_shard[unit.at :])[: unit.block]
-            self.moving = self.reduce(self.gradient_slots.of(unit), unit, target), unit
+            self.moving = self.reduce(self.gradient_buffers.of(unit), unit, target), unit
             self.reduced += 1
         if self.together or self.reduced == len(units):
             self._finish_moving()
@@ -236,11 +233,9 @@ class Sharded(Exchange):
             self.dense += (len(whole) - unit.block) * whole.itemsize
             out[:] = 0
             return pieces.reduce(cut, out[: pieces.decoder.length], self.step * DRAWS + self.passes - 1)
-        # Between nodes a plan has a working copy of the unit. Plans for a memoryview are not kept.
-        if self.together:
-            return communicator.Reduce_scatter_block(whole, out)
-        start = communicator.Reduce_scatter_block if self.stage == 1 else communicator.Ireduce_scatter_block
-        return start(memoryview(whole), out)
+        if self.together or self.stage == 1:  # a plan that sends messages has a working copy of the unit
+            return communicator.Reduce_scatter_block(whole, out, keep=self.together)
+        return communicator.Ireduce_scatter_block(whole, out, keep=False)
 
     def _finish_moving(self) -> None:
         """Have the unit that was reduced last in its shard."""
@@ -302,7 +297,7 @@ class Sharded(Exchange):
             self.use(number)
 
     def use(self, number: int) -> None:
-        """Have a unit of parameters in its slot."""
+        """Have a unit of parameters in its buffer."""
         if self.at >= 0 and self.order[self.at] == number:
             return
         self.at = self.order.index(number, self.at + 1)
@@ -315,11 +310,11 @@ class Sharded(Exchange):
             self.mesh.communicator.poke()
 
     def _gather(self, number: int) -> None:
-        """Bring a unit into its slot, or start on it."""
+        """Bring a unit into its buffer, or start on it."""
         unit = self.cut.units[number]
-        if not self.parameter_slots.take(unit):
+        if not self.parameter_buffers.take(unit):
             return
-        whole = self.parameter_slots.of(unit)
+        whole = self.parameter_buffers.of(unit)
         if self.prefetch:
             self.requests[number] = self.mesh.communicator.Iallgather(self.own(unit), whole)
         else:
@@ -397,8 +392,8 @@ class Sharded(Exchange):
         return {"bytes_sent": mean, "bytes_dense": self.dense / steps}
 
     def bytes(self):
-        passing = self.landing.nbytes + (self.gradient_slots.nbytes if self.stage > 1 else 0)
-        passing += self.parameter_slots.nbytes if self.stage == 3 else 0
+        passing = self.landing.nbytes + (self.gradient_buffers.nbytes if self.stage > 1 else 0)
+        passing += self.parameter_buffers.nbytes if self.stage == 3 else 0
         return with_trees(super().bytes() | {"in transit": passing}, *self.trees)
 
     def describe(self):

@@ -7,7 +7,14 @@ import numpy as np
 from nn.core.layout import ALIGN
 from nn.core.network import Network
 
-HEAD = 3  # the loss; the size of the batch as every rank was told it; and as the first one was
+
+def head(network: Network) -> int:
+    """How many numbers are in front of the statistics.
+
+    The loss; the size of the batch as every rank was told it; as the first one was; in mixed precision, how many
+    addends overflowed.
+    """
+    return 4 if network.mixed else 3
 
 
 class Tail:
@@ -19,34 +26,46 @@ class Tail:
 
     Parameters
     ----------
-    head : (3,) array
+    head : (3,) array, or (4,) in mixed precision
     statistics : flat array in network.state_layout
         Both are views of what travels.
     """
 
     def __init__(self, head: np.ndarray, statistics: np.ndarray):
-        self.head, self.statistics = head, statistics
+        self.head, self.statistics, self.mixed = head, statistics, len(head) > 3
 
     @classmethod
-    def of(cls, array: np.ndarray) -> Tail:
+    def of(cls, array: np.ndarray, network: Network) -> Tail:
         """An array of `room` elements as a tail."""
-        return cls(array[:HEAD], array[ALIGN:])
+        return cls(array[: head(network)], array[ALIGN:])
 
     @staticmethod
     def room(network: Network) -> int:
+        """Elements that a vector has behind its gradients."""
         return ALIGN + network.state_layout.size
 
     def write(self, loss: float, total: int, first: bool, statistics: np.ndarray) -> None:
         """Of one addend; `first`: whether it is the first of all."""
-        self.head[:] = loss, total, total if first else 0
+        self.head[:3] = loss, total, total if first else 0
+        if self.mixed:
+            self.head[3] = 0
         if statistics.size:
             self.statistics[:] = statistics
+
+    def tell_overflow(self) -> None:
+        """Of an addend, after `write`: a number was too large for float16."""
+        self.head[3] = 1
+
+    @property
+    def overflowed(self) -> bool:
+        """Of the sums: whether that is so of any addend."""
+        return self.mixed and bool(self.head[3])
 
     def read(self, addends: int, statistics: np.ndarray) -> tuple[float, float, float]:
         """(loss, mean of the sizes of the batch that were told, the first one) from the sums; fills in `statistics`."""
         if statistics.size:
             np.divide(self.statistics, addends, out=statistics)
-        loss, told, first = map(float, self.head)
+        loss, told, first = map(float, self.head[:3])
         return loss, told / addends, first
 
 

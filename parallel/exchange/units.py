@@ -63,7 +63,7 @@ class Unit:
             whole[gap] = 0
 
 
-class Cut:
+class UnitLayout:
     """The units of a network, and what each layer needs of them.
 
     Parameters
@@ -145,42 +145,44 @@ class Cut:
         return self.layout.region(lo, min(lo + unit.block, unit.stop))
 
 
-class Joined:
+class ShardRegion:
     """The regions of a shard's blocks as one (see nn.core.layout.Region)."""
 
-    def __init__(self, cut: Cut, rank: int):
-        borrowed = [unit.at for unit in cut.units if unit.start >= cut.layout.own]
-        self.names, self.owned = cut.layout.names, slice(0, min(borrowed, default=cut.size))
-        self.tensors, self.decayed = [], []
+    def __init__(self, cut: UnitLayout, rank: int):
+        layout = cut.layout
+        self.names, self.elsewhere = layout.names, layout.replicas | layout.borrowed
+        self.tensors, self.decayed, self.owned = [], [], []
         for unit in cut.units:
             region = cut.region(unit, rank)
             self.tensors += [(name, _shifted(part, unit.at), spec) for name, part, spec in region.tensors]
             self.decayed += [_shifted(part, unit.at) for part in region.decayed]
+            self.owned += [_shifted(part, unit.at) for part in region.owned]
 
 
-class Slots:
+class UnitBuffers:
     """Memory for some whole units at a time: units take turns in it, and each has its views once and for all.
 
     Parameters
     ----------
-    cut : Cut
+    cut : UnitLayout
     count : int
         Units that are there at once; one that is used out of turn has memory of its own.
     make : callable (size) -> flat array
     """
 
-    def __init__(self, cut: Cut, count: int, make):
+    def __init__(self, cut: UnitLayout, count: int, make):
         self.cut = cut
         self.number = {unit.number: (unit.number if unit.alone else -1 - unit.number % count) for unit in cut.units}
         sizes: dict[int, int] = {}
         for unit in cut.units:
-            slot = self.number[unit.number]
-            sizes[slot] = max(sizes.get(slot, 0), unit.block * cut.ranks)
-        self.memory = {slot: make(size) for slot, size in sizes.items()}
-        self.holds: dict[int, int] = {}  # slot -> number of the unit in it
+            buffer = self.number[unit.number]
+            sizes[buffer] = max(sizes.get(buffer, 0), unit.block * cut.ranks)
+        self.memory = {buffer: make(size) for buffer, size in sizes.items()}
+        self.holds: dict[int, int] = {}  # buffer -> number of the unit in it
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers."""
         return sum(array.nbytes for array in self.memory.values())
 
     def of(self, unit: Unit) -> np.ndarray:
@@ -188,15 +190,15 @@ class Slots:
         return self.memory[self.number[unit.number]][: unit.block * self.cut.ranks]
 
     def take(self, unit: Unit) -> bool:
-        """Give a unit its slot; False if it is there already."""
-        slot = self.number[unit.number]
-        if self.holds.get(slot) == unit.number:
+        """Give a unit its buffer; False if it is there already."""
+        buffer = self.number[unit.number]
+        if self.holds.get(buffer) == unit.number:
             return False
-        self.holds[slot] = unit.number
+        self.holds[buffer] = unit.number
         return True
 
     def forget(self) -> None:
-        """Nothing in the slots counts any more."""
+        """Nothing in the buffers counts any more."""
         self.holds.clear()
 
     def views(self):

@@ -6,12 +6,11 @@ Only the master reads, and only it computes the loss; in evaluation, too.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from parallel.passes.whole import MicroBatch, Whole
-from parallel.strategies.join import Total
+from parallel.passes.whole import MicroBatch, Total, Whole
 
 MASTER = 0
 
@@ -83,8 +82,7 @@ class Dealt(Whole):
 
     def in_a_row(self) -> list[tuple[int, int]]:
         """Where the samples of each rank lie among those of this micro-batch."""
-        ends = np.cumsum([0, *(hi - lo for lo, hi in self.cuts)]).tolist()
-        return list(pairwise(ends))
+        return list(pairwise(accumulate((hi - lo for lo, hi in self.cuts), initial=0)))
 
     def compute_loss(self, trainer, outputs: np.ndarray | None, y: np.ndarray, total: int):
         """(loss of this rank's addend, gradient with respect to all outputs on the master); of whole batches the loss

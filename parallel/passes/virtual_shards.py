@@ -22,8 +22,7 @@ from collectives.steps import part
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
-from parallel.passes.whole import MicroBatch, Whole
-from parallel.strategies.join import Total
+from parallel.passes.whole import MicroBatch, Total, Whole
 
 FIXED_POINT = 2.0**24  # of the sums over test data
 
@@ -114,6 +113,7 @@ def fixed_point(x: float) -> float:
 
 
 def refuse_synchronized(network: Network) -> None:
+    """Raise ValueError for layers that need the statistics of all virtual shards at once."""
     for path, layer, _, _ in network.layers():
         if getattr(layer, "synchronized", False):
             raise ValueError(
@@ -123,6 +123,7 @@ def refuse_synchronized(network: Network) -> None:
 
 
 def refuse_norms(optimizer: Optimizer) -> None:
+    """Raise ValueError for an optimizer, or its clip, that needs norms of whole tensors."""
     found = optimizer if isinstance(optimizer, LARS | LAMB) else optimizer.clip
     if found is not None and not isinstance(found, ClipValue):
         raise ValueError(

@@ -8,10 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.steps import part
-from nn.core.network import Network
+from nn.core.network import Network, NotFinite
 from nn.training.serial import micro_batches
 from parallel.mesh import Mesh
-from parallel.strategies.join import Total
+
+
+class Total(int):
+    """Samples in a global batch that was not cut evenly; `first` is the index in it of this rank's first sample."""
+
+    first: int
+
+    def __new__(cls, total: int, first: int):
+        self = super().__new__(cls, total)
+        self.first = first
+        return self
 
 
 class MicroBatch(NamedTuple):
@@ -139,6 +149,13 @@ class Whole:
                 sums += self.rounded(trainer.score(z, targets))
         return sums
 
+    def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
+        """Where the first value that is not finite appears among samples: (place of the first one, they)."""
+        return trainer.look(part)
+
+    def close(self) -> None:
+        """Free what is held beside arrays."""
+
     def rounded(self, scores: np.ndarray) -> np.ndarray:
         """The scores of a micro-batch, as they are summed over all."""
         return scores
@@ -152,4 +169,5 @@ class Whole:
         return 0
 
     def describe(self) -> str:
+        """How samples are cut, for the log; empty where that is as usual."""
         return ""

@@ -146,6 +146,8 @@ class Prediction:
         bytes that a rank sends in a step, and keeps
     note : str
         what else there is to say
+    micro_batches, cuts : int, tuple of int
+        of pipelines: how many, and the layers with which the second stage and all after it begin
     """
 
     strategy: str
@@ -155,6 +157,8 @@ class Prediction:
     sent: float
     memory: float
     note: str = ""
+    micro_batches: int = 0
+    cuts: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:

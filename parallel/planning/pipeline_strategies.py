@@ -11,7 +11,7 @@ from collectives.pricing.networks import Network
 from parallel.planning.data_strategies import part_of
 from parallel.planning.job import Axes, Job, Prediction
 from parallel.planning.partition import Plan, PlannedStage, partition
-from parallel.planning.pipelines import CHUNKS, homes, pieces, time_pipeline
+from parallel.planning.pipelines import CHUNKS, cut_evenly, homes, pieces, time_pipeline
 from parallel.planning.profile import LayerProfile
 
 MOST_PLANNED = 64  # workers of the dynamic programme, which takes the square of them
@@ -31,7 +31,9 @@ def pipeline(
     mine = part_of(job, axes, network, waiting=True)
     m = max(1, min(mine.samples, micro_batches or MICRO * axes.pipeline))
     layers = [layer.of_samples(1 / m) for layer in mine.layers]
-    stages = pieces(layers, axes.pipeline * CHUNKS.get(schedule, 1), job.sample_bytes * mine.samples / m)
+    count = axes.pipeline * CHUNKS.get(schedule, 1)
+    at = cut_evenly([layer.forward + layer.backward for layer in layers], count)
+    stages = pieces(layers, at, job.sample_bytes * mine.samples / m)
     own = network.with_ranks_per_node(max(1, network.ranks_per_node // axes.tensor))
     timed = time_pipeline(schedule, stages, m, own, recompute, quick)
     weights = [0.0] * axes.pipeline
@@ -51,7 +53,8 @@ def pipeline(
     memory = max((2 + job.moments) * w + peak for w, peak in zip(weights, timed.peaks, strict=True))
     sent = max(timed.sent) / axes.tensor + 2 * group.sent(largest) + mine.sent / axes.pipeline
     name, note = f"{schedule}{':recompute' * recompute}", f"{m} micro-batches, by {timed.method}"
-    return Prediction(name, axes, parts, mine.workers * one + axes.ranks * update, sent, memory, note)
+    computing = mine.workers * one + axes.ranks * update
+    return Prediction(name, axes, parts, computing, sent, memory, note, m, tuple(at[1:-1]))
 
 
 def pipedream(job: Job, axes: Axes, network: Network) -> Prediction:

@@ -92,9 +92,8 @@ def cut_evenly(seconds: Sequence[float], count: int) -> list[int]:
     return found
 
 
-def pieces(layers: Sequence[LayerProfile], count: int, input_bytes: float) -> list[Piece]:
-    """The layers as so many stages."""
-    at = cut_evenly([layer.forward + layer.backward for layer in layers], count)
+def pieces(layers: Sequence[LayerProfile], at: Sequence[int], input_bytes: float) -> list[Piece]:
+    """The layers as stages that begin and end there."""
     before = [input_bytes, *(layer.output for layer in layers)]
     return [Piece.of(layers[a:b], before[a]) for a, b in pairwise(at)]
 

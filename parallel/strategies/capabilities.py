@@ -32,6 +32,8 @@ class Capabilities:
         Why not with the others.
     reproducible : bool
         Whether there are virtual shards.
+    mixed : bool
+        Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
     apart : bool
@@ -45,12 +47,14 @@ class Capabilities:
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
     reproducible: bool = True
+    mixed: bool = False
     norms: str = ""
     apart: bool = False
 
 
 BOTH = ("data", "pipeline")
 SHARDED = Capabilities(
+    mixed=True,
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
@@ -59,18 +63,20 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=BOTH),
+    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True),
     "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
     "ps": Capabilities(
+        mixed=True,
         compress=ALONE,
         not_compressed=NO_FACTORS,
         norms="on several servers no LARS, LAMB or clipping by norms",
     ),
-    "dp": Capabilities(compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
+    "dp": Capabilities(mixed=True, compress=(), not_compressed="the master gets one sum, made on its way by all ranks"),
     # Also what ddp and zero1 can where the mesh has an axis "pipeline".
     "pipeline": Capabilities(
+        mixed=True,
         axes=BOTH,
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
@@ -78,7 +84,23 @@ CAPABILITIES = {
         not_compressed="the gradients of every stage travel by themselves, as they are",
         reproducible=False,
     ),
+    # Also what ddp can where it has an axis "tensor".
+    "tensor": Capabilities(
+        axes=("data", "tensor"),
+        compress=(),
+        not_compressed="of what a rank has of every layer, the gradients travel as they are",
+        reproducible=False,
+    ),
+    "owt": Capabilities(
+        axes=(), compress=(), not_compressed="few gradients travel, those of convolutions", reproducible=False
+    ),
     "downpour": SERVED_APART,
+    "sandblaster": replace(
+        APART_ALL,
+        parts=False,
+        not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
+        not_compressed="a line search needs gradients as they are",
+    ),
     **dict.fromkeys(
         ("local-sgd", "diloco", "easgd"),
         replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
@@ -128,7 +150,7 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
-    flags = [f"`--{name.replace('_', '-')}`" for name in OPTIONS]
+    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`"]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
     late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
@@ -138,7 +160,8 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        lines.append(f"| `{strategy}` | {' | '.join([', '.join(can.axes), *yes, methods, shards])} |")
+        row = [", ".join(can.axes) or "none", *yes, methods, shards, ("no", "yes")[can.mixed]]
+        lines.append(f"| `{strategy}` | {' | '.join(row)} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]

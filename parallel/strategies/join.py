@@ -16,16 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-
-class Total(int):
-    """Samples in a global batch; `first` is the index in it of this rank's first sample."""
-
-    first: int
-
-    def __new__(cls, total: int, first: int):
-        self = super().__new__(cls, total)
-        self.first = first
-        return self
+from parallel.passes.whole import Total
 
 
 def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarray, Total]]:

@@ -45,9 +45,10 @@ class Sandblaster(Trainer):
         Whether shards have ranks of their own, the last ones, or live on replicas.
     chunk : int
         Samples that a replica is given at once.
-    same_batch : bool
+    same_batch : bool or None
         Whether all steps are given the same samples, in whatever order: then the loss and the gradient at the end of
-        a step are those at the start of the next. Else every step begins with an evaluation of its batch.
+        a step are those at the start of the next. Else every step begins with an evaluation of its batch. None: where
+        an epoch is one step, if `tell_epoch` is told.
     limit : float
         Seconds that a rank waits for the others.
 
@@ -70,7 +71,7 @@ class Sandblaster(Trainer):
         place: str = "own",
         *,
         chunk: int = 64,
-        same_batch: bool = False,
+        same_batch: bool | None = None,
         limit: float = LIMIT,
     ):
         if not isinstance(optimizer, QuasiNewton):
@@ -109,7 +110,7 @@ class Sandblaster(Trainer):
             micro = self.pass_.chunk(number, total)
             return self.compute_gradients(x[micro.rows], y[micro.rows], total, micro)
 
-        loss = self.exchange.search(compute, chunks, self.same_batch and self.samples == total)
+        loss = self.exchange.search(compute, chunks, bool(self.same_batch) and self.samples == total)
         if not math.isfinite(loss):
             rows = [micro.rows for micro in self.pass_.cut(len(x), total, 1)]
             raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
@@ -118,6 +119,10 @@ class Sandblaster(Trainer):
         if self.exchange.finished:
             self.say(f"step {self.steps}: {self.exchange.finished}")
         return loss
+
+    def tell_epoch(self, steps):
+        if self.same_batch is None:
+            self.same_batch = steps == 1
 
     def agreed(self, samples: int, total: int | None, parts: int) -> int:
         """The size of the batch; refuses, on all ranks alike, what ranks were told differently (collective)."""
@@ -147,6 +152,11 @@ def refuse_changing(network: Network) -> None:
         raise ValueError(
             f"Sandblaster: {name} of {network.name} moves with every batch, and a line search needs one function: use "
             "layer normalisation in place of batch normalisation"
+        )
+    if network.mixed:
+        raise ValueError(
+            f"Sandblaster: {network.name} keeps float16, and a line search needs gradients as exact as the loss: build "
+            "it without mixed"
         )
     for path, layer, _, _ in network.layers():
         if isinstance(layer, Dropout) and layer.rate:

@@ -6,6 +6,7 @@
 | --strategy downpour | push=1, fetch=1 steps between; ahead=0; warm=0 steps |
 | --strategy local-sgd | every=8 steps; drift=0 (never) |
 | --strategy diloco | every=500 steps; outer=0.7, momentum=0.9, nesterov=1 of the outer optimizer |
+| --strategy sandblaster | chunk=64 samples that a replica is dealt; history=10 pairs of L-BFGS |
 | --strategy easgd | every=10 steps; alpha=0.9/ranks |
 """
 
@@ -101,6 +102,15 @@ class EASGD(Keyed):
 
 
 @dataclass(frozen=True)
+class Sandblaster(Keyed):
+    """Samples that a replica is dealt at once; pairs of steps and gradient changes that L-BFGS keeps."""
+
+    name = "sandblaster"
+    chunk: int = 64
+    history: int = 10
+
+
+@dataclass(frozen=True)
 class Consistency(Keyed):
     """How old gradients or parameters may be: sync, ssp:S, async (parameter servers), stale:S (without).
 
@@ -140,5 +150,5 @@ class Consistency(Keyed):
         return cls(name, **{"bound": math.inf if name == "async" else 0} | found)
 
 
-OF_STRATEGIES = {kind.name: kind for kind in (Downpour, LocalSGD, DiLoCo, EASGD)}
+OF_STRATEGIES = {kind.name: kind for kind in (Downpour, LocalSGD, DiLoCo, EASGD, Sandblaster)}
 CONSISTENCIES = {"ps": ("sync", "ssp", "async"), "ddp": ("sync", "stale")}

@@ -22,6 +22,7 @@ from parallel.exchange.sharded import Sharded
 from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
+from parallel.strategies.capabilities import CAPABILITIES
 from parallel.trainer import Trainer
 
 UNIT_BYTES = 1 << 20
@@ -48,7 +49,8 @@ def ZeRO1(
     Raises
     ------
     ValueError
-        With virtual shards: more ranks than shards, synchronised statistics, LARS, LAMB or clipping by norms.
+        A compressor that keeps something. With virtual shards: more ranks than shards, synchronised statistics, LARS,
+        LAMB or clipping by norms.
     OSError
         On all ranks, if the directory has too little room on one.
     """
@@ -114,6 +116,8 @@ def ReproducibleFullyShardedDataParallel(*arguments, shards: int = 8, **options)
 
 def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> Trainer:
     unit_bytes, offload, prefetch = cut
+    if compressor and (compressor.memories or compressor.no_messages):
+        raise ValueError(f"{compressor!r} does not work with shards: {CAPABILITIES['zero1'].not_compressed}")
     together = len(set(nodes_of(communicator))) == 1  # ranks can read each other's memory
     exchange = Sharded(stage, unit_bytes, offload, together, prefetch, compressor)
     pass_ = VirtualShards(shards) if shards else Whole()

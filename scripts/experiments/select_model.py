@@ -153,7 +153,7 @@ def span(name: str, values: list[str]) -> tuple[float, float]:
 
 
 @dataclasses.dataclass
-class Trial:
+class Candidate:
     """What one trial trains with."""
 
     data: nn.data.Data
@@ -161,14 +161,14 @@ class Trial:
     loaders: factory.Loaders
 
 
-def prepared(options: Options) -> Trial:
+def prepared(options: Options) -> Candidate:
     """Refuses what cannot be."""
     data, network, loss, optimizer = factory.prepare(options, one_process=True)
     trainer = nn.Serial(network, loss, optimizer, options.seed)
-    return Trial(data, trainer, factory.loaders(options, data, trainer.shard))
+    return Candidate(data, trainer, factory.loaders(options, data, trainer.shard))
 
 
-def train(options: Options) -> tuple[dict, Trial]:
+def train(options: Options) -> tuple[dict, Candidate]:
     """Scores of every epoch and of the best one, whose parameters the trainer then has. The test data are not read."""
     trial, started = prepared(options), time.perf_counter()
     metric = factory.metric(trial.data)
@@ -195,7 +195,7 @@ def order(row: dict) -> tuple:
     return 0, row["score"] if row["metric"].endswith("loss") else -row["score"], row["validation_loss"], row["trial"]
 
 
-def share(search: Search, rank: int, size: int) -> tuple[list[dict], Trial | None]:
+def share(search: Search, rank: int, size: int) -> tuple[list[dict], Candidate | None]:
     """This rank's trials, and what the best of them has trained."""
     np.seterr(all="ignore")  # a loss that is not finite is an error of its own
     rows, kept = [], None

@@ -124,3 +124,15 @@ def test_a_call_that_is_left_is_not_taken_for_the_next(communicator, ranks):
     communicator.release()
     communicator.Allreduce(None, x)
     assert (x == 10).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_plan_that_is_not_to_be_kept_is_gone_with_its_call(communicator, ranks):
+    x, y = np.ones(2 * 100_000), np.empty(100_000)
+    for keep, kept in ((False, 0), (True, 1)):
+        communicator.Reduce_scatter_block(x, y, algorithm="ring", keep=keep)
+        assert (y == ranks).all() and len(communicator._cache) == kept
+        y[:] = 0
+        communicator.Ireduce_scatter_block(x, y, algorithm="ring", keep=keep).Wait()
+        assert (y == ranks).all() and len(communicator._later_plans) == kept
+    assert min(plan.bytes for plan in communicator._cache.values()) >= x.nbytes

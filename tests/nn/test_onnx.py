@@ -9,16 +9,17 @@ from nn.core.layer import Layer
 from nn.files.description import LAYERS
 from nn.files.onnx_layers import FORMS, form
 from nn.models import build
+from nn.models.googlenet import Auxiliary
 
 MODELS = {
     "cnn": (8, 8, 1),
     "encoder:8,2,1": (6,),
-    "googlenet": (32, 32, 3),
     "lenet5-1998": (28, 28, 1),
     "resnet20": (9, 9, 3),
     "transformer:8,2,1,1": (6,),
 }
 MORE = [
+    (Auxiliary(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), nn.Linear(8, 3)), (8,)),
     (nn.AvgPool2d(2), (6, 6, 3)),
     (nn.AvgPool2d(3, 2, 1), (7, 8, 3)),
     (nn.AvgPool2d(3, 2, 1, count_include_pad=False), (7, 8, 3)),

@@ -38,7 +38,7 @@ def test_parts_are_drawn_whole_and_join_to_the_whole(count):
     found = [values(part.layout) for part in parts]
     state = {"param/" + name: array for name, array in expected.items()} | {"steps": np.array(3)}
     for i, part in enumerate(parts):
-        mine = cut(part.whole, state, i, count)
+        mine = cut(part.whole.specs, state, i, count)
         assert mine.pop("steps") == 3
         assert list(mine) == ["param/" + name for name in found[i]]
         for name, array in found[i].items():
@@ -48,7 +48,7 @@ def test_parts_are_drawn_whole_and_join_to_the_whole(count):
             and part.layout.ends.keys() == whole.layout.ends.keys()
         )
         assert part.layout.shared == whole.layout.shared
-    joined = join(parts[0].whole, found)
+    joined = join(parts[0].whole.specs, found)
     for name, array in expected.items():
         assert np.array_equal(joined[name], array), name
     if count == 2:
@@ -79,7 +79,7 @@ def run_part(layer, x, gy, w, index, count, without=()):
     """(y, gx, g) of a part of a layer, with the whole's values; entries `without` are not given to it."""
     net = Network(layer, x.shape[1:], np.float64)
     part = net.part(index, count)
-    values = {name: array for name, array in cut(part.whole, w, index, count).items() if name not in without}
+    values = {name: array for name, array in cut(part.whole.specs, w, index, count).items() if name not in without}
     g = {name: np.full(array.shape, np.nan) for name, array in values.items()}
     run = net.run()
     run.context.input_gradient = x.dtype.kind == "f"
@@ -90,7 +90,7 @@ def run_part(layer, x, gy, w, index, count, without=()):
 
 def check(whole, parts, names):
     """Gradients join to the whole's."""
-    joined = join(parts[0][3].whole, [{name: part[2][name] for name in names} for part in parts])
+    joined = join(parts[0][3].whole.specs, [{name: part[2][name] for name in names} for part in parts])
     for name in names:
         np.testing.assert_allclose(joined[name], whole.g[name], rtol=1e-12, atol=1e-12, err_msg=name)
 
@@ -114,11 +114,11 @@ def test_parts_with_some_of_the_outputs(layer, shape, names, count):
     outputs = Layout({"y": Spec(whole.y.shape, nn.initializers.zeros, split=Split(whole.y.ndim - 1, blocks))})
     parts = []
     for i in range(count):
-        mine = cut(outputs, {"y": whole.y, "gy/y": whole.gy}, i, count)
+        mine = cut(outputs.specs, {"y": whole.y, "gy/y": whole.gy}, i, count)
         parts.append(run_part(layer, x, mine["gy/y"], whole.w, i, count))
         np.testing.assert_allclose(parts[-1][0], mine["y"], rtol=1e-10, atol=1e-11)
     np.testing.assert_allclose(sum(part[1] for part in parts), whole.gx, rtol=1e-10, atol=1e-10)
-    joined = join(parts[0][3].whole, [part[2] for part in parts])
+    joined = join(parts[0][3].whole.specs, [part[2] for part in parts])
     for name in names:
         np.testing.assert_allclose(joined[name], whole.g[name], rtol=1e-10, atol=1e-9, err_msg=name)
 
@@ -131,9 +131,9 @@ def test_linear_by_rows(count):
     axis = Layout({"x": Spec(x.shape, nn.initializers.zeros, split=Split(2))})
     parts = []
     for i in range(count):
-        mine = cut(axis, {"x": x}, i, count)["x"]
+        mine = cut(axis.specs, {"x": x}, i, count)["x"]
         net = Network(layer, (7,), np.float64).part(i, count)
-        W = cut(net.whole, whole.w, i, count)["W"]
+        W = cut(net.whole.specs, whole.w, i, count)["W"]
         g = SimpleNamespace(W=np.full(W.shape, np.nan))
         run = net.run()
         run.context.input_gradient = True
@@ -172,7 +172,7 @@ def test_embedding_and_tied_output_by_rows():
         total[here] = y[:, 0]
         grads.append(g)
     assert np.array_equal(total, whole.y)
-    np.testing.assert_allclose(join(part.whole, grads)["W"], whole.g["W"], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(join(part.whole.specs, grads)["W"], whole.g["W"], rtol=1e-12, atol=1e-12)
 
     tied, x = nn.TiedLinear("0.W", 3, 7), np.random.default_rng(2).standard_normal((4, 3))
     run, W = Network(Sequential(nn.Embedding(7, 3), nn.Flatten()), (1,)).run(), whole.w["W"]
@@ -204,7 +204,7 @@ def test_a_block_of_two_layers_in_parts():
         part = Network(layers, (5,), np.float64).part(i, 2)
         w, g = part.layout.zeros(np.float64), np.full(part.layout.size, np.nan)
         for name, array in part.layout.items(w):
-            array[...] = cut(part.whole, whole.w, i, 2)[name]
+            array[...] = cut(part.whole.specs, whole.w, i, 2)[name]
         run = part.run()
         run.context.input_gradient = True
         y, saved = part.forward(part.layout.views(w), x, run)
@@ -212,7 +212,7 @@ def test_a_block_of_two_layers_in_parts():
         gradients.append(dict(part.layout.items(g)))
     np.testing.assert_allclose(total, whole.y, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(gx, whole.gx, rtol=1e-12, atol=1e-12)
-    for name, g in join(part.whole, gradients).items():
+    for name, g in join(part.whole.specs, gradients).items():
         np.testing.assert_allclose(g, whole.g[name], rtol=1e-12, atol=1e-12)
 
 
@@ -227,9 +227,9 @@ def test_a_checkpoint_of_two_parts_continues_in_three_and_in_one():
     for state in states:
         for kind in ("param", "optimizer/velocity"):
             state[f"{kind}/2.b"] = states[0][f"{kind}/2.b"]  # whole on both
-    saved = join(twice[0].whole, states)
-    thrice = [cut(whole.part(i, 3).whole, saved, i, 3) for i in range(3)]
-    again = join(whole.part(0, 3).whole, thrice)
+    saved = join(twice[0].whole.specs, states)
+    thrice = [cut(whole.part(i, 3).whole.specs, saved, i, 3) for i in range(3)]
+    again = join(whole.part(0, 3).whole.specs, thrice)
     assert list(again) == list(saved) and all(np.array_equal(again[name], saved[name]) for name in saved)
     assert saved["param/0.W"].shape == (6, 12) and thrice[0]["param/0.W"].shape == (6, 4)
 
@@ -241,7 +241,7 @@ def test_a_stage_can_be_cut_too():
     for only in None, ["0"]:
         parts = [stage.part(i, 2, only) for i in range(2)]
         assert parts[0].layout.specs["0.W"].shape == (5, 8) and parts[0].layout.borrowed == {"0.W"}
-        joined = join(parts[0].whole, [values(part.layout) for part in parts])
+        joined = join(parts[0].whole.specs, [values(part.layout) for part in parts])
         for name, array in values(stage.layout).items():
             assert np.array_equal(joined[name], array)
     assert stage.part(0, 2, ["4"]).layout.specs["0.W"].shape == (10, 8)
@@ -255,11 +255,11 @@ def test_what_cannot_be_cut_is_refused_by_name():
         whole.part(0, 3)
     state = {"1.W": np.zeros((6, 3)), "1.b": np.zeros(2)}
     with pytest.raises(ShapeError, match=r"1\.W: expected the whole array, of shape \(6, 2\), given \(6, 3\)"):
-        cut(whole.layout, state, 0, 2)
+        cut(whole.layout.specs, state, 0, 2)
     with pytest.raises(ShapeError, match=r"1\.W: expected \(6, 1\) of part 1 of 2, given \(6, 2\)"):
-        join(whole.layout, [{"1.W": np.zeros((6, 1))}, {"1.W": np.zeros((6, 2))}])
+        join(whole.layout.specs, [{"1.W": np.zeros((6, 1))}, {"1.W": np.zeros((6, 2))}])
     with pytest.raises(ValueError, match="no part 2 of 2"):
-        cut(whole.layout, {}, 2, 2)
+        cut(whole.layout.specs, {}, 2, 2)
     for split in (Split(2), Split(-1), Split(1, blocks=4), Split(1, blocks=3, units=4), Split(0, blocks=0)):
         with pytest.raises(ShapeError, match=r"shape \(6, 6\) does not consist of what Split"):
             Spec((6, 6), nn.initializers.zeros, split=split)

@@ -163,8 +163,8 @@ def test_borrowed_tensors_stand_behind_and_count_once():
         ClipGlobalNorm(1e9)(g, layout.region(), lambda square: squares.append(float(square[0])))
     assert squares[0] == squares[1] + squares[2] == network.layout.count
     middle = last.layout.own + 10
-    assert last.layout.region(5, middle).owned == slice(0, last.layout.own - 5)
-    assert last.layout.region(middle, middle + 4).owned == slice(0, 0)
+    assert last.layout.region(5, middle).owned == [slice(0, last.layout.own - 5)]
+    assert last.layout.region(middle, middle + 4).owned == [slice(0, 0)]
 
 
 def test_two_borrowers_in_a_stage_share_one_gradient():

@@ -1,17 +1,25 @@
 """Servers that wait for nobody, or not for long: nothing is lost, bounds hold, one worker is one process."""
 
+import ast
+import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from equality import OPTIMIZERS, SEED, batches, cnn, dataset, difference, mlp, train
 
 import nn
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import parse
+from parallel.launch import launcher
 
-PLAIN = {"sgd": lambda: nn.SGD(0.1)}  # of which an update is linear in what is pushed
+ROOT = Path(__file__).parents[2]
 LATE = ("ssp:0", "ssp:1", "async", "ssp:2,ahead=1", "async:ahead=1")
 
 
@@ -416,6 +424,51 @@ def test_who_waits_for_whom_is_told(comm):
     free(many)
 
 
+DYING = """
+import os, signal, sys
+import numpy as np
+import nn
+from mpi4py import MPI
+from collectives import Communicator
+from parallel import ParameterServer
+
+c = Communicator(MPI.COMM_WORLD)
+network = nn.Network(nn.Sequential(nn.Linear(4, 3)), (4,))
+how = {"consistency": "ssp:1", "limit": 60}
+trainer = ParameterServer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), c, **how)
+exchange = trainer.exchange
+x, y = np.ones((2 * exchange.works, 4), "f4"), np.zeros(2 * exchange.works, int)
+for step in range(6):
+    if (step, c.rank) == (2, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    trainer.step(x, y, 4)
+if exchange.works:
+    exchange.worker.finish(0.1)
+else:
+    exchange.server.serve(float("inf"))
+    exchange.server.leave()
+open(f"{sys.argv[1]}/{c.rank}", "w").write(repr(exchange.server and exchange.server.book.reached))
+os._exit(0)
+"""
+
+
+def test_a_dead_worker_leaves_the_clock(tmp_path):
+    """Where MPI outlives its ranks: worker 1 is killed, and worker 0 makes its steps, within a bound of one."""
+    mpiexec = launcher.find_mpiexec()
+    said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in said:
+        pytest.skip("this MPI library has no fault tolerance")
+    program = tmp_path / "program.py"
+    program.write_text(DYING)
+    given = ["--with-ft", "ulfm", "--mca", "coll", "^han", "-n", "3", sys.executable, program, tmp_path]
+    environment = os.environ | launcher.settings(3, mpiexec) | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([mpiexec, *given], env=environment, timeout=PATIENCE, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (tmp_path / "0").exists(), "worker 0 has come to its end"
+    reached = ast.literal_eval((tmp_path / "2").read_text())
+    assert reached[0] == 6 and reached[1] <= 2
+    assert not (tmp_path / "1").exists()
+
+
 @pytest.mark.mpi(ranks=3)
 def test_memory_is_what_the_formula_says(comm):
     for make, options in (server, {"consistency": "async", "delay_compensation": True}), (downpour, {"push": 2}):
@@ -469,6 +522,20 @@ def test_what_cannot_be_is_refused_before_there_are_ranks(options, words):
 
     with pytest.raises(OptionError, match=words):
         prepare(parse([*options.split(), "--ranks", "3", "--limit", "100"]))
+
+
+def test_another_strategy_continues_without_the_consistency_of_the_one_before(tmp_path):
+    before = Options(strategy="ps", consistency="async", delay_compensation=True, servers=2)
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(before)))
+    for more, want in (
+        ([], ("ps", "async", True, 2)),
+        (["--strategy", "ddp"], ("ddp", "sync", False, 1)),
+        (["--strategy", "ddp", "--consistency", "stale:1"], ("ddp", "stale:1", False, 1)),
+        (["--strategy", "local-sgd:4"], ("local-sgd:4", "sync", False, 1)),
+        (["--strategy", "downpour:push=2"], ("downpour:push=2", "sync", False, 2)),
+    ):
+        found = parse(["--resume", str(tmp_path), *more])
+        assert (found.strategy, found.consistency, found.delay_compensation, found.servers) == want
 
 
 def test_one_process_is_refused_where_there_must_be_servers():

@@ -16,6 +16,8 @@ EVERYTHING = [
     *({"strategy": name, "reproducible": 4} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")),
     {"node_memory": "off"},
     *({"strategy": name, "compress": "topk:0.1"} for name in ("ddp", "ps")),
+    {"strategy": "tensor"},
+    *({"strategy": "owt", "owt": scheme} for scheme in ("all", "turns")),
 ]
 
 
@@ -91,7 +93,7 @@ def test_such_a_clip_is_told_by_all_ranks(comm):
     from parallel.command.registry import STRATEGIES
 
     workers = {"strategy": "ps", "servers": 2, "server_place": "workers"}
-    for given, clip in product([*EVERYTHING[:6], {"node_memory": "off"}, workers], CLIPS[1:]):
+    for given, clip in product([*EVERYTHING[:6], {"node_memory": "off"}, workers, {"strategy": "tensor"}], CLIPS[1:]):
         network = nn.Network(Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5)), (40,), np.float64)
         options = Options(**{"batch": 6, "strategy": "ddp"} | given)
         rule = nn.SGD(0.1, 0.9, clip=clip)

@@ -31,7 +31,15 @@ def train(comm, options, network, optimizer, steps=3):
     return many, [many.step(*batch, parts=options.accumulate) for batch in batches("mlp", many.shard, steps)]
 
 
+def convolutional():
+    """Without normalisation, so that it may be computed in parts."""
+    layers = nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(108, 16), nn.ReLU()
+    return nn.Network(nn.Sequential(*layers, nn.Linear(16, 10)), (8, 8, 1), np.float64)
+
+
 def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
+    if given["strategy"] == "owt" and model == "mlp":
+        model = convolutional
     build = MODELS[model] if isinstance(model, str) else model
     options = Options(batch=BATCH, seed=SEED, **given)
     one = nn.Serial(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
@@ -60,6 +68,8 @@ def test_every_declared_combination_is_what_one_process_computes(comm):
             assert_as_one_process(comm, {"strategy": strategy, "accumulate": 3})
         for mesh in ("pipeline=3", "data=3,pipeline=1") if "pipeline" in can.axes else ():
             assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh})
+        if "tensor" in can.axes:
+            assert_as_one_process(comm, {"strategy": strategy, "mesh": "tensor=3"})
         if can.synchronized and can.parts:  # else over micro-batches
             assert_as_one_process(comm, {"strategy": strategy}, cnn)
 
@@ -86,7 +96,8 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
     for _ in range(DRAWN):
         strategy = str(rng.choice(AS_ONE))
         given, can = {"strategy": strategy}, CAPABILITIES[strategy]
-        way = rng.choice(["plain", "compress", "reproducible"]) if can.parts else "pipeline"
+        ways = ["plain", "compress", *(["reproducible"] if can.reproducible else [])]
+        way = rng.choice(ways) if can.parts else "pipeline"
         optimizer, clip = str(rng.choice(["momentum", "nesterov", "adam", "lars", "lamb"])), int(rng.integers(3))
         if way == "reproducible":
             given["reproducible"] = int(rng.integers(3, 10))
@@ -100,6 +111,10 @@ def test_drawn_combinations_are_what_one_process_computes(comm):
         if strategy == "ps":
             given["server_place"] = str(rng.choice(["own", "workers"]))
             given["servers"] = int(rng.integers(1, 3))
+        if strategy == "tensor":
+            given["tensor"] = str(rng.choice(["pairs", "width", "sequence"]))
+        if strategy == "owt":
+            given["owt"] = str(rng.choice(["all", "turns", "shares", "features"]))
         if strategy in ("zero1", "zero2", "fsdp"):
             given["unit"] = float(rng.choice([1e-6, 0.005, 1.0]))
         if strategy == "ddp" and way == "plain":
@@ -112,8 +127,9 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     """On the command line, in time; as the declaration says."""
     from parallel.command.factory import prepare
 
+    fitting = ["--strategy", strategy, *(["--optimizer", "lbfgs"] if strategy == "sandblaster" else [])]
     for method in ALL:
-        options = ["--strategy", strategy, "--compress", method, "--ranks", "3", "--limit", "60"]
+        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,10"]
         why = why_not(strategy, method)
         assert bool(why) == (method not in CAPABILITIES[strategy].compress)
         if why:
@@ -126,5 +142,16 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     for pair, why in APART.items():
         flags = [word for name in pair for word in ["--" + name.replace("_", "-"), *values[name]]]
         with pytest.raises(OptionError) as error:
-            parse(["--strategy", strategy, *flags])
+            parse([*fitting, *flags])
         assert why in str(error.value)
+
+
+def test_mixed_precision_is_refused_where_no_strategy_declares_it(monkeypatch):
+    from parallel.command.factory import prepare
+    from parallel.strategies import capabilities
+
+    options = ["--dtype", "mixed", "--limit", "60", "--ranks", "2", "--strategy", "zero1"]
+    prepare(parse(options))
+    monkeypatch.setitem(capabilities.CAPABILITIES, "zero1", capabilities.Capabilities())
+    with pytest.raises(OptionError, match="--dtype mixed does not go with --strategy zero1: no step is skipped by all"):
+        prepare(parse(options))

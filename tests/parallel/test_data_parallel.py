@@ -163,10 +163,10 @@ def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(co
 
 def test_overlap_must_be_shown_to_be_faster():
     """By more than the noise of the steps; the first of each way does not count."""
-    from parallel.exchange.messages import ROUNDS, Trial
+    from parallel.exchange.messages import ROUNDS, OverlapTrial
 
     def choice(**times):
-        trial = Trial([*times])
+        trial = OverlapTrial([*times])
         ends = [trial.add(times[trial.next()][i // len(times)]) for i in range(ROUNDS * len(times))]
         assert ends.index(True) == len(ends) - 1
         return trial.best()

@@ -1,6 +1,7 @@
 """scripts/train.py as its users run it: from the shell, on one process and on ranks, with whatever goes wrong."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import PATIENCE, longer
 
+import nn
 from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +111,13 @@ def test_a_run_directory_has_everything(small):
     assert "epoch 3/3" in said and "images/s" in said and str(out) in said
     assert {p.name for p in out.iterdir()} == {
         "config.json", "environment.json", "metrics.jsonl", "result.json", "curves.png", "breakdown.png", "checkpoints",
+        "network.npz",
     }  # fmt: skip
+    left = nn.load(out / "network.npz")
+    assert hashlib.sha256(left.parameters).hexdigest() == result(out)["parameters_sha256"], (
+        "of the epoch that was chosen"
+    )
+    assert left.about["data"] == "digits" and left.about["outputs"] == "logits" and left.about["scale"] == 1 / 16
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
     assert {
@@ -117,7 +125,9 @@ def test_a_run_directory_has_everything(small):
     } == lines[0].keys()  # fmt: skip
     assert {"accuracy", "loss", "seconds", "images_per_second", "ranks", "parameters_sha256"} <= result(out).keys()
     assert json.loads((out / "config.json").read_text())["model"] == "mlp:64,16,10"
-    assert {"numpy", "host", "cores", "threads", "blas"} <= json.loads((out / "environment.json").read_text()).keys()
+    assert {"ringprop", "commit", "numpy", "host", "cores", "threads", "blas"} <= json.loads(
+        (out / "environment.json").read_text()
+    ).keys()
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     said = train(*SMALL, "--out", out, status=2)
     assert "holds a run" in said or "already" in said

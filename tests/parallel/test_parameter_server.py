@@ -27,7 +27,6 @@ from collectives.pricing.networks import Network
 from parallel.command.options import Options
 from parallel.command.rules import check_strategy
 from parallel.exchange.push_pull import cut, pull, push, roles
-from parallel.exchange.served import TAIL
 from parallel.launch import launcher
 
 
@@ -211,7 +210,7 @@ def test_controls_differ(comm):
     def own_only():
         whole()
         if many.exchange.serves:
-            many.exchange.sums[:-TAIL] = many.exchange.pushed[
+            many.exchange.sums[: -many.exchange.behind] = many.exchange.pushed[
                 slice(*many.exchange.slices[many.exchange.hosts.index(comm.rank)])
             ]
 
@@ -283,7 +282,7 @@ def test_nan_on_one_worker_is_told_by_all_before_any_update(comm):
             many.step(x, y, 4 * many.shard[1])
         held = ["held"] if many.exchange.serves else []
         for name in ["replica"] * many.exchange.works + held:
-            parameters = slice(None, -TAIL) if network is mlp else slice(0, many.exchange.slices[0][0])
+            parameters = slice(None, -many.exchange.behind) if network is mlp else slice(0, many.exchange.slices[0][0])
             assert (getattr(many.exchange, name)[parameters] == before[name][parameters]).all()
         assert all((many.slots[slot] == before[slot]).all() for slot in many.slots)
 

@@ -45,7 +45,7 @@ def test_every_schedule_computes_what_one_process_computes(comm):
             many.close()
 
 
-@pytest.mark.mpi(ranks=[4], more=[1, 2, 3])
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[4])
 def test_every_mesh_computes_what_one_process_computes(comm):
     """Of networks with batch normalisation over the micro-batches of all pipelines: what data parallelism computes."""
     from parallel import DistributedDataParallel

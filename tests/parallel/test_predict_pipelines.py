@@ -75,7 +75,7 @@ def test_stages_are_cut_where_the_longest_takes_least():
             every = [(0, *inner, len(seconds)) for inner in combinations(range(1, len(seconds)), count - 1)]
             assert longest == pytest.approx(min(max(sum(seconds[a:b]) for a, b in pairwise(c)) for c in every))
     layers = [LayerProfile(str(i), 1.0, 2.0, 8.0 + i, 3.0, 1.0, 5.0) for i in range(4)]
-    first, second = pieces(layers, 2, input_bytes=2.0)
+    first, second = pieces(layers, (0, 2, 4), input_bytes=2.0)
     assert first == Piece(2.0, 2.0, 2.0, 2.0, 12.0, 6.0) and second == Piece(2.0, 2.0, 2.0, 9.0, 19.0, 6.0)
 
 

@@ -13,7 +13,7 @@ from collectives.checking.simulator import simulate
 from collectives.steps import part
 from nn.core.layer import Sequential
 from parallel.exchange.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
-from parallel.strategies.join import Total
+from parallel.passes.whole import Total
 from parallel.strategies.serial import ReproducibleSerial
 
 SHARDS = 8

@@ -36,6 +36,7 @@ STRATEGIES = {
     "ps": [{"server_place": "workers"}],
     "zero1": [{"unit": 1e-6}],
     "zero2": [{"unit": 1e-6}],
+    "tensor": [{"tensor": "pairs"}, {"tensor": "width"}],
     "fsdp": [{"unit": 1e-6}, {"unit": 1.0, "prefetch": 1}, {"unit": 1e-6, "prefetch": 2}],
 }
 SIZES = 7, 7, 2  # of the batches: uneven parts, and none for one of three ranks
@@ -66,8 +67,8 @@ def test_equals_one_process(comm, strategy):
 
     for (name, root), options in product(ROOTS.items(), STRATEGIES[strategy]):
         case = f"{name}, {options}"
-        if strategy == "ps" and name == "no parameters":
-            continue  # nothing to serve: refused
+        if strategy in ("ps", "tensor") and name == "no parameters":
+            continue  # nothing to serve, or to share: refused
         one = nn.Serial(*made(root()), SEED)
         options = Options(strategy=strategy, seed=SEED, **options)
         many = registry.STRATEGIES[strategy](options, *made(root()), Communicator(comm))

@@ -2,18 +2,25 @@
 
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 
 import nn
 from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
+from parallel.command import main
+from parallel.elastic.chaos import result
 from parallel.exchange.commanded.post import Letter, LocalPost, MPIPost
 from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
 from parallel.exchange.commanded.shards import WORKING, parts
 from parallel.exchange.push_pull import cut
 from parallel.strategies.sandblaster import Sandblaster
 
+ROOT = Path(__file__).parents[2]
 SAMPLES, CHUNK, STEPS = 50, 7, 6
 
 
@@ -358,3 +365,37 @@ def test_the_library_fits_with_it():
     training = nn.fit(trainer, loader, 10, validation=loader, test=loader)
     losses = [record["loss"] for record in training.history]
     assert losses == sorted(losses, reverse=True) and training.result["loss"] < 0.8 * losses[0]
+
+
+def test_from_the_command_line(tmp_path, nothing_left):
+    """On one process and on ranks, at once and in two goes: the same bits."""
+    options = ["--model", "mlp:64,12,10", "--limit", "200", "--batch", "180", "--optimizer", "lbfgs", "--no-pictures"]
+    options += ["--strategy", "sandblaster:chunk=50,history=4"]
+    found = set()
+    for name, goes in (("one", [["4"]]), ("two", [["2"], ["4"]]), ("ranks", [["2", "--ranks", "3"], ["4"]])):
+        for i, (epochs, *ranks) in enumerate(goes):
+            where = ["--resume" if i else "--out", str(tmp_path / name)]
+            command = [sys.executable, "scripts/train.py", *([] if i else options), *where, "--epochs", epochs, *ranks]
+            done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
+            assert done.returncode == 0, done.stdout + done.stderr
+        found.add(result(tmp_path / name)["parameters_sha256"])
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--optimizer lbfgs", "use --strategy sandblaster --optimizer lbfgs"),
+        ("--strategy sandblaster", "use --strategy sandblaster --optimizer lbfgs"),
+        ("--strategy sandblaster --optimizer lbfgs --lr 0.3", "--lr has no effect with --optimizer lbfgs"),
+        ("--strategy sandblaster:chunk=0 --optimizer lbfgs", "chunk must be at least 1, given 0"),
+        ("--strategy sandblaster --optimizer lbfgs --ranks 2", "beside the coordinator, rank 0"),
+        ("--strategy sandblaster --optimizer lbfgs --accumulate 2", "cut into chunks already"),
+        ("--strategy sandblaster --optimizer lbfgs --compress fp16 --ranks 3", "needs gradients as they are"),
+        ("--strategy sandblaster --optimizer lbfgs --model resnet20", "moves with every batch"),
+    ],
+)
+def test_wrong_options_are_told_before_ranks_start(line, words, capsys, monkeypatch):
+    monkeypatch.setattr(main, "start_ranks", lambda *_: pytest.fail("ranks are started"))
+    assert main.main(line.split()) == main.WRONG_OPTION
+    assert words in capsys.readouterr().err

@@ -242,17 +242,17 @@ def test_memory_is_what_the_formulas_say(comm):
 
 def test_units_cover_the_layout_and_shards_the_units():
     """Whatever the sizes: every parameter is in exactly one block of one rank; a tensor is in one unit."""
-    from parallel.exchange.units import Cut, Joined
+    from parallel.exchange.units import ShardRegion, UnitLayout
 
     for model, ranks, least in product(("cnn", "transformer"), (1, 2, 3, 7), (1, 700, 10**9)):
         network = MODELS[model]()
-        cut = Cut(network, ranks, least)
+        cut = UnitLayout(network, ranks, least)
         assert sorted(name for unit in cut.units for name in unit.names) == sorted(network.layout.specs)
         assert [unit.start for unit in cut.units] == [0, *(unit.stop for unit in cut.units)][:-1]
         assert cut.units[-1].stop == network.layout.size and (least < 10**9 or len(cut.units) == 1)
         counts = dict.fromkeys(network.layout.specs, 0)
         for rank in range(ranks):
-            joined = Joined(cut, rank)
+            joined = ShardRegion(cut, rank)
             for name, place, _ in joined.tensors:
                 counts[name] += place.stop - place.start
                 assert 0 <= place.start < place.stop <= cut.size

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 import nn
+from collectives.pricing.networks import NETWORKS
+from parallel.command import axes
 from parallel.command.parsing import parse
+from parallel.planning.job import Axes, Job
 from parallel.planning.layer_times import measure_layers, random_batch
+from parallel.planning.predict import predict
 from parallel.planning.profile import LayerProfile, read_profile, write_profile
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -93,6 +97,27 @@ def test_layers_and_network_are_measured_here(plan, tmp_path, capsys, monkeypatc
     assert "network: measured here, 2 ranks a node; measured with " in said
     assert "python scripts/train.py --model mlp:784,30,10 --batch 32 --ranks 2 --strategy " in said
     assert [layer.name for layer in read_profile(file)][1] == "1 Linear(784 30)"
+
+
+def test_the_command_is_what_train_py_takes(plan):
+    options = plan.parser().parse_args(["mlp:784,30,20,10", "--ranks", "4", "--batch", "64"])
+    layers = [LayerProfile(str(i), 1.0, 2.0, 10.0, 10.0, 1.0, 10.0, 0.5) for i in range(6)]
+    job, network = Job(layers, 16, 64), NETWORKS["workstation"]
+    for strategy, mesh, words in (
+        ("ddp", Axes(4), "--strategy ddp"),
+        ("1f1b", Axes(2, 2), "--strategy pipeline --pipeline 1f1b:micro=8,cuts=3 --mesh data=2,pipeline=2"),
+        ("gpipe", Axes(1, 4), "--pipeline gpipe:micro=16,recompute,cuts="),
+        ("interleaved", Axes(2, 2), "--pipeline interleaved:micro=8,chunks=2,cuts="),
+    ):
+        found = predict(job, strategy, mesh, network, recompute=strategy == "gpipe")
+        said = plan.command(found, options)
+        assert plan.trainable(found) and words in said
+        given = parse(said.split()[2:])
+        if mesh.pipeline > 1:
+            sizes = axes.sizes(given, 4)
+            assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
+            assert axes.schedule(given).cuts == list(found.cuts)
+    assert not plan.trainable(predict(job, "pipedream", Axes(4), network))
 
 
 def test_what_makes_no_sense_is_one_message(plan, capsys):

@@ -97,7 +97,7 @@ def allowed(clock: float, least: float, bound: float, warm: int = 0) -> bool:
     return least >= (clock if clock <= warm or clock == math.inf else clock - bound)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Copy:
     """What a worker knows of the slice of one server: as it was when the server answered.
 

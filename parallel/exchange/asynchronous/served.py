@@ -137,7 +137,7 @@ class Asynchronous(Served):
 
     def _between_layers(self, run) -> None:
         if not self.settled:
-            self.worker.move()
+            self.worker.poke()
 
     # ------------------------------------------------------------------------------------------------ a step
 

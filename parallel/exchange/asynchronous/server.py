@@ -90,6 +90,9 @@ class Server:
         for worker, head, body in self.arrivals.take():
             self.take(worker, head, body)
             found = True
+        while self.arrivals.dead:
+            self.forget(self.arrivals.dead.pop())
+            found = True
         return found
 
     def serve(self, clock: float) -> None:
@@ -122,7 +125,18 @@ class Server:
             if kind == DONE:
                 self.book.leaves(worker)
             self.book.asks(worker, math.inf if kind == DONE else clock)
-        if self.kept and self.book.least >= self.book.reached[next(iter(self.kept))]:
+        self.go_on()
+
+    def forget(self, worker: int) -> None:
+        """A worker is dead: what it has pushed stays, and nobody waits for it."""
+        self.book.leaves(worker)
+        self.book.waiting.pop(worker, None)
+        self.answering.pop(worker, None)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Apply what all have reached, and answer who may read now."""
+        if self.kept and self.book.least >= max(self.book.reached[worker] for worker in self.kept):
             for each in sorted(self.kept):
                 if not self.broken:
                     self.apply(each, *self.kept[each])
@@ -164,10 +178,10 @@ class Server:
 
     def leave(self, *workers: int) -> None:
         """Return when answers have left, which were asked for: to these workers, or to all."""
-        for worker in workers or self.answering:
+        for worker in workers or list(self.answering):
             out = self.answering[worker]
             why = f"an answer of the server on rank {self.wire.rank} is not taken by the worker on rank {worker}"
-            wait(lambda out=out: out.free, nothing, self.limit, lambda why=why: why)
+            wait(out.move, nothing, self.limit, lambda why=why: why)
 
     @property
     def nbytes(self) -> int:

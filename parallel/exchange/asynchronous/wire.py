@@ -20,6 +20,7 @@ HEAD = 8  # numbers of float64
 HEAD_BYTES = 8 * HEAD
 TO_SERVER, TO_WORKER = 11, 12  # tags
 PUSH, READ, FAIL, DONE = range(4)  # what a worker's message is; then clock, version and rate of a push
+FAILED = getattr(MPI, "ERR_PROC_FAILED", MPI.ERR_UNKNOWN)  # of MPI libraries with fault tolerance (ULFM)
 SPINS, NAP = 50, 1e-4  # looks before a rank that waits gives its core away, and the seconds of each nap then
 
 
@@ -39,15 +40,14 @@ class Outgoing:
         self.buffer, self.request = np.zeros(HEAD_BYTES + room, np.uint8), None
         self.head = self.buffer[:HEAD_BYTES].view(np.float64)
 
-    @property
-    def free(self) -> bool:
-        """Whether the last message has left."""
+    def move(self) -> bool:
+        """Whether the last message has left; the MPI library moves it meanwhile."""
         if self.request and self.request.Test():
             self.request = None
         return self.request is None
 
     def send(self, head: Sequence[float], body: np.ndarray | None = None) -> None:
-        """Copy a message and let it go; `free` must be true."""
+        """Copy a message and let it go; the last one must have left."""
         self.head[: len(head)] = head
         end = HEAD_BYTES
         if body is not None:
@@ -87,31 +87,48 @@ class Incoming:
         self.body[:] = body.view(np.uint8)
         self.expected = False
 
-    @property
-    def there(self) -> bool:
-        """Whether nothing is expected that has not come."""
+    def move(self) -> bool:
+        """Whether nothing is expected that has not come; the MPI library moves it meanwhile."""
         if self.request and self.request.Test():
             self.request, self.expected = None, False
         return not self.expected
 
 
 class Arrivals:
-    """What workers send to this server, from one after another in a circle."""
+    """What workers send to this server, from one after another in a circle.
+
+    Attributes
+    ----------
+    dead : list of int
+        Workers that MPI has found to be dead, since it was looked at last; nothing is awaited from them any more.
+    """
 
     def __init__(self, communicator, workers: Sequence[int]):
         self.communicator, self.workers, self.next = communicator, [w for w in workers if w != communicator.rank], 0
         self.status, self.buffer = MPI.Status(), np.zeros(HEAD_BYTES, np.uint8)
+        self.dead: list[int] = []
 
     def take(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(worker, head, body) of at most one message of each worker that has come; views, valid until the next."""
         for worker in circle(self.workers, self.next):
-            if self.communicator.Iprobe(worker, TO_SERVER, self.status):
+            if self._has_sent(worker):
                 size = self.status.Get_count(MPI.BYTE)
                 if size > len(self.buffer):
                     self.buffer = np.zeros(size, np.uint8)
                 self.communicator.Recv(self.buffer[:size], worker, TO_SERVER)
                 self.next = (self.workers.index(worker) + 1) % len(self.workers)
                 yield worker, self.buffer[:HEAD_BYTES].view(np.float64), self.buffer[HEAD_BYTES:size]
+
+    def _has_sent(self, worker: int) -> bool:
+        try:
+            return self.communicator.Iprobe(worker, TO_SERVER, self.status)
+        except MPI.Exception as error:  # told by an MPI library that outlives its ranks; what had come was taken before
+            if FAILED == MPI.ERR_UNKNOWN or error.Get_error_class() != FAILED:
+                raise
+            self.workers.remove(worker)
+            self.dead.append(worker)
+            self.next = 0
+            return False
 
 
 def circle(items: Sequence, start: int) -> list:

@@ -82,6 +82,14 @@ class Worker:
         """What to do while waiting: serve, where this rank has a server; says whether there was anything."""
         return self.server.move() if self.server else False
 
+    def poke(self) -> None:
+        """Between layers: serve, and move what is on its way."""
+        self.move()
+        for each in self.pushing:
+            each.move()
+        for each in self.reading:
+            each.move()
+
     # ------------------------------------------------------------------------------------------------ reading
 
     def read(self) -> None:
@@ -137,7 +145,7 @@ class Worker:
 
     def arrived(self) -> bool:
         """Whether nothing is expected any more."""
-        return all([reply.there for reply in self.reading])  # all are moved
+        return all(reply.move() for reply in self.reading)
 
     def adopt(self) -> None:
         """Take over the slices, where all that were asked for have come."""
@@ -199,7 +207,7 @@ class Worker:
         """Return when the last message to a server has left."""
         out, host = self.pushing[number], self.hosts[number]
         why = f"a message of the worker on rank {self.wire.rank} is not taken by the server on rank {host}"
-        wait(lambda: out.free, move, self.limit, lambda: why)
+        wait(out.move, move, self.limit, lambda: why)
 
     # ------------------------------------------------------------------------------------------------ the end
 

@@ -13,7 +13,7 @@ from nn.core.layout import Layout, Region
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.wire import Wire
-from parallel.exchange.tail import HEAD, Tail
+from parallel.exchange.tail import Tail, head
 from parallel.mesh import Mesh
 
 PREFIX = "compress/"
@@ -44,13 +44,14 @@ class Compressed(Exchange):
         self.compressor.attach(self.region, self.dtype, self.seed, (self.mesh.index, self.mesh.count))
         self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared, self.dtype)
         self.wire, self.reductions = Wire(self.mesh.communicator), 0
-        self.together = np.zeros(HEAD + len(self.statistics))
-        self.tail = self.summed = Tail(self.together[:HEAD], self.together[HEAD:])
+        first = head(self.network)
+        self.together = np.zeros(first + len(self.statistics))
+        self.tail = self.summed = Tail(self.together[:first], self.together[first:])
 
     def sum(self):
-        """A loss that is not finite leaves what the method keeps as it is."""
+        """A step that will not be made leaves what the method keeps as it is."""
         self.wire.allreduce(self.together)
-        if math.isfinite(self.together[0]):
+        if math.isfinite(self.together[0]) and not self.tail.overflowed:
             self.compressor.reduce(self.gradients, self.wire, self.step)
             self.reductions += 1
         return self.summed
@@ -110,6 +111,7 @@ class Memories:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of what this rank keeps."""
         return sum(array.nbytes for array in (*self.flat.values(), *self.shared.values()) if array is not None)
 
     def kept(self) -> Iterator[tuple[str, np.ndarray]]:

@@ -208,5 +208,6 @@ def likely(size: np.ndarray, count: int) -> np.ndarray:
 
 
 def check_ratio(name: str, ratio: float) -> None:
+    """Raise ValueError for a share of the entries that cannot be sent."""
     if not 0 < ratio <= LARGEST_RATIO:
         raise ValueError(f"{name}: the ratio must be above 0 and at most 1, given {ratio}")

@@ -242,6 +242,7 @@ def arrival(made: tuple[Action, ...], way: str, action: Action, rank: int, table
 
 
 def refuse(rank: int, column: int, action: Action, why: str):
+    """Raise the error of an action that cannot run."""
     raise PipelineError(f"rank {rank}, column {column}: {action} cannot run: {why}", rank, column)
 
 

@@ -137,7 +137,7 @@ class PipelinePass(whole.Whole):
             end = child + len(network.root.layers)
             statistics = trainer.statistics[state : state + network.state_layout.size]
             run = network.run(statistics, trainer.seed, outer.memory)
-            run.context.input_gradient, run.context.groups = number > 0, outer.groups
+            run.context.input_gradient, run.context.groups, run.context.half = number > 0, outer.groups, outer.half
             p, g = trainer.p[child:end], trainer.g[child:end]
             self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
             child = end

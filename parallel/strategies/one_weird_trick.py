@@ -1,0 +1,397 @@
+"""One weird trick: convolutions are data-parallel, fully-connected layers model-parallel (Krizhevsky 2014).
+
+Convolutions have most of the arithmetic and few parameters: every rank has all of them, and computes its samples.
+Fully-connected layers have most of the parameters and little arithmetic: every rank has a part of each (tensor/), and
+computes all samples. In between activations move, by one of these schemes; r ranks have b samples each:
+
+all      everybody's at once: one pass through the fully-connected layers, of r b samples.
+turns    one rank's after the other: r passes of b samples; while they compute one, the next travels.
+shares   1/r of everybody's at a time: r passes of b samples, and all ranks send alike.
+features everybody's at once, but each rank gets only those features whose rows of the first layer it has: an alltoall
+         in place of an allgather, and one sum of that layer's outputs more.
+
+The gradients of the activations go back the way they came, summed. Then the convolutions' gradients are summed over the
+ranks, as in data parallelism; the others are nobody else's. Bytes that a rank sends in a step, for c of convolutions'
+parameters, n of a rank's activations and o of the first fully-connected layer's outputs for all samples: 2 (r-1)/r c,
+and 2 (r-1) n with all, turns (on average) and shares, or 2 (r-1)/r n + 2 (r-1)/r o with features; data parallelism
+would send 2 (r-1)/r of all parameters. Memory for gathered activations: r b samples' with all and features, 2 b with
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.steps import part
+from nn.core.layer import Layer, Sequential
+from nn.core.network import Network
+from nn.core.pool import Memory
+from nn.core.run import Run
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.exchange.base import Exchange
+from parallel.exchange.messages import Buckets
+from parallel.mesh import Mesh, Ranks
+from parallel.passes.whole import Whole
+from parallel.strategies.join import Total
+from parallel.strategies.tensor.moves import Cut
+from parallel.strategies.tensor.rewriting import TERMS, share
+from parallel.trainer import Trainer
+
+SCHEMES = ("all", "turns", "shares", "features")
+
+
+def boundary(network: Network) -> int:
+    """The number of the root's child with which the fully-connected layers begin.
+
+    Raises
+    ------
+    ValueError
+        There are no such two parts.
+    """
+    root = network.root
+    if isinstance(root, Sequential) and type(root).forward is Sequential.forward:
+        layers = list(root.layers)
+        last = max((i for i, layer in enumerate(layers) if _holds(layer, Conv2d)), default=-1)
+        dense = [i for i, layer in enumerate(layers) if i > last and _holds(layer, Linear)]
+        if last >= 0 and dense:
+            return dense[0]
+    raise ValueError(
+        f"{network.name} is no Sequential of convolutions and then linear layers, which the one weird trick is for: "
+        "use --strategy tensor or ddp"
+    )
+
+
+def _holds(layer: Layer, kind: type[Layer]) -> bool:
+    return isinstance(layer, kind) or any(_holds(child, kind) for child in layer.children().values())
+
+
+def split(network: Network, loss: Loss, ranks: int, scheme: str) -> tuple[Network, Loss, int]:
+    """(network of which each rank has a part of the fully-connected layers, loss, where these begin).
+
+    Raises
+    ------
+    ValueError
+        A network without such layers, or of which nothing can be shared; a scheme that does not exist, or does not fit.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"one weird trick by {scheme!r}: expected one of {', '.join(SCHEMES)}")
+    at = boundary(network)
+    given = TERMS
+    if scheme == "features":
+        first, features = network.root.layers[at], _shapes(network)[at]
+        if not isinstance(first, Linear) or len(features) != 1 or features[0] < ranks:
+            raise ValueError(
+                f"{network.name}: features are dealt out to {ranks} ranks before a linear layer of so many at least, "
+                f"child {at} is {first!r}, given samples of shape {features}: use all, turns or shares"
+            )
+        given = Cut(-1, features[0])
+    shared, loss = share(network, loss, ranks, start=at, given=given)
+    return shared, loss, at
+
+
+def _shapes(network: Network) -> list[tuple[int, ...]]:
+    return network.root.child_shapes(network.in_shape)
+
+
+class Round(NamedTuple):
+    """Samples that go through the fully-connected layers together: of every rank some rows of what it has."""
+
+    rows: list[tuple[int, int]]
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of each rank."""
+        return [hi - lo for lo, hi in self.rows]
+
+
+def rounds(scheme: str, samples: list[int]) -> list[Round]:
+    """The passes of a step for which the ranks have so many samples; none without any."""
+    ranks = len(samples)
+    if scheme == "turns":
+        found = [Round([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)]
+    elif scheme == "shares":
+        found = [Round([part(n, ranks, i) for n in samples]) for i in range(ranks)]
+    else:
+        found = [Round([(0, n) for n in samples])]
+    return [one for one in found if sum(one.counts)]
+
+
+class WeirdTrick(Whole):
+    """A step: forward through the convolutions, round by round through the rest and back, back through the former.
+
+    Parameters
+    ----------
+    loss : Loss
+        Of whole outputs.
+    scheme : {"all", "turns", "shares", "features"}
+    bucketing : dict
+        How the convolutions' gradients are summed, as for Buckets.
+    """
+
+    def __init__(self, loss: Loss, scheme: str, bucketing: dict):
+        self.whole_loss, self.scheme, self.bucketing = loss, scheme, bucketing
+
+    def hold(self, network, mesh):
+        index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
+        shared, self.parts_loss, self.at = split(network, self.whole_loss, ranks, self.scheme)
+        self.shape = _shapes(network)[self.at]
+        self.features = Cut(-1, self.shape[-1])
+        return shared.part(index, ranks) if ranks > 1 else shared
+
+    def start(self, mesh, network):
+        super().start(mesh, network)
+        self.ranks, self.rank = mesh.sizes["tensor"], mesh.places["tensor"]
+        self.shard = self.rank, self.ranks
+        self.knows = self.rank == 0
+
+    def first_sample(self, total):
+        return total.first if isinstance(total, Total) else part(total, self.ranks, self.rank)[0]
+
+    def join(self, trainer):
+        """The two halves of the network: their layers, and how they see arrays."""
+        trainer.loss = self.parts_loss
+        held, run = trainer.held, trainer.run
+        root, at = held.root, self.at
+        self.halves = [Sequential(*root.layers[:at]), Sequential(*root.layers[at:])]
+        self.runs = [Run(run.context, "", run.children[:at], None, run.end)]
+        self.runs.append(Run(run.context, "", run.children[at:], None, run.end))
+        self.views = [(trainer.p[:at], trainer.g[:at]), (trainer.p[at:], trainer.g[at:])]
+        self.group = run.context.groups.setdefault("tensor", Ranks(trainer.communicator))
+        run.context.groups["data"] = self.group  # they share every batch, too
+        layout = held.layout
+        start = layout.ends[str(at)]  # of the convolutions' gradients, which are finished last
+        ends = [end - start for end in layout.ends.values() if end > start]
+        self.buckets = Buckets(
+            self.group.communicator, trainer.gradients[start:], ends, layout.size - start, **self.bucketing
+        )
+        self.start_of_convolutions = start
+        self.statistics, self.memory = trainer.statistics, Memory()
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def compute(self, trainer, x, y, total, micro, before=0.0):
+        """As Whole. Every rank takes part in every micro-batch, also without samples."""
+        context, batch, last = trainer.run.context, trainer.run.micro_batch, micro.addend is not None
+        batch.training, batch.pieces, context.ready = True, None, None
+        if not micro.adds:
+            self.buckets.begin()
+        pieces, loss = self.pieces(len(x), micro.first), 0.0
+        if some := any(samples for _, samples in pieces):
+            a, saved = self.halves[0].forward(self.views[0][0], x, self.runs[0])
+            loss, ga = self.rounds(trainer, a, y, total, pieces, micro.adds)
+            context.micro_batch = batch
+        if last:
+            self.mean_statistics()
+            context.ready = lambda end: self.buckets.ready(end - self.start_of_convolutions)
+        trainer.tell(loss + before, total, micro)
+        if some:
+            p, g = self.views[0]
+            self.halves[0].backward(p, g, ga, saved, self.runs[0])
+        else:
+            trainer.exchange.skip(micro)
+        if last:
+            self.buckets.ready(len(trainer.gradients) - self.start_of_convolutions)
+            if news := self.buckets.sum():
+                trainer.say(news)
+        return loss + before
+
+    def pieces(self, samples: int, first: int) -> list[tuple[int, int]]:
+        """Of every rank: (place of its first sample in the batch, how many it has)."""
+        return [tuple(map(int, each)) for each in self.group.gather(np.array([first, samples]))]
+
+    def rounds(self, trainer, a, y, total, pieces, adds: bool) -> tuple[float, np.ndarray]:
+        """The loss of everybody's activations a, and its gradient with respect to this rank's."""
+        context, batch, loss = trainer.run.context, trainer.run.micro_batch, 0.0
+        p, g = self.views[1]
+        ga = np.zeros(a.shape, a.dtype)
+        for number, (one, x, targets) in enumerate(self.moved(a, y, [n for _, n in pieces])):
+            samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
+            context.micro_batch = replace(batch, pieces=samples, accumulate=adds or number > 0)
+            z, saved = self.halves[1].forward(p, x, self.runs[1])
+            value, gz = trainer.loss(z, targets, total * trainer.terms, self.runs[1])
+            loss += value
+            gx = self.halves[1].backward(p, g, gz, saved, self.runs[1])
+            self.take_back(gx, one, ga)
+        return loss, ga
+
+    def mean_statistics(self) -> None:
+        """Running statistics of the convolutions' part are the mean of all ranks', as in data parallelism."""
+        if self.statistics.size:
+            self.group.sum(self.statistics)
+            self.statistics /= self.ranks
+
+    # ------------------------------------------------------------------------------------------------ what moves
+
+    def moved(self, a, y, samples: list[int]) -> Iterator[tuple[Round, np.ndarray, np.ndarray]]:
+        """(round, activations, targets) of each pass; the next one's travel while one is computed."""
+        todo = rounds(self.scheme, samples)
+        waiting = [self.begin(todo[0], a)] if todo else []
+        everyones = self.everyones_rows(y, samples)
+        for number, one in enumerate(todo):
+            arrive = waiting.pop()
+            x = arrive()
+            if number + 1 < len(todo):
+                waiting.append(self.begin(todo[number + 1], a))
+            rows = [theirs[lo:hi] for theirs, (lo, hi) in zip(everyones, one.rows, strict=True)]
+            yield one, x, np.concatenate(rows)
+
+    def everyones_rows(self, rows: np.ndarray, samples: list[int]) -> list[np.ndarray]:
+        """What every rank has of an array with a row for each sample."""
+        padded = np.zeros((max(samples), *rows.shape[1:]), rows.dtype)
+        padded[: len(rows)] = rows
+        return [theirs[:n] for theirs, n in zip(self.group.gather(padded), samples, strict=True)]
+
+    def begin(self, one: Round, a: np.ndarray):
+        """Let the activations of a round travel; returns what waits for them."""
+        lo, hi = one.rows[self.rank]
+        if self.scheme == "features":
+            return lambda: self.swapped(a[lo:hi], one)
+        communicator, counts = self.group.communicator, one.counts
+        if self.scheme == "turns":
+            turn = int(np.argmax(counts))
+            mine = turn == self.rank
+            x = np.ascontiguousarray(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), a.dtype)
+            request = communicator.Ibcast(x, turn)
+            return lambda: (request.Wait(), x)[1]
+        most = max(counts)
+        mine = self.memory.empty((most, *a.shape[1:]), a.dtype)
+        mine[: hi - lo], mine[hi - lo :] = a[lo:hi], 0
+        found = self.memory.empty((self.ranks, *mine.shape), a.dtype)
+        request = communicator.Iallgather(mine, found)
+
+        def arrive(sent=mine):  # which must not be used again before
+            request.Wait()
+            return found.reshape(-1, *a.shape[1:]) if min(counts) == most else _joined(found, counts)
+
+        return arrive
+
+    def take_back(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
+        """The gradients of a round's activations to those who have made them, summed."""
+        (lo, hi), counts = one.rows[self.rank], one.counts
+        if self.scheme == "features":
+            ga[lo:hi] = self.swapped_back(gx, one)
+        elif self.scheme == "turns":
+            turn = int(np.argmax(counts))
+            self.group.communicator.Reduce(np.ascontiguousarray(gx), ga if turn == self.rank else None, root=turn)
+        else:
+            ga[lo:hi] = self.group.sum_part(_apart(gx, counts))[: hi - lo]
+
+    def swapped(self, a: np.ndarray, one: Round) -> np.ndarray:
+        """Everybody's samples, of the features that are this rank's."""
+        most, width = max(one.counts), -(-self.features.size // self.ranks)
+        out = np.zeros((self.ranks, most, width), a.dtype)
+        for rank, piece in enumerate(out):
+            f, t = self.features.bounds(rank, self.ranks)
+            piece[: len(a), : t - f] = a[:, f:t]
+        return _joined(self.group.swap(out), one.counts)[:, : self.features.share(self.group)]
+
+    def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
+        """The gradient of this rank's samples, of all features: nothing is to be summed."""
+        most, width = max(one.counts), -(-self.features.size // self.ranks)
+        out = np.zeros((self.ranks, most, width), gx.dtype)
+        out[:, :, : gx.shape[1]] = _apart(gx, one.counts)
+        mine = one.counts[self.rank]
+        back = [
+            piece[:mine, : t - f]
+            for rank, piece in enumerate(self.group.swap(out))
+            for f, t in [self.features.bounds(rank, self.ranks)]
+        ]
+        return np.concatenate(back, axis=1)
+
+    # ------------------------------------------------------------------------------------------------ evaluation
+
+    def predict(self, trainer, x, training=False):
+        """The outputs for this rank's samples; all compute them."""
+        context, batch = trainer.run.context, trainer.run.micro_batch
+        batch.training, batch.pieces, context.ready = training, None, None
+        pieces = self.pieces(len(x), batch.sample)
+        a, _ = self.halves[0].forward(self.views[0][0], x, self.runs[0])
+        found = np.empty((len(x), *trainer.network.out_shape), trainer.held.dtype)
+        for one, given, _ in self.moved(a, np.empty(len(x)), [n for _, n in pieces]):
+            samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
+            context.micro_batch = replace(batch, pieces=samples)
+            z, _ = self.halves[1].forward(self.views[1][0], given, self.runs[1])
+            at = sum(one.counts[: self.rank])
+            lo, hi = one.rows[self.rank]
+            if not training:
+                found[lo:hi] = z[at : at + hi - lo]
+        context.micro_batch = batch
+        return found
+
+    def evaluate(self, trainer, x, y):
+        z = self.predict(trainer, x)
+        return trainer.score(z, y) if len(x) else np.zeros(3)
+
+    def look(self, trainer, part):
+        """As Whole. All ranks go on together, or none: from the activations on each sees everybody's."""
+        trainer.run.micro_batch.sample, x = part
+        mine = trainer.held.bad_input(x, trainer.run)
+        if any(trainer.mesh.allgather(mine is not None)):
+            return mine
+        return trainer.held.first_bad(trainer.p, x, trainer.run, lambda: self.predict(trainer, x, True))
+
+    def close(self):
+        self.buckets.close()
+
+    def describe(self):
+        return (
+            f"layers before {self.at} data-parallel, the others computed by {self.ranks} ranks together, activations "
+            f"moved by {self.scheme}; gradients of the former in {self.buckets.describe()}"
+        )
+
+
+def _joined(pieces: np.ndarray, counts: list[int]) -> np.ndarray:
+    """Each rank's first rows, one behind the other."""
+    return np.concatenate([piece[:n] for piece, n in zip(pieces, counts, strict=True)])
+
+
+def _apart(rows: np.ndarray, counts: list[int]) -> np.ndarray:
+    """Each rank's rows by themselves, with zeros behind."""
+    found, at = np.zeros((len(counts), max(counts), *rows.shape[1:]), rows.dtype), 0
+    for piece, n in zip(found, counts, strict=True):
+        piece[:n] = rows[at : at + n]
+        at += n
+    return found
+
+
+def OneWeirdTrick(
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    *,
+    scheme: str = "all",
+    bucketing: dict | None = None,
+) -> Trainer:
+    """`Serial` on many ranks: convolutions data-parallel, fully-connected layers model-parallel.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Serial, alike on all ranks; the network a Sequential of convolutions and then linear layers.
+    communicator : collectives.Communicator
+    scheme : {"all", "turns", "shares", "features"}
+        How activations move from the ones to the others; see above.
+    bucketing : bucket, first, overlap of exchange/messages.py, or None
+        How the convolutions' gradients are summed.
+
+    Raises
+    ------
+    ValueError
+        A network without two such parts, or whose linear layers cannot be shared by so many ranks.
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+    bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
+    mesh = Mesh(communicator, tensor=communicator.size)
+    return Trainer(
+        network, loss, optimizer, mesh, WeirdTrick(loss, scheme, bucketing), Exchange(), seed, "OneWeirdTrick"
+    )

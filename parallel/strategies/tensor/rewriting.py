@@ -1,0 +1,341 @@
+"""A network rewritten for ranks that compute its layers together: which layer is cut how, and what moves between them.
+
+    shared, loss = share(network, loss, 4)      # the same layers, names, arrays and random numbers
+    mine = shared.part(rank, 4)                 # with this rank's part of the arrays
+
+The layers are walked through in their order, with what is known of the activation that comes: whole on every rank, or
+cut along its features, or along its places. The rules:
+
+Linear        of something whole: some of the outputs each (by columns). Of something cut along its features: these
+              inputs (by rows), and the terms are summed. So of two layers only the second sends, once.
+attention     some of the heads each, and the terms are summed.
+Conv2d        some of the channels each; of something cut, the channels of all ranks are gathered first.
+Embedding     some of the ids each, and the terms are summed; a matrix tied to it is cut as it is.
+channelwise   layers take what they are given: activations, pools, batch normalisation, dropout.
+any other     takes what is whole, and every rank does the same.
+
+With `sequence` what is between two terms' sums is cut along the places: normalisation, dropout, and what a residual
+connection adds up are not done by all ranks alike, and the sums are moved in halves. With `width` every Linear has some
+of the outputs, and gathers its inputs, as convolutions do. Sources: Shoeybi et al. 2019, Korthikanti et al. 2022.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from nn.core.containers import Branches, Recompute, Residual
+from nn.core.layer import Layer, Sequential, Shape, Split
+from nn.core.network import Network
+from nn.layers.attention import MultiHeadAttention
+from nn.layers.batch_normalization import BatchNorm
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear, TiedLinear
+from nn.layers.dropout import Dropout
+from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.normalization import LayerNorm, RMSNorm
+from nn.layers.reshaping import Flatten
+from nn.losses import CrossEntropyLoss, Loss
+from nn.models.googlenet import Auxiliary
+from parallel.strategies.tensor.around import Around
+from parallel.strategies.tensor.layers import (
+    ChannelParallelConv2d,
+    ColumnLinear,
+    HeadParallelAttention,
+    RowLinear,
+    VocabularyParallelEmbedding,
+)
+from parallel.strategies.tensor.loss import SplitCrossEntropy
+from parallel.strategies.tensor.moves import Copy, Cut, Gather, Given, Keep, Move, Once, Show, Sum, SumPart
+from parallel.strategies.tensor.parts import SplitDropout, SplitPositions, SplitSinusoids
+
+WAYS = ("pairs", "width", "sequence")
+State = Cut | None  # of an activation: cut, or whole
+Found = tuple[Layer, State]
+
+
+TERMS = Cut(0, 0)  # the state of something whole, whose gradient is wanted as terms
+
+
+def share(
+    network: Network, loss: Loss, ranks: int, way: str = "pairs", start: int = 0, given: State = None
+) -> tuple[Network, Loss]:
+    """The network for so many ranks, of which `.part(index, ranks)` is what one of them has, and the loss.
+
+    Parameters
+    ----------
+    network : Network
+        Stays as it is; the other one has copies of its layers.
+    loss : Loss
+        A cross-entropy of outputs that are cut becomes one that takes them so; any other gets all.
+    ranks : int
+    way : {"pairs", "width", "sequence"}
+    start : int
+        The number of the root's child with which it begins; those before are whole on every rank.
+    given : Cut or None
+        How that child's input is cut; TERMS: not at all, but its gradient is wanted as terms.
+
+    Raises
+    ------
+    ValueError
+        Heads that cannot be dealt out, or nothing that can be cut: which layer, and how many ranks would do.
+    """
+    if way not in WAYS:
+        raise ValueError(f"tensor parallelism by {way!r}: expected one of {', '.join(WAYS)}")
+    if ranks == 1:
+        return network, loss
+    keep: set[str] = set()  # what is left whole
+    while True:
+        sharing = _Sharing(network, ranks, way, keep)
+        root = sharing.root(isinstance(loss, CrossEntropyLoss), start, given)
+        if not (apart := sharing.torn_apart()):
+            break
+        keep |= apart
+    if not sharing.cut:
+        raise ValueError(
+            f"{network.name} has nothing that {ranks} ranks could share: no linear layer or convolution of so many "
+            "outputs, no attention; use fewer ranks, or data parallelism"
+        )
+    shared = Network(root, network.in_shape, network.dtype, network.name)
+    return shared, SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
+
+
+def terms(network: Network) -> list[str]:
+    """Names of the arrays that are whole on every rank, and whose gradients are terms, to be summed over them."""
+    found = []
+    for path, layer, shape, _ in network.layers():
+        if isinstance(layer, Around) and layer.terms:
+            found += [_join(path, name) for name, spec in layer.specs(shape)[0].items() if spec.split is None]
+    return found
+
+
+class _Sharing:
+    """One walk through a network.
+
+    Attributes
+    ----------
+    cut : set of str
+        Paths of the layers whose arrays are cut.
+    ties : list of (str, str)
+        Paths of a layer whose array is another one's (Spec.tied), and of that.
+    parts_out : bool
+        Whether the outputs are cut in training.
+    """
+
+    def __init__(self, network: Network, ranks: int, way: str, keep: set[str]):
+        self.network, self.ranks, self.way, self.keep = network, ranks, way, keep
+        self.cut: set[str] = set()
+        self.ties: list[tuple[str, str]] = []
+        self.parts_out = False
+
+    def root(self, parts_out: bool, start: int, given: State) -> Layer:
+        """The root; its outputs are whole, or in training cut along the last axis."""
+        network, self.start = self.network, start
+        self._find_ties(network.specs, "")
+        layer, state = self.layer(network.root, "", network.in_shape, given)
+        if state is None:
+            return layer
+        self.parts_out = parts_out and state == Cut(-1, network.out_shape[-1])
+        return self._behind(layer, Show(state) if self.parts_out else Gather(state, same=True))
+
+    def _find_ties(self, tree: dict, prefix: str) -> None:
+        for name, entry in tree.items():
+            if isinstance(entry, dict):
+                self._find_ties(entry, f"{prefix}{name}.")
+            elif entry.tied:
+                self.ties.append((prefix[:-1], entry.tied.rpartition(".")[0]))
+
+    def torn_apart(self) -> set[str]:
+        """Paths of layers that share an array of which one is cut and the other is not."""
+        return {path for tie in self.ties if len(self.cut.intersection(tie)) == 1 for path in tie}
+
+    # ------------------------------------------------------------------------------------------------ containers
+
+    def layer(self, layer: Layer, path: str, in_shape: Shape, state: State) -> Found:
+        """What stands in a layer's place, and how its output is cut."""
+        if isinstance(layer, Sequential) and type(layer).forward is Sequential.forward:
+            return self.sequential(layer, path, in_shape, state)
+        if state is TERMS and not isinstance(layer, (Recompute, Linear, TiedLinear, Conv2d, MultiHeadAttention)):
+            inner, out = self.layer(layer, path, in_shape, None)
+            return Around(inner, Once()), out
+        if isinstance(layer, Residual) and type(layer).forward is Residual.forward:
+            return self.residual(layer, path, in_shape, state)
+        if type(layer) is Branches:
+            other = copy.copy(layer)
+            other.layers = self.side_by_side(layer, path, in_shape, state)
+            return other, None
+        if type(layer) is Auxiliary:
+            other = copy.copy(layer)
+            other.rest, other.head = self.side_by_side(layer, path, in_shape, state)
+            return other, None
+        if type(layer) is Recompute:
+            inner, out = self.layer(layer.layer, path, in_shape, state)
+            return Recompute(inner), out
+        for kind, rule in RULES:
+            if isinstance(layer, kind) and type(layer).forward is kind.forward and path not in self.keep:
+                return rule(self, layer, path, in_shape, state)
+        if layer.channelwise and (state is None or state.axis == -1) and not layer.specs(in_shape)[0]:
+            size = layer.specs(in_shape)[1][-1]
+            return layer, state and Cut(-1, size, state.blocks)
+        return self.whole(layer, state)
+
+    def sequential(self, layer: Sequential, path: str, in_shape: Shape, state: State) -> Found:
+        layers, shape = [], in_shape
+        for name, child in layer.children().items():
+            if not path and int(name) < self.start:
+                layers.append(Around(child, splits={}))
+            else:
+                found, state = self.layer(child, _join(path, name), shape, state)
+                layers.append(found)
+            shape = child.specs(shape)[1]
+        other = copy.copy(layer)
+        other.layers = tuple(layers)
+        return other, state
+
+    def residual(self, layer: Residual, path: str, in_shape: Shape, state: State) -> Found:
+        """Both branches end alike: cut in the same way, or whole."""
+        other = copy.copy(layer)
+        other.body, body = self.layer(layer.body, _join(path, "body"), in_shape, state)
+        short: State = state
+        if layer.shortcut:
+            other.shortcut, short = self.layer(layer.shortcut, _join(path, "shortcut"), in_shape, state)
+        if body == short:
+            return other, body
+        if body:
+            other.body = self._behind(other.body, Gather(body, same=True))
+        if short and layer.shortcut:
+            other.shortcut = self._behind(other.shortcut, Gather(short, same=True))
+        elif short:  # x itself comes cut: the body's result is cut alike
+            other.body = self._behind(other.body, Keep(short))
+            return other, short
+        return other, None
+
+    def side_by_side(self, layer: Layer, path: str, in_shape: Shape, state: State) -> tuple[Layer, ...]:
+        """Layers on the same input, all of whose outputs are whole."""
+        found = []
+        for name, child in layer.children().items():
+            inner, out = self.layer(child, _join(path, name), in_shape, state)
+            found.append(self._behind(inner, Gather(out, same=True)) if out else inner)
+        return tuple(found)
+
+    # ------------------------------------------------------------------------------------------------ layers
+
+    def whole(self, layer: Layer, state: State) -> Found:
+        """Every rank does the same."""
+        enter = Once() if state is TERMS else Gather(state, same=True) if state else None
+        return Around(layer, enter, splits={}), None
+
+    def linear(self, layer: Linear, path: str, in_shape: Shape, state: State) -> Found:
+        if state is not None and state.axis == -1 and self.way != "width":
+            self.cut.add(path)
+            leave, out = self._leaving(layer.specs(in_shape)[1])
+            return RowLinear(layer, leave, state.blocks), out
+        return self.columns(layer, path, in_shape, state)
+
+    def columns(self, layer: Linear | TiedLinear, path: str, in_shape: Shape, state: State) -> Found:
+        if layer.out_features < self.ranks:
+            return self.whole(layer, state)
+        self.cut.add(path)
+        return ColumnLinear(layer, self._entering(state)), Cut(-1, layer.out_features)
+
+    def convolution(self, layer: Conv2d, path: str, in_shape: Shape, state: State) -> Found:
+        if layer.out_channels // layer.groups < self.ranks:
+            return self.whole(layer, state)
+        self.cut.add(path)
+        return ChannelParallelConv2d(layer, self._entering(state)), Cut(-1, layer.out_channels, layer.groups)
+
+    def attention(self, layer: MultiHeadAttention, path: str, in_shape: Shape, state: State) -> Found:
+        if layer.heads % self.ranks:
+            good = [str(n) for n in range(1, layer.heads + 1) if layer.heads % n == 0]
+            raise ValueError(
+                f"layer {path} ({layer!r}): its {layer.heads} heads cannot be dealt out to {self.ranks} ranks evenly: "
+                f"use {', '.join(good)} of them for an axis tensor, or a number of heads that {self.ranks} divides"
+            )
+        self.cut.add(path)
+        leave, out = self._leaving(in_shape)
+        return HeadParallelAttention(layer, self._entering(state), leave), out
+
+    def embedding(self, layer: Embedding, path: str, in_shape: Shape, state: State) -> Found:
+        if layer.vocabulary < self.ranks:
+            return self.whole(layer, state)
+        self.cut.add(path)
+        leave, out = self._leaving(layer.specs(in_shape)[1])
+        return VocabularyParallelEmbedding(layer, leave), out
+
+    def positions(self, layer: LearnedPositions, path: str, in_shape: Shape, state: State) -> Found:
+        if not _places(state):
+            return self.whole(layer, state)
+        return Around(SplitPositions(layer, state), terms=True), state
+
+    def sinusoids(self, layer: SinusoidalPositions, path: str, in_shape: Shape, state: State) -> Found:
+        return (SplitSinusoids(layer, state), state) if _places(state) else self.whole(layer, state)
+
+    def normalization(self, layer: LayerNorm | RMSNorm, path: str, in_shape: Shape, state: State) -> Found:
+        """Every place by itself."""
+        return (Around(layer, terms=True), state) if _places(state) else self.whole(layer, state)
+
+    def batch_norm(self, layer: BatchNorm, path: str, in_shape: Shape, state: State) -> Found:
+        """Every channel by itself."""
+        if state is None or state.axis != -1:
+            return self.whole(layer, state)
+        self.cut.add(path)
+        splits = dict.fromkeys(("gamma", "beta", "mean", "var"), Split(0, state.blocks))
+        return Around(layer, splits=splits), state
+
+    def dropout(self, layer: Dropout, path: str, in_shape: Shape, state: State) -> Found:
+        return (SplitDropout(layer, state) if state else layer), state
+
+    def flatten(self, layer: Flatten, path: str, in_shape: Shape, state: State) -> Found:
+        """Each position's channels are blocks of the features."""
+        if state is None or state.axis != -1:
+            return self.whole(layer, state)
+        size = layer.specs(in_shape)[1][0]
+        return layer, Cut(-1, size, size // state.size * state.blocks)
+
+    # ------------------------------------------------------------------------------------------------ what moves
+
+    def _entering(self, state: State) -> Move:
+        """What brings a whole activation to ranks of which each goes on in its own way."""
+        return Given() if state is TERMS else Gather(state) if state else Copy()
+
+    def _leaving(self, out_shape: Shape) -> tuple[Move, State]:
+        """What makes of terms their sum, whole or cut along the places."""
+        places = Cut(1, out_shape[0]) if self.way == "sequence" and len(out_shape) == 2 else None
+        if places is None or places.size < self.ranks:
+            return Sum(), None
+        return SumPart(places), places
+
+    def _behind(self, layer: Layer, move: Move) -> Layer:
+        """The layer, and then the move; of a Sequential, behind its last child, so that its children stay its own."""
+        if isinstance(layer, Sequential):
+            *before, last = layer.layers
+            other = copy.copy(layer)
+            other.layers = (*before, self._behind(last, move))
+            return other
+        if isinstance(layer, Around) and layer.leave is None:
+            return Around(layer.layer, layer.enter, move, layer.splits, layer.late, layer.terms)
+        return Around(layer, leave=move)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _places(state: State) -> bool:
+    return state is not None and state.axis == 1
+
+
+_S = _Sharing
+RULES = (
+    (Linear, _S.linear),
+    (TiedLinear, _S.columns),
+    (Conv2d, _S.convolution),
+    (MultiHeadAttention, _S.attention),
+    (Embedding, _S.embedding),
+    (LearnedPositions, _S.positions),
+    (SinusoidalPositions, _S.sinusoids),
+    (LayerNorm, _S.normalization),
+    (RMSNorm, _S.normalization),
+    (BatchNorm, _S.batch_norm),
+    (Dropout, _S.dropout),
+    (Flatten, _S.flatten),
+)

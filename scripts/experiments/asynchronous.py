@@ -1,0 +1,257 @@
+"""Accuracy against time, with a worker that is slow and without: who waits, and what not waiting costs.
+
+    python scripts/experiments/asynchronous.py            # the embedded digits, two workers and a server: three minutes
+    python scripts/experiments/asynchronous.py --quick    # shows the script, not the claim
+
+The claim, in shape (Dean et al. 2012, figure 4; Ho et al. 2013): with a slow worker synchronous training goes at its
+pace, and asynchronous training keeps most of its own; late gradients cost accuracy, with Adagrad little.
+
+Every worker trains on its own part of each batch, for the same time, and goes on to the next epoch by itself; where the
+ways wait for each other is what they are. So that the figure does not depend on how busy this machine is, a step of a
+worker takes at least --pause milliseconds, that of the slow one --slow times as many, and that of one process, which
+has all samples of the batch, as many as all workers' together. Accuracy is that of worker 0's copy on the test data,
+looked at after the run, by nothing chosen.
+
+Throughput is that of all workers; "kept" is what of it is left with the slow one: of two workers, one of which takes
+three times as long, a third where all wait, two thirds where nobody does. Writes asynchronous.json and its picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from parallel.command.options import OptionError, Options, name_of  # noqa: E402 - found beside this file
+from parallel.launch import launcher  # noqa: E402
+
+ONE = "one process"
+# name -> (options, as of scripts/train.py; color)
+WAYS = {
+    ONE: ({}, "black"),
+    "ddp": ({"node_memory": "off"}, "tab:red"),
+    "ddp, stale:1": ({"consistency": "stale:1"}, "tab:pink"),
+    "ps, ssp:3": ({"strategy": "ps", "consistency": "ssp:3"}, "tab:brown"),
+    "ps, async": ({"strategy": "ps", "consistency": "async"}, "tab:blue"),
+    "ps, compensated": ({"strategy": "ps", "consistency": "async", "delay_compensation": True}, "tab:cyan"),
+    "Downpour": ({"strategy": "downpour:push=4,fetch=4"}, "tab:olive"),
+    "Downpour, Adagrad": ({"strategy": "downpour:push=4,fetch=4,warm=10", "optimizer": "adagrad"}, "tab:green"),
+    "local SGD": ({"strategy": "local-sgd:16"}, "tab:orange"),
+    "EASGD": ({"strategy": "easgd:8"}, "tab:purple"),
+}
+RATE = {"sgd": 0.2, "adagrad": 0.03}
+LOOKS = 40  # at the parameters, in a run
+
+
+def options(argv: list[str] | None) -> argparse.Namespace:
+    """What was asked for; what cannot be is one message, before any rank is started."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mlp:64,64,10", help="as of scripts/train.py (default: mlp:64,64,10)")
+    parser.add_argument("--data", default="digits", help="as of scripts/train.py (default: digits, embedded)")
+    parser.add_argument("--workers", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--batch", type=int, default=32, help="samples of a step, over all workers (default: 32)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each run (default: 6)")
+    parser.add_argument("--pause", type=float, default=20.0, help="milliseconds of a worker's step (default: 20)")
+    parser.add_argument("--slow", type=float, default=3.0, help="times, of the slow worker (default: 3)")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), help=f"of {', '.join(WAYS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="three ways, a quarter of a second each")
+    parser.add_argument("--out", default="runs/asynchronous", help="directory (default: runs/asynchronous)")
+    chosen = parser.parse_args(argv)
+    if chosen.quick:
+        chosen.seconds, chosen.pause, chosen.ways = 0.25, 2.0, [ONE, "ddp", "Downpour, Adagrad"]
+    for name, least in (("workers", 2), ("batch", chosen.workers), ("seconds", 1e-3), ("pause", 0), ("slow", 1)):
+        if not least <= getattr(chosen, name) < 1e6:
+            parser.error(f"--{name} must be at least {least:g}, given {getattr(chosen, name):g}")
+    if unknown := [way for way in chosen.ways if way not in WAYS]:
+        parser.error(f"--ways: no way {unknown[0]!r}; there are {', '.join(WAYS)}")
+    if not launcher.inside():
+        from parallel.command import factory
+
+        try:
+            factory.make(base(chosen))
+        except (ValueError, TypeError, OSError, OptionError) as error:
+            parser.error(str(error))
+    return chosen
+
+
+def base(chosen: argparse.Namespace, **more) -> Options:
+    """The options of a run."""
+    found = {"model": chosen.model, "data": chosen.data, "batch": chosen.batch, "validation": 0.0, **more}
+    return Options(**found, lr=RATE[found.get("optimizer", "sgd")])
+
+
+def main(argv: list[str] | None = None) -> int:
+    chosen = options(argv)
+    if launcher.inside():
+        measure(chosen)
+        return 0
+    rows: list[dict] = []
+
+    def take(line: str) -> None:
+        if not line.startswith("{"):
+            sys.stderr.write(line)
+            return
+        rows.append(json.loads(line))
+        print(f"{rows[-1]['way']}{', one slow' * rows[-1]['slow']}: {rows[-1]['accuracy'][-1]:.1%}", flush=True)
+
+    arguments = [__file__, *(sys.argv[1:] if argv is None else argv)]
+    if status := launcher.run(arguments, chosen.workers + 1, timeout=900, stdout=take):
+        print(launcher.ending(status), file=sys.stderr)
+        return status
+    out = Path(chosen.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "asynchronous.json").write_text(json.dumps({"options": vars(chosen), "rows": rows}, indent=1) + "\n")
+    draw(rows, chosen).savefig(out / "asynchronous.png", dpi=120)
+    print(f"\n{table(rows)}\n{out}/asynchronous.json and {out}/asynchronous.png")
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------- on the ranks
+
+
+def measure(chosen: argparse.Namespace) -> None:
+    """Train in every way, undisturbed and with a slow worker; rank 0 prints a line of JSON for each (collective)."""
+    from mpi4py import MPI
+
+    from parallel.command import factory
+
+    world = MPI.COMM_WORLD
+    parts = factory.make(base(chosen))
+    for way, slow in itertools.product(chosen.ways, (False, True)):
+        given, _ = WAYS[way]
+        served = name_of(given.get("strategy", "ddp")) in ("ps", "downpour")
+        size = 1 if way == ONE else chosen.workers + served
+        ranks = world.Split(world.rank < size)
+        if world.rank < size and not (way == ONE and slow):
+            row = train(chosen, base(chosen, **given), parts, ranks, slow)
+            if world.rank == 0:
+                print(json.dumps({"way": way, "slow": slow, **row}), flush=True)
+        world.Barrier()
+        ranks.Free()
+
+
+def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) -> dict:
+    """One run: seconds and accuracies, throughput, mean staleness (collective)."""
+    import nn
+    from collectives import Communicator
+    from parallel.command import factory
+    from parallel.command.registry import STRATEGIES
+
+    data, one = parts.data, ranks.size == 1
+    made = factory.network(asked, data), parts.loss, factory.optimizer(asked)
+    trainer = nn.Serial(*made) if one else STRATEGIES[asked.strategy_name](asked, *made, Communicator(ranks))
+    works = one or trainer.mesh.index is not None
+    apart = not one and name_of(asked.strategy) in ("ps", "downpour")
+    pause = 1e-3 * chosen.pause * (chosen.workers if one else chosen.slow if slow and ranks.rank == 1 else 1)
+    compute = trainer.compute_gradients
+
+    def paced(*arguments):
+        end = time.perf_counter() + pause
+        result = compute(*arguments)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return result
+
+    trainer.compute_gradients = paced
+    loader = nn.Loader(data.train, chosen.batch, shard=trainer.shard)
+    seen, seconds, copies, wait = 0, [], [], chosen.seconds / LOOKS
+    ranks.Barrier()
+    start = time.perf_counter()
+    if works:
+        for x, y, total in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
+            now = time.perf_counter() - start
+            if ranks.rank == 0 and now >= wait * len(copies):
+                seconds.append(now)
+                copies.append(trainer.parameters.copy())
+            over = now >= chosen.seconds
+            if over if apart or one else ranks.bcast(over):  # who waits for others makes as many steps as they
+                break
+            trainer.step(x, y, total)
+            seen += len(x)
+    else:
+        trainer.exchange.begin(0, 0, 0, 1)  # and serves until all have finished
+    spent = time.perf_counter() - start
+    late = {}
+    if not one:
+        trainer.settle()
+        late = trainer.counted().get("staleness", {})
+    rates = ranks.allgather(seen / max(spent, 1e-9))
+    found = {}
+    if ranks.rank == 0:
+        found = {"seconds": seconds, "accuracy": accuracies(made, data, copies), "images_per_second": sum(rates)}
+        found["staleness"] = late.get("mean")
+    if not one:
+        trainer.close()
+        trainer.communicator.release()
+    return found
+
+
+def accuracies(made, data, copies: list) -> list[float]:
+    """Of parameters on the test data."""
+    import nn
+
+    trainer = nn.Serial(*made)
+    test = nn.Loader(data.test, 500, shuffle=False)
+    found = []
+    for parameters in copies:
+        trainer.parameters[:] = parameters
+        found.append(nn.evaluate(trainer, test)["accuracy"])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- results
+
+
+def until(row: dict, level: float) -> float:
+    """Seconds until that accuracy is reached and not left again for more than a look; infinity where it is not."""
+    for i, accuracy in enumerate(row["accuracy"]):
+        if accuracy >= level and (i + 1 == len(row["accuracy"]) or row["accuracy"][i + 1] >= level):
+            return row["seconds"][i]
+    return float("inf")
+
+
+def table(rows: list[dict], level: float = 0.9) -> str:
+    """Throughput, undisturbed and with a slow worker, accuracy in the end, seconds to 90%, staleness."""
+    cases = {(row["way"], row["slow"]): row for row in rows}
+    lines = [
+        "| | images/s | one slow | kept | accuracy | one slow | s to 90% | one slow | staleness |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for way in dict.fromkeys(row["way"] for row in rows):
+        pair = [cases[way, slow] for slow in (False, True) if (way, slow) in cases]
+        rate = [f"{row['images_per_second']:,.0f}" for row in pair]
+        kept = f"{pair[1]['images_per_second'] / pair[0]['images_per_second']:.0%}" if len(pair) > 1 else ""
+        score = [f"{row['accuracy'][-1]:.1%}" for row in pair]
+        times = [f"{until(row, level):.1f}" for row in pair]
+        late = f"{pair[-1]['staleness']:.1f}" if pair[-1].get("staleness") is not None else ""
+        both = lambda cells: " | ".join([*cells, ""][:2])
+        lines.append(f"| {way} | {both(rate)} | {kept} | {both(score)} | {both(times)} | {late} |")
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict], chosen: argparse.Namespace):
+    """Accuracy over time, undisturbed and with a slow worker."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = f"{chosen.workers} workers", f"one of {chosen.workers} takes {chosen.slow:g} times as long"
+    for axes, slow, title in zip(panels, (False, True), titles, strict=True):
+        for row in rows:
+            if row["slow"] == slow or row["way"] == ONE:
+                color = WAYS[row["way"]][1]
+                axes.plot(row["seconds"], [100 * a for a in row["accuracy"]], color=color, label=row["way"], lw=1.4)
+        axes.set(xlabel="seconds", title=title, ylim=(40, 100))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set(ylabel="test accuracy (%)")
+    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,129 @@
+"""Every order of arrival of small cases: bounds hold, nothing is lost or done twice; wrong servers are found."""
+
+import math
+
+import pytest
+
+from parallel.exchange.asynchronous.checking import Broken, Symbolic, explore
+from parallel.exchange.asynchronous.clock import Book, allowed
+from parallel.exchange.asynchronous.wire import DONE, PUSH
+
+CASES = [
+    ({"workers": 2, "servers": 1, "steps": 3, "bound": 0}, 0),
+    ({"workers": 2, "servers": 1, "steps": 3, "bound": 1}, 1),
+    ({"workers": 2, "servers": 1, "steps": 3}, 2),
+    ({"workers": 2, "servers": 2, "steps": 2, "bound": 0}, 0),
+    ({"workers": 3, "servers": 1, "steps": 2, "bound": 0}, 0),
+    ({"workers": 3, "servers": 1, "steps": 1, "bound": 1}, 0),
+    ({"workers": 2, "servers": 1, "steps": 2, "bound": 1, "ahead": True}, 1),
+    ({"workers": 2, "servers": 1, "steps": 4, "push_every": 2, "fetch_every": 2, "warm": 1}, 3),
+    ({"workers": 2, "servers": 1, "steps": 3, "push_every": 2, "fetch_every": 2, "warm": 1, "ahead": True}, 2),
+]
+
+
+@pytest.mark.parametrize(("case", "ahead"), CASES, ids=str)
+def test_no_order_of_arrival_breaks_a_rule(case, ahead):
+    """And the bound is reached on some: it forbids no more than it says."""
+    found = explore(**case)
+    assert found.states > 50 and found.ahead >= min(ahead, 1) and found.ahead <= case.get("bound", math.inf)
+
+
+@pytest.mark.parametrize("bound", [0, 1, math.inf])
+def test_who_dies_holds_nobody_back(bound):
+    """At whatever moment: what it had sent counts, once, and the others come to their end."""
+    assert explore(workers=2, servers=1, steps=2, bound=bound, deaths=1).states > 300
+
+
+class Eager(Symbolic):
+    """Answers at once."""
+
+    def go_on(self):
+        for worker in self.book.answers(True):
+            self.answer(worker)
+
+
+class OffByOne(Symbolic):
+    """Lets workers be one step further apart than it should."""
+
+    def go_on(self):
+        right, self.book.bound = self.book.bound, self.book.bound + 1
+        super().go_on()
+        self.book.bound = right
+
+
+class Overwriting(Symbolic):
+    """Forgets the pushes of a clock that came while it waited for others."""
+
+    def take(self, worker, head, body):
+        if head[0] == PUSH and self.kept:
+            self.kept.clear()
+        super().take(worker, head, body)
+
+
+class Twice(Symbolic):
+    """Applies a push once more when somebody waits for an answer."""
+
+    def apply(self, worker, body, version, rate):
+        super().apply(worker, body, version, rate)
+        if self.book.waiting:
+            super().apply(worker, body, version, rate)
+
+
+class Attached(Symbolic):
+    """Waits for who has finished."""
+
+    def take(self, worker, head, body):
+        reached = dict(self.book.reached)
+        super().take(worker, head, body)
+        if head[0] == DONE and not self.sent:
+            self.book.clocks[worker] = reached[worker]
+
+
+class Deaf(Symbolic):
+    """Goes on waiting for the dead."""
+
+    def forget(self, worker):
+        self.book.waiting.pop(worker, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "case", "words"),
+    [
+        (Eager, {"bound": 1}, "answer that is too old for its clock 2"),
+        (Eager, {"bound": 0}, "answer that is too old for its clock 1"),
+        (OffByOne, {"bound": 1}, "answer that is too old for its clock 2"),
+        (Overwriting, {"bound": 0}, r"computes at clock 1 without \[\(., 0\)\] of server 0"),
+        (Twice, {}, r"server 0 has applied \[\(., .\), \(., .\)"),
+        (Attached, {"bound": 1}, "waits for ever"),
+        (Deaf, {"bound": 1, "deaths": 1}, "waits for ever"),
+    ],
+)
+def test_a_wrong_server_is_found_with_its_schedule(wrong, case, words):
+    with pytest.raises(Broken, match=words) as error:
+        explore(workers=2, servers=1, steps=3, server=wrong, **case)
+    lines = str(error.value).splitlines()
+    assert lines[1].startswith("  worker 0 goes on") and any("server 0 takes worker" in line for line in lines)
+
+
+def test_a_case_that_is_too_large_is_refused():
+    with pytest.raises(ValueError, match="more than 100 states: explore a smaller one"):
+        explore(workers=3, servers=2, steps=3, most=100)
+
+
+def test_the_rule_of_clocks():
+    """Ho et al. 2013: a worker may start clock c only if c - min <= s; who has left is not in the minimum."""
+    assert [allowed(clock, 3, 2) for clock in range(3, 8)] == [True, True, True, False, False]
+    assert allowed(7, 3, math.inf) and not allowed(math.inf, 3, math.inf), "in the end all must have left"
+    assert allowed(4, 4, 9, warm=4) and not allowed(4, 3, 9, warm=4) and allowed(5, 3, 9, warm=4)
+    book = Book(range(3), 1)
+    for worker, clock in ((0, 2), (1, 1), (2, 0)):
+        book.pushed(worker, clock)
+    book.asks(0, 2)
+    assert book.answers() == [] and book.waiting == {0: 2}
+    book.leaves(2)
+    assert book.answers() == [0] and not book.waiting and not book.deserted(1)
+    for worker in (0, 1):
+        book.leaves(worker)
+    assert book.deserted(1) and not book.deserted(0) and book.least == math.inf
+    book.open(5)
+    assert book.least == 5 and book.reached == {0: 5, 1: 5, 2: 5}

@@ -1,0 +1,126 @@
+"""Mixed precision on many ranks: what one process computes, steps that are skipped included."""
+
+import numpy as np
+import pytest
+from equality import BATCH, SEED, batches, difference
+
+import nn
+from parallel.command.options import Options
+from parallel.exchange.tail import Tail
+
+CASES = (
+    {"strategy": "ddp"},
+    {"strategy": "ddp", "accumulate": 2},
+    {"strategy": "ddp", "node_memory": "off"},
+    {"strategy": "ddp", "compress": "none"},
+    {"strategy": "ddp", "compress": "topk:1"},
+    {"strategy": "zero1"},
+    {"strategy": "zero2", "unit": 1e-6},
+    {"strategy": "zero2", "compress": "none", "accumulate": 2},
+    {"strategy": "fsdp", "unit": 1e-6},
+    {"strategy": "ps"},
+    {"strategy": "ps", "servers": 2, "server_place": "workers", "compress": "topk:1"},
+    {"strategy": "dp"},
+    *({"strategy": strategy, "reproducible": 4} for strategy in ("ddp", "zero1", "fsdp", "ps", "dp")),
+)
+LARGE = 2  # the step with a sample too large for float16, which one rank has
+
+
+def network():
+    layers = nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)
+    return nn.Network(nn.Sequential(*layers), (8, 8, 1), np.float64, mixed=True)
+
+
+def steps(trainer, parts=1, count=5):
+    """Some steps, uneven ones too."""
+    losses = []
+    for i, (x, y, total) in enumerate(batches("mlp", trainer.shard, count)):
+        if i == LARGE and trainer.shard[0] == 0:
+            x = np.concatenate([1e7 * x[:1], x[1:]])
+        losses.append(trainer.step(x, y, total, parts))
+    return losses
+
+
+def one_process():
+    one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.Adam(0.01, eps=1e-4), SEED)
+    return one, steps(one)
+
+
+def many_ranks(comm, given, count=5):
+    from collectives import Communicator
+    from parallel.command.registry import STRATEGIES
+
+    options = Options(batch=BATCH, seed=SEED, **given)
+    optimizer = nn.Adam(0.01, eps=1e-4)
+    many = STRATEGIES[options.strategy](options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
+    return many, steps(many, options.accumulate, count)
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_every_strategy_is_what_one_process_computes(comm):
+    """To 1e-12 in float64; the step that one rank finds too large is made by none."""
+    one, losses = one_process()
+    assert one.loss_scale.skipped == 1 and one.steps == 5 and one.updates == 4
+    for given in CASES:
+        many, found = many_ranks(comm, given)
+        np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=str(given))
+        np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array, err_msg=str(given))
+        many.check_replicas()
+        alone = many.alone()
+        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, given
+        many.load_state(comm.bcast(many.state()))
+        assert many.loss_scale.skipped == 1
+        many.close()
+        many.communicator.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_stages_of_a_pipeline_keep_float16_and_skip_together(comm):
+    """The activation that is too large is in the second stage's input, which has it first as the first one's output."""
+    from collectives import Communicator
+    from parallel.strategies.pipeline.strategy import Pipeline
+
+    one, losses = one_process()
+    for schedule in ("gpipe", "1f1b", "zb-h1"):
+        optimizer = nn.Adam(0.01, eps=1e-4)
+        many = Pipeline(
+            network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm), SEED, schedule=schedule, micro_batches=3
+        )
+        np.testing.assert_allclose(steps(many), losses, rtol=1e-12, err_msg=schedule)
+        np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
+        state = comm.bcast(many.state())
+        many.load_state(state)
+        assert many.loss_scale.skipped == 1 and state["loss_scale"][2] == 1
+        alone = many.alone()
+        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, schedule
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_control_a_rank_that_keeps_it_to_itself_is_found(comm, monkeypatch):
+    monkeypatch.setattr(Tail, "tell_overflow", lambda tail: None)
+    many, _ = many_ranks(comm, {"strategy": "ddp"}, LARGE + 1)
+    assert many.loss_scale.skipped == 0
+    many.close()
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3])
+def test_reproducible_runs_have_the_same_bits(comm):
+    """In float32, as it is used."""
+    from collectives import Communicator
+    from parallel import ReproducibleDataParallel
+    from parallel.strategies.serial import ReproducibleSerial
+
+    digests = []
+    for make in (
+        lambda *given: ReproducibleSerial(*given, SEED, 4),
+        lambda *given: ReproducibleDataParallel(*given, Communicator(comm), SEED, shards=4),
+    ):
+        layers = nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)
+        net = nn.Network(nn.Sequential(*layers), (8, 8, 1), mixed=True)
+        trainer = make(net, nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
+        data = nn.data.Dataset(np.random.default_rng(1).random((35, 8, 8, 1)), np.arange(35) % 10, classes=10)
+        for x, y, total in nn.Loader(data, 16, seed=1, shard=trainer.shard).epoch(0):
+            trainer.step(x, y, total)
+        digests.append(trainer.digest())
+    assert digests[0] == digests[1]

@@ -1,0 +1,169 @@
+"""One weird trick: convolutions data-parallel, linear layers model-parallel, activations moved in several ways."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from equality import CLIPS, OPTIMIZERS, SEED, batches, difference
+
+import nn
+from nn.core.layer import Sequential
+from parallel.strategies.one_weird_trick import SCHEMES, WeirdTrick, boundary, rounds, split
+
+
+def network(synchronized=True):
+    """Masks before and behind the boundary, statistics before it; 23 features, which no number of ranks divides."""
+    front = nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3, synchronized=synchronized), nn.ReLU()
+    front += nn.Dropout(0.2), nn.MaxPool2d(2), nn.Flatten()
+    back = nn.Linear(48, 23), nn.ReLU(), nn.Dropout(0.3), nn.Linear(23, 11), nn.Tanh(), nn.Linear(11, 10)
+    return nn.Network(Sequential(*front, *back), (8, 8, 1), np.float64)
+
+
+def make(comm, scheme, optimizer, clip=0, build=network):
+    from collectives import Communicator
+    from parallel import OneWeirdTrick
+
+    rule = OPTIMIZERS[optimizer](CLIPS[clip])
+    return OneWeirdTrick(build(), nn.CrossEntropyLoss(0.1), rule, Communicator(comm), SEED, scheme=scheme)
+
+
+@cache
+def one_process(optimizer, clip=0):
+    one = nn.Serial(network(), nn.CrossEntropyLoss(0.1), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    return one, [one.step(*batch) for batch in batches("cnn", (0, 1))]
+
+
+@pytest.mark.mpi(ranks=[1, 2, 3], timeout=120)
+def test_computes_what_one_process_computes(comm, ranks):
+    """By every scheme, over uneven batches, at once and in parts; norms of whole tensors."""
+    for scheme in SCHEMES:
+        for optimizer, clip, parts in (("adam", 1, 1), ("lamb", 2, 2)) if scheme == "all" else (("lars", 1, 1),):
+            one, losses = one_process(optimizer, clip)
+            many = make(comm, scheme, optimizer, clip)
+            found = [many.step(*batch, parts=parts) for batch in batches("cnn", many.shard)]
+            if parts == 1:
+                np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=scheme)
+                want, got = one.state(), many.state()
+                for name in want if many.writer else ():
+                    assert difference(np.asarray(got[name]), want[name]) < 1e-12 or not np.any(want[name]), name
+                assert many.writer == bool(got)
+            many.check_replicas()
+            x, y, _ = batches("cnn", many.shard, 3)[2]
+            whole_x, whole_y, _ = batches("cnn", (0, 1), 3)[2]
+            if parts == 1:
+                np.testing.assert_allclose(many.sum(many.evaluate(x, y)), one.evaluate(whole_x, whole_y), rtol=1e-12)
+            many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_gradients_of_activations_are_summed(comm, monkeypatch):
+    """A control: with what a rank itself has of them the convolutions learn something else."""
+    _, losses = one_process("adam")
+    for scheme in "all", "turns":
+        many = make(comm, scheme, "adam")
+
+        def own(self, gx, one, ga):
+            at, (lo, hi) = sum(one.counts[: self.rank]), one.rows[self.rank]
+            ga[lo:hi] = gx[at : at + hi - lo]
+
+        monkeypatch.setattr(WeirdTrick, "take_back", own)
+        found = [many.step(*batch) for batch in batches("cnn", many.shard)]
+        assert abs(found[0] - losses[0]) < 1e-12 and abs(found[-1] - losses[-1]) > 1e-5
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_activations_travel_and_dense_parameters_do_not(comm):
+    """Bytes counted on the wire: 8 samples of each rank, 48 features, in float64; targets, and what is told of them."""
+    from collectives import Communicator
+    from parallel import OneWeirdTrick
+    from parallel.reports.traffic import Traffic
+
+    activations, counts, targets, convolutions = 8 * 48 * 8, 2 * 8, 8 * 8, (27 + 6) * 8
+    sent = {}
+    for scheme in SCHEMES:
+        traffic = Traffic(Communicator(comm))
+        many = OneWeirdTrick(network(False), nn.CrossEntropyLoss(), nn.SGD(0.1), traffic, SEED, scheme=scheme)
+        traffic.reset()
+        many.step(*batches("cnn", many.shard)[0])
+        sent[scheme] = dict(traffic.bytes)
+        many.close()
+    assert sent["all"]["allgather"] == sent["shares"]["allgather"] == activations + counts + targets
+    assert sent["all"]["reduce_scatter_block"] == sent["shares"]["reduce_scatter_block"] == activations
+    assert sent["turns"]["bcast"] == 2 * activations // 2 and sent["turns"]["reduce"] == 2 * activations // 2
+    assert sent["features"]["alltoall"] == 2 * activations // 2 and "reduce_scatter_block" not in sent["features"]
+    # The first dense layer's sums of 16 samples and 23 outputs, in place of nothing.
+    assert sent["features"]["allreduce"] > sent["all"]["allreduce"]
+    dense = many.network.layout.count * 8 - convolutions
+    assert sent["all"]["allreduce"] < dense / 2, "the parameters of linear layers are not among what is summed"
+
+
+@pytest.mark.mpi(ranks=2)
+def test_statistics_are_those_of_data_parallelism(comm):
+    """Where each rank normalises by itself."""
+    from collectives import Communicator
+    from parallel import DistributedDataParallel, OneWeirdTrick
+
+    layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 10)
+    one = nn.Network(Sequential(*layers), (8, 8, 1), np.float64)
+    other = DistributedDataParallel(one, nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), SEED)
+    many = OneWeirdTrick(one, nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), SEED, scheme="turns")
+    for batch in batches("cnn", many.shard, 3):
+        assert many.step(*batch) == pytest.approx(other.step(*batch), rel=1e-12)
+    want, got = other.state(), many.state()
+    for name in want if many.writer else ():
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-10, atol=1e-12, err_msg=name)
+    many.close()
+    other.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_bad_step_changes_nothing_and_is_traced(comm):
+    """Also where one rank alone sees it; an infinite parameter shows behind the boundary on both."""
+    many = make(comm, "shares", "adam")
+    good, (x, y, total) = batches("cnn", many.shard, 2)
+    many.step(*good)
+    before = {name: np.array(array) for name, array in many.entries()}
+    bad = x.copy()
+    if comm.rank:
+        bad[3, 2, 2] = np.nan
+    with pytest.raises(nn.NonFiniteLoss, match=r"the input on rank 1 \(samples \[11\] of the batch\)"):
+        many.step(bad, y, total)
+    assert all(np.array_equal(before[name], array) for name, array in many.entries())
+    huge = dict(many.held.layout.items(many.parameters))["6.W"]
+    huge *= 1e200
+    dict(many.held.layout.items(many.parameters))["9.W"][...] *= 1e200
+    with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d+ .*of the batch"):
+        many.step(x, y, total)
+    many.close()
+
+
+def test_every_sample_is_in_one_round():
+    for scheme in SCHEMES:
+        for samples in ([4, 3, 0], [1, 0, 0], [5, 5, 5]):
+            found = rounds(scheme, samples)
+            for rank, n in enumerate(samples):
+                rows = [range(*one.rows[rank]) for one in found]
+                assert sorted(row for each in rows for row in each) == list(range(n))
+            assert all(sum(one.counts) for one in found)
+    assert rounds("all", [0, 0]) == []
+    assert max(sum(one.counts) for one in rounds("shares", [6, 6, 6])) == 6
+
+
+def test_networks_of_other_kinds_are_refused():
+    """And where the boundary lies in those of this kind."""
+    assert boundary(network()) == 6
+    assert boundary(nn.models.build("cnn", (8, 8, 1), 10)) == 7
+    assert boundary(nn.models.build("resnet20", (8, 8, 3), 10)) == 22
+    for model, shape in (("mlp:64,10", (64,)), ("transformer:8,2,1", (6,))):
+        with pytest.raises(
+            ValueError, match=r"no Sequential of convolutions and then linear layers.*--strategy tensor"
+        ):
+            boundary(nn.models.build(model, shape, 10))
+    with pytest.raises(ValueError, match="by 'some': expected one of all, turns, shares, features"):
+        split(network(), nn.CrossEntropyLoss(), 2, "some")
+    with pytest.raises(ValueError, match=r"nothing that 40 ranks could share"):
+        split(network(), nn.CrossEntropyLoss(), 40, "all")
+    layers = nn.Conv2d(1, 2, 3), nn.Residual(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"before a linear layer.*child 1 is Residual.*use all, turns or shares"):
+        split(nn.Network(Sequential(*layers), (8, 8, 1)), nn.CrossEntropyLoss(), 2, "features")
