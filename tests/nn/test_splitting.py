@@ -114,7 +114,7 @@ def test_of_a_memory_map_nothing_is_copied(tmp_path):
         places = np.flatnonzero(np.asarray(split.y) < 251)
         found += len(places)
         images, labels = split.batch(places[:16])
-        assert np.array_equal(np.rint(images.reshape(16, -1)[:, 0] * 255).astype(int), labels)
+        assert np.array_equal(np.rint(images.reshape(len(labels), -1)[:, 0] * 255).astype(int), labels)
         next(Loader(split, 16).epoch(0))
     assert found == len(marked)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
