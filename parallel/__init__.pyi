@@ -13,12 +13,15 @@ from parallel.strategies.local_sgd import DiLoCo as DiLoCo
 from parallel.strategies.local_sgd import LocalSGD as LocalSGD
 from parallel.strategies.master_worker import DataParallel as DataParallel
 from parallel.strategies.master_worker import ReproducibleMasterWorker as ReproducibleMasterWorker
+from parallel.strategies.one_weird_trick import OneWeirdTrick as OneWeirdTrick
 from parallel.strategies.parameter_server import CompressedParameterServer as CompressedParameterServer
 from parallel.strategies.parameter_server import ParameterServer as ParameterServer
 from parallel.strategies.parameter_server import ReproducibleParameterServer as ReproducibleParameterServer
+from parallel.strategies.pipeline.pipedream import PipeDream as PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline as Pipeline
 from parallel.strategies.sandblaster import Sandblaster as Sandblaster
 from parallel.strategies.serial import ReproducibleSerial as ReproducibleSerial
+from parallel.strategies.tensor.tensor_parallel import TensorParallel as TensorParallel
 from parallel.strategies.zero import FullyShardedDataParallel as FullyShardedDataParallel
 from parallel.strategies.zero import ReproducibleFullyShardedDataParallel as ReproducibleFullyShardedDataParallel
 from parallel.strategies.zero import ReproducibleZeRO1 as ReproducibleZeRO1

@@ -127,14 +127,14 @@ def plan(options) -> int:
     print(table([Scaled(p, *strong_and_weak(job, p, again)) for p in shown], options.batch, memory=limit))
 
     fitting = [p for p in found if p.memory <= limit]
-    best = next((p for p in fitting if trainable(p)), None)
+    best = next((p for p in fitting if trainable(p, options)), None)
     print()
     if not fitting:
         print(f"nothing fits into {nbytes(limit)} a rank: the least is {nbytes(min(p.memory for p in found))}")
     elif not best:
         print(f"use {fitting[0].name}, the fastest that fits; train.py has not this mesh, and what it has does not fit")
     else:
-        print(verdict(best, found, limit))
+        print(verdict(best, found, limit, options))
         print(f"\n    {command(best, options)}")
     if options.draw:
         from parallel.planning.pictures import draw_bars
@@ -156,21 +156,29 @@ def best_of_each(found) -> list:
     return [p for i, p in enumerate(found) if i < SHOWN or any(p is each for each in of_each)]
 
 
-def trainable(prediction) -> bool:
-    """Whether train.py has it: its options say which strategies and axes there are."""
-    from parallel.command.axes import AXES, FLUSHED
-    from parallel.command.options import FIELDS
+def trainable(prediction, options) -> bool:
+    """Whether train.py has it: asked of what its strategies say they can, its rules, and the network."""
+    from nn.losses import Loss
+    from parallel.command.parsing import parse
+    from parallel.planning.pipelines import TIMED
+    from parallel.strategies.capabilities import CAPABILITIES
+    from parallel.strategies.tensor import rewriting
 
-    used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
-    if prediction.ranks == 1 or not used <= set(AXES):
-        return prediction.ranks == 1
     name = prediction.strategy.partition(":")[0]
-    if "pipeline" in used:
-        return name in FLUSHED
-    return name in FIELDS["strategy"].metadata["choices"] and (used == {"data"} or name in ("ddp", "zero1"))
+    used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
+    can = CAPABILITIES.get("pipeline" if name in TIMED else name)
+    if prediction.ranks == 1 or can is None or not used <= set(can.axes):
+        return prediction.ranks == 1
+    try:
+        given = parse(command(prediction, options).split()[2:])
+        if "tensor" in used:
+            rewriting.share(model_of(options), Loss(), prediction.axes.tensor, given.tensor)
+    except ValueError:
+        return False
+    return True
 
 
-def verdict(best, found, limit: float) -> str:
+def verdict(best, found, limit: float, options) -> str:
     """What to use, why, and by how much."""
     from parallel.planning.tables import nbytes, seconds
 
@@ -180,9 +188,8 @@ def verdict(best, found, limit: float) -> str:
     if first is not best:
         note = f" ({first.note})" if first.note else ""
         lines.append(f"{first.name}{note} would take {seconds(first.seconds)}, but train.py has not this mesh")
-    others = [p for p in fitting if p.seconds >= best.seconds and trainable(p)]
-    if others:
-        next_ = others[0]
+    next_ = next((p for p in fitting if p.seconds >= best.seconds and trainable(p, options)), None)
+    if next_:
         gaps = {part: next_.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in {*next_.parts, *best.parts}}
         why = max(gaps, key=gaps.get)
         lines.append(

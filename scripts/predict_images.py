@@ -3,8 +3,10 @@
 python scripts/predict_images.py runs/MINE photo.png [--top 3] [--fit crop|pad|stretch] [--invert]
 """
 
+import os
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 from door import module
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 python scripts/report.py runs/ONE [runs/OTHER ...] [--out FILE.html]
 """
 
+import os
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 from door import module
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Train a network: on one process, on --ranks N of this machine, or on the ranks that mpirun or srun started."""
 
+import os
 import signal
 import sys
 
@@ -7,6 +8,7 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 from door import module
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ A layer computes in the network's dtype and knows nothing of this. Where a conta
 so the activations of a network take half the memory until backward comes. The gradient that a layer with parameters
 gets is rounded to float16 too, as it would be on a machine that multiplies float16: what backward's products take fits
 float16, what they give is float32. Such gradients are small, and float16 ends at 6e-8; so they are multiplied by a
-**loss scale**, a power of two, when they become float16, and divided by it when they are float32 again. That is the same, bit for bit, as
-a loss multiplied by it and gradients divided by it in the end; and nothing that is summed, clipped or kept from step to
-step is ever scaled. It also ends at 65504: what is larger sets `overflowed`, and whoever trains makes no update.
+**loss scale**, a power of two, when they become float16, and divided by it when they are float32 again. That is the
+same, bit for bit, as a loss multiplied by it and gradients divided by it in the end; and nothing that is summed,
+clipped or kept from step to step is ever scaled. It also ends at 65504: what is larger sets `overflowed`, and whoever
+trains makes no update.
 
 NumPy converts one number at a time, 4.5 ns down and 2 ns up, and below 6e-5 70 ns. Here whole blocks are converted by
 integer arithmetic on their bits, which takes 1.2 and 0.6 ns (measured, one core). Rounding is to nearest, ties away

@@ -27,6 +27,7 @@ from nn.files import safetensors
 from nn.files.description import brief, describe, make
 from nn.optim.optimizers import Optimizer
 from nn.training.checkpoints import replacing, write_npz
+from nn.training.loss_scale import LossScale
 from nn.training.serial import Serial, state_kinds
 
 FORMAT = 1
@@ -105,7 +106,7 @@ class Trained:
 
     def state(self, optimizer: Optimizer) -> dict[str, np.ndarray]:
         """What any trainer of this network takes, `trainer.load_state(...)`, to train on from here with new moments."""
-        learned = dict(self.entries())
+        learned = dict(self.entries()) | ({"loss_scale": LossScale().array} if self.network.mixed else {})
         kinds = state_kinds(self.network, optimizer.slots)
         return {name: learned[name] if name in learned else np.zeros(*kind) for name, kind in kinds.items()}
 
@@ -229,6 +230,7 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
     if network.whole is not network.layout or network.layout.borrowed:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
     told = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
+    told["mixed"] = network.mixed
     told |= {"root": describe(network.root), "about": dict(about or {})}
     try:
         text = json.dumps(told)
@@ -252,15 +254,21 @@ def _network(text: str) -> tuple[Network, dict]:
         found = told.get("format") if isinstance(told, dict) else told
         raise ValueError(f"format {brief(found)}, but this ringprop reads {FORMAT}")
     shape, dtype, name, about = (told.get(key) for key in ("in_shape", "dtype", "name", "about"))
+    mixed = told.get("mixed", False)
     if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
         raise ValueError(f"in_shape must be a list of sizes, given {brief(shape)}")
-    if dtype not in ("float32", "float64") or not isinstance(name, str) or not isinstance(about, dict):
-        raise ValueError(f"expected dtype, name and about, given {brief((dtype, name, about))}")
+    if (
+        dtype not in ("float32", "float64")
+        or not isinstance(name, str)
+        or not isinstance(about, dict)
+        or type(mixed) is not bool
+    ):
+        raise ValueError(f"expected dtype, name, about and mixed, given {brief((dtype, name, about, mixed))}")
     if (depth := _depth(told.get("root"))) > DEEPEST:
         raise ValueError(f"{depth} layers inside each other, and at most {DEEPEST} are read")
     root = make(told.get("root"))
     try:
-        return Network(root, tuple(shape), dtype, name), about
+        return Network(root, tuple(shape), dtype, name, mixed=mixed), about
     except Exception as error:  # of layers that no program puts together
         raise ValueError(f"its layers do not fit together: {brief(error, 400)}") from error
 
@@ -280,8 +288,7 @@ def _depth(told: Any) -> int:
 def _kinds(network: Network) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Name -> (shape, dtype) of what is learned."""
     kinds = state_kinds(network, ())
-    del kinds["steps"]
-    return kinds
+    return {name: kind for name, kind in kinds.items() if name.startswith(("param/", "state/"))}
 
 
 def _other(expected: dict, found: dict) -> str:

@@ -250,8 +250,6 @@ def _layers_together(options: Options) -> None:
             )
     if options.node_memory == "on":
         raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
-    if options.dtype == "mixed":
-        raise OptionError("--dtype mixed: ranks that compute layers together do not skip a step together; use float32")
 
 
 OF_OPTIONS = (

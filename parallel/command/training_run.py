@@ -150,7 +150,7 @@ def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> No
     file = Path(options.out) / trained_run.FILE
     try:
         nn.save(parts.network, trainer, file, trained_run.about(options, parts.data))
-    except TypeError as error:  # a layer of one's own that is not registered: nothing else is lost by that
+    except (TypeError, ValueError, OSError) as error:  # such as a layer that is not registered: nothing else is lost
         say(f"no {file}: {error}")
 
 

@@ -24,6 +24,7 @@ import math
 import numpy as np
 from mpi4py import MPI
 
+from nn.core.network import Network
 from parallel.exchange.base import Exchange
 from parallel.exchange.tail import Tail, differ
 
@@ -51,7 +52,7 @@ class Stale(Exchange):
         super().allocate()
         threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.communicator = self.mesh.communicator.Dup(progress=threads)
-        self.idle = [Flight(np.zeros_like(self.vector), self.layout.size) for _ in range(self.delay + 1)]
+        self.idle = [Flight(np.zeros_like(self.vector), self.layout.size, self.network) for _ in range(self.delay + 1)]
         self.flying: list[Flight] = []  # the oldest first
         self.settled = True
 
@@ -162,10 +163,11 @@ class Flight:
     vector : flat array
     size : int
         Of the gradients.
+    network : Network
     """
 
-    def __init__(self, vector: np.ndarray, size: int):
-        self.vector, self.gradients, self.tail = vector, vector[:size], Tail.of(vector[size:])
+    def __init__(self, vector: np.ndarray, size: int, network: Network):
+        self.vector, self.gradients, self.tail = vector, vector[:size], Tail.of(vector[size:], network)
         self.request = None
         self.step = self.total = 0
         self.rate = 0.0

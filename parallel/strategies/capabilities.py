@@ -86,6 +86,7 @@ CAPABILITIES = {
     ),
     # Also what ddp can where it has an axis "tensor".
     "tensor": Capabilities(
+        mixed=True,
         axes=("data", "tensor"),
         compress=(),
         not_compressed="of what a rank has of every layer, the gradients travel as they are",

@@ -280,10 +280,12 @@ def OneWeirdTrick(
     Raises
     ------
     ValueError
-        A network without two such parts, or whose linear layers cannot be shared by so many ranks.
+        A network without two such parts, or whose linear layers cannot be shared by so many ranks; mixed precision.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
+    if network.mixed:
+        raise ValueError("OneWeirdTrick: its ranks do not skip a step together: build the network without mixed")
     bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
     mesh = Mesh(communicator, tensor=communicator.size)
     return Trainer(

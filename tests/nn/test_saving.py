@@ -155,6 +155,17 @@ def test_training_goes_on_from_a_saved_network(tmp_path):
     assert other.steps == 0 and not any(slot.any() for slot in other.slots.values())
 
 
+def test_mixed_precision_comes_back(tmp_path):
+    network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), mixed=True)
+    trainer = learn(nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01)))
+    after = nn.load(nn.save(network, trainer, tmp_path / "x.npz"))
+    assert after.network.mixed and not small()[0].mixed
+    np.testing.assert_array_equal(after.predict(samples(network)), trainer.predict(samples(network)))
+    other = nn.Serial(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01))
+    other.load_state(after.state(other.optimizer))
+    assert (learn(other).parameters != trainer.parameters).any() and other.loss_scale.scale == trainer.loss_scale.scale
+
+
 def test_the_program_is_not_needed(tmp_path):
     """Another process, which has never heard of the network, predicts the same."""
     network, trainer = small()
@@ -178,7 +189,8 @@ class Scale(Layer):
 
 
 def test_layers_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.delitem(LAYERS, "Scale", raising=False)
+    known = dict(LAYERS)
+    monkeypatch.setattr("nn.files.description.LAYERS", known)
     network, file = nn.Network(nn.Sequential(nn.Linear(3, 2), Scale(2.5)), (3,)), tmp_path / "x.npz"
     w = np.ones(network.layout.size, np.float32)
     with pytest.raises(TypeError, match=r"files do not know this kind of layer; call nn\.register\(Scale\)"):
@@ -188,7 +200,7 @@ def test_layers_of_ones_own(tmp_path, monkeypatch):
     after = nn.load(nn.save(network, w, file))
     assert isinstance(after.network.root.layers[1], Scale) and after.network.root.layers[1].factor == 2.5
     nn.register(Scale)  # a cell that is run again
-    monkeypatch.delitem(LAYERS, "Scale")
+    del known["Scale"]
     with pytest.raises(nn.FileError, match=r"x\.npz: it has a layer 'Scale', unknown here.*nn\.register"):
         nn.load(file)
 
@@ -197,10 +209,9 @@ def test_layers_of_ones_own(tmp_path, monkeypatch):
             self.twice = 2 * factor
 
     nn.register(Other)
-    monkeypatch.setitem(LAYERS, "Other", Other)
     with pytest.raises(TypeError, match=r"Other takes 'factor' and does not keep it.*self\.factor = factor"):
         describe(Other(1))
-    monkeypatch.setitem(LAYERS, "Scale", Scale)
+    nn.register(Scale)
     with pytest.raises(TypeError, match=r"Scale: factor is array.*files hold numbers"):
         describe(Scale(np.ones(3)))
     with pytest.raises(TypeError, match=r"Scale: factor is <class.*files hold numbers"):

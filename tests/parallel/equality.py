@@ -15,6 +15,7 @@ from nn.core.layer import Sequential
 from nn.optim import clipping
 
 SEED, STEPS, BATCH = 5, 5, 16
+CHOOSY = ("pipeline", "owt", "sandblaster")  # strategies that do not take every network, or every optimizer
 SAMPLES = 35  # of which batches of 16 leave 3: uneven parts, and none at all for some of 4 or 5 ranks
 
 EPS = 1e-4  # the gradient of the bias of attention's keys is rounding alone, about 1e-17: 1/eps must not magnify it

@@ -97,6 +97,25 @@ def test_stages_of_a_pipeline_keep_float16_and_skip_together(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_ranks_that_compute_layers_together_skip_together(comm):
+    """To 1e-12; where float16 rounds what differs by less, to the last bit."""
+    from collectives import Communicator
+    from parallel.strategies.tensor.tensor_parallel import TensorParallel
+
+    one, losses = one_process()
+    for way in ("pairs", "width"):
+        adam, communicator = nn.Adam(0.01, eps=1e-4), Communicator(comm)
+        many = TensorParallel(network(), nn.CrossEntropyLoss(), adam, communicator, SEED, way=way)
+        np.testing.assert_allclose(steps(many), losses, rtol=1e-12, err_msg=way)
+        np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
+        many.load_state(comm.bcast(many.state()))
+        assert many.loss_scale.skipped == 1
+        alone = many.alone()
+        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, way
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
 def test_control_a_rank_that_keeps_it_to_itself_is_found(comm, monkeypatch):
     monkeypatch.setattr(Tail, "tell_overflow", lambda tail: None)
     many, _ = many_ranks(comm, {"strategy": "ddp"}, LARGE + 1)
@@ -124,3 +143,22 @@ def test_reproducible_runs_have_the_same_bits(comm):
             trainer.step(x, y, total)
         digests.append(trainer.digest())
     assert digests[0] == digests[1]
+
+
+def test_what_does_not_skip_together_takes_no_mixed_network():
+    from parallel.strategies.one_weird_trick import OneWeirdTrick
+    from parallel.strategies.sandblaster import Sandblaster
+
+    with pytest.raises(ValueError, match="OneWeirdTrick: its ranks do not skip a step together"):
+        OneWeirdTrick(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), None)
+    with pytest.raises(ValueError, match="keeps float16, and a line search needs gradients as exact as the loss"):
+        Sandblaster(network(), nn.CrossEntropyLoss(), nn.QuasiNewton())
+
+
+@pytest.mark.mpi(ranks=2)
+def test_ranks_that_train_apart_take_none(comm):
+    from collectives import Communicator
+    from parallel.strategies.local_sgd import LocalSGD
+
+    with pytest.raises(ValueError, match="ranks that train apart do not skip a step together"):
+        LocalSGD(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), SEED)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from equality import CHOOSY
 
 import nn
 from nn.core.layer import Sequential
@@ -32,7 +33,7 @@ def test_every_strategy_corrects_as_one_process_does(comm):
     one = dict(train(nn.Serial).entries())
     plain = train(nn.Serial, corrected=False)
     assert max(np.abs(array - one[name]).max() for name, array in plain.entries()) > 1e-3, "control: without it"
-    for name, more in [(name, {}) for name in AS_ONE] + [("ddp", {"node_memory": "off"})]:
+    for name, more in [(name, {}) for name in AS_ONE if name not in CHOOSY] + [("ddp", {"node_memory": "off"})]:
         options = Options(strategy=name, batch=10, seed=0, **more)
         many = train(lambda *given, o=options: STRATEGIES[o.strategy](o, *given, communicator))
         for entry, array in many.entries():

@@ -39,6 +39,7 @@ REFUSED = {
     "--pipeline pipedream --mesh data=2 --ranks 4": "every mini-batch has an update of its own",
     "--pipeline pipedream --strategy zero1 --ranks 2": "every mini-batch has an update of its own",
     "--pipeline pipedream --clip global:1 --ranks 2": "the norm of the whole gradient is never known",
+    "--pipeline pipedream --dtype mixed --ranks 2": "cannot be skipped by all stages: use float32",
     "--pipeline pipedream:recompute --ranks 2": "what is 'recompute=1'? pipedream takes micro=NUMBER",
     "--pipeline mine.csv:micro=2 --ranks 2": "what is 'micro=2'?",
     "--pipeline none.csv --ranks 2": "--pipeline none.csv: No such file",

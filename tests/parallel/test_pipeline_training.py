@@ -35,7 +35,7 @@ def world(comm):
 @pytest.mark.mpi(ranks=[3], more=[1, 2])
 def test_every_schedule_computes_what_one_process_computes(comm):
     ranks = world(comm)
-    for build in mlp, cnn, transformer:
+    for build in cnn, transformer:
         one, losses = one_process(build(), OPTIMIZERS["sgd"](), 5)
         for schedule in SCHEDULES:
             many = pipeline(ranks, build(), schedule=schedule, micro_batches=5)
@@ -87,7 +87,7 @@ def test_norms_are_those_of_the_whole_network(comm):
     ranks = world(comm)
     for optimizer in optimizers:
         one, losses = one_process(transformer(), optimizer(), 3)
-        for more in {"data": 1}, {"data": 2, "zero1": True}, {"data": 2, "schedule": "interleaved"}:
+        for more in {"data": 2, "zero1": True}, {"data": 1, "schedule": "zb-h1"}:
             many = pipeline(ranks, transformer(), optimizer(), micro_batches=3, **more)
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{optimizer()}, {more}")
             state = many.state()
@@ -163,10 +163,12 @@ def test_nobody_waits_for_ever_where_a_send_ends_only_when_it_is_received(comm, 
     from collectives import Communicator
 
     monkeypatch.setattr(Communicator, "Isend", lambda self, *given: MPI.Intracomm.Issend(self, *given), raising=False)
-    _, losses = one_process(mlp(), OPTIMIZERS["sgd"](), 7)
+    one, losses = one_process(mlp(), OPTIMIZERS["sgd"](), 7)
     for schedule in SCHEDULES:
         many = pipeline(world(comm), mlp(), schedule=schedule, micro_batches=7)
         np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=schedule)
+        state = many.state()
+        assert comm.rank or difference(state, one.state()) < 1e-12, schedule
         many.close()
 
 

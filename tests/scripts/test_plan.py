@@ -109,19 +109,21 @@ def test_the_command_is_what_train_py_takes(plan):
     job, network = Job(layers, 16, 64), NETWORKS["workstation"]
     for strategy, mesh, words in (
         ("ddp", Axes(4), "--strategy ddp"),
+        ("ddp", Axes(2, 1, 2), "--strategy ddp --mesh data=2,tensor=2"),
         ("1f1b", Axes(2, 2), "--strategy pipeline --pipeline 1f1b:micro=8,cuts=3 --mesh data=2,pipeline=2"),
         ("gpipe", Axes(1, 4), "--pipeline gpipe:micro=16,recompute,cuts="),
         ("interleaved", Axes(2, 2), "--pipeline interleaved:micro=8,chunks=2,cuts="),
     ):
         found = predict(job, strategy, mesh, network, recompute=strategy == "gpipe")
         said = plan.command(found, options)
-        assert plan.trainable(found) and words in said
+        assert plan.trainable(found, options) and words in said
         given = parse(said.split()[2:])
         if mesh.pipeline > 1:
             sizes = axes.sizes(given, 4)
             assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
             assert axes.schedule(given).cuts == list(found.cuts)
-    assert not plan.trainable(predict(job, "pipedream", Axes(4), network))
+    for strategy, mesh in (("pipedream", Axes(4)), ("fsdp", Axes(2, 1, 2)), ("1f1b", Axes(1, 2, 2))):
+        assert not plan.trainable(predict(job, strategy, mesh, network), options)
 
 
 def test_what_makes_no_sense_is_one_message(plan, capsys):

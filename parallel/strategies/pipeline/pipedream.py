@@ -129,6 +129,8 @@ def check(placement: Placement, optimizer: Optimizer) -> None:
         )
     if isinstance(optimizer.clip, ClipGlobalNorm):
         raise ValueError("the norm of the whole gradient is never known: clip by value, or each tensor's norm")
+    if placement.networks[0].mixed:
+        raise ValueError("an update that overflows float16 cannot be skipped by all stages: use float32 or float64")
 
 
 def seen(row) -> list[int]:

@@ -83,6 +83,11 @@ def share(
         raise ValueError(f"tensor parallelism by {way!r}: expected one of {', '.join(WAYS)}")
     if ranks == 1:
         return network, loss
+    if network.mixed:
+        raise ValueError(
+            f"{network.name}: ranks that compute layers together do not skip a step together, as mixed precision may "
+            "have to: build it with mixed=False"
+        )
     keep: set[str] = set()  # what is left whole
     while True:
         sharing = _Sharing(network, ranks, way, keep)
@@ -95,7 +100,7 @@ def share(
             f"{network.name} has nothing that {ranks} ranks could share: no linear layer or convolution of so many "
             "outputs, no attention; use fewer ranks, or data parallelism"
         )
-    shared = Network(root, network.in_shape, network.dtype, network.name)
+    shared = Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
     return shared, SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
 
 
