@@ -75,7 +75,7 @@ def rooted(planner, operation, all_blocks, own_block, root, algorithm, vector):
         if own is not None and own.memory.address != all_.block(root).address:
             refuse_overlap(mine, message)
         if own is None:  # in place: the root's block is where it belongs
-            own = Bytes(all_.block(root), ((0, all_.block(root).nbytes),), all_.pack)
+            own = Bytes(all_.block(root), (), all_.pack)
         check_lengths(planner, operation, all_.block(root).nbytes, own.memory.nbytes)
     length = own.memory.nbytes
     name = planner.choose(asked, operation, length * planner.size, vector=vector)

@@ -398,6 +398,8 @@ def test_join_refuses_unlike_batches_on_all_ranks(comm):
     unlike = [(x, y), (x.astype("f4"), y)]
     with pytest.raises(ValueError, match=r"join: rank 1 has samples and targets of .*<f4.*expected .*<f8"):
         list(join([unlike[comm.rank]], comm))
+    with pytest.raises(ValueError, match="join: rank 1 has samples and targets of "):
+        list(join([(x, np.zeros((2, 3 + comm.rank)))], comm))
     later = [[(x, y), (x, y)], [(x, y), (x[:1], y)]]
     with pytest.raises(ValueError, match="join: rank 1 has 1 samples and 2 targets in a batch"):
         list(join(later[comm.rank], comm))
@@ -462,6 +464,10 @@ def test_ranks_that_disagree_are_told_what_on(comm):
         values[0] = values[0] + comm.rank
         with pytest.raises(ReplicaError, match=f"disagree on the {name}: rank 0: SHA-256"):
             agree(communicator, data_facts(data))
+    many = nn.data.Dataset(np.zeros((300, 2)), np.arange(300) % 2, classes=2)
+    many.y[1] = comm.rank  # of all targets, not of those of some samples
+    with pytest.raises(ReplicaError, match="disagree on the targets of the train data: rank 0: SHA-256"):
+        agree(communicator, data_facts(nn.data.Data(many, many.head(1), "many")))
 
 
 @pytest.mark.mpi(ranks=2)
