@@ -282,3 +282,9 @@ def test_public_names_stay(package):
     assert not missing
     assert set(PUBLIC[package].split()) <= set(package.__all__)
     assert importlib.import_module(package.__name__) is package
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest takes two of one name, in different folders, for one module."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
