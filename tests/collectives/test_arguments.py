@@ -126,11 +126,6 @@ def test_the_type_of_a_dlpack_tensor(comm):
     """(code, bits, lanes) as its header has them."""
     from collectives.running.buffers import dlpack_type
 
-    for dtype, told in (
-        ("i2", (0, 16, 1)),
-        ("u1", (1, 8, 1)),
-        ("f8", (2, 64, 1)),
-        ("c8", (5, 64, 1)),
-        ("?", (6, 8, 1)),
-    ):
+    types = {"i2": (0, 16, 1), "u1": (1, 8, 1), "f8": (2, 64, 1), "c8": (5, 64, 1), "?": (6, 8, 1)}
+    for dtype, told in types.items():
         assert dlpack_type(np.zeros(3, dtype).__dlpack__()) == told

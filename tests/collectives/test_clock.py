@@ -12,7 +12,7 @@ from collectives.algorithms.registry import MEMORY
 from collectives.pricing import price as clock
 from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
-from collectives.pricing.networks import NETWORKS, Link, Network, Point, fit
+from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, fit
 from collectives.pricing.price import price
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, part
 
@@ -270,6 +270,11 @@ def test_a_closed_form_takes_blocks_up_to_the_end_of_the_last(monkeypatch):
     got = price(entry, 3, blocks, 4, HOCKNEY)
     assert got.method == "closed form"
     assert got.seconds == pytest.approx(entry.cost(3, 100).seconds(ALPHA, 4 * BETA, 4 * GAMMA))
+
+
+def test_in_rounds_a_message_takes_one_unit_whatever_its_length():
+    for count in (4, 4000):
+        assert price(ring, 4, count, 8, ROUNDS).seconds == 2 * 3
 
 
 def test_networks_survive_a_file(tmp_path):
