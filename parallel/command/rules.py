@@ -471,8 +471,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
-    from parallel.strategies import one_weird_trick
-    from parallel.strategies.tensor import rewriting
+    from parallel.strategies.tensor import boundary, rewriting
 
     if options.compress:
         if why := why_not(options.strategy_name, options.compress, late=options.late):
@@ -508,7 +507,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.strategy_name == "dp":
         check_scattered(options, ranks)
     if options.strategy_name == "owt":
-        one_weird_trick.split(network, Loss(), ranks, options.owt)
+        boundary.split(network, Loss(), ranks, options.owt)
     workers = ranks
     if options.strategy_name in SERVED:
         found, servers = roles(ranks, options.servers, options.server_place)
@@ -534,8 +533,7 @@ def check_sandblaster(options: Options, ranks: int, network) -> None:
 
 def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     """Refuse a mesh, a schedule, cuts that cannot be, on so many ranks; returns how many pipelines read samples."""
-    from parallel.strategies.pipeline import pipedream
-    from parallel.strategies.pipeline.placement import place
+    from parallel.strategies.pipeline.placement import check_updates_apart, place
 
     found = axes.sizes(options, ranks)
     if options.batch < found["data"]:
@@ -554,7 +552,7 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     try:
         placement = place(network, found["pipeline"], **given)
         if stale:
-            pipedream.check(placement, optimizer)
+            check_updates_apart(placement, optimizer)
     except ValueError as error:
         asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"
         raise OptionError(f"{asked}: {error}") from error

@@ -25,12 +25,9 @@ from dataclasses import replace
 import numpy as np
 
 from collectives.steps import part
-from nn.core.layer import Layer, Sequential
+from nn.core.layer import Sequential
 from nn.core.network import Network
 from nn.core.run import ALONE, Run
-from nn.layers.batch_normalization import BatchNorm
-from nn.layers.convolution import Conv2d
-from nn.layers.dense import Linear
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.base import Exchange
@@ -39,69 +36,9 @@ from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.activation_rounds import Rounds
 from parallel.strategies.join import Total
-from parallel.strategies.tensor.moves import Cut, sum_as_one
-from parallel.strategies.tensor.rewriting import TERMS, share
+from parallel.strategies.tensor.boundary import shapes, split
+from parallel.strategies.tensor.moves import sum_as_one
 from parallel.trainer import Trainer
-
-SCHEMES = ("all", "turns", "shares", "features")
-
-
-def boundary(network: Network) -> int:
-    """The number of the root's child with which the fully-connected layers begin.
-
-    Raises
-    ------
-    ValueError
-        There are no such two parts.
-    """
-    root = network.root
-    if isinstance(root, Sequential) and type(root).forward is Sequential.forward:
-        layers = list(root.layers)
-        last = max((i for i, layer in enumerate(layers) if _holds(layer, Conv2d)), default=-1)
-        dense = [i for i, layer in enumerate(layers) if i > last and _holds(layer, Linear)]
-        if last >= 0 and dense:
-            return dense[0]
-    raise ValueError(
-        f"{network.name} is no Sequential of convolutions and then linear layers, which the one weird trick is for: "
-        "use --strategy tensor or ddp"
-    )
-
-
-def _holds(layer: Layer, kind: type[Layer]) -> bool:
-    return isinstance(layer, kind) or any(_holds(child, kind) for child in layer.children().values())
-
-
-def split(network: Network, loss: Loss, ranks: int, scheme: str) -> tuple[Network, Loss, int]:
-    """(network of which each rank has a part of the fully-connected layers, loss, where these begin).
-
-    Raises
-    ------
-    ValueError
-        A network without such layers, or of which nothing can be shared; a scheme that does not exist, or does not fit.
-    """
-    if scheme not in SCHEMES:
-        raise ValueError(f"one weird trick by {scheme!r}: expected one of {', '.join(SCHEMES)}")
-    at = boundary(network)
-    given = TERMS
-    if scheme == "features":
-        first, features = network.root.layers[at], _shapes(network)[at]
-        if not isinstance(first, Linear) or len(features) != 1 or features[0] < ranks:
-            raise ValueError(
-                f"{network.name}: features are dealt out to {ranks} ranks before a linear layer of so many at least, "
-                f"child {at} is {first!r}, given samples of shape {features}: use all, turns or shares"
-            )
-        given = Cut(-1, features[0])
-    if scheme in ("turns", "shares") and any(_holds(layer, BatchNorm) for layer in network.root.layers[at:]):
-        raise ValueError(
-            f"{network.name} has batch normalisation among its linear layers, which needs all samples at once: "
-            "use all or features"
-        )
-    shared, loss = share(network, loss, ranks, start=at, given=given)
-    return shared, loss, at
-
-
-def _shapes(network: Network) -> list[tuple[int, ...]]:
-    return network.root.child_shapes(network.in_shape)
 
 
 class WeirdTrick(Whole):
@@ -122,7 +59,7 @@ class WeirdTrick(Whole):
     def hold(self, network, mesh):
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
         shared, self.parts_loss, self.at = split(network, self.whole_loss, ranks, self.scheme)
-        self.shape = _shapes(network)[self.at]
+        self.shape = shapes(network)[self.at]
         return shared.part(index, ranks) if ranks > 1 else shared
 
     def start(self, mesh, network):

@@ -9,7 +9,7 @@ from equality import CLIPS, OPTIMIZERS, SEED, batches, difference
 import nn
 from nn.core.layer import Sequential
 from parallel.strategies.activation_rounds import Rounds, rounds
-from parallel.strategies.one_weird_trick import SCHEMES, boundary, split
+from parallel.strategies.tensor.boundary import SCHEMES, boundary, split
 
 
 def network(synchronized=True):

@@ -283,3 +283,20 @@ def test_under_mpiexec_it_is_said_once(tmp_path, ranks, words):
     assert done.returncode == main.WRONG_OPTION and words in said and "Traceback" not in said, said
     assert sum(line.startswith("error") for line in said.splitlines()) == 1, said
     assert not (tmp_path / "run").exists()
+
+
+def test_nothing_that_is_asked_before_there_are_ranks_starts_mpi():
+    """It takes a second; and --watch, which is to end ranks that wait for one that does not come, begins later."""
+    lines = (
+        "", "--strategy owt", "--strategy tensor", "--strategy pipeline", "--pipeline pipedream:micro=4",
+        "--mesh data=1,tensor=2", "--strategy ps", "--strategy downpour", "--strategy ps --consistency ssp:2",
+        "--consistency stale:1", "--strategy local-sgd:4", "--strategy diloco", "--strategy easgd", "--dtype mixed",
+        "--strategy sandblaster --optimizer lbfgs --server-place workers", "--strategy zero2 --reproducible 4",
+        "--compress dgc:0.1", "--strategy dp", "--strategy fsdp --limit 100", "--strategy zero1 --mesh pipeline=2",
+    )  # fmt: skip
+    program = "import sys; from parallel.command.factory import prepare; from parallel.command.parsing import parse\n"
+    for line in lines:
+        asked = ["--ranks", "3" if "ps" in line or "downpour" in line else "2", *line.split()]
+        program += f"prepare(parse({asked}))\nassert 'mpi4py.MPI' not in sys.modules, {line!r}\n"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr

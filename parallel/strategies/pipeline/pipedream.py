@@ -27,14 +27,13 @@ import numpy as np
 
 from nn.core.network import Network
 from nn.losses import Loss
-from nn.optim.clipping import ClipGlobalNorm
 from nn.optim.optimizers import Optimizer
 from nn.training.serial import micro_batches
 from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
 from parallel.strategies.pipeline.actions import parts
 from parallel.strategies.pipeline.executor import PipelinePass
-from parallel.strategies.pipeline.placement import Placement
+from parallel.strategies.pipeline.placement import check_updates_apart
 from parallel.trainer import Trainer
 
 
@@ -94,7 +93,7 @@ class PipeDreamPass(PipelinePass):
 
     def join(self, trainer):
         super().join(trainer)
-        check(self.placement, trainer.optimizer)
+        check_updates_apart(self.placement, trainer.optimizer)
         self.versions = seen(self.placement.rows[0 if self.vertical_sync else self.rank])
 
     def parts(self, samples):
@@ -118,19 +117,6 @@ class PipeDreamPass(PipelinePass):
         del self.waiting[action.micro_batch]
         exchange.apply(self.trainer.steps * self.micro_batches + exchange.updates, set(self.waiting.values()))
         stage.written = False  # the next mini-batch's gradients are written over these
-
-
-def check(placement: Placement, optimizer: Optimizer) -> None:
-    """Refuse what needs all stages at one time."""
-    if tied := placement.tied():
-        raise ValueError(
-            f"{', '.join(tied)}: stages share it, and would update it at different times: cut the network where all "
-            "its layers are in one stage"
-        )
-    if isinstance(optimizer.clip, ClipGlobalNorm):
-        raise ValueError("the norm of the whole gradient is never known: clip by value, or each tensor's norm")
-    if placement.networks[0].mixed:
-        raise ValueError("an update that overflows float16 cannot be skipped by all stages: use float32 or float64")
 
 
 def seen(row) -> list[int]:

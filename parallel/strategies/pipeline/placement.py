@@ -14,6 +14,8 @@ import numpy as np
 from nn.core.layer import Sequential
 from nn.core.network import Network
 from nn.core.stages import stages
+from nn.optim.clipping import ClipGlobalNorm
+from nn.optim.optimizers import Optimizer
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.checking import Report, check
 from parallel.strategies.pipeline.schedules import SCHEDULES, rows
@@ -162,3 +164,16 @@ def refused(network: Network, at: int) -> bool:
     except ValueError:
         return True
     return False
+
+
+def check_updates_apart(placement: Placement, optimizer: Optimizer) -> None:
+    """Refuse what needs all stages at one time, where each updates at its own (PipeDream)."""
+    if tied := placement.tied():
+        raise ValueError(
+            f"{', '.join(tied)}: stages share it, and would update it at different times: cut the network where all "
+            "its layers are in one stage"
+        )
+    if isinstance(optimizer.clip, ClipGlobalNorm):
+        raise ValueError("the norm of the whole gradient is never known: clip by value, or each tensor's norm")
+    if placement.networks[0].mixed:
+        raise ValueError("an update that overflows float16 cannot be skipped by all stages: use float32 or float64")

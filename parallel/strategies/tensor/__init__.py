@@ -4,6 +4,7 @@
 |---|---|
 | tensor_parallel.py | the strategy |
 | rewriting.py | which layer of a network is cut how, and what moves between them |
+| boundary.py | where convolutions end and linear layers begin, for the one weird trick |
 | layers.py | ColumnLinear, RowLinear and their kin |
 | around.py, moves.py | a layer with what moves before and behind it; f and g, and other moves |
 | parts.py, loss.py | layers that know which part they have; cross-entropy of outputs that are cut |
