@@ -252,9 +252,6 @@ def test_what_cannot_be_shared_is_refused():
     small = nn.Network(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 2)), (8,))
     with pytest.raises(ValueError, match=r"nothing that 3 ranks could share.*use fewer ranks"):
         share(small, nn.CrossEntropyLoss(), 3)
-    mixed = nn.Network(nn.Sequential(nn.Linear(8, 8)), (8,), mixed=True)
-    with pytest.raises(ValueError, match=r"do not skip a step together.*mixed=False"):
-        share(mixed, nn.CrossEntropyLoss(), 2)
     with pytest.raises(ValueError, match="by 'heads': expected one of pairs, width, sequence"):
         share(small, nn.CrossEntropyLoss(), 2, "heads")
 

@@ -74,4 +74,4 @@ def split(network: Network, loss: Loss, ranks: int, scheme: str) -> tuple[Networ
 
 def shapes(network: Network) -> list[tuple[int, ...]]:
     """The shape of what comes to each of the root's children."""
-    return network.root.childshapes(network.in_shape)
+    return network.root.child_shapes(network.in_shape)

@@ -83,11 +83,6 @@ def share(
         raise ValueError(f"tensor parallelism by {way!r}: expected one of {', '.join(WAYS)}")
     if ranks == 1:
         return network, loss
-    if network.mixed:
-        raise ValueError(
-            f"{network.name}: ranks that compute layers together do not skip a step together, as mixed precision may "
-            "have to: build it with mixed=False"
-        )
     keep: set[str] = set()  # what is left whole
     while True:
         sharing = _Sharing(network, ranks, way, keep)
