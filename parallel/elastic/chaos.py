@@ -176,7 +176,7 @@ class Chaos:
                 processes.send([one], signal.SIGKILL)
             case "kill the launcher":
                 processes.send([process.pid], signal.SIGKILL)
-            case "stop a rank":
+            case "stop a rank" if one != process.pid:  # one process, or a launcher, nobody would miss
                 processes.send([one], signal.SIGSTOP)
             case "slow a rank":
                 processes.send([one], signal.SIGSTOP)

@@ -194,6 +194,7 @@ class Asynchronous(Served):
         if self.serves:
             self.server.serve(math.inf)
             self.server.leave()
+            self.server.serving = False
             self.updates = self.server.updates
         self.settled = True
         everyone = self.mesh.allgather((self.server.error if self.serves else "", self.bad))

@@ -12,7 +12,7 @@ from nn.core.layout import Region
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.asynchronous.clock import Book
 from parallel.exchange.asynchronous.compensation import Compensation
-from parallel.exchange.asynchronous.wire import DONE, FAIL, PUSH, TO_WORKER, Arrivals, Incoming, Outgoing, wait
+from parallel.exchange.asynchronous.wire import DONE, FAIL, PUSH, SERVERS, TO_WORKER, Arrivals, Incoming, Outgoing, wait
 from parallel.exchange.compression.base import Compressor
 
 
@@ -72,12 +72,14 @@ class Server:
         self.answering = {w: Outgoing(wire, w, TO_WORKER, held.nbytes) for w in book.workers if w != wire.rank}
         self.beside: Incoming | None = None
         self.updates, self.staleness = 0, Counter()
+        self.serving = self.busy = False  # between `open` and the end; while an answer leaves
+        SERVERS.add(self)
         self.broken, self.error = False, ""
         self.kept: dict[int, tuple[np.ndarray, int, float]] = {}  # pushes of a clock that not all have reached
 
     def open(self, clock: int) -> None:
         """All workers are there, at this clock, with what is held here."""
-        self.broken, self.error = False, ""
+        self.broken, self.error, self.serving = False, "", True
         self.book.open(clock)
         if self.compensation:
             self.compensation.sent.clear()
@@ -179,9 +181,12 @@ class Server:
     def leave(self, *workers: int) -> None:
         """Return when answers have left, which were asked for: to these workers, or to all."""
         for worker in workers or list(self.answering):
-            out = self.answering[worker]
+            out, self.busy = self.answering[worker], True
             why = f"an answer of the server on rank {self.wire.rank} is not taken by the worker on rank {worker}"
-            wait(out.move, nothing, self.limit, lambda why=why: why)
+            try:
+                wait(out.move, nothing, self.limit, lambda why=why: why)
+            finally:
+                self.busy = False
 
     @property
     def nbytes(self) -> int:

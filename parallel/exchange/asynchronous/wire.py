@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -136,6 +137,14 @@ def circle(items: Sequence, start: int) -> list:
     return [*items[start:], *items[:start]]
 
 
+SERVERS: weakref.WeakSet = weakref.WeakSet()  # of all trainers on this rank: each has others that wait for it
+
+
+def serve_others() -> bool:
+    """Let the servers of this rank do what there is to do; says whether there was anything."""
+    return any([server.move() for server in tuple(SERVERS) if server.serving and not server.busy])
+
+
 def wait(done: Callable[[], bool], move: Callable[[], bool], limit: float, why: Callable[[], str]) -> None:
     """Return when something is done.
 
@@ -148,13 +157,16 @@ def wait(done: Callable[[], bool], move: Callable[[], bool], limit: float, why: 
     why : callable
         Says who waits for whom.
 
+    Meanwhile the servers of other trainers on this rank go on, too: a rank that waits here for one that waits for them
+    would wait for ever.
+
     Raises
     ------
     TimeoutError
     """
     quiet, since = 0, time.monotonic()
     while not done():
-        if move():
+        if move() or serve_others():
             quiet, since = 0, time.monotonic()
             continue
         quiet += 1
