@@ -266,7 +266,7 @@ class Communicator(MPI.Intracomm):
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
             self._later_plans.free()
-            self._planner.free()
+            self._planner.free(bool(self._broken))
             self._stand_in_front(False)
             self._planner, self._plans, self._broken = None, {}, ""
 

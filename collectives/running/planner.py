@@ -93,11 +93,14 @@ class Planner:
                 tell_once(f"{problem}: collectives of {self.size} ranks send messages instead")
         return not problem
 
-    def free(self):
+    def free(self, left: bool):
+        """Free all; but where a call was `left`, its messages may still come, and another communicator must not get
+        the mark by which the library tells them apart: the duplicate stays."""
         if self._window is not None:
             self._window.free()
         self.node.Free()
-        self.comm.Free()
+        if not left:
+            self.comm.Free()
 
     # ---------------------------------------------------------------------------------- which algorithm, as a program
 

@@ -337,7 +337,7 @@ def test_a_job_that_cannot_start_leaves_nothing(tmp_path):
 def test_a_process_that_gets_the_jobs_name_late_is_ended_too(monkeypatch):
     """As mpiexec, where the launcher is killed while it starts it."""
     job, looks, find = os.urandom(8).hex(), [], processes.find
-    monkeypatch.setattr(processes, "find", lambda job: looks.append(1) or find(job))
+    monkeypatch.setattr(processes, "find", lambda job, **_: looks.append(1) or find(job))
     for name in ("STARTING", "GRACE"):
         monkeypatch.setattr(processes, name, PATIENCE)
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # the launcher's end
