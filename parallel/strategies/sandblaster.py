@@ -110,7 +110,7 @@ class Sandblaster(Trainer):
             micro = self.pass_.chunk(number, total)
             return self.compute_gradients(x[micro.rows], y[micro.rows], total, micro)
 
-        loss = self.exchange.search(compute, chunks, bool(self.same_batch) and self.samples == total)
+        loss = self.exchange.search(compute, chunks, bool(self.same_batch) and self.samples in (None, total))
         if not math.isfinite(loss):
             rows = [micro.rows for micro in self.pass_.cut(len(x), total, 1)]
             raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
@@ -139,10 +139,6 @@ class Sandblaster(Trainer):
                     f"of {told[0][1]}: a replica has the whole batch, the others none of it, as a Loader gives it"
                 )
         return told[0][1]
-
-    def load_state(self, state):
-        super().load_state(state)
-        self.samples = None if math.isnan(state["lbfgs/loss"]) else self.samples
 
 
 def refuse_changing(network: Network) -> None:
