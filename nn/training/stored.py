@@ -17,7 +17,7 @@ import numpy as np
 
 from nn.core.layer import Spec, Split
 from nn.core.parts import check_part, join, part_shape
-from nn.data.arrays import NUMBERS, TEXT, Archive, nbytes
+from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError, nbytes
 
 PROGRESS, FRAGMENTS = "progress", "fragments"  # entries that are no arrays of the state
 MOST = 1 << 16  # parts of an array
@@ -105,20 +105,26 @@ class Joined(Mapping):
     def __init__(self, paths: Sequence[Path]):
         self._places: dict[str, list[_Place]] = {}
         self._kinds: dict[str, tuple[Spec, np.dtype, int]] = {}  # name -> (whole array, dtype, number of parts)
-        self.progress = None
-        for path in paths:
-            try:
-                self._open(path)
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path.name}: {error}") from error
-        if self.progress is None:
-            raise ValueError("none of its files has the progress")
-        for name in self._places:
-            self._check(name)
+        self.progress, self._files = None, []
+        try:
+            for path in paths:
+                try:
+                    self._open(path)
+                except (ValueError, KeyError, RecursionError) as error:
+                    raise ValueError(f"{path.name}: {error}") from error
+            if self.progress is None:
+                raise ValueError("none of its files has the progress")
+            for name in self._places:
+                self._check(name)
+        except BaseException:
+            for file in self._files:
+                file.close()
+            raise
 
     def _open(self, path: Path) -> None:
         """Take up what a file says of its fragments; an array has the same shape and parts in all files."""
         file = Archive(path, NUMBERS + TEXT)
+        self._files.append(file)
         places = _object(file, FRAGMENTS)
         if PROGRESS in file:
             self.progress = _object(file, PROGRESS)
@@ -127,7 +133,10 @@ class Joined(Mapping):
         for name, place in places.items():
             held, dtype = file.check(name)
             spec, start, index, count = _read_place(name, place)
-            nbytes(spec.shape, dtype)
+            try:
+                nbytes(spec.shape, dtype)
+            except ArrayError as error:
+                raise ValueError(f"{name}: {error}") from error
             kind = spec, dtype, count
             if self._kinds.setdefault(name, kind) != kind:
                 raise ValueError(f"{name}: another shape, dtype or number of parts than in another file")

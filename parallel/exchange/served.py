@@ -241,13 +241,13 @@ class Served(Exchange):
         """Each server writes its slice of parameters and moments."""
         if self.serves:
             for prefix, mine in self.kept_slices():
-                yield from self.sliced(prefix, mine[: self.n], self.own.start)
+                yield from self.sliced(prefix, mine, self.own.start)
         if self.memories:
             yield from (Fragment(name, array) for name, array in self.memories.entries() if self.mesh.rank == 0)
 
     def kept_slices(self) -> Iterator[tuple[str, np.ndarray]]:
         """(prefix of its names in the state, a server's slice) of all that is cut among servers."""
-        yield "param", self.held
+        yield "param", self.held[: self.n]
         yield from ((f"optimizer/{name}", slot) for name, slot in self.slots.items())
 
     def _named(self, prefix: str, buffer: np.ndarray | None) -> Iterator[tuple[str, np.ndarray]]:
