@@ -79,7 +79,7 @@ class Writing:
     def _do(self, work: Callable) -> None:
         try:
             self.result = work()
-        except Exception as error:  # whatever it is: all ranks hear of it
+        except BaseException as error:  # whatever it is: all ranks hear of it
             self.error = error
 
     @property
@@ -211,7 +211,7 @@ class KeepCheckpoints(Callback):
                 work = lambda steps=self.of, names=self.names: self.checkpoints.list_parts(steps, parts, names)
                 self.writing = Writing(work, self.later)
 
-    def _fail(self, error: Exception | None) -> None:
+    def _fail(self, error: BaseException | None) -> None:
         """All ranks end alike: none waits for one that has given up."""
         self.stage = self.writing = None
         told = _tell(self.training.trainer, str(error) if error else "")
