@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -164,7 +164,8 @@ def finishing(keeper: keeping.KeepCheckpoints):
     try:
         yield
     except nn.NonFiniteLoss:
-        keeper.finish()
+        with suppress(FloatingPointError):  # of the same parameters
+            keeper.finish()
         raise
     finally:
         keeper.wait()
