@@ -165,8 +165,8 @@ def test_one_call_is_reported_once_and_by_one_rank(comm, capfd, asked):
 
 
 def test_who_is_missing_from_a_collective():
-    """Whoever has not come so far, or is in another one in its place; not who is done with it, or past it; and whoever left it
-    with an error."""
+    """Whoever has not come so far, is in another one in its place, or left it with an error; not who is done with it,
+    or past it."""
     from collectives.failures.watchdog import Watchdog
 
     states = {
