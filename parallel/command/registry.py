@@ -111,15 +111,17 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
 
 def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
-    data = axes.sizes(options, communicator.size)["data"]
-    given, limit = axes.arguments(options, data), options.watch or math.inf
+    sizes = axes.sizes(options, communicator.size)
+    given, limit = axes.arguments(options, sizes["data"]), options.watch or math.inf
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
         return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
     return Pipeline(
         *arguments,
-        data=data,
+        data=sizes["data"],
+        tensor=sizes["tensor"],
+        way=options.tensor,
         zero1=options.strategy == "zero1",
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
@@ -135,7 +137,9 @@ def summed(options) -> dict:
 
 
 def tensor(options, network, loss, optimizer, communicator) -> Trainer:
-    """Ranks compute every layer together; several such groups share every batch."""
+    """Ranks compute every layer together; several such groups share every batch. Perhaps in a pipeline's stages."""
+    if axes.is_pipeline(options):
+        return pipeline(options, network, loss, optimizer, communicator)
     ranks = axes.sizes(options, communicator.size)["tensor"]
     arguments = network, loss, optimizer, communicator, options.seed
     return TensorParallel(*arguments, tensor=ranks, way=options.tensor, bucketing=bucketing(options))

@@ -240,8 +240,6 @@ def _layers_together(options: Options) -> None:
         if changed(options, ["tensor"]):
             raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
         return
-    if axes.is_pipeline(options):
-        raise OptionError("a pipeline's stages are not cut among ranks: use --mesh data=2,tensor=2, or one of the two")
     for name in ("reproducible", "compress", "consistency"):
         if changed(options, [name]):
             why = why_not("tensor", options.compress if name == "compress" else None, name)
@@ -533,7 +531,9 @@ def check_sandblaster(options: Options, ranks: int, network) -> None:
 
 def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     """Refuse a mesh, a schedule, cuts that cannot be, on so many ranks; returns how many pipelines read samples."""
+    from nn.losses import Loss
     from parallel.strategies.pipeline.placement import check_updates_apart, place
+    from parallel.strategies.tensor.rewriting import share
 
     found = axes.sizes(options, ranks)
     if options.batch < found["data"]:
@@ -543,12 +543,13 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
         )
     given = axes.arguments(options, found["data"])
     stale = given["schedule"] == "pipedream"
-    if stale and (found["data"] > 1 or options.strategy == "zero1"):
+    if stale and (found["data"] * found["tensor"] > 1 or options.strategy == "zero1"):
         raise OptionError(
-            f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several pipelines would "
-            "have to wait for: leave out --mesh data and --strategy zero1"
+            f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
+            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1"
         )
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
+    network = share(network, Loss(), found["tensor"], options.tensor).network
     try:
         placement = place(network, found["pipeline"], **given)
         if stale:

@@ -52,7 +52,7 @@ class Capabilities:
     apart: bool = False
 
 
-BOTH = ("data", "pipeline")
+BOTH, ALL_AXES = ("data", "pipeline"), ("data", "pipeline", "tensor")
 SHARDED = Capabilities(
     mixed=True,
     compress=KEEP_NOTHING,
@@ -63,7 +63,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True),
+    "ddp": Capabilities(axes=ALL_AXES, mixed=True),
     "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -77,7 +77,7 @@ CAPABILITIES = {
     # Also what ddp and zero1 can where the mesh has an axis "pipeline".
     "pipeline": Capabilities(
         mixed=True,
-        axes=BOTH,
+        axes=ALL_AXES,
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
         compress=(),
@@ -87,7 +87,7 @@ CAPABILITIES = {
     # Also what ddp can where it has an axis "tensor".
     "tensor": Capabilities(
         mixed=True,
-        axes=("data", "tensor"),
+        axes=ALL_AXES,
         compress=(),
         not_compressed="of what a rank has of every layer, the gradients travel as they are",
         reproducible=False,

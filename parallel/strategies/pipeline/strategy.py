@@ -1,11 +1,12 @@
-"""Training through a pipeline, or several side by side: data x pipeline.
+"""Training through a pipeline, or several side by side, of stages that several ranks compute: data x pipeline x tensor.
 
     trainer = Pipeline(network, loss, optimizer, communicator, schedule="1f1b", micro_batches=8)
     loss = trainer.step(x, y, total)
 
-The pass is a pipeline (executor.py). What its ranks' stages hold is summed along the axis "data", each stage by itself,
-while earlier stages still compute; the norm of the whole gradient and the loss travel along "pipeline". Ranks meet
-after every step: the idle time that zero-bubble schedules would save by not doing so is not saved.
+The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of a stage together. What a rank holds is
+summed along the axis "data", each stage by itself, while earlier stages still compute; the norm of the whole gradient
+and the loss travel along the other two. Ranks meet after every step: the idle time that zero-bubble schedules would
+save by not doing so is not saved.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def Pipeline(
     cuts: Iterable[int] | None = None,
     recompute: bool = False,
     data: int = 1,
+    tensor: int = 1,
+    way: str = "pairs",
     zero1: bool = False,
     bucketing: dict | None = None,
     unit_bytes: int = 1 << 20,
@@ -56,7 +59,11 @@ def Pipeline(
     recompute : bool
         Keep a stage's inputs only, and compute its forward pass again.
     data : int
-        Pipelines side by side. Each has all ranks divided by that.
+        Pipelines side by side.
+    tensor : int
+        How many ranks compute every layer of a stage together.
+    way : {"pairs", "width", "sequence"}
+        As for TensorParallel.
     zero1 : bool
         Shard the moments of each stage among them.
     bucketing : bucket, first, overlap of exchange/messages.py, or None
@@ -75,8 +82,8 @@ def Pipeline(
     ReplicaError
         Ranks that were given different networks, losses, optimizers or schedules.
     """
-    mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // data))
-    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, **options)
+    mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // (data * tensor)), tensor=tensor)
+    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, **options)
     return Trainer(
         network, loss, optimizer, mesh, pass_, exchange_along(mesh, zero1, bucketing, unit_bytes), seed, "Pipeline"
     )

@@ -21,11 +21,11 @@ from parallel.exchange.messages import Messages
 from parallel.mesh import Mesh
 from parallel.passes.whole import Whole
 from parallel.strategies.tensor.moves import sum_as_one
-from parallel.strategies.tensor.rewriting import share, terms
+from parallel.strategies.tensor.rewriting import in_words, share, terms
 from parallel.trainer import Trainer
 
 
-class Shared(Whole):
+class SharedPass(Whole):
     """A step of which each rank of the axis "tensor" computes a part of every layer.
 
     Parameters
@@ -41,7 +41,7 @@ class Shared(Whole):
 
     def hold(self, network, mesh):
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
-        shared, self.parts_loss = share(network, self.whole_loss, ranks, self.way)
+        shared, self.parts_loss, _ = share(network, self.whole_loss, ranks, self.way)
         self.knows = index == 0
         return shared.part(index, ranks) if ranks > 1 else network
 
@@ -73,9 +73,7 @@ class Shared(Whole):
         return sums if self.knows else np.zeros_like(sums)
 
     def describe(self):
-        count = self.mesh.sizes["tensor"]
-        more = {"pairs": "", "width": ", each layer by its outputs", "sequence": ", activations cut along the places"}
-        return f"every layer computed by {count} ranks together{more[self.way]}"
+        return in_words(self.mesh.sizes["tensor"], self.way)
 
 
 def TensorParallel(
@@ -116,4 +114,4 @@ def TensorParallel(
     mesh = Mesh(communicator, tensor=tensor or communicator.size)
     bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
     exchange = Messages(bucketing, "each rank has parts of layers") if mesh.count > 1 else Exchange()
-    return Trainer(network, loss, optimizer, mesh, Shared(loss, way), exchange, seed, "TensorParallel")
+    return Trainer(network, loss, optimizer, mesh, SharedPass(loss, way), exchange, seed, "TensorParallel")
