@@ -102,6 +102,8 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
+    if axes.is_tensor(options):
+        return tensor(options, network, loss, optimizer, communicator)
     make = SHARDED[options.strategy_name]
     more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
     unit = int(options.unit * 2**20)
@@ -125,6 +127,7 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
         zero1=options.strategy == "zero1",
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
+        compressor=summed(options)["compressor"],
         limit=limit,
         **given,
     )
@@ -142,7 +145,16 @@ def tensor(options, network, loss, optimizer, communicator) -> Trainer:
         return pipeline(options, network, loss, optimizer, communicator)
     ranks = axes.sizes(options, communicator.size)["tensor"]
     arguments = network, loss, optimizer, communicator, options.seed
-    return TensorParallel(*arguments, tensor=ranks, way=options.tensor, bucketing=bucketing(options))
+    return TensorParallel(
+        *arguments,
+        tensor=ranks,
+        way=options.tensor,
+        stage=STAGES.get(options.strategy_name, 0),
+        bucketing=bucketing(options),
+        unit_bytes=int(options.unit * 2**20),
+        prefetch=options.prefetch,
+        compressor=summed(options)["compressor"],
+    )
 
 
 def owt(options, network, loss, optimizer, communicator) -> Trainer:
@@ -158,6 +170,7 @@ def bucketing(options) -> dict:
 
 
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
+STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
 REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
     "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "pipeline": pipeline, "tensor": tensor,

@@ -125,6 +125,50 @@ def test_norms_are_those_of_whole_tensors_and_of_the_whole_network(comm):
         many.close()
 
 
+@pytest.mark.mpi(ranks=4, more=[8])
+def test_shards_along_the_axis_data(comm):
+    """Moments, gradients, parameters of what a rank has of each layer; norms are still those of whole tensors."""
+    ranks, global_norm = world(comm), clipping.ClipGlobalNorm(0.1)
+    for strategy, way, optimizer in (
+        ("zero1", "pairs", lambda: nn.LAMB(0.01, eps=1e-4, clip=global_norm)),
+        ("zero2", "sequence", lambda: nn.LARS(0.5, weight_decay=1e-3)),
+        ("fsdp", "sequence", lambda: nn.Adam(0.01, eps=1e-4, clip=clipping.ClipNorm(0.05))),
+    ):
+        one, losses = one_process(transformer(1), optimizer(), MICRO)
+        for mesh in [(2, 1, 2)] if comm.size == 4 else [(2, 2, 2)] * (strategy == "zero1") + [(4, 1, 2)]:
+            many = trainer(ranks, mesh, transformer(1), optimizer(), strategy=strategy, tensor=way, unit=1e-3)
+            case = f"{strategy}, {way}, {mesh}"
+            np.testing.assert_allclose(steps(many, mesh), losses, rtol=1e-12, err_msg=case)
+            many.check_replicas()
+            state = many.state()
+            assert comm.rank or difference(state, one.state()) < 1e-12, case
+            assert many.formula()["moments"] < 0.7 / mesh[0] * one.formula()["moments"], case
+            digest = many.digest()
+            many.load_state(state)
+            assert many.digest() == digest, case
+            many.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_fewer_bytes_along_the_axis_data(comm):
+    """What is whole on several ranks stays alike, bit for bit; where nothing is left out, it is one process's."""
+    ranks = world(comm)
+    for mesh, name in ((2, 1, 2), "transformer"), ((2, 2, 1), "mlp"):
+        assert_as_one_process(ranks, mesh, name, "adam", compress="none")
+        _, losses = reference(name, "adam")
+        many = trainer(ranks, mesh, MODELS[name](), OPTIMIZERS["adam"](), compress="fp16")
+        found = steps(many, mesh)
+        np.testing.assert_allclose(found, losses, rtol=0.02)
+        assert found[1:] != losses[1:], "control: something is left out"
+        many.check_replicas()
+        sent = many.bytes_sent()
+        assert 3.5 * sent["bytes_sent"] < sent["bytes_dense"]
+        assert comm.bcast(sent) == sent
+        many.close()
+    with pytest.raises(ValueError, match=r"0\.W: stages share it, and would round its gradient"):
+        trainer(ranks, (2, 2, 1), transformer(), OPTIMIZERS["adam"](), compress="fp16")
+
+
 @pytest.mark.mpi(ranks=4)
 def test_what_is_left_out_is_seen(comm):
     """The controls: the sum over the axis data, of terms on the axis tensor, of an array that two stages share."""

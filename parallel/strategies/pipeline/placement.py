@@ -186,6 +186,15 @@ def refused(network: Network, at: int) -> bool:
     return False
 
 
+def refuse_ties(placement: Placement) -> None:
+    """Refuse arrays that stages share, where each stage rounds its gradients by a scale of its own."""
+    if tied := placement.tied():
+        raise ValueError(
+            f"{', '.join(tied)}: stages share it, and would round its gradient each in its own way: do not compress, "
+            "or cut the network where all its layers are in one stage"
+        )
+
+
 def check_updates_apart(placement: Placement, optimizer: Optimizer) -> None:
     """Refuse what needs all stages at one time, where each updates at its own (PipeDream)."""
     if tied := placement.tied():

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from parallel.exchange.base import Exchange
-from parallel.exchange.messages import Messages
-from parallel.exchange.sharded import Sharded
+from parallel.exchange.compression import Compressor
 from parallel.mesh import Mesh
+from parallel.strategies.along_data import exchange_along
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.executor import PipelinePass
+from parallel.strategies.pipeline.placement import place, refuse_ties
 from parallel.trainer import Trainer
 
 
@@ -42,6 +42,7 @@ def Pipeline(
     zero1: bool = False,
     bucketing: dict | None = None,
     unit_bytes: int = 1 << 20,
+    compressor: Compressor | None = None,
     limit: float = 300.0,
     **options,
 ) -> Trainer:
@@ -70,6 +71,8 @@ def Pipeline(
         How their gradients are summed, without zero1.
     unit_bytes : int
         As for ZeRO1.
+    compressor : Compressor or None
+        Of gradients without zero1: fp16, where stages share no array.
     limit : float
         Seconds after which a rank gives up that waits for another one's message.
     **options
@@ -83,16 +86,8 @@ def Pipeline(
         Ranks that were given different networks, losses, optimizers or schedules.
     """
     mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // (data * tensor)), tensor=tensor)
+    exchange = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
+    if compressor:
+        refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, **options)
-    return Trainer(
-        network, loss, optimizer, mesh, pass_, exchange_along(mesh, zero1, bucketing, unit_bytes), seed, "Pipeline"
-    )
-
-
-def exchange_along(mesh: Mesh, zero1: bool, bucketing: dict | None, unit_bytes: int) -> Exchange:
-    """How the gradients of a stage meet along the axis "data"."""
-    if mesh.count == 1:
-        return Exchange()
-    if zero1:
-        return Sharded(1, unit_bytes, None, together=False)
-    return Messages(bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}, "one network on several ranks")
+    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")
