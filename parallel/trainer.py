@@ -404,7 +404,12 @@ class Trainer(Serial):
 
     def bytes_sent(self) -> dict[str, float]:
         """What compression saves; see Exchange.bytes_sent (collective)."""
-        return self.exchange.bytes_sent()
+        found = self.exchange.bytes_sent()
+        if self.mesh.model and found:  # ranks with other parts of the network send other bytes
+            mean = np.array(list(found.values()))
+            self.mesh.sum_model(mean)
+            found = dict(zip(found, (mean / self.mesh.model.size).tolist(), strict=True))
+        return found
 
     def describe(self):
         return "; ".join(filter(None, (self.exchange.describe(), self.pass_.describe())))
