@@ -17,8 +17,8 @@ parameters and of the input; one product of (N, H) and (H, B H) a step is left, 
 **What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, however many ranks there are.
 Ranks can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
 a long sequence takes as long as all its steps. And what the first entry has to do with the last goes through T
-products. Attention (attention.py) took their place for that: all places of a layer at once, a path of length one between
-any two, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.
+products. Attention (attention.py) took their place for that: all places of a layer at once, any two of them one product
+apart, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def lstm(
     """Predicts the next id at every place: LSTMs one above the other.
 
     Vectors of ids are drawn from N(0, 1): from smaller ones, as transformers have them, two layers take long to see
-    anything but how frequent each id is. Gradients of states do not go back beyond a multiple of `truncate` steps; 0: they go back to the first.
+    anything but how frequent each id is. Gradients of states do not go back beyond a multiple of `truncate` steps;
+    0: they go back to the first.
     """
     if layers > MOST_LAYERS:
         raise ShapeError(f"lstm has at most {MOST_LAYERS} layers, given {layers}")

@@ -1,4 +1,4 @@
-"""Text that a trained network goes on with, a transformer or an LSTM: temperature, the k likeliest, a seed, a prompt."""
+"""Text that a trained language model goes on with: temperature, the k likeliest, a seed, a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: a naive twin, PyTorch, truncated backpropagation, states that are learned, a text that is learned."""
+"""Recurrent layers: a naive twin, PyTorch, truncated backpropagation, what has to be remembered is learned."""
 
 import numpy as np
 import pytest
