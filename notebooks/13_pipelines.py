@@ -425,7 +425,10 @@ plt.show()
 # %%
 def work():
     """(network, loss, optimizer): the same in every process."""
-    layers = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    layers = [nn.Linear(64, 400), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Linear(400, 400), nn.ReLU()]
+    layers += [nn.Linear(400, 10)]
     return nn.Network(nn.Sequential(*layers), (64,), np.float64), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9)
 
 
@@ -451,7 +454,7 @@ from parallel.reports.timeline import Timeline
 
 limits = threadpool_limits(1, user_api="blas")
 communicator = Communicator(MPI.COMM_WORLD)
-trainer = Pipeline(*work(), communicator, schedule="1f1b", micro_batches=4, cuts=[2])
+trainer = Pipeline(*work(), communicator, schedule="1f1b", micro_batches=4, cuts=[5])
 timeline = Timeline(communicator)
 timeline.watch(trainer)
 losses = steps(trainer)
