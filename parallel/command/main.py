@@ -59,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         from parallel.command.training_run import train
 
         train(options)
+        if members := surviving():
+            members.leave()
         return 0
     except KeyboardInterrupt as end:
         if launcher.inside():
@@ -101,7 +103,8 @@ def start_ranks(options: Options, argv: list[str]) -> int:
     inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
     try:
         heed_interrupts()
-        status = launcher.run(inner, options.ranks, stdout=without_banners(sys.stdout))
+        survive = options.elastic is not None
+        status = launcher.run(inner, options.ranks, stdout=without_banners(sys.stdout), survive=survive)
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -179,7 +182,8 @@ def fail(error: Exception, status: int = 1) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
         signal.signal(number, signal.SIG_IGN)
-    world = MPI.COMM_WORLD
+    members = surviving()
+    world = members.root if members else MPI.COMM_WORLD
     if world.rank == 0:
         print(f"error: {said}", file=sys.stderr, flush=True)
     failing, end = everyone_fails(world), time.monotonic() + PATIENCE
@@ -187,11 +191,21 @@ def fail(error: Exception, status: int = 1) -> int:
         if time.monotonic() > end:
             if world.rank:
                 print(f"error on rank {world.rank}: {said}", file=sys.stderr, flush=True)
+            if members:
+                os.kill(os.getpid(), signal.SIGKILL)  # a death, of which the others are told
             world.Abort(status)
         time.sleep(0.01)
+    if members:
+        members.leave(status)
     sys.stdout.flush()
     MPI.Finalize()
     os._exit(status)  # not sys.exit: `python -m mpi4py` would abort
+
+
+def surviving():
+    """The members of a run that goes on where ranks die; None of another one."""
+    survivor = getattr(sys.modules.get("parallel.elastic.recovery"), "current", None)
+    return survivor and survivor.members
 
 
 def everyone_fails(world) -> Iterator[bool]:
@@ -204,7 +218,17 @@ def everyone_fails(world) -> Iterator[bool]:
     others = range(1, world.size) if world.rank == 0 else (0,)
     for tell in (False, True) if world.rank == 0 else (True, False):
         requests = [(world.Isend if tell else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]
-        while not MPI.Request.Testall(requests):
+        while not tested(requests):
             yield False
     while True:
         yield True
+
+
+def tested(requests) -> bool:
+    """Whether all are done; those of a rank that has died never are."""
+    from mpi4py import MPI
+
+    try:
+        return MPI.Request.Testall(requests)
+    except MPI.Exception:
+        return False

@@ -36,6 +36,8 @@ class Capabilities:
         Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
+    elastic : bool
+        Whether it goes on where a rank dies (--elastic): the others have all that it had.
     apart : bool
         Whether ranks make steps of their own, so that the result is another one than one process's.
     """
@@ -49,6 +51,7 @@ class Capabilities:
     reproducible: bool = True
     mixed: bool = False
     norms: str = ""
+    elastic: bool = False
     apart: bool = False
 
 
@@ -63,7 +66,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True),
+    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True, elastic=True),
     "zero1": replace(SHARDED, axes=BOTH),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -151,7 +154,7 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
-    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`"]
+    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`", "`--elastic`"]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
     late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
@@ -161,7 +164,8 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        row = [", ".join(can.axes) or "none", *yes, methods, shards, ("no", "yes")[can.mixed]]
+        more = [("no", "yes")[ability] for ability in (can.mixed, can.elastic)]
+        row = [", ".join(can.axes) or "none", *yes, methods, shards, *more]
         lines.append(f"| `{strategy}` | {' | '.join(row)} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]

@@ -1,0 +1,126 @@
+"""Runs of which ranks may die: the same training, begun again by those that live, from where they were.
+
+A run is a function of a `Survivor`, from a communicator to result.json. Where a rank dies it is called again: it makes
+a communicator of the members, a trainer, loaders that deal the samples anew, and goes on from the latest `Point` that
+a member has. So whatever strategy can take over a state can survive, and none knows of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from collectives import Communicator
+from parallel.elastic import points
+from parallel.elastic.ledger import Ledger, Place
+from parallel.elastic.membership import Membership, count
+from parallel.elastic.points import Keeper, Point
+from parallel.elastic.policy import Policy
+
+Result = TypeVar("Result")
+current: Survivor | None = None  # of this process, for whoever ends it
+
+
+class Survivor:
+    """What lasts from one attempt to the next.
+
+    Parameters
+    ----------
+    policy : Policy
+    joins : bool
+        Whether this process was started in place of a lost one.
+
+    Attributes
+    ----------
+    members : Membership
+    keeper, ledger : callbacks of `nn.fit`
+        The keeper is the first; `ledger` is there when it is known where the run is kept.
+    trained : bool
+        Whether all steps were made, and what follows is to be done again, from the last checkpoint.
+    recoveries : list of float
+        Seconds from when this member knew of a death until it trained on.
+    """
+
+    def __init__(self, policy: Policy, joins: bool = False):
+        self.members = Membership(policy, joins)
+        self.keeper, self.ledger, self.trained = Keeper(), None, False
+        self.recoveries: list[float] = []
+        self.noticed = 0.0
+
+    @property
+    def again(self) -> bool:
+        """Whether this is not the first attempt."""
+        return self.members.generation > 0
+
+    def begin(self, out: str | None) -> tuple[str | None, Point | None]:
+        """An attempt begins: (the directory of the run, the point to go on from) as all have them (collective)."""
+        root = self.members.root
+        out = next(filter(None, root.allgather(out)), None) if self.again else out
+        point, self.trained = points.share(root, self.keeper) if self.again else (None, False)
+        self.retired = self.keeper.training  # messages of the last attempt may still come into its memory
+        self.keeper.begin(point, self._trains)
+        return out, point
+
+    def _trains(self) -> None:
+        if self.noticed:
+            self.recoveries.append(round(time.monotonic() - self.noticed, 3))
+            self.noticed = 0.0
+
+    def communicator(self, **settings) -> Communicator:
+        """Of all members, by messages: in memory that ranks share, nobody would be told of a death (collective)."""
+        return Communicator(self.members.work(), memory=False, **settings)
+
+    def write_down(self, out: Path, progress: dict | None) -> Ledger:
+        """The ledger of this attempt, which goes on from there (collective)."""
+        told = progress or {}
+        place: Place = told.get("epoch", 0), told.get("batch", 0)
+        if self.ledger is None:
+            self.ledger = Ledger(out / "ledger", self.members.number)
+        begun = max(self.members.root.allgather(self.ledger.begun), key=len)
+        self.ledger.begin([*begun, place])
+        return self.ledger
+
+    def told(self) -> str:
+        """Who was lost, who goes on, in words."""
+        members, after = self.members, f" after {time.monotonic() - self.noticed:.2f} s" * bool(self.noticed)
+        lost = f"lost so far: rank {', '.join(map(str, members.lost))}"
+        came = f"; {count(len(members.joined))} came in their place" * bool(members.joined)
+        return f"{lost}{came}; {count(members.root.size)} go on{after}"
+
+    def facts(self) -> dict:
+        """For result.json."""
+        members, ledger = self.members, self.ledger
+        return {
+            "lost": members.lost,
+            "joined": members.joined,
+            "recovery_seconds": self.recoveries,
+            "ledger": {"epochs": ledger.epochs, "samples": ledger.samples},
+        }
+
+
+def survive(policy: Policy, run: Callable[[Survivor], Result]) -> Result:
+    """What `run` returns where it has gone well on all members at last.
+
+    Raises
+    ------
+    TooFew
+        Fewer ranks are left than the policy asks for.
+    """
+    global current
+    survivor = current = Survivor(policy, MPI.Comm.Get_parent() != MPI.COMM_NULL)
+    members, result = survivor.members, None
+    while True:
+        try:
+            result, fine = run(survivor), True
+        except Exception as error:
+            if not members.died(error):
+                raise
+            fine = False
+        survivor.noticed = time.monotonic()
+        if members.agree(fine):
+            return result
+        members.recover()
