@@ -180,9 +180,12 @@ def fail(error: Exception, status: int = 1) -> int:
         return status
     from mpi4py import MPI
 
+    members = surviving()
+    if launcher.joins() and not members:
+        print(f"error: a rank cannot take the place of a lost one: {said}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)  # a death, of which those that wait for it are told
     for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
         signal.signal(number, signal.SIG_IGN)
-    members = surviving()
     world = members.root if members else MPI.COMM_WORLD
     if world.rank == 0:
         print(f"error: {said}", file=sys.stderr, flush=True)

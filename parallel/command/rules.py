@@ -355,7 +355,7 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
         check_directory("--offload", options.offload)
     if options.out:
         check_directory("--out", options.out)
-        if not options.find_lr:
+        if not options.find_lr and not launcher.joins():
             check_directory("--out", os.path.join(options.out, "checkpoints"))
             check_checkpoints(options)
 

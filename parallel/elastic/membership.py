@@ -135,7 +135,8 @@ class Membership:
         info = MPI.Info.Create()
         info.Set("wdir", os.getcwd())
         try:
-            between = living.Spawn(sys.executable, sys.orig_argv[1:], len(missing), info, root=0)
+            command = [f"{launcher.JOINS}={self.size}", sys.executable, *sys.orig_argv[1:]]
+            between = living.Spawn("env", command, len(missing), info, root=0)
         except MPI.Exception as error:
             if revocation.of_a_death(error):
                 raise
@@ -143,13 +144,18 @@ class Membership:
         finally:
             info.Free()
         facts = missing, self.size, self.generation + 1, [*self.lost, *missing], [*self.joined, *missing], threads()
+        for newcomer in range(len(missing)):  # in Merge nobody would be told of its death
+            between.Recv(bytearray(0), newcomer)
         merged = between.Merge(high=False)
         merged.bcast(facts, 0)
         return merged.Split(0, self.number)
 
     def _join(self) -> None:
         """This process takes the place of a lost one: the other half of `_refill`."""
-        merged = MPI.Comm.Get_parent().Merge(high=True)
+        between = MPI.Comm.Get_parent()
+        for living in range(between.Get_remote_size()):
+            between.Send(bytearray(0), living)
+        merged = between.Merge(high=True)
         missing, self.size, self.generation, self.lost, self.joined, limit = merged.bcast(None, 0)
         threadpool_limits(limit)  # as those that live: bits depend on it
         self.number = missing[MPI.COMM_WORLD.rank]

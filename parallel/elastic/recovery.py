@@ -12,14 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from mpi4py import MPI
-
 from collectives import Communicator
 from parallel.elastic import points
 from parallel.elastic.ledger import Ledger, Place
 from parallel.elastic.membership import Membership, count
 from parallel.elastic.points import Keeper, Point
 from parallel.elastic.policy import Policy
+from parallel.launch import launcher
 
 Result = TypeVar("Result")
 current: Survivor | None = None  # of this process, for whoever ends it
@@ -111,7 +110,7 @@ def survive(policy: Policy, run: Callable[[Survivor], Result]) -> Result:
         Fewer ranks are left than the policy asks for.
     """
     global current
-    survivor = current = Survivor(policy, MPI.Comm.Get_parent() != MPI.COMM_NULL)
+    survivor = current = Survivor(policy, launcher.joins())
     members, result = survivor.members, None
     while True:
         try:

@@ -53,6 +53,7 @@ _MEMORY_FILES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_d
 # mpiexec's own exit status does not.
 _SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 FAULT_TOLERANT, ENDED = "OMPI_MCA_mpi_ft_enable", "RINGPROP_ENDED"
+JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
 
 
 class LaunchError(RuntimeError):
@@ -78,6 +79,8 @@ def size_from_environment() -> int | None:
     """How many ranks this process's launcher started; None if nothing launched it, or it does not tell."""
     if not inside():
         return None
+    if joined := number(JOINS):
+        return joined
     return next((number(name) for name in _SIZE if name in os.environ), None)
 
 
@@ -138,6 +141,11 @@ def _major(mpiexec: Path) -> int:
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     found = re.search(r"(\d+)\.\d+", version.stdout)
     return int(found[1]) if found else 0
+
+
+def joins() -> bool:
+    """Whether this process was started in place of a rank that has died."""
+    return JOINS in os.environ
 
 
 def ended(status: int) -> None:
