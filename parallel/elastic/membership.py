@@ -132,23 +132,30 @@ class Membership:
         Where none can be started, those that live alone.
         """
         missing = sorted(set(range(self.size)) - set(numbers))
+        lost, joined = [*self.lost, *missing], [*self.joined, *missing]
+        found = living
+        for place in range(len(missing)):  # one by one: mpirun ends with one process all that were started with it
+            between = self._spawn(found)
+            if between is None:
+                return living
+            between.Recv(bytearray(0), 0)  # in Merge nobody would be told of its death
+            found = between.Merge(high=False)
+            found.bcast((missing, place, self.size, self.generation + 1, lost, joined, threads()), 0)
+        return found.Split(0, self.number) if missing else living
+
+    def _spawn(self, comm: MPI.Intracomm) -> MPI.Intercomm | None:
+        """Start one process (collective); None where that cannot be."""
         info = MPI.Info.Create()
         info.Set("wdir", os.getcwd())
         try:
             command = [f"{launcher.JOINS}={self.size}", sys.executable, *sys.orig_argv[1:]]
-            between = living.Spawn("env", command, len(missing), info, root=0)
+            return comm.Spawn("env", command, 1, info, root=0)
         except MPI.Exception as error:
             if revocation.of_a_death(error):
                 raise
-            return living
+            return None
         finally:
             info.Free()
-        facts = missing, self.size, self.generation + 1, [*self.lost, *missing], [*self.joined, *missing], threads()
-        for newcomer in range(len(missing)):  # in Merge nobody would be told of its death
-            between.Recv(bytearray(0), newcomer)
-        merged = between.Merge(high=False)
-        merged.bcast(facts, 0)
-        return merged.Split(0, self.number)
 
     def _join(self) -> None:
         """This process takes the place of a lost one: the other half of `_refill`."""
@@ -156,9 +163,16 @@ class Membership:
         for living in range(between.Get_remote_size()):
             between.Send(bytearray(0), living)
         merged = between.Merge(high=True)
-        missing, self.size, self.generation, self.lost, self.joined, limit = merged.bcast(None, 0)
+        missing, place, self.size, self.generation, self.lost, self.joined, limit = merged.bcast(None, 0)
         threadpool_limits(limit)  # as those that live: bits depend on it
-        self.number = missing[MPI.COMM_WORLD.rank]
+        self.number = missing[place]
+        for _ in missing[place + 1 :]:
+            between = self._spawn(merged)
+            if between is None:
+                raise RuntimeError("no process can be started for another lost rank")
+            between.Recv(bytearray(0), 0)
+            merged = between.Merge(high=False)
+            merged.bcast((), 0)
         self.root, self.numbers = revocation.note(merged.Split(0, self.number)), list(range(self.size))
 
     def leave(self, status: int = 0) -> None:

@@ -73,14 +73,13 @@ class Survivor:
         """Of all members, by messages: in memory that ranks share, nobody would be told of a death (collective)."""
         return Communicator(self.members.work(), memory=False, **settings)
 
-    def write_down(self, out: Path, progress: dict | None) -> Ledger:
+    def write_down(self, out: Path, step: int, progress: dict | None) -> Ledger:
         """The ledger of this attempt, which goes on from there (collective)."""
         told = progress or {}
         place: Place = told.get("epoch", 0), told.get("batch", 0)
         if self.ledger is None:
             self.ledger = Ledger(out / "ledger", self.members.number)
-        begun = max(self.members.root.allgather(self.ledger.begun), key=len)
-        self.ledger.begin([*begun, place])
+        self.ledger.begin(step, place, self.members.root.allgather(self.ledger.known))
         return self.ledger
 
     def told(self) -> str:
@@ -97,7 +96,7 @@ class Survivor:
             "lost": members.lost,
             "joined": members.joined,
             "recovery_seconds": self.recoveries,
-            "ledger": {"epochs": ledger.epochs, "samples": ledger.samples},
+            "ledger": {"epochs": len(ledger.checked), "samples": sum(ledger.checked.values())},
         }
 
 

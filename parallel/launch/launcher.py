@@ -18,6 +18,7 @@ Standard library only, and no MPI in the launching process: import 20 ms, a star
 
 import contextlib
 import functools
+import math
 import os
 import re
 import select
@@ -241,7 +242,7 @@ class Job:
             self._directory, self._lock = made
             for name in _MEMORY_FILES:
                 environment.setdefault(name, str(self._directory))
-        self._ended = None
+        self._ended, self._ended_at = None, math.inf
         if survive:
             self._told = Path(tempfile.mkdtemp(prefix="ringprop.", dir=self._directory))
             self._ended = self._told / "ended"
@@ -269,6 +270,12 @@ class Job:
         code = self._mpiexec.poll()
         if code is not None and code < 0:  # no rank's: that one mpiexec tells as a status
             self.trouble = self.trouble or f"mpiexec itself was ended by {signal.Signals(-code).name}"
+        if self._ended and code is None and self._ended.exists():  # mpiexec may wait for who never got to join
+            if time.monotonic() > self._ended_at + processes.GRACE:
+                processes.kill(self.name)
+                code = self._mpiexec.wait()
+        else:
+            self._ended_at = time.monotonic()
         if code is not None and self._ended:
             return int(self._ended.read_text()) if self._ended.exists() else code or LOST
         return LOST if self.trouble else code
