@@ -271,6 +271,7 @@ def _survivors(options: Options) -> None:
             "in memory that ranks share, nobody is told of a death",
         ),
         ("allreduce", ("shared",), "in memory that ranks share, nobody is told of a death"),
+        ("offload", None, "shards on disk are to save memory, and neighbours have copies in memory"),
         ("find_lr", None, "trying rates makes no run"),
     ):
         if changed(options, [name]) and (values is None or getattr(options, name) in values):

@@ -243,13 +243,12 @@ def describe(result: dict) -> str:
 def go_on(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress."""
     if point:
-        trainer.load_state(point.state)
+        trainer.load_state(point.state(trainer.exchange))
         say(f"{survivor.told()}, from step {trainer.steps}")
         return point.progress
-    say(f"{survivor.told()}, {'from the last checkpoint' if survivor.trained else 'from the beginning'}")
-    if survivor.trained and kept.entries():
-        return load(trainer, kept, say)
-    return resume(options, trainer, kept, say)
+    saved = any(not entry["named"] for entry in kept.entries())
+    say(f"{survivor.told()}, {'from the last checkpoint' if saved else 'from the beginning'}")
+    return load(trainer, kept, say) if saved else None
 
 
 def ranks(options: Options, survivor=None):

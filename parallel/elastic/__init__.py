@@ -5,6 +5,7 @@
 | policy.py | --elastic: what is done when a rank dies |
 | membership.py | the ranks of a run, as they come and go |
 | points.py | where a run could go on |
+| mirrors.py | copies of shards, with a neighbour |
 | ledger.py | that every sample was trained exactly once |
 | recovery.py | the same run, begun again by those that live |
 | supervisor.py | starting a run again from its last whole checkpoint |

@@ -2,8 +2,10 @@
 
 | text | keys, with what they are unless given |
 |---|---|
-| shrink | the others go on: min=2 ranks, else the run ends |
-| respawn | another process takes its place: min=2, as long as none can be started |
+| shrink | the others go on: min=2 ranks, else the run ends; buddy=10 |
+| respawn | another process takes its place: min=2, as long as none can be started; buddy=10 |
+
+Where state is in shards, neighbours have copies that are buddy=10 steps old at most; with buddy=0 only checkpoints help.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ class Policy(Keyed):
     ----------
     min : int
         Ranks with which it goes on.
+    buddy : int
+        Steps between two copies of sharded state for a neighbour; 0 for none.
     kind : str
         One of KINDS.
     """
 
     name: ClassVar[str] = "elastic"
+    least: ClassVar[dict[str, float]] = {"buddy": 0}
     min: int = 2
+    buddy: int = 10
     kind: str = "shrink"
 
     @classmethod
@@ -44,4 +50,4 @@ class Policy(Keyed):
         """
         kind, parts = keyed.split(text)
         refuse(kind not in KINDS, f"elastic {text!r}: expected one of {', '.join(KINDS)}")
-        return cls(kind=kind, **keyed.convert(kind, parts, {"min": int}))
+        return cls(kind=kind, **keyed.convert(kind, parts, {"min": int, "buddy": int}))

@@ -16,6 +16,7 @@ from collectives import Communicator
 from parallel.elastic import points
 from parallel.elastic.ledger import Ledger, Place
 from parallel.elastic.membership import Membership, count
+from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.points import Keeper, Point
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
@@ -46,7 +47,7 @@ class Survivor:
 
     def __init__(self, policy: Policy, joins: bool = False):
         self.members = Membership(policy, joins)
-        self.keeper, self.ledger, self.trained = Keeper(), None, False
+        self.keeper, self.ledger, self.trained = Keeper(Mirrors(policy.buddy)), None, False
         self.recoveries: list[float] = []
         self.noticed = 0.0
 
@@ -61,7 +62,7 @@ class Survivor:
         out = next(filter(None, root.allgather(out)), None) if self.again else out
         point, self.trained = points.share(root, self.keeper) if self.again else (None, False)
         self.retired = self.keeper.training  # messages of the last attempt may still come into its memory
-        self.keeper.begin(point, self._trains)
+        self.keeper.begin(self.members.generation, point, self._trains)
         return out, point
 
     def _trains(self) -> None:

@@ -37,7 +37,7 @@ class Capabilities:
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
     elastic : bool
-        Whether it goes on where a rank dies (--elastic): the others have all that it had.
+        Whether it goes on where a rank dies (--elastic): others have what it had, or a copy.
     apart : bool
         Whether ranks make steps of their own, so that the result is another one than one process's.
     """
@@ -58,6 +58,7 @@ class Capabilities:
 BOTH = ("data", "pipeline")
 SHARDED = Capabilities(
     mixed=True,
+    elastic=True,
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",

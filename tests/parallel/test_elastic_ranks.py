@@ -7,14 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PATIENCE
 
+import nn
+from collectives import Communicator
+from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
 from parallel.elastic.chaos import result
 from parallel.elastic.ledger import Ledger, LedgerError
+from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
@@ -140,6 +145,52 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 
 @needs_survivors
+def test_shards_come_from_neighbours(survive, tmp_path):
+    """One dies four steps after the last copies were made, another when these steps were made again."""
+    options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
+    command = [sys.executable, "scripts/train.py", *OPTIONS, *options, "--out", str(tmp_path / "whole")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    blows = (0, 1, "update of step 13"), (1, 2, "evaluation after step 14")
+    done = survive(4, "shrink", *blows, options=options)
+    assert_as_if_nothing_had_been(done, result(tmp_path / "whole"), [1, 2])
+    assert re.search(r"lost so far: rank 1; 3 ranks go on .*, from step 10\n", done[1]), done[1]
+
+
+@pytest.mark.mpi(ranks=3)
+def test_copies_make_the_state_whole(comm):
+    """Of any two of three ranks, for any of the stages; on one alone a part is missing."""
+    communicator = Communicator(comm)
+    for make in (ZeRO1, ZeRO2, FullyShardedDataParallel):
+        network = nn.Network(nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)), (7,))
+        parts = network, nn.CrossEntropyLoss(), nn.Adam(0.01)
+        trainer, mirrors = make(*parts, communicator, unit_bytes=64), Mirrors(1)
+        rng = np.random.default_rng(0)
+        for step in range(3):
+            x, y = rng.normal(size=(12, 7)).astype("f4"), rng.integers(0, 3, 12)
+            trainer.step(x[comm.rank :: 3], y[comm.rank :: 3], 12)
+            mirrors.take(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
+        want = communicator.bcast(trainer.state())
+        assert [copy.key for copy in mirrors.copies] == [(2, 0), (3, 0)]
+        for lost in range(3):
+            living = comm.Split(comm.rank == lost, comm.rank)
+            found = mirrors.whole(living)
+            if comm.rank == lost:
+                assert found is None, "a part is missing"
+            else:
+                assert (found.step, found.progress) == (3, {"batch": 3})
+                fewer = Communicator(living)
+                others = make(*parts, fewer, unit_bytes=64)
+                others.load_state(found.state(others.exchange))
+                whole = fewer.bcast(others.state())
+                assert all(np.array_equal(want[name], whole[name]) for name in want)
+                others.close()
+                fewer.release()
+            living.Free()
+        trainer.close()
+    communicator.release()
+
+
+@needs_survivors
 def test_what_comes_after_training_is_done_again(survive, undisturbed):
     done = survive(3, "shrink:min=1", (0, 0, "result"), (1, 2, "close"))
     assert_as_if_nothing_had_been(done, undisturbed, [0, 2])
@@ -225,7 +276,7 @@ def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
 
 
 def test_what_cannot_be_is_refused(monkeypatch):
-    assert Policy.parse("shrink") == Policy(2, "shrink") and Policy.parse("respawn:min=3") == Policy(3, "respawn")
+    assert Policy.parse("shrink") == Policy(2, 10, "shrink") and Policy.parse("respawn:3,0") == Policy(3, 0, "respawn")
     for given, said in (
         ("grow", "expected one of shrink, respawn"),
         ("shrink:min=0", "min must be at least 1"),
