@@ -40,7 +40,7 @@ def train(options: Options) -> dict:
     if options.elastic and launcher.inside():
         from parallel.elastic import recovery
 
-        return recovery.survive(recovery.Policy.parse(options.elastic), partial(run, options, parts))
+        return recovery.survive(recovery.Policy.parse(options.elastic), partial(run, options, parts), options.watch)
     return run(options, parts)
 
 
@@ -120,6 +120,8 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         options.accumulate,
         loaders.test,
     )
+    if survivor:
+        survivor.relax()
     if size > 1:
         trainer.check_replicas()
 
@@ -164,8 +166,10 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
     say(what_next(options))
-    if survivor and rank == 0:
-        survivor.ledger.close()
+    if survivor:
+        survivor.rest()
+        if rank == 0:
+            survivor.close()
     trainer.close()  # not after an error: it needs all ranks
     return result
 

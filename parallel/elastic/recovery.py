@@ -7,13 +7,18 @@ a member has. So whatever strategy can take over a state can survive, and none k
 
 from __future__ import annotations
 
+import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from collectives import Communicator
+from collectives.failures.launch_check import HANGING, abort, rank_of_world
 from parallel.elastic import points
+from parallel.elastic.heartbeat import Heartbeat
 from parallel.elastic.ledger import Ledger, Place
 from parallel.elastic.membership import Membership, count
 from parallel.elastic.mirrors import Mirrors
@@ -50,6 +55,7 @@ class Survivor:
         self.keeper, self.ledger, self.trained = Keeper(Mirrors(policy.buddy)), None, False
         self.recoveries: list[float] = []
         self.noticed = 0.0
+        self.heart: Heartbeat | None = None
 
     @property
     def again(self) -> bool:
@@ -66,6 +72,16 @@ class Survivor:
         return out, point
 
     def _trains(self) -> None:
+        policy = self.members.policy
+        self.heart = Heartbeat(
+            self.ledger.directory.with_name("beats"),
+            self.members.number,
+            policy.heartbeat,
+            policy.loop,
+            policy.silent == "kill",
+            lambda: self.keeper.training.trainer.steps,
+        )
+        self.heart.start()
         if self.noticed:
             self.recoveries.append(round(time.monotonic() - self.noticed, 3))
             self.noticed = 0.0
@@ -82,6 +98,22 @@ class Survivor:
             self.ledger = Ledger(out / "ledger", self.members.number)
         self.ledger.begin(step, place, self.members.root.allgather(self.ledger.known))
         return self.ledger
+
+    def relax(self) -> None:
+        """No more is trained: who makes no step now is in no loop."""
+        if self.heart:
+            self.heart.stuck.limit = 0
+
+    def rest(self) -> None:
+        """Nobody waits for another one from now on, or it begins anew."""
+        if self.heart:
+            self.heart.stop()
+            self.heart = None
+
+    def close(self) -> None:
+        """All is written: on the first rank, remove what was for the others."""
+        self.ledger.close()
+        shutil.rmtree(self.ledger.directory.with_name("beats"), ignore_errors=True)
 
     def told(self) -> str:
         """Who was lost, who goes on, in words."""
@@ -101,8 +133,22 @@ class Survivor:
         }
 
 
-def survive(policy: Policy, run: Callable[[Survivor], Result]) -> Result:
-    """What `run` returns where it has gone well on all members at last.
+@contextmanager
+def bounded(limit: float) -> Iterator[None]:
+    """In this block members agree, and recover; where that takes more than so many seconds (0: ever), all ranks end."""
+    said = f"{rank_of_world()}: has waited {limit:g} s for others to agree that ranks have died: stopped, or in a loop"
+    timer = threading.Timer(limit, abort, (HANGING, said))
+    timer.daemon = True
+    if limit:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def survive(policy: Policy, run: Callable[[Survivor], Result], limit: float) -> Result:
+    """What `run` returns where it has gone well on all members at last; `limit` as of `bounded`.
 
     Raises
     ------
@@ -120,6 +166,9 @@ def survive(policy: Policy, run: Callable[[Survivor], Result]) -> Result:
                 raise
             fine = False
         survivor.noticed = time.monotonic()
-        if members.agree(fine):
-            return result
-        members.recover()
+        survivor.relax()
+        with bounded(limit):
+            if members.agree(fine):
+                return result
+            members.recover()
+        survivor.rest()

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
 from parallel.elastic.chaos import result
+from parallel.elastic.heartbeat import Heartbeat, Stuck, born
 from parallel.elastic.ledger import Ledger, LedgerError
 from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.policy import Policy
@@ -43,6 +46,10 @@ def come_to(place):
         if (generation, number, where) == (members.generation, members.number, place):
             if what == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if what == "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while what == "loops":
+                pass
             raise ValueError("a mistake of one rank alone")
 
 def before(owner, name, place):
@@ -122,7 +129,7 @@ def assert_as_if_nothing_had_been(done, undisturbed, lost):
     assert (found["steps"], found["elastic"]["lost"]) == (undisturbed["steps"], lost), said
     assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
-    assert not list(out.rglob("*.tmp")) and not (out / "ledger").exists()
+    assert not list(out.rglob("*.tmp")) and not (out / "ledger").exists() and not (out / "beats").exists()
     return found
 
 
@@ -137,8 +144,8 @@ def test_the_others_go_on_down_to_one(survive, undisturbed):
 
 @needs_survivors
 def test_others_come_in_their_place(survive, undisturbed):
-    """In an update, an evaluation, at the end; while others recover; who has come before, too."""
-    blows = [(0, 1, "update of step 3"), (0, 0, "recovery"), (1, 1, "evaluation after step 7"), (2, 0, "end")]
+    """In an update, an evaluation, when the network is written; while others recover; who has come before, too."""
+    blows = [(0, 1, "update of step 3"), (0, 0, "recovery"), (1, 1, "evaluation after step 7"), (2, 0, "result")]
     done = survive(3, "respawn", *blows)
     found = assert_as_if_nothing_had_been(done, undisturbed, [0, 1, 1, 0])
     assert found["ranks"] == 3 and found["elastic"]["joined"] == [0, 1, 1, 0]
@@ -146,14 +153,15 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 @needs_survivors
 def test_shards_come_from_neighbours(survive, tmp_path):
-    """One dies four steps after the last copies were made, another when these steps were made again."""
+    """One dies three steps after the last copies were made, another by a mistake when they were made again."""
     options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
     command = [sys.executable, "scripts/train.py", *OPTIONS, *options, "--out", str(tmp_path / "whole")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
-    blows = (0, 1, "update of step 13"), (1, 2, "evaluation after step 14")
+    blows = (0, 1, "update of step 13"), (1, 2, "evaluation after step 14", "errs")
     done = survive(4, "shrink", *blows, options=options)
     assert_as_if_nothing_had_been(done, result(tmp_path / "whole"), [1, 2])
     assert re.search(r"lost so far: rank 1; 3 ranks go on .*, from step 10\n", done[1]), done[1]
+    assert "error on rank 2: a mistake of one rank alone" in done[1]
 
 
 @pytest.mark.mpi(ranks=3)
@@ -191,16 +199,62 @@ def test_copies_make_the_state_whole(comm):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
 def test_what_comes_after_training_is_done_again(survive, undisturbed):
-    done = survive(3, "shrink:min=1", (0, 0, "result"), (1, 2, "close"))
-    assert_as_if_nothing_had_been(done, undisturbed, [0, 2])
+    done = survive(4, "shrink:min=1", (0, 1, "end"), (1, 0, "result"), (2, 3, "close"))
+    assert_as_if_nothing_had_been(done, undisturbed, [1, 0, 3])
 
 
 @needs_survivors
-def test_a_mistake_of_one_rank_is_its_death(survive, undisturbed):
-    done = survive(3, "shrink", (0, 2, "step 6", "errs"))
+def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
+    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"))
+    assert_as_if_nothing_had_been(done, undisturbed, [1])
+    assert re.search(r"heartbeat: rank 1 \(process \d+ on \S+\) has been silent for .* s: killed", done[1]), done[1]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_a_rank_in_an_endless_loop_is_found_and_killed(survive, undisturbed):
+    done = survive(3, "shrink:loop=10", (0, 2, "step 6", "loops"))
     assert_as_if_nothing_had_been(done, undisturbed, [2])
-    assert "error on rank 2: a mistake of one rank alone" in done[1]
+    assert re.search(r"heartbeat: rank 2 has computed for .* s at \S+ in come_to, and made no step: killed", done[1])
+
+
+def test_who_waits_or_is_slow_is_in_no_loop():
+    stuck = Stuck(5)
+    assert not stuck.look(0, 1, False) and not stuck.look(5, 1, False) and stuck.look(5.5, 1, False)
+    assert not stuck.look(100, 1, True) and not stuck.look(104, 1, False), "it waits for others"
+    assert not stuck.look(108, 2, False) and not stuck.look(187, 2, False) and stuck.look(189, 2, False), "a slow one"
+    forever = Stuck(0)
+    assert not forever.look(0, 1, False) and not forever.look(1e9, 1, False)
+
+
+def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
+    """Of a process that is there, one that has gone, and one of another host."""
+    heart = Heartbeat(tmp_path, 0, 5, 0, True, lambda: 0)
+    other = subprocess.Popen(["sleep", "1000"])
+    host = socket.gethostname()
+    try:
+        files = {"1": f"{host} {other.pid} {born(other.pid)}", "2": f"{host} {other.pid} 0", "3": "elsewhere 1 1"}
+        for name, told in files.items():
+            (tmp_path / name).write_text(told)
+            heart._look_at(tmp_path / name)
+            os.utime(tmp_path / name, (0, 0))
+        assert not capsys.readouterr().err, "they have just shown that they live"
+        heart.kill = False
+        heart._look_at(tmp_path / "1")
+        heart._look_at(tmp_path / "1")
+        assert len(re.findall("rank 1 .* waited for", capsys.readouterr().err)) == 1 and other.poll() is None
+        heart.kill = True
+        heart._look_at(tmp_path / "2")
+        assert not (tmp_path / "2").exists() and other.poll() is None, "its number is another process's now"
+        heart._look_at(tmp_path / "3")
+        assert "on elsewhere) has been silent" in (said := capsys.readouterr().err) and said.endswith("waited for\n")
+        heart._look_at(tmp_path / "1")
+        assert other.wait(PATIENCE) == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.wait()
 
 
 @needs_survivors
@@ -214,7 +268,9 @@ def test_too_few_end_and_can_be_continued(survive, undisturbed):
 
 
 @needs_survivors
-@pytest.mark.parametrize(("skew", "times"), [("1", "0 times"), ("-1", "2 times")])
+@pytest.mark.parametrize(
+    ("skew", "times"), [("1", "0 times"), pytest.param("-1", "2 times", marks=pytest.mark.exhaustive)]
+)
 def test_control_samples_that_are_left_out_or_trained_twice_are_found(survive, skew, times):
     status, said, _ = survive(2, "shrink:min=1", (0, 1, "step 3"), SKEW=skew)
     assert status == 1 and re.search(rf"error: epoch 1: 32 samples .* \({times}\)", said), said
@@ -276,11 +332,13 @@ def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
 
 
 def test_what_cannot_be_is_refused(monkeypatch):
-    assert Policy.parse("shrink") == Policy(2, 10, "shrink") and Policy.parse("respawn:3,0") == Policy(3, 0, "respawn")
+    assert Policy.parse("shrink") == Policy() and Policy.parse("respawn:3,0") == Policy(3, 0, kind="respawn")
     for given, said in (
         ("grow", "expected one of shrink, respawn"),
         ("shrink:min=0", "min must be at least 1"),
         ("shrink:most=3", "what is 'most=3'"),
+        ("shrink:silent=shout", "silent must be one of kill, wait"),
+        ("shrink:heartbeat=-1", "heartbeat must be at least 0"),
     ):
         with pytest.raises(ValueError, match=said):
             Policy.parse(given)
