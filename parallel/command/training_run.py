@@ -6,17 +6,26 @@ import json
 import shlex
 import time
 import warnings
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import nn
-from nn.training import callbacks, checkpoints
+from nn.training import callbacks, checkpoints, keeping
 from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
-from parallel.command.rules import BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
+from parallel.command.rules import (
+    BETWEEN_RANKS,
+    check_alike,
+    check_checkpoints,
+    check_started,
+    kept_how,
+    lasting,
+    settings,
+)
 from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
 from parallel.launch import launcher
 from parallel.reports import inspection
@@ -76,13 +85,14 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
     out = Path(options.out)
-    if not point:
+    if not (again and (point or survivor.trained)):
         introduce(options, parts, trainer, say)
     if options.find_lr:
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
         trainer.close()
         return {}
-    kept = checkpoints.Checkpoints(out / "checkpoints", facts=lasting(options))
+    how = kept_how(options)
+    kept = checkpoints.Checkpoints(out / "checkpoints", how["keep"], lasting(options))
     if again:
         progress = go_on(options, trainer, kept, say, survivor, point)
     else:
@@ -100,7 +110,9 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
     hooks += [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
-    hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
+    termination = keeping.Termination()
+    keeper = keeping.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["later"], termination)
+    hooks += [keeper, survivor.keeper.end] if survivor else [keeper]
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
     chooser = None
@@ -109,17 +121,18 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     elif metric:
         chooser = callbacks.RestoreBest(kept, metric, say)
     hooks += [chooser] if chooser else []
-    training = nn.fit(
-        trainer,
-        survivor.ledger.loader(loaders.train, trainer) if survivor else loaders.train,
-        options.epochs,
-        hooks,
-        loaders.validation,
-        schedule,
-        progress,
-        options.accumulate,
-        loaders.test,
-    )
+    with termination, finishing(keeper):
+        training = nn.fit(
+            trainer,
+            survivor.ledger.loader(loaders.train, trainer) if survivor else loaders.train,
+            options.epochs,
+            hooks,
+            loaders.validation,
+            schedule,
+            progress,
+            options.accumulate,
+            loaders.test,
+        )
     if survivor:
         survivor.relax()
     if size > 1:
@@ -180,6 +193,18 @@ def introduce(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:
     say(f"{parts.data.name}: {describe_splits(parts.data)}")
     learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
     say(f"{describe_ranks(trainer, options)}; {learning}\n")
+
+
+@contextmanager
+def finishing(keeper: keeping.KeepCheckpoints):
+    """What was to be saved when an error ends training is: of all ranks, where all have that error."""
+    try:
+        yield
+    except nn.NonFiniteLoss:
+        keeper.finish()
+        raise
+    finally:
+        keeper.wait()
 
 
 def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:

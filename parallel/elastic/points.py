@@ -73,11 +73,13 @@ class Keeper(Callback):
             self.trains()
             self.point = self.trains = None
 
-    def on_end(self, training):
-        self.ended = True
-
     def _note(self, training: Training) -> None:
         self.progress = training.progress() | {"history": training.history[:]}
+
+    @property
+    def end(self) -> Callback:
+        """A callback behind what saves the last step: this member goes on from there, no more from its own state."""
+        return End(self)
 
     @property
     def step(self) -> int:
@@ -93,6 +95,16 @@ class Keeper(Callback):
         if self.training:
             return self.progress, self.training.trainer.state()
         return self.point.progress, self.point.state(None)
+
+
+class End(Callback):
+    """Tells a Keeper that all that was trained is saved."""
+
+    def __init__(self, keeper: Keeper):
+        self.keeper = keeper
+
+    def on_end(self, training):
+        self.keeper.ended = True
 
 
 def share(comm: MPI.Intracomm, keeper: Keeper) -> tuple[Point | None, bool]:
