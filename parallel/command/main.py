@@ -206,7 +206,8 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     while not next(failing):
         if time.monotonic() > end:
             if world.rank:
-                print(f"error on rank {world.rank}: {said}", file=sys.stderr, flush=True)
+                rank = members.number if members else world.rank
+                print(f"error on rank {rank}: {said}", file=sys.stderr, flush=True)
             if members:
                 os.kill(os.getpid(), signal.SIGKILL)  # a death, of which the others are told
             world.Abort(status)
