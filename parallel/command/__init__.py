@@ -8,6 +8,8 @@
 | rules.py | every refusal |
 | factory.py | data, network, loss, optimizer, loaders of given options |
 | axes.py | what --mesh and --pipeline say |
+| auto.py | --strategy auto: what the plan chooses |
+| sizes.py | bytes as people write them |
 | registry.py | strategies by name |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |

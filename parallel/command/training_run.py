@@ -15,7 +15,7 @@ from nn.training import callbacks, checkpoints
 from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
-from parallel.command.rules import BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
+from parallel.command.rules import AUTO, BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
 from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
 from parallel.launch import launcher
 from parallel.reports import inspection
@@ -44,6 +44,8 @@ def train(options: Options) -> dict:
 
     if world:
         agree_on_data(world, data)
+    if options.strategy_name == AUTO:
+        choose_strategy(options, parts, world, say)
     before = resident()
     traffic = counted(world) if options.memory and world else None
     trainer = make_trainer(options, parts, traffic or world)
@@ -142,6 +144,8 @@ def train(options: Options) -> dict:
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
     say(what_next(options))
     trainer.close()  # not after an error: it needs all ranks
+    if world:  # MPI would free what is left at its end, in an order of each rank's own, and wait for ever
+        world.release()
     return result
 
 
@@ -247,6 +251,16 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
     from parallel.command.registry import STRATEGIES
 
     return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
+
+
+def choose_strategy(options: Options, parts: Parts, world, say) -> None:
+    """The options that the plan chooses, on many ranks; one process has no choice."""
+    if world is None:
+        options.strategy = "ddp"
+        return
+    from parallel.command import auto
+
+    auto.settle(options, parts, world, say)
 
 
 def agree_on_data(world, data: nn.data.Data) -> None:

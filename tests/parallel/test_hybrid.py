@@ -1,5 +1,6 @@
 """Data x pipeline x tensor: every factorisation of the ranks computes what one process computes."""
 
+import json
 from functools import cache, partial
 from itertools import product
 
@@ -245,3 +246,36 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     with pytest.raises(NonFiniteLoss, match=r"parameter 2\.W"):
         many.step(x, y, total)
     many.close()
+
+
+@pytest.mark.mpi(ranks=4)
+def test_text_is_sampled_from_a_run_on_any_mesh(comm, shared_tmp_path, capsys):
+    """The same losses, and the same text: a run leaves the whole network, wherever its parts were."""
+    from parallel.command import sample
+    from parallel.command.training_run import train as run
+
+    text = shared_tmp_path / "said.txt"
+    if comm.rank == 0:
+        text.write_text("the cat sat on the mat. the dog sat on the log. " * 12)
+    comm.Barrier()
+    common = {"data": f"text:{text}", "length": 8, "model": "transformer:16,4,2,1", "dtype": "float64", "batch": 10}
+    common |= {"optimizer": "adam", "lr": 0.01, "epochs": 1, "limit": 50, "no_pictures": True, "validation": 0}
+    first, said = None, set()
+    for mesh in "data=4", "pipeline=4", "tensor=4", "data=2,pipeline=2", "pipeline=2,tensor=2":
+        line = f"1f1b:micro={MICRO}" if "pipeline" in mesh else None
+        out = shared_tmp_path / mesh
+        with np.errstate():
+            result = run(Options(**common, mesh=mesh, pipeline=line, out=str(out)))
+        found = {name: result[name] for name in ("loss", "accuracy", "steps")}
+        first = first or found
+        assert found == pytest.approx(first, rel=1e-10), mesh
+        comm.Barrier()
+        losses = [json.loads(row)["loss"] for row in (out / "metrics.jsonl").read_text().splitlines()]
+        assert losses and np.isfinite(losses).all()
+        capsys.readouterr()
+        if comm.rank == 0:
+            assert sample.main([str(out), "--prompt", "the ", "--length", "12", "--temperature", "0"]) == 0
+            told = capsys.readouterr().out
+            assert told.startswith("the ") and len(told) > 12
+            said.add((told, f"{losses[-1]:.9g}"))
+    assert comm.rank or len(said) == 1, said
