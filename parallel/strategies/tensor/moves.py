@@ -72,7 +72,8 @@ class Cut:
     def in_blocks(self, array: np.ndarray) -> np.ndarray:
         """A view with the axis as two: (..., blocks, entries of each, ...)."""
         axis = self.axis % array.ndim
-        return array.reshape(*array.shape[:axis], self.blocks, -1, *array.shape[axis + 1 :])
+        entries = array.shape[axis] // self.blocks  # also where there are no samples
+        return array.reshape(*array.shape[:axis], self.blocks, entries, *array.shape[axis + 1 :])
 
     def inside(self, array: np.ndarray, lo: int, hi: int) -> tuple:
         """The index of entries lo to hi of each block, for what `in_blocks` returns."""
