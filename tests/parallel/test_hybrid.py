@@ -250,8 +250,9 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
 
 @pytest.mark.mpi(ranks=4)
 def test_text_is_sampled_from_a_run_on_any_mesh(comm, shared_tmp_path, capsys):
-    """The same losses, and the same text: a run leaves the whole network, wherever its parts were."""
+    """The same losses, and the same text: a run leaves the whole network, wherever its parts were, and goes on on others."""
     from parallel.command import sample
+    from parallel.command.parsing import resumed
     from parallel.command.training_run import train as run
 
     text = shared_tmp_path / "said.txt"
@@ -279,3 +280,20 @@ def test_text_is_sampled_from_a_run_on_any_mesh(comm, shared_tmp_path, capsys):
             assert told.startswith("the ") and len(told) > 12
             said.add((told, f"{losses[-1]:.9g}"))
     assert comm.rank or len(said) == 1, said
+    second = None
+    for before, mesh, strategy in (
+        ("pipeline=2,tensor=2", "data=2,tensor=2", "zero1"),
+        ("pipeline=2,tensor=2", "data=2,pipeline=2", "zero1"),  # epoch 3, of shards of parts
+        ("data=4", "pipeline=2,tensor=2", "pipeline"),
+        ("data=4", "data=2,tensor=2", "fsdp"),
+    ):
+        given = {"resume": str(shared_tmp_path / before), "mesh": mesh, "strategy": strategy}
+        options = Options(**resumed(given))
+        options.epochs = options.epochs + 1
+        with np.errstate():
+            result = run(options)
+        comm.Barrier()
+        found = {name: result[name] for name in ("loss", "steps")}
+        second = second or {}
+        assert found == pytest.approx(second.setdefault(result["epochs"], found), rel=1e-10), (before, mesh)
+    assert sorted(second) == [2, 3]
