@@ -250,7 +250,7 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
 
 @pytest.mark.mpi(ranks=4)
 def test_text_is_sampled_from_a_run_on_any_mesh(comm, shared_tmp_path, capsys):
-    """The same losses, and the same text: a run leaves the whole network, wherever its parts were, and goes on on others."""
+    """The same losses, and the same text: a run leaves the whole network, wherever its parts were, and is resumed."""
     from parallel.command import sample
     from parallel.command.parsing import resumed
     from parallel.command.training_run import train as run
