@@ -230,6 +230,8 @@ def resumed(values: dict) -> dict:
             found.pop(name, None)
     if "mesh" not in values and ("strategy" in values or not fits(found, values)):
         found.pop("mesh", None)
+        if "tensor" not in values and name_of(str(found.get("strategy"))) != "tensor":
+            found.pop("tensor", None)
     if "strategy" in values and "pipeline" not in values:
         found.pop("pipeline", None)
     return found | {"out": str(directory)}
