@@ -102,7 +102,8 @@ def test_every_factorisation_computes_what_one_process_computes(comm):
     ranks, number = world(comm), 0
     for mesh in meshes(comm.size):
         for name, kind in product(MODELS, OPTIMIZERS):
-            if comm.size <= 4 or number % 3 == 0:
+            narrow = name in ("cnn", "resnet") and mesh[2] > 4  # with fewer channels than that
+            if not narrow and (comm.size <= 4 or number % 3 == 0):
                 assert_as_one_process(ranks, mesh, name, kind, schedule_of(number, mesh))
             number += 1
 
