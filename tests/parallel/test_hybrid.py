@@ -27,9 +27,10 @@ MODELS = NETWORKS | {"transformer": transformer}
 
 
 @cache
-def reference(name, kind):
+def reference(name, kind, sizes=(10, 10, 3)):
     """(trainer, losses) of one process."""
-    return one_process(MODELS[name](), OPTIMIZERS[kind](), MICRO)
+    one = nn.Serial(MODELS[name](), nn.CrossEntropyLoss(), OPTIMIZERS[kind](), SEED)
+    return one, train(one, MICRO, sizes)
 
 
 def schedule_of(number, mesh):
@@ -56,7 +57,7 @@ def trainer(ranks, mesh, network, optimizer, schedule="1f1b", strategy="ddp", **
 
     text = ",".join(f"{axis}={size}" for axis, size in zip(("data", "pipeline", "tensor"), mesh, strict=True))
     line = f"{schedule}:micro={MICRO}" if mesh[1] > 1 else None
-    options = Options(strategy=strategy, mesh=text, pipeline=line, seed=SEED, batch=10, **more)
+    options = Options(strategy=strategy, mesh=text, pipeline=line, seed=SEED, batch=32, **more)
     return STRATEGIES[options.strategy_name](options, network, nn.CrossEntropyLoss(), optimizer, ranks)
 
 
@@ -68,14 +69,16 @@ def assert_as_one_process(ranks, mesh, name, kind, schedule="1f1b", **more):
     """Losses, parameters, moments and statistics; with batch normalisation, those of data parallelism alone."""
     from parallel import DistributedDataParallel
 
-    build, optimizer, sizes, one = MODELS[name], OPTIMIZERS[kind], (10, 10, 3), None
+    build, optimizer = MODELS[name], OPTIMIZERS[kind]
+    sizes = (10, 10, 3) if ranks.size <= 4 else (32, 32, 25)
     if mesh[0] > 1 and build in (cnn, resnet):
-        sizes, build = (10, 10, 9), partial(cnn, True) if build is cnn else build  # of 3 some have none
+        sizes = (*sizes[:2], max(9, sizes[2]))  # of 3 some have none
+        build = partial(cnn, True) if build is cnn else build
         peers = ranks.Split(ranks.rank % (mesh[1] * mesh[2]), ranks.rank)
         one = DistributedDataParallel(build(), nn.CrossEntropyLoss(), optimizer(), peers, SEED, node_memory="off")
         losses = train(one, MICRO, sizes)
     else:
-        one, losses = reference(name, kind)
+        one, losses = reference(name, kind, sizes)
     many = trainer(ranks, mesh, build(), optimizer(), schedule, **more)
     case = f"{name}, {kind}, data x pipeline x tensor {mesh}, {schedule}, {more}"
     np.testing.assert_allclose(steps(many, mesh, sizes), losses, rtol=1e-12, err_msg=case)
