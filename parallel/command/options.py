@@ -113,10 +113,10 @@ class RanksOptions:
     )
     strategy: str = option(
         "ddp",
-        "how ranks share the work",
+        "how ranks share the work; auto: what is fastest of all that is measured and priced",
         (
             "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
-            "easgd", "sandblaster",
+            "easgd", "sandblaster", "auto",
         ),
         metavar="NAME[:KEYS]",
         everyday=True,
@@ -193,6 +193,9 @@ class MeshOptions:
         "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
         "with what lies between them cut by the places of a sequence",
         ("pairs", "width", "sequence"),
+    )
+    memory_limit: str | None = option(
+        None, "auto: bytes that a rank may keep, such as 16GiB: what needs more is left out", metavar="BYTES"
     )
     owt: str = option(
         "all",
