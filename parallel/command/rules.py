@@ -252,9 +252,25 @@ def _layers_together(options: Options) -> None:
         raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
 
 
+def _samples_together(options: Options) -> None:
+    """Ranks that compute rows of the same images, or branches: with what, and no other way beside it."""
+    axis = axes.together(options)
+    if not axis:
+        return
+    given = axes.mesh(options)
+    if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
+        raise OptionError(f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: leave one out")
+    for name in ("reproducible", "compress", "consistency"):
+        if changed(options, [name]):
+            why = why_not(axis, options.compress if name == "compress" else None, name)
+            raise OptionError(
+                f"{flag(name)} does not go with --mesh {options.mesh}{': ' * bool(why)}{why}: leave it out"
+            )
+
+
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _line_search, _one_batch_for_the_rate, _stages, _layers_together,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together, _samples_together,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -471,6 +487,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
+    from parallel.strategies.operators import branches, space
     from parallel.strategies.tensor import boundary, rewriting
 
     if options.compress:
@@ -504,6 +521,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return found["data"]
     if not launcher.inside():
         check_one_node(options)
+    if axis := axes.together(options):
+        {"space": space.cut, "branch": branches.deal}[axis](network, 0, found[axis])
+        return found["data"]
     if options.strategy_name == "dp":
         check_scattered(options, ranks)
     if options.strategy_name == "owt":

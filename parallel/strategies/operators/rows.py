@@ -89,13 +89,21 @@ class WindowRows(Inner):
         return np.ascontiguousarray(rows[slice(*self.out), self.halo.lo : self.halo.hi]), columns
 
     def forward(self, p, x, run):
-        halo = self.halo
-        x = halo.keep(x, run) if self.whole else halo.fetch(x, run)
+        theirs = None if self.whole else self.halo.receive(x, run)
+        rows = self._needed(x, theirs, run)
         if isinstance(self.layer, MaxPool2d) and any(self.outside):
-            x = self._surrounded(x, run)
-        return self.rows.forward(p, x, run)
+            rows = self._surrounded(rows, run)
+        y, saved = self.rows.forward(p, rows, run)
+        if isinstance(self.layer, Conv2d):  # which saves all rows that it needs: they are put together once more
+            saved = x, theirs
+        return y, saved
+
+    def _needed(self, x, theirs, run):
+        return self.halo.keep(x, run) if self.whole else self.halo.put_together(x, theirs, run)
 
     def backward(self, p, g, gy, saved, run):
+        if isinstance(self.layer, Conv2d):
+            saved = self._needed(*saved, run)
         gx = self.rows.backward(p, g, gy, saved, run)
         if gx is None or not run.wants_gx:
             return None
