@@ -165,6 +165,11 @@ class Halo:
             self.plans[key] = mine, theirs, *plans
         return self.plans[key]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of messages."""
+        return sum(mine.nbytes + theirs.nbytes for mine, theirs, *_ in self.plans.values())
+
     def close(self) -> None:
         """Free the plans (collective)."""
         for *_, there, back in self.plans.values():

@@ -6,7 +6,7 @@ What lies outside the image is what one process has there: zeros around a convol
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -126,10 +126,6 @@ class WindowRows(Inner):
         found[:, above : above + x.shape[1]] = x
         return found
 
-    def close(self) -> None:
-        """Free what messages need (collective)."""
-        self.halo.close()
-
 
 class BatchNormRows(Inner):
     """Statistics over all rows, of the ranks that have them; with `synchronized` over all samples, too."""
@@ -191,9 +187,9 @@ class GlobalMaxRows(Inner):
         return self.layer.backward(p, g, np.multiply(gy, won, run.empty(gy.shape, gy.dtype)), saved, run)
 
 
-def closed(layers: Sequence[Layer]) -> None:
-    """Free what messages of these layers, and those inside, need (collective)."""
-    for layer in layers:
-        if isinstance(layer, WindowRows):
-            layer.close()
-        closed(list(layer.children().values()))
+def halos(layer: Layer) -> Iterator[Halo]:
+    """Those of a layer and of the layers inside."""
+    if isinstance(layer, WindowRows):
+        yield layer.halo
+    for child in layer.children().values():
+        yield from halos(child)
