@@ -196,6 +196,11 @@ class Mesh:
         if self.model:
             self.model.Allreduce(self.in_place, array)
 
+    def sum_tensor(self, array: np.ndarray) -> None:
+        """Sum an array over the ranks that have the other parts of this one's tensors, in place."""
+        if self.tensor:
+            self.tensor.Allreduce(self.in_place, array)
+
     def sum_all(self, array: np.ndarray) -> None:
         """Sum an array over all ranks, in place."""
         if self.communicator:

@@ -63,6 +63,12 @@ class Cut:
         lo, hi = self.bounds(group.rank, group.size)
         return self.blocks * (hi - lo)
 
+    def part_of(self, shape: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
+        """The shape of a rank's part of one sample, of that of the whole."""
+        lo, hi = self.bounds(rank, ranks)
+        axis = (self.axis if self.axis < 0 else self.axis - 1) % len(shape)
+        return (*shape[:axis], self.blocks * (hi - lo), *shape[axis + 1 :])
+
     def in_blocks(self, array: np.ndarray) -> np.ndarray:
         """A view with the axis as two: (..., blocks, entries of each, ...)."""
         axis = self.axis % array.ndim
