@@ -371,7 +371,7 @@ def test_branches_are_dealt_by_what_they_cost():
         ("--mesh space=2,branch=2", "axes space and branch do not go together"),
         ("--mesh space=2,pipeline=2", "axes space and pipeline do not go together"),
         ("--mesh space=2,tensor=2", "axes space and tensor do not go together"),
-        ("--mesh space=2 --strategy fsdp", "has no effect with --strategy fsdp"),
+        ("--mesh space=2 --strategy ps", "has no effect with --strategy ps"),
         ("--mesh space=2 --strategy zero1", "--strategy zero1 has no axis space: leave it out, or use ddp"),
         ("--mesh space=2 --reproducible 4", "--reproducible does not go with --mesh space=2: what is added up"),
         ("--mesh space=2 --compress fp16", "--compress does not go with --mesh space=2: the terms of ranks"),
