@@ -179,7 +179,9 @@ class MeshOptions:
     """How ranks share the network itself."""
 
     mesh: str | None = option(
-        None, "ranks along each axis, such as data=2,pipeline=2 or data=2,tensor=2", metavar="AXIS=RANKS,..."
+        None,
+        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2",
+        metavar="AXIS=RANKS,...",
     )
     pipeline: str | None = option(
         None,

@@ -276,7 +276,7 @@ def _survivors(options: Options) -> None:
     can = ", ".join(name for name, can in CAPABILITIES.items() if can.elastic)
     if not (LATE if options.late else CAPABILITIES)[options.strategy_name].elastic:
         raise OptionError(f"--elastic does not go with {how}: what a rank alone has is lost with it: use {can}")
-    if axes.is_pipeline(options) or axes.is_tensor(options):
+    if axes.is_pipeline(options) or axes.is_tensor(options) or axes.together(options):
         raise OptionError(f"--elastic does not go with parts of the network on different ranks: use {can} on all ranks")
     for name, values, why in (
         ("compress", None, "what a rank has left out so far is lost with it"),
@@ -291,6 +291,17 @@ def _survivors(options: Options) -> None:
     ):
         if changed(options, [name]) and (values is None or getattr(options, name) in values):
             raise OptionError(f"{flag(name)} does not go with --elastic: {why}: leave one of them out")
+
+
+def _samples_together(options: Options) -> None:
+    """Ranks that compute rows of the same images, or branches: with what, and no other way beside it."""
+    axis = axes.together(options)
+    if not axis:
+        return
+    given = axes.mesh(options)
+    if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
+        raise OptionError(f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: leave one out")
+    _of_axis(options, axis, f"--mesh {options.mesh}")
 
 
 def _of_axis(options: Options, axis: str, what: str) -> None:
@@ -320,7 +331,7 @@ def _auto(options: Options) -> None:
 OF_AUTO = (_values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto)
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _line_search, _one_batch_for_the_rate, _stages, _layers_together, kept_how, _survivors,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together, _samples_together, kept_how, _survivors,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -550,6 +561,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
+    from parallel.strategies.operators import branches, space
     from parallel.strategies.tensor import boundary, rewriting
 
     if options.strategy_name == AUTO:  # what is chosen is asked then
@@ -585,6 +597,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return found["data"]
     if not launcher.inside():
         check_one_node(options)
+    if axis := axes.together(options):
+        {"space": space.cut, "branch": branches.deal}[axis](network, 0, found[axis])
+        return found["data"]
     if options.strategy_name == "dp":
         check_scattered(options, ranks)
     if options.strategy_name == "owt":
