@@ -166,4 +166,10 @@ def test_what_the_learner_raises_is_told_with_its_line(checks):
 
     with pytest.raises(module.NotYet, match=r"`divide` raises ZeroDivisionError: .*, at `return x / 0`"):
         module.call(divide, 1)
+
+    def multiply(x):
+        return np.matmul(x, x.reshape(1, -1)[:, :1, None].sum(axis=3))
+
+    with pytest.raises(module.NotYet, match=r"`multiply` raises AxisError: .*, at `return np\.matmul"):
+        module.call(multiply, np.ones(3))  # raised within NumPy: the learner's line is told
     assert module.NotYet("why")._render_traceback_() == ["Not yet. why"]
