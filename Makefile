@@ -13,11 +13,14 @@ help:  ## list the targets
 train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RANKS=n for others)
 	$(BIN)/python scripts/train.py --ranks $(RANKS)
 
+# Several files at a time: most of a test on ranks is waiting for processes to start, or for each other.
+PYTEST  = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
 test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
-	$(BIN)/python -m pytest -m "not exhaustive"
+	$(PYTEST) -m "not exhaustive"
 
 test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb and the students' versions with gaps; run them
 	$(BIN)/python scripts/course.py --run

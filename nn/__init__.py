@@ -26,6 +26,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.recurrent import LSTM, Recurrent
 from nn.layers.reshaping import Flatten, Reshape
 from nn.losses import (
     BCEWithLogitsLoss,
@@ -40,9 +41,10 @@ from nn.losses import (
 from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
 from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
 from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
-from nn.training.callbacks import EarlyStopping, KeepCheckpoints, Metrics, Progress, RestoreBest
+from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
 from nn.training.checkpoints import CheckpointError, Checkpoints
 from nn.training.fit import Callback, Training, evaluate, fit
+from nn.training.keeping import KeepCheckpoints
 from nn.training.serial import NonFiniteLoss, Serial
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "LAMB",
     "LARS",
     "LBFGS",
+    "LSTM",
     "SGD",
     "Adagrad",
     "Adam",
@@ -106,6 +109,7 @@ __all__ = [
     "RMSprop",
     "ReLU",
     "Recompute",
+    "Recurrent",
     "Region",
     "Reshape",
     "Residual",

@@ -6,6 +6,7 @@
 | `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
 | `expect(ok, sentence, draw)` | anything else |
+| `show(figure)` | a figure of the library's, or those of pyplot |
 | `graded(grade)` | a puzzle of `collectives.puzzles`, or a report of `collectives.check` |
 | `right(sentence)` | what is said when all is well |
 """
@@ -58,12 +59,20 @@ def right(sentence: str) -> None:
 
 
 def expect(ok: bool, sentence: str, draw=None) -> None:
-    """Unless `ok`: draw, and raise NotYet with the sentence."""
+    """Unless `ok`: draw, and raise NotYet with the sentence. What `draw` returns, if a figure, is shown."""
     if not ok:
         if draw is not None:
-            draw()
-            plt.show()
+            show(draw())
         raise NotYet(sentence)
+
+
+def show(figure=None) -> None:
+    """A figure of the library's, which pyplot does not know; else those of pyplot."""
+    if hasattr(figure, "savefig"):
+        from IPython.display import display
+
+        display(figure)
+    plt.show()
 
 
 def call(function, *arguments, **named):
@@ -117,9 +126,7 @@ def same(got, want, name: str, *, tolerance: float = 1e-9, draw=None) -> None:
     bound = tolerance * max(float(np.abs(want).max(initial=0)), 1e-300)
     if (off <= bound).all():  # nan is not
         return
-    draw = draw or draw_both
-    draw(got, want)
-    plt.show()
+    show((draw or draw_both)(got, want))
     raise NotYet(f"{name}: {difference(got, want, off, bound)}")
 
 
@@ -169,8 +176,6 @@ def draw_both(got, want) -> None:
 def graded(grade) -> None:
     """Print what the grader of a puzzle, or `collectives.check`, says. Not right: draw it, and raise NotYet."""
     if not grade:
-        from IPython.display import display
-
-        display(grade.draw())
+        show(grade.draw())
         raise NotYet(str(grade))
     print(grade)

@@ -26,6 +26,7 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
 from nn.training.serial import Serial, check_parts, state_kinds
+from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import Homes
 from parallel.exchange.tail import Tail, differ
@@ -34,7 +35,7 @@ from parallel.passes.whole import MicroBatch, Whole
 
 __all__ = ["CheckReplicas", "ReplicaError", "Trainer", "agree", "data_facts"]
 
-GROUPS = ("data", "tensor")  # the axes along which layers may ask other ranks
+GROUPS = ("data", "tensor", "space", "branch")  # the axes along which layers may ask other ranks
 
 
 class Trainer(Serial):
@@ -96,8 +97,11 @@ class Trainer(Serial):
     gradients = property(lambda self: self.exchange.gradients)
     slots = property(lambda self: self.exchange.slots)
     phases = property(lambda self: self.exchange.phases + self.pass_.phases)
-    sends = property(lambda self: "" if self.mesh.model else self.exchange.sends)  # activations travel, too
+    sends = property(lambda self: self.exchange.sends if self.mesh.line is self.mesh else "")  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
+    apart = property(lambda self: self.exchange.apart)
+    scattered = property(lambda self: self.mesh.size > 1 and (self.exchange.from_first or self.homes is not None))
+    on_disk = property(lambda self: self.exchange.offload is not None)
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -290,6 +294,18 @@ class Trainer(Serial):
         mine = chain(self.exchange.entries(), self.running())
         yield from self.homes.collect(mine, self._kinds()) if self.homes else mine
 
+    def fragments(self):
+        """As for Serial (collective)."""
+        self.settle()
+        if self.writer:
+            yield Fragment("steps", np.array(self.steps))
+            if self.loss_scale:
+                yield Fragment("loss_scale", self.loss_scale.array)
+        mine = self.exchange.fragments()
+        if self.mesh.line.rank == 0:
+            mine = chain(mine, (Fragment(name, array) for name, array in self.running()))
+        yield from self.homes.fragments(mine) if self.homes else mine
+
     def _kinds(self) -> dict[str, tuple]:
         """Name -> (shape, dtype) of the state of the whole network."""
         return state_kinds(self.network, self.optimizer.slots)
@@ -347,7 +363,7 @@ class Trainer(Serial):
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}
-        found = self._differing(self.mesh.data, mine)
+        found = self._differing(self.mesh.line.data, mine)
         if self.mesh.tensor:  # what is not cut is whole on every rank
             whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
             found = found or self._differing(self.mesh.tensor, whole)
@@ -388,7 +404,12 @@ class Trainer(Serial):
 
     def bytes_sent(self) -> dict[str, float]:
         """What compression saves; see Exchange.bytes_sent (collective)."""
-        return self.exchange.bytes_sent()
+        found = self.exchange.bytes_sent()
+        if self.mesh.model and found:  # ranks with other parts of the network send other bytes
+            mean = np.array(list(found.values()))
+            self.mesh.sum_model(mean)
+            found = dict(zip(found, (mean / self.mesh.model.size).tolist(), strict=True))
+        return found
 
     def describe(self):
         return "; ".join(filter(None, (self.exchange.describe(), self.pass_.describe())))

@@ -35,6 +35,7 @@ GAP = re.compile(
 )
 MARK = re.compile(r"^ *# (gap: |solution$|end$)", re.MULTILINE)
 CHECK = re.compile(r"\bchecks\.(?!style\b)")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LIMIT = 120  # seconds of a cell, on a machine that is busy with other work
 
 
@@ -122,7 +123,7 @@ def run(solved, gaps) -> int:
         except CellExecutionError as error:
             if error.ename == "NotYet":
                 return error.evalue
-            raise Wrong(f"cell {number}:\n{error}") from None
+            raise Wrong(f"cell {number}:\n" + COLOUR.sub("", error.traceback)) from None
         except CellTimeoutError:
             raise Wrong(f"cell {number} takes more than {LIMIT} s:\n{cell.source}") from None
         return ""
