@@ -400,7 +400,7 @@ def walk(worker, steps=12, fetch=4, push=2):
     server = Server(np.array([1.0, 1.0]), 0.1)
     w, gathered, places = np.zeros(2), np.zeros(2), []
     for step in range(steps):
-        checks.call(lambda: worker(step, w, gathered, server, bowl, 0.1, fetch, push) or 0)  # noqa: B023
+        checks.change(worker, step, w, gathered, server, bowl, 0.1, fetch, push)
         places.append(w.copy())
     return np.array(places), server.log
 

@@ -407,8 +407,8 @@ draw_map(sizes, batches, winners, "VGG-16, 25 Gbit/s a node of 4, 16 GB a rank: 
 
 # %% [markdown]
 # Many samples for each rank: plain data parallelism. Few samples for many ranks: the sum of 138 million gradients
-# weighs more than the work, and cuts of another kind win. (Where a field differs from all around it, two strategies are nearly
-# equally fast.)
+# weighs more than the work, and cuts of another kind win. (Where a field differs from all around it, two strategies
+# are nearly equally fast.)
 #
 # ## 7. Months in one line
 #
