@@ -237,7 +237,7 @@ def draw_rates(got, want):
     for first in np.flatnonzero(~np.isclose(got, want))[:1]:
         ax.plot(first, want[first], "x", ms=13, mew=3, color=INK, label=f"the first that differs: step {first}")
     ax.set(xlabel="step", ylabel="learning rate", title="warm-up from 0.015 to 0.24 in 10 steps", ylim=(0, 0.3))
-    ax.legend(loc="lower right")
+    ax.legend(loc="upper left")
 
 
 wanted = [Warmup(lambda step: 0.24, 10, start=0.015)(step) for step in range(15)]

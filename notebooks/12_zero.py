@@ -86,7 +86,7 @@ def draw_bytes(got, want=None):
     ax.bar_label(ax.containers[len(PARTS) - 1], [f" {v:.3g}" for v in got.sum(1)])
     ax.set_yticks(range(4), ["replicated", "stage 1", "stage 2", "stage 3"])
     ax.invert_yaxis()
-    ax.set(xlabel="GB a rank", title="7.5 billion parameters on 64 ranks, Adam, float32")
+    ax.set(xlabel="GB a rank", title="7.5 billion parameters on 64 ranks, Adam, float32", xlim=(0, 165))
     ax.legend(loc="lower right")
 
 

@@ -212,7 +212,7 @@ print(puzzles.zero_bubble)
 
 # %% [markdown]
 # **Exercise 3.** An order of ("F", i), ("I", i), ("W", i). (What is there is 1F1B with I and W one after the other:
-# it is right, and takes 33.) Hints: warm up with one forward more than 1F1B, p - s; then I, *an older* W, F by turns.
+# it is right, and takes 30.) Hints: warm up with one forward more than 1F1B, p - s; then I, *an older* W, F by turns.
 # The first stage has nothing to wait for, the last one waits longest at the beginning: so let W lag behind I by s
 # micro-batches on stage s.
 

@@ -117,7 +117,7 @@ def test_branches_on_different_ranks(comm, ranks):
 
 @pytest.mark.mpi(ranks=4)
 def test_groups_share_a_batch(comm):
-    """--mesh data=2,space=2: batches of one sample, too, of which a group has none; statistics over all ranks or not."""
+    """--mesh data=2,space=2: batches of one sample, too, of which a group has none; statistics of all ranks or not."""
     messages = {"node_memory": "off", "overlap": "thread"}
     for make, kind, ranks, more, exchange in (
         (convolutions, "SpatialParallel", {"space": 2}, {"synchronized": True}, messages),
