@@ -166,6 +166,9 @@ def test_what_the_learner_raises_is_told_with_its_line(checks):
 
     with pytest.raises(module.NotYet, match=r"`divide` raises ZeroDivisionError: .*, at `return x / 0`"):
         module.call(divide, 1)
+    with pytest.raises(module.NotYet, match="`divide` raises"):
+        module.change(divide, 1)
+    assert module.change(list) == [] and module.change(print) is None, "what changes its arguments need not return"
 
     def multiply(x):
         return np.matmul(x, x.reshape(1, -1)[:, :1, None].sum(axis=3))
