@@ -84,10 +84,11 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
     if "tensor" not in given and options.strategy_name == "tensor":
         given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
     try:
-        return sizes(ranks, **given)
+        found = sizes(ranks, **given)
     except ValueError as error:
         text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
         raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
+    return {axis: found[axis] for axis in AXES}
 
 
 def schedule(options: Options) -> Schedule:

@@ -113,10 +113,10 @@ class RanksOptions:
     )
     strategy: str = option(
         "ddp",
-        "how ranks share the work",
+        "how ranks share the work; auto: what is fastest of all that is measured and priced",
         (
             "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
-            "easgd", "sandblaster",
+            "easgd", "sandblaster", "auto",
         ),
         metavar="NAME[:KEYS]",
         everyday=True,
@@ -196,6 +196,9 @@ class MeshOptions:
         "with what lies between them cut by the places of a sequence",
         ("pairs", "width", "sequence"),
     )
+    memory_limit: str | None = option(
+        None, "auto: bytes that a rank may keep, such as 16GiB: what needs more is left out", metavar="BYTES"
+    )
     owt: str = option(
         "all",
         "owt: how activations go from convolutions to linear layers: everybody's, one rank's in turn, shares of "
@@ -222,6 +225,12 @@ class RunOptions:
         keys=True,
     )
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
+    elastic: str | None = option(
+        None,
+        "go on where ranks die: shrink:min=2 without them, as long as so many are left; respawn:min=2 with others in "
+        "their place; buddy=10: neighbours have copies of shards, at most so many steps old (Open MPI 5)",
+        metavar="KIND[:KEYS]",
+    )
     watch: float = option(
         300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
     )

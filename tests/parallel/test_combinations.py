@@ -131,7 +131,7 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
 
     fitting = ["--strategy", strategy, *(["--optimizer", "lbfgs"] if strategy == "sandblaster" else [])]
     for method in ALL:
-        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,10"]
+        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,9,9,10"]
         why = why_not(strategy, method)
         assert bool(why) == (method not in CAPABILITIES[strategy].compress)
         if why:
