@@ -327,7 +327,7 @@ from parallel.launch import launcher
 
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 if not launcher.inside():
-    sys.exit(launcher.run([__file__, *sys.argv[1:]], 2, timeout=60))  # this program again, on two ranks
+    sys.exit(launcher.run([__file__, *sys.argv[1:]], 2, timeout=100))  # this program again, on two ranks
 
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
