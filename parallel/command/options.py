@@ -220,6 +220,12 @@ class RunOptions:
         keys=True,
     )
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
+    elastic: str | None = option(
+        None,
+        "go on where ranks die: shrink:min=2 without them, as long as so many are left; respawn:min=2 with others in "
+        "their place; buddy=10: neighbours have copies of shards, at most so many steps old (Open MPI 5)",
+        metavar="KIND[:KEYS]",
+    )
     watch: float = option(
         300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
     )

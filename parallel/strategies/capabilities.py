@@ -39,6 +39,8 @@ class Capabilities:
         Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
+    elastic : bool
+        Whether it goes on where a rank dies (--elastic): others have what it had, or a copy.
     apart : bool
         Whether ranks make steps of their own, so that the result is another one than one process's.
     """
@@ -53,6 +55,7 @@ class Capabilities:
     reproducible: bool = True
     mixed: bool = False
     norms: str = ""
+    elastic: bool = False
     apart: bool = False
 
 
@@ -61,6 +64,7 @@ SHARDED = Capabilities(
     axes=("data", "tensor"),
     not_stages="a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1",
     mixed=True,
+    elastic=True,
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
@@ -72,7 +76,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=ALL_AXES, mixed=True),
+    "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
     "zero1": replace(SHARDED, axes=ALL_AXES, not_stages=""),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -160,7 +164,7 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
-    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`"]
+    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`", "`--elastic`"]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
     late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
@@ -170,7 +174,8 @@ def matrix() -> str:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        row = [", ".join(can.axes) or "none", *yes, methods, shards, ("no", "yes")[can.mixed]]
+        more = [("no", "yes")[ability] for ability in (can.mixed, can.elastic)]
+        row = [", ".join(can.axes) or "none", *yes, methods, shards, *more]
         lines.append(f"| `{strategy}` | {' | '.join(row)} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     stages = [f"`{name}`" for name, can in CAPABILITIES.items() if can.not_stages]
