@@ -141,7 +141,7 @@ plt.show()
 # that every run gives the same bits.
 
 # %%
-# %%mpi -n 3 --with gradient,X,y -o path -t 20
+# %%mpi -n 3 --with gradient,X,y -o path -t 30
 import numpy as np
 from mpi4py import MPI
 

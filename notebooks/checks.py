@@ -69,7 +69,7 @@ def expect(ok: bool, sentence: str, draw=None) -> None:
 
 def show(figure=None) -> None:
     """A figure of the library's, which pyplot does not know; else those of pyplot."""
-    if hasattr(figure, "savefig"):
+    if hasattr(figure, "savefig") and not plt.fignum_exists(getattr(figure, "number", -1)):
         from IPython.display import display
 
         display(figure)
@@ -101,7 +101,7 @@ def change(function, *arguments, **named):
         return function(*arguments, **named)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename != __file__ and frame.line]
+        own = [f for f in frames if f.line and f.filename != __file__ and "site-packages" not in f.filename]
         where = f", at `{own[-1].line}`" if own else ""
         raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.") from None
 

@@ -169,4 +169,10 @@ def test_what_the_learner_raises_is_told_with_its_line(checks):
     with pytest.raises(module.NotYet, match="`divide` raises"):
         module.change(divide, 1)
     assert module.change(list) == [] and module.change(print) is None, "what changes its arguments need not return"
+
+    def multiply(x):
+        return np.matmul(x, x.reshape(1, -1)[:, :1, None].sum(axis=3))
+
+    with pytest.raises(module.NotYet, match=r"`multiply` raises AxisError: .*, at `return np\.matmul"):
+        module.call(multiply, np.ones(3))  # raised within NumPy: the learner's line is told
     assert module.NotYet("why")._render_traceback_() == ["Not yet. why"]
