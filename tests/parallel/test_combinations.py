@@ -70,6 +70,8 @@ def test_every_declared_combination_is_what_one_process_computes(comm):
             assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh})
         if "tensor" in can.axes:
             assert_as_one_process(comm, {"strategy": strategy, "mesh": "tensor=3"})
+        if "space" in can.axes:
+            assert_as_one_process(comm, {"strategy": strategy, "mesh": "space=3"}, cnn)
         if can.synchronized and can.parts:  # else over micro-batches
             assert_as_one_process(comm, {"strategy": strategy}, cnn)
 
