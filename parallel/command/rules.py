@@ -328,7 +328,9 @@ def _auto(options: Options) -> None:
             raise OptionError(f"--memory-limit: {error}") from None
 
 
-OF_AUTO = (_values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto)
+OF_AUTO = (
+    _values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto, kept_how,
+)  # fmt: skip
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
     _line_search, _one_batch_for_the_rate, _stages, _layers_together, _samples_together, kept_how, _survivors,

@@ -28,7 +28,7 @@ def test_a_rank_by_itself():
     check(Group(), 0, 1)
     run = network().run()
     assert run.group("data").size == run.group("tensor").size == 1
-    with pytest.raises(ValueError, match="data or tensor, not 'date'"):
+    with pytest.raises(ValueError, match="data or tensor or space or branch, not 'date'"):
         run.group("date")
 
 

@@ -14,6 +14,7 @@ from parallel.command.parsing import parse, resumed
 from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
+ONE = dict.fromkeys(axes.AXES, 1)  # rank along each axis
 TEXT = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 REFUSED = {
     "--mesh data=2,pipeline=2 --ranks 3": "does not make 3 ranks: each axis needs one of 1, 3 ranks",
@@ -80,7 +81,7 @@ def test_what_cannot_be_is_refused_before_ranks_start(words, files):
 
 def test_texts_become_arguments(files):
     options = Options(pipeline="interleaved:micro=6,chunks=3,cuts=1/2/3", batch=12)
-    assert axes.is_pipeline(options) and axes.sizes(options, 4) == {"data": 1, "pipeline": 4, "tensor": 1}
+    assert axes.is_pipeline(options) and axes.sizes(options, 4) == ONE | {"pipeline": 4}
     found = axes.arguments(options, 2)
     assert found == {"schedule": "interleaved", "micro_batches": 6, "chunks": 3, "cuts": [1, 2, 3], "recompute": False}
     assert axes.arguments(Options(pipeline="gpipe:recompute", batch=12), 2)["recompute"]
@@ -88,7 +89,7 @@ def test_texts_become_arguments(files):
     written = axes.arguments(Options(pipeline="mine.csv"), 1)
     assert written["micro_batches"] == 2 and len(written["schedule"]) == 2
     assert axes.arguments(Options(pipeline="pipedream:vertical_sync"), 1)["vertical_sync"]
-    assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == {"data": 2, "pipeline": 3, "tensor": 1}
+    assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == ONE | {"data": 2, "pipeline": 3}
     assert not axes.is_pipeline(Options(mesh="data=2"))
     prepare(parse(["--pipeline", "mine.csv", "--ranks", "2", "--limit", "60"]))
 
