@@ -13,15 +13,18 @@ help:  ## list the targets
 train: $(VENV)/.train  ## train a CNN on real handwritten digits on 2 ranks (RANKS=n for others)
 	$(BIN)/python scripts/train.py --ranks $(RANKS)
 
+# Several files at a time: most of a test on ranks is waiting for processes to start, or for each other.
+PYTEST  = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
 test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
-	$(BIN)/python -m pytest -m "not exhaustive"
+	$(PYTEST) -m "not exhaustive"
 
 test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb from the .py sources and run them
 	$(BIN)/jupytext --to ipynb notebooks/*.py
-	$(BIN)/python -m pytest --nbmake notebooks/*.ipynb -p no:cacheprovider
+	$(PYTEST) --nbmake notebooks/*.ipynb -p no:cacheprovider
 
 bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in runs/
 	mkdir -p runs

@@ -211,6 +211,7 @@ class Communicator(MPI.Intracomm):
             f"rank {rank} has left a collective before its end (at {place}: {type(error).__name__}), and its messages "
             f"may still come: go on with another Communicator, or with this one after release() on all ranks"
         )
+        self._queue.broken = self._broken
         self._stand_in_front(False)
         self._cache.known.entries.clear()
         self._plans = Broken(self._broken)

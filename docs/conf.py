@@ -17,7 +17,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"ringprop {version}"
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}
-html_static_path: list[str] = []
+html_static_path, html_css_files = ["static"], ["wide.css"]
 html_show_sourcelink = False
 
 myst_enable_extensions = ["deflist"]

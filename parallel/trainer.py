@@ -26,6 +26,7 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
 from nn.training.serial import Serial, check_parts, state_kinds
+from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import Homes
 from parallel.exchange.tail import Tail, differ
@@ -98,6 +99,9 @@ class Trainer(Serial):
     phases = property(lambda self: self.exchange.phases + self.pass_.phases)
     sends = property(lambda self: "" if self.mesh.model else self.exchange.sends)  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
+    apart = property(lambda self: self.exchange.apart)
+    scattered = property(lambda self: self.mesh.size > 1 and (self.exchange.from_first or self.homes is not None))
+    on_disk = property(lambda self: self.exchange.offload is not None)
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -289,6 +293,18 @@ class Trainer(Serial):
             yield "loss_scale", self.loss_scale.array
         mine = chain(self.exchange.entries(), self.running())
         yield from self.homes.collect(mine, self._kinds()) if self.homes else mine
+
+    def fragments(self):
+        """As for Serial (collective)."""
+        self.settle()
+        if self.writer:
+            yield Fragment("steps", np.array(self.steps))
+            if self.loss_scale:
+                yield Fragment("loss_scale", self.loss_scale.array)
+        mine = self.exchange.fragments()
+        if self.mesh.line.rank == 0:
+            mine = chain(mine, (Fragment(name, array) for name, array in self.running()))
+        yield from self.homes.fragments(mine) if self.homes else mine
 
     def _kinds(self) -> dict[str, tuple]:
         """Name -> (shape, dtype) of the state of the whole network."""

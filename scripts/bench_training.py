@@ -57,8 +57,8 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
         yield from overlap_rows(quick)
 
 
-def run(task: dict, timeout: float = 300) -> dict:
-    """Carry out a task on two ranks; returns what rank 0 tells. All else that ranks say goes to stderr."""
+def run(task: dict, timeout: float = 300, suite: str = __file__) -> dict:
+    """Carry out a task of a suite on two ranks; returns what rank 0 tells. All else that ranks say goes to stderr."""
     told: list[str] = []
 
     def receive(line: str) -> None:
@@ -70,10 +70,11 @@ def run(task: dict, timeout: float = 300) -> dict:
     env = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryDirectory() as directory:
         task |= {"meeting": f"{directory}/gloo"}
-        with launcher.Job([__file__, json.dumps(task)], RANKS, env=os.environ | env, stdout=receive) as job:
+        with launcher.Job([suite, json.dumps(task)], RANKS, env=os.environ | env, stdout=receive) as job:
             status = job.wait(timeout)
     if status is None or status:
-        raise RuntimeError(f"training: {launcher.ending(status) if status else f'no result after {timeout:g} s'}")
+        name = os.path.basename(suite)
+        raise RuntimeError(f"{name}: {launcher.ending(status) if status else f'no result after {timeout:g} s'}")
     return json.loads(told[-1])
 
 

@@ -50,7 +50,7 @@ def buffers():
 
 
 def priced():
-    """The same ring with time as the clock has it: 16 MiB on two nodes of two ranks."""
+    """The same ring with time as the clock has it: 16 MiB on the GPUs of a node."""
     from collectives import ALGORITHMS, draw
 
     return draw(ALGORITHMS["allreduce"]["ring"], 4, 1 << 22, network="gpu-25g", title="ring, 16 MiB, by the clock")
@@ -66,12 +66,10 @@ def served(which: str):
 
 def one_layer_ahead():
     """The puzzle of FSDP, as its solution has it."""
-    from collectives import draw, puzzles
+    from collectives import draw
     from collectives.puzzles import solutions
 
-    return draw(
-        solutions.fsdp, puzzles.fsdp.size, puzzles.fsdp.count, title="FSDP: the next layer's shards on their way"
-    )
+    return draw(solutions.fsdp, 3, 4, title="FSDP: one layer ahead")
 
 
 def wrong():

@@ -86,17 +86,17 @@ def test_passing_tests_their_names_order_and_fixtures(tmp_path):
     assert counts(printed) == {"passed": 7, "skipped": 1, "xfailed": 1}, printed
     assert re.findall(r"::(\S+) (?:PASSED|SKIPPED|XFAIL)", printed) == [
         "test_without_ranks",
-        "test_sum[1]",
-        "test_sum[2]",
-        "TestClass::test_directories[2-a]",
-        "TestClass::test_directories[2-b]",
-        "test_no_fixture[2]",
-        "test_skipped[2]",
-        "test_known[2]",
-        "test_sum[3]",
+        "test_sum[p1]",
+        "test_sum[p2]",
+        "TestClass::test_directories[p2-a]",
+        "TestClass::test_directories[p2-b]",
+        "test_no_fixture[p2]",
+        "test_skipped[p2]",
+        "test_known[p2]",
+        "test_sum[p3]",
     ]
     printed = run(tmp_path, source, "--collect-only", "-m", "not exhaustive")
-    assert "test_sum[2]" in printed and "test_sum[3]" not in printed
+    assert "test_sum[p2]" in printed and "test_sum[p3]" not in printed
 
 
 def test_tests_on_more_ranks_than_wanted_are_skipped_with_the_reason(tmp_path):
@@ -124,21 +124,46 @@ def test_tests_share_a_launch_until_one_fails_and_last_failed_runs_that_one(tmp_
                 log.write(f"{i} {os.getppid()}\\n")
             assert i != 2
     """
+    (tmp_path / "test_other.py").write_text(
+        HEAD
+        + "@pytest.mark.mpi(ranks=2)\ndef test_other(comm):\n    open('launches', 'a').write(f'5 {os.getppid()}\\n')\n"
+    )
     printed = run(tmp_path, source, "--junitxml=junit.xml")
-    assert counts(printed) == {"passed": 4, "failed": 1}, printed
+    assert counts(printed) == {"passed": 5, "failed": 1}, printed
     assert "ranks 0, 1/2, call" in printed, "equal tracebacks are shown once"
     tests_by_mpiexec = {}
     for line in (tmp_path / "launches").read_text().splitlines():
         test, mpiexec = line.split()
         tests_by_mpiexec.setdefault(mpiexec, set()).add(int(test))
-    assert sorted(map(sorted, tests_by_mpiexec.values())) == [[0, 1, 2], [3, 4]]
+    assert sorted(map(sorted, tests_by_mpiexec.values())) == [[0, 1, 2], [3, 4, 5]], "those of a folder"
 
     suite = ElementTree.parse(tmp_path / "junit.xml").find("testsuite")
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("6", "1", "0")
     assert suite.find("testcase/failure").get("message").startswith("ranks 0, 1/2: assert 2 != 2")
 
     again = run(tmp_path, source, "--last-failed", "-x")
-    assert counts(again) == {"failed": 1} and "test_parent[2-2]" in again
+    assert counts(again) == {"failed": 1} and "test_parent[p2-2]" in again
+
+
+def test_workers_share_tests_by_launches_and_files(tmp_path):
+    source = """
+        @pytest.mark.mpi(ranks=2)
+        @pytest.mark.parametrize("i", range(3))
+        def test_on_ranks(comm, i):
+            with open("launches", "a") as log:
+                log.write(f"{os.getppid()}\\n")
+
+        @pytest.mark.parametrize("i", range(3))
+        def test_alone(i):
+            with open("workers", "a") as log:
+                log.write(f"{os.getpid()}\\n")
+    """
+    (tmp_path / "test_other.py").write_text(HEAD + textwrap.dedent(source))
+    printed = run(tmp_path, source, "-p", "xdist", "-n", "2")
+    assert counts(printed) == {"passed": 12}, printed
+    launches, workers = ((tmp_path / name).read_text().split() for name in ("launches", "workers"))
+    assert len(launches) == 12 and len(set(launches)) == 1, "one for the folder"
+    assert sorted(workers.count(worker) for worker in set(workers)) in ([3, 3], [6])
 
 
 FAILURES = """
@@ -219,7 +244,7 @@ def failures(tmp_path_factory):
     """Test name -> its part of the report, of one run of FAILURES; "" -> the part before, "printed" -> all."""
     with leaving_nothing():
         printed = run(tmp_path_factory.mktemp("failures"), FAILURES, "--durations=0", "-vv")
-    head, *parts = re.split(r"^_+ (?:ERROR at \w+ of )?(test_\w+)\[\d\] _+$", printed, flags=re.MULTILINE)
+    head, *parts = re.split(r"^_+ (?:ERROR at \w+ of )?(test_\w+)\[p\d\] _+$", printed, flags=re.MULTILINE)
     return {"": head, **dict(zip(parts[::2], parts[1::2], strict=True)), "printed": printed}
 
 
@@ -230,12 +255,12 @@ def line_number(marker):
 
 def test_failures_are_counted_and_do_not_disturb_the_next_test(failures):
     assert counts(failures["printed"]) == {"failed": 7, "passed": 2, "error": 1}, failures["printed"]
-    assert "test_fine[2] PASSED" in failures[""]
+    assert "test_fine[p2] PASSED" in failures[""]
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
 def test_waiting_for_a_core_does_not_count(failures):
-    assert "test_in_a_crowd[1] PASSED" in failures[""]
+    assert "test_in_a_crowd[p1] PASSED" in failures[""]
     assert float(re.search(r"([\d.]+)s call .*test_in_a_crowd", failures["printed"])[1]) > 1
 
 
@@ -249,7 +274,7 @@ def test_a_failing_rank_shows_its_traceback_and_output_and_where_the_others_wait
 
 
 def test_a_rank_that_fails_in_a_fixture_is_an_error_at_set_up(failures):
-    assert "ERROR at setup of test_set_up[2]" in failures["printed"]
+    assert "ERROR at setup of test_set_up[p2]" in failures["printed"]
     assert "rank 1/2, setup" in failures["test_set_up"] and "no set-up here" in failures["test_set_up"]
 
 

@@ -98,7 +98,8 @@ def install_excepthooks():
 
     An exception on the main or another thread aborts with status 1, Ctrl-C with 130, SIGTERM with 143, an exit with its
     own status where that is not 0. A signal first interrupts Python as KeyboardInterrupt does, so that `finally` is
-    honoured; where the rank is inside an MPI call, and so deaf, it aborts after two seconds.
+    honoured; where the rank is inside an MPI call, and so deaf, it aborts after two seconds. A program that takes a
+    signal for itself meanwhile, as one does that saves first, is left alone.
     """
     place = rank_of_world()
     received: list[int] = []  # signals that Python has seen
@@ -121,7 +122,7 @@ def install_excepthooks():
             number = os.read(pipe, 1)[0]
             if number in (signal.SIGINT, signal.SIGTERM):
                 time.sleep(GRACE)
-                if number not in received:
+                if number not in received and signal.getsignal(number) is interrupted:  # else somebody else's to heed
                     abort(128 + number, f"{place}: ended by {signal.Signals(number).name} during an MPI call")
 
     end_together(received)

@@ -101,14 +101,20 @@ class Request:
             if not self.agreed(blocking):
                 return False
             self.agreed = None
+        if self.queue.broken:  # by one before it, of whose messages these would be taken for
+            raise RuntimeError(self.queue.broken)
         calls, waits = self.plan.calls, self.plan.waits
-        while self.at < len(calls):
-            request = waits.get(self.at)
-            if request is None or blocking:
-                calls[self.at]()
-            elif not request.Test():
-                return False
-            self.at += 1
+        try:
+            while self.at < len(calls):
+                request = waits.get(self.at)
+                if request is None or blocking:
+                    calls[self.at]()
+                elif not request.Test():
+                    return False
+                self.at += 1
+        except Exception as error:
+            self.plan.leave(error)
+            raise
         return True
 
 
@@ -143,6 +149,7 @@ class Queue:
         self.closed = False
         self.thread = None
         self.agreed = None  # of the next collective, in debug mode (agreement.py)
+        self.broken = ""  # why none goes on
         progress.follow(self)
 
     def start(self, what, plan, buffers, release=lambda: None) -> Request:

@@ -106,11 +106,15 @@ class Plan:
             for call in self.calls:
                 call()
         except BaseException as error:
-            try:
-                self.take_back()
-            finally:
-                self.left(error)
+            self.leave(error)
             raise
+
+    def leave(self, error):
+        """A run has ended before its end."""
+        try:
+            self.take_back()
+        finally:
+            self.left(error)
 
     def take_back(self):
         """Cancel the receives that are still posted: what comes late is not for the caller's memory."""

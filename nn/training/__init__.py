@@ -6,7 +6,9 @@
 | fit.py | `fit`, the one loop that every strategy runs, and `Callback` |
 | loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |
-| callbacks.py | progress, metrics, checkpoints, stopping in time |
+| callbacks.py | progress, metrics, stopping in time |
 | schedules.py | learning rates by name, and those that listen to training |
 | checkpoints.py | files that a crash cannot spoil |
+| stored.py | what is in them: whole arrays, or what each rank has of them |
+| keeping.py | when they are written, by whom, and how a run that is asked to end does |
 """

@@ -1,4 +1,4 @@
-"""What to do while `fit` trains: say how it goes, write it down, keep checkpoints, stop in time."""
+"""What to do while `fit` trains: say how it goes, write it down, stop in time, put the best back."""
 
 from __future__ import annotations
 
@@ -73,51 +73,6 @@ class Metrics(Callback):
 
     def on_epoch(self, training, record):
         self.on_begin(training)  # written whole each time: a full disk leaves no half line
-
-
-class KeepCheckpoints(Callback):
-    """Save after every epoch, and the best epoch's once more as "best".
-
-    Parameters
-    ----------
-    checkpoints : Checkpoints
-    steps : int or None
-        Also save every so many steps within an epoch.
-    best : str or None
-        The record's entry that decides, "validation_accuracy" (larger is better) or "validation_loss" (smaller is
-        better); without validation data there is no best.
-
-    Raises
-    ------
-    OSError, CheckpointError
-        On all ranks, where the first one cannot write; there with the reason.
-    """
-
-    def __init__(self, checkpoints: Checkpoints, steps: int | None = None, best: str | None = "validation_accuracy"):
-        self.checkpoints, self.steps, self.best = checkpoints, steps, best
-
-    def on_step(self, training, loss):
-        if self.steps and training.trainer.steps % self.steps == 0:
-            self._save(training)
-
-    def on_epoch(self, training, record):
-        if self.best in record and best_epoch(training.history, self.best) == len(training.history) - 1:
-            self._save(training, "best")  # first: a run killed after it makes this epoch again, and finds it the best
-        self._save(training)
-
-    def _save(self, training: Training, name: str | None = None) -> None:
-        trainer, error = training.trainer, None
-        training.meet()
-        entries = trainer.entries()
-        if trainer.writer:
-            try:
-                self.checkpoints.save(entries, training.progress(), name)
-            except (OSError, CheckpointError) as found:
-                error = found
-        for _ in entries:  # take part to the end: sharded strategies gather here
-            pass
-        if trainer.sum(np.array([error is not None]))[0]:  # all ranks end alike: none waits for one that has given up
-            raise error or OSError("the first rank could not write a checkpoint")
 
 
 class EarlyStopping(Callback):

@@ -1,29 +1,32 @@
 """Checkpoints that a crash cannot spoil.
 
-Each is one .npz file (no pickle, ever) with a line in manifest.json that gives its sha256. The file is written under a
-temporary name, flushed to the disk and renamed; the manifest follows last, in the same way. So whatever happens, the
-manifest lists only complete files, and a file that has changed since is found by its checksum. Where a file takes the
-place of another, as each best one does, the manifest first says that it may be either.
+Each is one .npz file (no pickle, ever) with a line in manifest.json that gives its sha256; or it is several, which as
+many processes wrote at the same time, with the sha256 of each. A file is written under a temporary name, flushed to the
+disk and renamed; the manifest follows last, in the same way. So whatever happens, the manifest lists only complete
+files, and a file that has changed since is found by its checksum. Where a file takes the place of another, as each best
+one does, the manifest first says that it may be either; where there are several, they have other names.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from nn.data.arrays import NUMBERS, TEXT, Archive
+from nn.training.stored import PROGRESS, Fragment, Joined, Stored, with_places
 
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, FORMAT)  # that are read; 1 has no checkpoints of several files
 
 
 class CheckpointError(RuntimeError):
@@ -128,8 +131,10 @@ class Checkpoints:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self._manifest} is not JSON ({error}): was it edited?") from error
         found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise CheckpointError(f"{self._manifest}: format {found!r:.40}, but this ringprop reads {FORMAT}")
+        if found not in FORMATS or isinstance(found, bool):
+            raise CheckpointError(
+                f"{self._manifest}: format {found!r:.40}, but this ringprop reads {' and '.join(map(str, FORMATS))}"
+            )
         entries = content.get("checkpoints")
         for entry in entries if isinstance(entries, list) else [None]:
             if not _is_entry(entry):
@@ -172,16 +177,83 @@ class Checkpoints:
             else:
                 entries.append(each)
         with replacing(self.directory / file) as out:
-            write_npz(out, chain([("progress", np.array(json.dumps(progress))), first], pairs))
+            write_npz(out, chain([_progress(progress), first], pairs))
             entry = {"file": file, "sha256": out.sha256.hexdigest(), "named": name is not None}
-            if there:
+            if there and "sha256" in there:  # a file of this name
                 self._write_manifest([*entries, entry | {"before": self._content(there)}])
-        latest = [e for e in [*entries, entry] if not e["named"]]
-        dropped = latest[: -self.keep] if self.keep else latest
-        self._write_manifest([e for e in [*entries, entry] if e not in dropped])
-        for old in dropped:
-            (self.directory / old["file"]).unlink(missing_ok=True)
+        self._list([*entries, entry], there)
         return self.directory / file
+
+    # --------------------------------------------------------------------------------------------- of several files
+
+    def begin_parts(self, steps: int) -> int:
+        """A number for the files of the next checkpoint, so that none takes the place of one that is listed.
+
+        Files that a run has left which was killed before it listed them are removed.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        listed = {file for entry in self.entries() for file, _ in files_of(entry)}
+        for left in (*self.directory.glob(".*.tmp"), *self.directory.glob("*.part-*.npz")):
+            if left.name not in listed:
+                left.unlink(missing_ok=True)
+        taken = {file.split(".")[1] for file in listed if file.startswith(f"step-{steps:08d}.") and ".part-" in file}
+        return next(number for number in itertools.count(1) if str(number) not in taken)
+
+    def write_part(
+        self,
+        steps: int,
+        number: int,
+        place: tuple[int, int],
+        fragments: Iterable[Fragment],
+        progress: dict | None = None,
+    ) -> tuple[str, str]:
+        """(file, sha256) of what one of several processes has of a checkpoint; it counts once it is listed.
+
+        Parameters
+        ----------
+        steps : int
+        number : int
+            From `begin_parts`, which one process calls for all.
+        place : (int, int)
+            (index, count) of this process.
+        fragments : Fragment, one after the other
+        progress : dict or None
+            As for `save`, of one of them.
+        """
+        file = f"step-{steps:08d}.{number}.part-{place[0]}-of-{place[1]}.npz"
+        with replacing(self.directory / file) as out:
+            write_npz(out, chain([] if progress is None else [_progress(progress)], with_places(fragments)))
+            return file, out.sha256.hexdigest()
+
+    def list_parts(self, steps: int, parts: Sequence[tuple[str, str]], names: Sequence[str | None] = (None,)) -> None:
+        """Make a checkpoint of files that are all there: one process does, when all have written theirs.
+
+        Parameters
+        ----------
+        steps : int
+        parts : (file, sha256) of each
+        names : as for `save`, of one or more: the same files may be the best ones, too
+        """
+        entries, replaced = self.entries(), []
+        for name in names:
+            file = f"{name or f'step-{steps:08d}'}.npz"  # there is none of this name
+            replaced += [entry for entry in entries if entry["file"] == file]
+            told = [{"file": part, "sha256": sha256} for part, sha256 in parts]
+            entries = [entry for entry in entries if entry["file"] != file]
+            entries.append({"file": file, "parts": told, "named": name is not None})
+        self._list(entries, *replaced)
+
+    # ------------------------------------------------------------------------------------------------- the manifest
+
+    def _list(self, entries: list[dict], *replaced: dict | None) -> None:
+        """List the latest checkpoints, and forget all others and those that were replaced."""
+        latest = [entry for entry in entries if not entry["named"]]
+        dropped = latest[: -self.keep] if self.keep else latest
+        listed = [entry for entry in entries if entry not in dropped]
+        self._write_manifest(listed)
+        there = {file for entry in listed for file, _ in files_of(entry)}
+        for file in {file for entry in (*dropped, *filter(None, replaced)) for file, _ in files_of(entry)} - there:
+            (self.directory / file).unlink(missing_ok=True)
 
     def _write_manifest(self, entries: list[dict]) -> None:
         manifest = json.dumps({"format": FORMAT, "facts": self._facts, "checkpoints": entries}, indent=1)
@@ -208,54 +280,44 @@ class Checkpoints:
         for entry in reversed(entries):
             path = self.directory / entry["file"]
             try:
-                state, progress = _read(path, entry)
+                state = _read(self.directory, entry)
             except (OSError, ValueError, KeyError, RecursionError) as error:
                 problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
                 warnings.warn(f"CHECKPOINT DAMAGED, trying the one before. {problems[-1]}", stacklevel=2)
                 continue
-            return state, progress, path
+            return state, state.progress, path
         raise CheckpointError(
             f"no usable checkpoint in {self.directory}: " + ("; ".join(problems) or "the directory holds none")
         )
 
 
-class Stored(Mapping):
-    """The arrays of a checkpoint by name, each read from the file when it is asked for: they need not all fit."""
-
-    def __init__(self, path: Path):
-        self._file = Archive(path, NUMBERS + TEXT)
-        self._names = dict.fromkeys(self._file)
-        for name in self._names:
-            self._file.check(name)
-        self.progress = json.loads(str(self._file["progress"]))
-        if not isinstance(self.progress, dict):
-            raise ValueError(f"progress must be an object, given {self.progress!r:.40}")
-        del self._names["progress"]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+def files_of(entry: dict) -> list[tuple[str, str]]:
+    """(file, sha256) of all files of a line of the manifest."""
+    return [(each["file"], each["sha256"]) for each in entry.get("parts", [entry])]
 
 
 def _is_entry(entry) -> bool:
-    """Whether this is a line of a manifest; its file must lie beside it, for `save` removes old ones."""
+    """Whether this is a line of a manifest; its files must lie beside it, for `save` removes old ones."""
+    if not (isinstance(entry, dict) and isinstance(entry.get("named"), bool) and _is_file(entry.get("file"))):
+        return False
+    if "parts" not in entry:
+        return isinstance(entry.get("sha256"), str) and isinstance(entry.get("before", ""), str)
+    parts = entry["parts"]
     return (
-        isinstance(entry, dict)
-        and isinstance(file := entry.get("file"), str)
-        and file.endswith(".npz")
-        and file == os.path.basename(file)
-        and "\0" not in file
-        and isinstance(entry.get("sha256"), str)
-        and isinstance(entry.get("before", ""), str)
-        and isinstance(entry.get("named"), bool)
+        isinstance(parts, list)
+        and len(parts) > 0
+        and all(isinstance(each, dict) and _is_file(each.get("file")) for each in parts)
+        and all(isinstance(each.get("sha256"), str) for each in parts)
     )
+
+
+def _is_file(name) -> bool:
+    return isinstance(name, str) and name.endswith(".npz") and name == os.path.basename(name) and "\0" not in name
+
+
+def _progress(progress: dict) -> tuple[str, np.ndarray]:
+    """The progress as an entry of a file."""
+    return PROGRESS, np.array(json.dumps(progress))
 
 
 def write_npz(out: Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -277,9 +339,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path, entry: dict) -> tuple[Stored, dict]:
-    found, sha256 = _sha256(path), entry["sha256"]
-    if found not in (sha256, entry.get("before")):
-        raise ValueError(f"sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed")
-    stored = Stored(path)
-    return stored, stored.progress
+def _read(directory: Path, entry: dict) -> Stored | Joined:
+    """The arrays of a checkpoint whose files are what the manifest says of them."""
+    for file, sha256 in files_of(entry):
+        of = f"its part {file}: " if "parts" in entry else ""
+        try:
+            found = _sha256(directory / file)
+        except OSError as error:
+            raise ValueError(f"{of}{error.strerror}") from error
+        if found not in (sha256, entry.get("before")):
+            raise ValueError(f"{of}sha256 is {found[:12]}..., the manifest says {sha256[:12]}...: the file has changed")
+    if "parts" not in entry:
+        return Stored(directory / entry["file"])
+    return Joined([directory / file for file, _ in files_of(entry)])

@@ -23,6 +23,7 @@ from nn.core.pool import Memory
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.loss_scale import LossScale
+from nn.training.stored import Fragment
 
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
@@ -73,6 +74,12 @@ class Serial:
         Whether this process writes files and lines of the log: of many ranks one does.
     communicator : None
         Of many ranks, what connects them.
+    apart : bool
+        Whether ranks make steps of their own, and come together only in `meet`.
+    scattered : bool
+        Whether the state lies on several ranks, so that `entries` gathers it.
+    on_disk : bool
+        Whether some of the state lies in files, because memory is too small for it.
     name : str
         For the log.
     sends, notes : str
@@ -85,6 +92,7 @@ class Serial:
     shard = (0, 1)
     writer = True
     communicator = None
+    apart = scattered = on_disk = False
     name, sends, notes = "Serial", "", ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
@@ -301,6 +309,11 @@ class Serial:
         state = self.state()
         yield "steps", state.pop("steps")
         yield from state.items()
+
+    def fragments(self) -> Iterator[Fragment]:
+        """What this process writes of a checkpoint that all write together: of every array of `state`, all have each
+        element once. Every rank goes through its own."""
+        yield from (Fragment(name, array) for name, array in self.entries())
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""

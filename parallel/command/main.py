@@ -25,6 +25,7 @@ SIGNALLED = 128  # and the number of the signal
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
+SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
@@ -68,6 +69,11 @@ def main(argv: list[str] | None = None) -> int:
     except OptionError as error:
         return fail(error, WRONG_OPTION)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
+        from nn.training.keeping import Terminated
+
+        if isinstance(error, Terminated):
+            by_launcher = launcher.inside() and options.ranks  # then that one says the command
+            return fail(error if by_launcher else f"{error}; to continue: {continue_with(options)}", TERMINATED, "\n")
         return fail(error)
 
 
@@ -101,7 +107,7 @@ def start_ranks(options: Options, argv: list[str]) -> int:
     inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
     try:
         heed_interrupts()
-        status = launcher.run(inner, options.ranks, stdout=without_banners(sys.stdout))
+        status = launcher.run(inner, options.ranks, stdout=without_banners(sys.stdout), patience=SAVING)
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -163,17 +169,17 @@ def local_ranks() -> int:
     return launcher.size_from_environment() or 1
 
 
-def fail(error: Exception, status: int = 1) -> int:
+def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int:
     """Say what went wrong, once, and end all ranks; returns the exit status.
 
     Where all ranks fail alike (a wrong option, a NaN that all were told of), rank 0 says it and all leave quietly.
     Where some do not, they would wait for ever: so after a moment the failing rank aborts the job.
     """
-    if os.environ.get("RINGPROP_TRACEBACK"):
+    if os.environ.get("RINGPROP_TRACEBACK") and isinstance(error, Exception):
         traceback.print_exception(error)
     said = str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")
     if not launcher.inside():
-        print(f"error: {said}", file=sys.stderr)
+        print(f"{begin}{said}", file=sys.stderr)
         return status
     from mpi4py import MPI
 
@@ -181,7 +187,7 @@ def fail(error: Exception, status: int = 1) -> int:
         signal.signal(number, signal.SIG_IGN)
     world = MPI.COMM_WORLD
     if world.rank == 0:
-        print(f"error: {said}", file=sys.stderr, flush=True)
+        print(f"{begin}{said}", file=sys.stderr, flush=True)
     failing, end = everyone_fails(world), time.monotonic() + PATIENCE
     while not next(failing):
         if time.monotonic() > end:

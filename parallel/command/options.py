@@ -211,6 +211,14 @@ class RunOptions:
     checkpoint_steps: int | None = option(
         None, "also save every so many steps (always: after every epoch)", metavar="N"
     )
+    checkpoint: str = option(
+        "async",
+        "how checkpoints are written: async (by a thread, while training goes on) or sync; async:keep=5 keeps the last "
+        "five (two)",
+        ("async", "sync"),
+        metavar="HOW[:KEYS]",
+        keys=True,
+    )
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
     watch: float = option(
         300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"

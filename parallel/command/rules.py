@@ -165,6 +165,23 @@ def _names(options: Options) -> None:
             raise OptionError(f"{flag(name)} {value}: expected one of {', '.join(f.metadata['choices'])}")
 
 
+def kept_how(options: Options) -> dict:
+    """What --checkpoint says: whether a thread writes "later", and how many to "keep"."""
+    from nn import keyed
+
+    name, parts = keyed.split(options.checkpoint)
+    try:
+        keep = keyed.convert(name, parts, {"keep": int}, by_place=False).get("keep", 2)
+    except ValueError as error:
+        raise OptionError(f"--checkpoint {options.checkpoint}: {error}") from None
+    if keep < 2:
+        raise OptionError(
+            f"--checkpoint {options.checkpoint}: keep at least 2, given {keep}: where the last one is damaged, the one "
+            "before it counts"
+        )
+    return {"later": name == "async", "keep": keep}
+
+
 def _abilities(options: Options) -> None:
     """What a strategy, or one that lets gradients be late, cannot."""
     how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
@@ -254,14 +271,14 @@ def _layers_together(options: Options) -> None:
 
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _line_search, _one_batch_for_the_rate, _stages, _layers_together,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together, kept_how,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
 
 # What a resumed run may change; all else is part of the result and comes from its config.json.
 FREE_ON_RESUME = {
-    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "resume", "out", "watch",
+    "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "checkpoint", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
     "strategy", "consistency", "delay_compensation", "mesh", "pipeline", "tensor", "owt", "offload", "prefetch", "unit",
     "memory", "allreduce", *MESSAGES,

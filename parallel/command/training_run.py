@@ -6,16 +6,25 @@ import json
 import shlex
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 import nn
-from nn.training import callbacks, checkpoints
+from nn.training import callbacks, checkpoints, keeping
 from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
-from parallel.command.rules import BETWEEN_RANKS, check_alike, check_checkpoints, check_started, lasting, settings
+from parallel.command.rules import (
+    BETWEEN_RANKS,
+    check_alike,
+    check_checkpoints,
+    check_started,
+    kept_how,
+    lasting,
+    settings,
+)
 from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
 from parallel.launch import launcher
 from parallel.reports import inspection
@@ -66,7 +75,8 @@ def train(options: Options) -> dict:
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
         trainer.close()
         return {}
-    kept = checkpoints.Checkpoints(out / "checkpoints", facts=lasting(options))
+    how = kept_how(options)
+    kept = checkpoints.Checkpoints(out / "checkpoints", how["keep"], lasting(options))
     progress = resume(options, trainer, kept, say)
     if rank == 0:
         write_headers(out, options, world)
@@ -79,7 +89,9 @@ def train(options: Options) -> dict:
     metric = factory.metric(data)
     hooks = [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
-    hooks.append(callbacks.KeepCheckpoints(kept, options.checkpoint_steps, metric))
+    termination = keeping.Termination()
+    keeper = keeping.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["later"], termination)
+    hooks.append(keeper)
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
     chooser = None
@@ -88,17 +100,18 @@ def train(options: Options) -> dict:
     elif metric:
         chooser = callbacks.RestoreBest(kept, metric, say)
     hooks += [chooser] if chooser else []
-    training = nn.fit(
-        trainer,
-        loaders.train,
-        options.epochs,
-        hooks,
-        loaders.validation,
-        schedule,
-        progress,
-        options.accumulate,
-        loaders.test,
-    )
+    with termination, finishing(keeper):
+        training = nn.fit(
+            trainer,
+            loaders.train,
+            options.epochs,
+            hooks,
+            loaders.validation,
+            schedule,
+            progress,
+            options.accumulate,
+            loaders.test,
+        )
     if size > 1:
         trainer.check_replicas()
 
@@ -143,6 +156,18 @@ def train(options: Options) -> dict:
     say(what_next(options))
     trainer.close()  # not after an error: it needs all ranks
     return result
+
+
+@contextmanager
+def finishing(keeper: keeping.KeepCheckpoints):
+    """What was to be saved when an error ends training is: of all ranks, where all have that error."""
+    try:
+        yield
+    except nn.NonFiniteLoss:
+        keeper.finish()
+        raise
+    finally:
+        keeper.wait()
 
 
 def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:

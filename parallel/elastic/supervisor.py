@@ -144,7 +144,10 @@ class Supervisor:
 
         def ask(number, frame):
             self.asked = number
-            if self.process and self.process.poll() is None:
+            ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) if number == signal.SIGTERM else []
+            if ranks:  # mpirun, told itself, would kill them a second later
+                processes.send(ranks, number)
+            elif self.process and self.process.poll() is None:
                 self.process.send_signal(number)
 
         handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

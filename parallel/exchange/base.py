@@ -23,6 +23,7 @@ import numpy as np
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
 from nn.training.serial import check_state, state_kinds
+from nn.training.stored import Fragment
 from parallel.exchange.tail import Tail
 from parallel.mesh import Mesh
 from parallel.passes.whole import MicroBatch, Whole
@@ -52,6 +53,8 @@ class Exchange:
         Called before a layer is run.
     apart : bool
         Whether ranks make steps of their own, and only `settle` brings them together.
+    offload : path or None
+        A directory in which what is kept lies in memory-mapped files.
     bad : bool
         Whether this rank, training apart, has had a loss that is not finite.
     """
@@ -61,6 +64,7 @@ class Exchange:
     from_first = False
     fetch: Callable | None = None
     apart = bad = False
+    offload = None
     share = slice(None)  # of the moments: what this rank may write
     phases = (
         ("compute", "compute_gradients", False),
@@ -177,6 +181,17 @@ class Exchange:
         yield from self.named("param", self.parameters)
         for slot, buffer in self.slots.items():
             yield from self.named(f"optimizer/{slot}", buffer)
+
+    def fragments(self) -> Iterator[Fragment]:
+        """What this rank writes of `entries` where each writes its own (collective): all of it, if it is the first."""
+        first = self.mesh.rank == 0
+        yield from (Fragment(name, array) for name, array in self.entries() if first)
+
+    def sliced(self, prefix: str, buffer: np.ndarray, start: int) -> Iterator[Fragment]:
+        """Pieces of the arrays of which elements lie in a slice of a flat array, from `start` on."""
+        for name, part, spec in self.layout.region(start, start + len(buffer)).tensors:
+            first = start + part.start - self.layout.slices[name].start
+            yield Fragment(f"{prefix}/{name}", buffer[part], spec.shape, first)
 
     def named(self, prefix: str, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """(prefix/name, its part of a buffer) of every array in the layout."""

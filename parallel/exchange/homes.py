@@ -9,6 +9,7 @@ written is what one process writes, and a stage that fits a rank is all that has
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -17,6 +18,7 @@ from nn.core.layout import ALIGN, Layout
 from nn.core.network import Network
 from nn.core.parts import cut, join, part_shape
 from nn.training.serial import check_state
+from nn.training.stored import Fragment
 from parallel.mesh import Mesh
 
 TAG = 31  # of all messages here
@@ -86,6 +88,18 @@ class Homes:
             yield name, array
         for _ in own:  # what is borrowed: all ranks go through to the end
             pass
+
+    def fragments(self, mine: Iterable[Fragment]) -> Iterator[Fragment]:
+        """Those of this rank's fragments that it writes, where ranks with the same arrays would write the same."""
+        ranks, here = self.mesh.tensor, self.mesh.places["pipeline"]
+        for fragment in mine:
+            if "/" in fragment.name and self.home[array_of(fragment.name)] != here:
+                continue  # borrowed from another stage
+            if ranks and "/" in fragment.name and self.is_cut(fragment.name):
+                spec = self.specs[array_of(fragment.name)]
+                yield replace(fragment, shape=spec.shape, part=(ranks.rank, ranks.size), split=spec.split)
+            elif ranks is None or ranks.rank == 0:
+                yield fragment
 
     def is_cut(self, name: str) -> bool:
         """Whether the ranks of the axis "tensor" have a part each of an entry."""

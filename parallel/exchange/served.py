@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
 
 from nn.core.layout import Layout
+from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
@@ -235,6 +236,19 @@ class Served(Exchange):
             yield from self._named(f"optimizer/{slot}", self._gathered(self.slots.get(slot)))
         if self.memories:
             yield from self.memories.entries()
+
+    def fragments(self):
+        """Each server writes its slice of parameters and moments."""
+        if self.serves:
+            for prefix, mine in self.kept_slices():
+                yield from self.sliced(prefix, mine, self.own.start)
+        if self.memories:
+            yield from (Fragment(name, array) for name, array in self.memories.entries() if self.mesh.rank == 0)
+
+    def kept_slices(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(prefix of its names in the state, a server's slice) of all that is cut among servers."""
+        yield "param", self.held[: self.n]
+        yield from ((f"optimizer/{name}", slot) for name, slot in self.slots.items())
 
     def _named(self, prefix: str, buffer: np.ndarray | None) -> Iterator[tuple[str, np.ndarray]]:
         nothing = np.empty(0, self.dtype)

@@ -356,6 +356,11 @@ class Sharded(Exchange):
                 for name, array in self.cut.arrays(whole, unit):
                     yield f"{prefix}/{name}", array.reshape(self.layout.specs[name].shape)
 
+    def fragments(self):
+        for prefix, unit, block in self._blocks():
+            start = min(unit.start + self.mesh.rank * unit.block, unit.stop)
+            yield from self.sliced(prefix, block[: unit.stop - start], start)
+
     def check(self, state):
         return self.mesh.bcast(super().check(state) if self.mesh.rank == 0 else None)
 

@@ -282,6 +282,18 @@ class Job:
         finally:
             processes.send(others, signal.SIGCONT)
 
+    def ask(self, patience: float) -> None:
+        """SIGTERM to the ranks themselves, of which mpiexec knows nothing; return when they have ended, or it is time.
+
+        (mpiexec would kill them a second after it.)
+        """
+        end, told = time.monotonic() + patience, set()
+        while self.poll() is None and time.monotonic() < end:
+            ranks = set(processes.find(self.name, only_ranks=True))
+            processes.send(ranks - told, signal.SIGTERM)
+            told |= ranks
+            self.wait(0.2)
+
     def stop(self, grace: float = processes.GRACE) -> None:
         """End the job: SIGTERM to mpiexec, which ends the ranks; after `grace` seconds SIGKILL to what is left."""
         try:
@@ -320,12 +332,14 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike | None = None,
     stdout: IO | Callable[[str], object] | None = None,
+    patience: float = 0.0,
 ) -> int:
     """Run `python -m mpi4py *args` on `ranks` ranks and return the exit status; parameters as for `Job`.
 
     After `timeout` seconds each rank prints where it is, all are ended, and the status is TIMED_OUT. It is LOST, and
     said, where mpiexec itself died or hung.
-    SIGTERM and SIGHUP to this process end the ranks before they end it. Raises LaunchError.
+    SIGTERM and SIGHUP to this process end the ranks before they end it: the first one asks them, and they have
+    `patience` seconds to end by themselves; a second one does not wait. Raises LaunchError.
     """
     with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout) as job:
 
@@ -335,7 +349,12 @@ def run(
             else:
                 print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
 
-        status = job.wait(timeout)
+        try:
+            status = job.wait(timeout)
+        except SystemExit:  # SIGTERM
+            if patience:
+                job.ask(patience)
+            raise
         if job.trouble:
             say(f"launch: {job.trouble}; how its ranks ended is not known\n")
         if status is not None:

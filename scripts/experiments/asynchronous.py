@@ -10,7 +10,8 @@ Every worker trains on its own part of each batch, for the same time, and goes o
 ways wait for each other is what they are. So that the figure does not depend on how busy this machine is, a step of a
 worker takes at least --pause milliseconds, that of the slow one --slow times as many, and that of one process, which
 has all samples of the batch, as many as all workers' together. Accuracy is that of worker 0's copy on the test data,
-looked at after the run, by nothing chosen.
+looked at after the run, by nothing chosen; Sandblaster's is that of its shards, after each line search over all
+samples, of which a worker computes a chunk at a time.
 
 Throughput is that of all workers; "kept" is what of it is left with the slow one: of two workers, one of which takes
 three times as long, a third where all wait, two thirds where nobody does. Writes asynchronous.json and its picture.
@@ -44,10 +45,11 @@ WAYS = {
     "Downpour, Adagrad": ({"strategy": "downpour:push=4,fetch=4,warm=10", "optimizer": "adagrad"}, "#7a5195"),
     "local SGD": ({"strategy": "local-sgd:16"}, "#e69f00"),
     "EASGD": ({"strategy": "easgd:8"}, "#999999"),
+    "Sandblaster": ({"strategy": "sandblaster:chunk=16", "optimizer": "lbfgs", "server_place": "workers"}, "#8c510a"),
 }
-RATE = {"sgd": 0.2, "adagrad": 0.03}
+RATE = {"sgd": 0.2, "adagrad": 0.03, "lbfgs": Options.lr}  # the last one searches for it
 LOOKS = 40  # at the parameters, in a run
-MARKERS = "os^Dv*PhX<"
+MARKERS = "os^Dv*PhX<d"
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -84,6 +86,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def base(chosen: argparse.Namespace, **more) -> Options:
     """The options of a run."""
     found = {"model": chosen.model, "data": chosen.data, "batch": chosen.batch, "validation": 0.0, **more}
+    if found.get("optimizer") == "lbfgs":
+        found["servers"] = chosen.workers  # shards, on all workers
     return Options(**found, lr=RATE[found.get("optimizer", "sgd")])
 
 
@@ -126,7 +130,7 @@ def measure(chosen: argparse.Namespace) -> None:
     parts = factory.make(base(chosen))
     for way, slow in itertools.product(chosen.ways, (False, True)):
         given, _ = WAYS[way]
-        served = name_of(given.get("strategy", "ddp")) in ("ps", "downpour")
+        served = name_of(given.get("strategy", "ddp")) in ("ps", "downpour", "sandblaster")
         size = 1 if way == ONE else chosen.workers + served
         ranks = world.Split(world.rank < size)
         if world.rank < size and not (way == ONE and slow):
@@ -147,33 +151,37 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     data, one = parts.data, ranks.size == 1
     made = factory.network(asked, data), parts.loss, factory.optimizer(asked)
     trainer = nn.Serial(*made) if one else STRATEGIES[asked.strategy_name](asked, *made, Communicator(ranks))
-    works = one or trainer.mesh.index is not None
+    chunks = asked.strategy_name == "sandblaster"  # a step is a line search over all samples, dealt out in chunks
+    works = one or chunks or trainer.mesh.index is not None
     apart = not one and name_of(asked.strategy) in ("ps", "downpour")
     pause = 1e-3 * chosen.pause * (chosen.workers if one else chosen.slow if slow and ranks.rank == 1 else 1)
-    compute = trainer.compute_gradients
+    compute, seen = trainer.compute_gradients, 0
 
-    def paced(*arguments):
-        end = time.perf_counter() + pause
-        result = compute(*arguments)
+    def paced(x, *arguments):
+        nonlocal seen
+        part = len(x) * chosen.workers / chosen.batch if chunks else 1  # of what a worker computes in another's step
+        end = time.perf_counter() + pause * part
+        result = compute(x, *arguments)
         time.sleep(max(0.0, end - time.perf_counter()))
+        seen += len(x)
         return result
 
     trainer.compute_gradients = paced
-    loader = nn.Loader(data.train, chosen.batch, shard=trainer.shard)
-    seen, seconds, copies, wait = 0, [], [], chosen.seconds / LOOKS
+    loader = nn.Loader(data.train, len(data.train) if chunks else chosen.batch, shard=trainer.shard)
+    seconds, copies, wait = [], [], chosen.seconds / LOOKS
     ranks.Barrier()
     start = time.perf_counter()
     if works:
         for x, y, total in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
             now = time.perf_counter() - start
+            parameters = trainer.exchange.gathered("w") if chunks else trainer.parameters
             if ranks.rank == 0 and now >= wait * len(copies):
                 seconds.append(now)
-                copies.append(trainer.parameters.copy())
+                copies.append(parameters.copy())
             over = now >= chosen.seconds
             if over if apart or one else ranks.bcast(over):  # who waits for others makes as many steps as they
                 break
             trainer.step(x, y, total)
-            seen += len(x)
     else:
         trainer.exchange.begin(0, 0, 0, 1)  # and serves until all have finished
     spent = time.perf_counter() - start
@@ -196,7 +204,7 @@ def accuracies(made, data, copies: list) -> list[float]:
     """Of parameters on the test data."""
     import nn
 
-    trainer = nn.Serial(*made)
+    trainer = nn.Serial(*made[:2], nn.SGD(0.1))  # which makes no step
     test = nn.Loader(data.test, 500, shuffle=False)
     found = []
     for parameters in copies:

@@ -239,6 +239,7 @@ def draw_bytes(rows: list[dict], axes) -> None:
     axes.set(xscale="log", yscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
     axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
     axes.minorticks_off()
+    axes.margins(x=0.15)
     accuracies = [a for row in rows for a in row.get("spread", [row["accuracy"]])]
     reached = [max(LEAST_ERROR, 100 - 100 * accuracy) for accuracy in accuracies]
     axes.set_ylim(1.6 * max(reached), 0.6 * min(reached))

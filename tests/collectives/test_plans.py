@@ -101,6 +101,29 @@ def test_a_message_of_another_call_is_told_with_its_cause(communicator, ranks):
 
 
 @pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_message_of_another_nonblocking_call_is_told_with_its_cause(comm, ranks, progress):
+    from collectives import Communicator
+
+    communicator = Communicator(comm, progress=progress)
+    rank, x, y = communicator.rank, np.zeros(4), np.zeros(3)
+    if rank == 0:
+        communicator.Ibcast(np.ones(8), algorithm="flat").Wait()
+    else:
+        first, second = communicator.Ibcast(x, algorithm="flat"), communicator.Ibcast(y, algorithm="flat")
+        with pytest.raises(RuntimeError, match=r"got a longer message than it expects.* different counts.*debug=True"):
+            first.Wait()
+        left = r"rank 1 has left a collective before its end .*release\(\)"
+        for call in (second.Wait, second.Test, communicator.Barrier, lambda: communicator.Ibcast(x)):
+            with pytest.raises(RuntimeError, match=left):
+                call()
+    communicator.release()
+    x[:] = 1 + rank
+    communicator.Iallreduce(None, x).Wait()
+    assert (x == 3).all() and not y.any()
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_a_call_that_is_left_is_not_taken_for_the_next(communicator, ranks):
     from collectives.running.table import BCAST
 

@@ -52,6 +52,12 @@ def nonblocking():
         second.Wait()
     compute()
 
+def refused():
+    try:
+        c.Allreduce(x[:-1] if c.rank == 1 else x, y, MPI.MAX)
+    except ValueError:
+        compute()
+
 def elsewhere():
     other = Communicator(MPI.COMM_WORLD, watch=30)
     request = c.Iallreduce(None, long, algorithm="ring")
@@ -82,6 +88,13 @@ CASES = {
         "in nonblocking",
         "rank 1: not in a call, after collective 2",
         "missing from Iallreduce: rank 1",
+    ],
+    "refused": [
+        "rank 0: Allreduce((1000,) float32, (1000,) float32, MAX), collective 2",
+        "rank 1: not in a call, after collective 2",
+        "left Allreduce, collective 2, with ValueError: ",
+        "at program.py",
+        "missing from Allreduce: rank 1",
     ],
     "elsewhere": [
         "rank 0: Iallreduce(None, (100000,) float64, algorithm='ring'), collective 2",
@@ -152,11 +165,12 @@ def test_one_call_is_reported_once_and_by_one_rank(comm, capfd, asked):
 
 
 def test_who_is_missing_from_a_collective():
-    """Whoever has not come so far, or is in another one in its place; not who has left it, or is past it."""
+    """Whoever has not come so far, is in another one in its place, or left it with an error; not who is done with it,
+    or past it."""
     from collectives.failures.watchdog import Watchdog
 
     states = {
-        rank: {"collectives": number} | ({"name": name} if name else {})
+        rank: {"collectives": number, "left": (5, "") if rank == 7 else None} | ({"name": name} if name else {})
         for rank, number, name in (
             (0, 5, "Allreduce"),
             (1, 5, "Bcast"),
@@ -165,9 +179,10 @@ def test_who_is_missing_from_a_collective():
             (4, 5, None),
             (5, 4, "Allreduce"),
             (6, 4, None),
+            (7, 6, "Allreduce"),
         )
     }
-    assert Watchdog.missing(types.SimpleNamespace(size=8), states[0], states) == [1, 5, 6, 7]
+    assert Watchdog.missing(types.SimpleNamespace(size=9), states[0], states) == [1, 5, 6, 7, 8]
 
 
 @pytest.mark.mpi(ranks=[2])

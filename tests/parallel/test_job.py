@@ -34,14 +34,16 @@ from parallel.command import main
 
 def then_hold(threads):
     set_threads(threads)
-    from nn.training import callbacks
+    from nn.training import keeping
 
     def hold(self, training, loss):
         on_step(self, training, loss)
+        end = time.monotonic() + {2 * PATIENCE}
         if training.trainer.steps == 250 and training.trainer.writer:  # the other ranks wait for it in their sum
-            time.sleep({2 * PATIENCE})
+            while not self.termination.asked and time.monotonic() < end:
+                time.sleep(0.01)
 
-    on_step, callbacks.KeepCheckpoints.on_step = callbacks.KeepCheckpoints.on_step, hold
+    on_step, keeping.KeepCheckpoints.on_step = keeping.KeepCheckpoints.on_step, hold
 
 set_threads, main.set_threads = main.set_threads, then_hold  # only then may NumPy be imported
 sys.exit(main.main())
@@ -223,7 +225,11 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, whole, ranks, number, st
     said, _ = program.communicate(timeout=PATIENCE)
     assert program.returncode == status, said
     if number != signal.SIGKILL:
-        assert f"--resume {out}" in said and "Traceback" not in said and "\0" not in said
+        assert said.count(f"--resume {out}") == 2, "as it begins, and as it ends"
+        assert "Traceback" not in said and "\0" not in said
+        steps = re.findall(r"ended by SIGTERM after step (\d+), which is saved", said)
+        assert [int(step) >= 200 for step in steps] == [True] * (number == signal.SIGTERM), said
+        assert all(f"step-{int(step):08d}" in manifest.read_text() for step in steps)
     wait_until(lambda: not processes_of(out))
     assert not (out / "result.json").exists()
     assert not list(out.rglob("*.tmp")) or number == signal.SIGKILL

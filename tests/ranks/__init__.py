@@ -4,20 +4,21 @@
     def test_sum(comm, ranks):                # comm: a private duplicate of COMM_WORLD, of `ranks` ranks
         assert comm.allreduce(1) == ranks
 
-becomes test_sum[1], test_sum[2] and test_sum[3]; with more=[4, 5] also test_sum[4] and test_sum[5], which are marked
+becomes test_sum[p1], test_sum[p2] and test_sum[p3]; with more=[4, 5] also test_sum[p4] and test_sum[p5], which are marked
 exhaustive: `make test` leaves them out. A test fails if any rank fails, and the report shows each rank's
 own traceback. A rank that hangs, dies or leaves ends the test within its timeout (seconds, default 60), with a
 report that names it and the lines where its peers, and it, were; no process stays behind. What a rank waits for a core,
 because the machine is busy with other work, does not count.
 
-Consecutive tests of one file on as many ranks share a launch (0.7 s). The pytest that the user started, the
+The tests of one folder on as many ranks share a launch (0.7 s, and more for each file's imports), also where several
+workers (pytest -n) share the tests. The pytest that the user started, the
 **parent**, runs none of their code: it starts the ranks (group.py), each of which is a pytest of its own (rank.py)
 that runs the same tests in the same order, with a barrier before each, and appends what happens to its **diary**,
 a file of JSON lines. The parent reads the diaries and reports one result a test (report.py). After a failure that
 launch ends and the next test begins a new one, so no test sees what a failed one left behind.
 
 Fixtures: `comm`, `ranks`, and `shared_tmp_path`, a directory that is the same on every rank (tmp_path is each
-rank's own). Within a file the tests on fewer ranks run first. Ranks load no other plugins. With hypothesis,
+rank's own). Within a folder the tests on fewer ranks run first. Ranks load no other plugins. With hypothesis,
 derandomize: the ranks must draw the same examples. `pytest -s` passes the ranks' output on as it comes.
 `pytest --most-ranks 2` leaves out the tests on more: for an MPI library that is slow with more ranks than cores.
 """
@@ -67,8 +68,8 @@ def pytest_generate_tests(metafunc):
         raise pytest.UsageError(f"{where}: @pytest.mark.mpi needs ranks=2 or ranks=[1, 2, 3], given {ranks!r}")
     if "ranks" not in metafunc.fixturenames:  # parametrised all the same: the test's name tells its ranks
         metafunc.fixturenames.append("ranks")
-    more = [pytest.param(n, marks=pytest.mark.exhaustive) for n in mark.kwargs.get("more", ())]
-    metafunc.parametrize("ranks", [*ranks, *more])
+    more = [pytest.param(n, marks=pytest.mark.exhaustive, id=f"p{n}") for n in mark.kwargs.get("more", ())]
+    metafunc.parametrize("ranks", [*(pytest.param(n, id=f"p{n}") for n in ranks), *more])
 
 
 def left_out(item, config) -> bool:
@@ -79,12 +80,26 @@ def left_out(item, config) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Bring together the tests of a file that can share a launch; the order of files, and within a group, stays."""
+    """Bring together the tests of a folder that can share a launch; the order of files, and within a group, stays."""
     for item in items:
         if left_out(item, config):
             item.add_marker(pytest.mark.skip(reason=f"needs {ranks_of(item)} ranks"))
-    place = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (place[item.path], ranks_of(item)))
+    place = {folder: i for i, folder in enumerate(dict.fromkeys(item.path.parent for item in items))}
+    items.sort(key=lambda item: (place[item.path.parent], ranks_of(item)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With pytest-xdist: which tests one worker runs one after the other. It knows them by their names alone."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByLaunch(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path, _, test = nodeid.partition("::")
+            ranks = re.search(r"[\[-](p\d+)[]-]", test)
+            return f"{path.rpartition('/')[0]} {ranks[1]}" if ranks else path
+
+    return ByLaunch(config, log)
 
 
 @pytest.fixture
@@ -149,10 +164,9 @@ class Parent:
         return reports
 
     def same_launch(self, item):
-        """This test and those that follow it in the same file on as many ranks."""
-        items = item.session.items
-        rest = items[items.index(item) :]
-        return list(takewhile(lambda other: (other.path, ranks_of(other)) == (item.path, ranks_of(item)), rest))
+        """This test and those that follow it in the same folder on as many ranks."""
+        items, launch = item.session.items, lambda other: (other.path.parent, ranks_of(other))
+        return list(takewhile(lambda other: launch(other) == launch(item), items[items.index(item) :]))
 
     def tear_down(self, item, nextitem):
         """Fixtures that tests without ranks have set up, and that no later test needs."""

@@ -19,7 +19,7 @@ FINALIZE = 60.0  # seconds to leave after the last test
 
 
 class Group:
-    """One launch: ranks that run the tests of one file that need that many of them.
+    """One launch: ranks that run the tests of one folder that need that many of them.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Group:
         path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
         try:
             self.job = launcher.Job(
-                ["-m", "pytest", *options, str(items[0].path)],
+                ["-m", "pytest", *options, *dict.fromkeys(str(item.path) for item in items)],
                 ranks,
                 env=os.environ | {ROOM: str(self.room), "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
                 cwd=config.invocation_params.dir,

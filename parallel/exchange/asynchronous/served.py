@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nn.training.serial import OWN
+from nn.training.stored import Fragment
 from parallel.exchange.asynchronous.clock import Book
 from parallel.exchange.asynchronous.server import Server
 from parallel.exchange.asynchronous.worker import Worker
@@ -231,6 +232,17 @@ class Asynchronous(Served):
         if self.compensate:
             mine = self.server.compensation.mean_square if self.serves else None
             yield from self._named(SQUARES, self._gathered(mine))
+
+    def fragments(self):
+        yield from super().fragments()
+        if self.mesh.rank == 0:
+            yield Fragment(UPDATES, np.array(self.updates))
+
+    def kept_slices(self):
+        yield "param", self.server.held
+        yield from ((f"optimizer/{name}", slot) for name, slot in self.slots.items())
+        if self.compensate:
+            yield SQUARES, self.server.compensation.mean_square
 
     def load(self, state):
         """Each rank takes its own; what the servers of another strategy have not kept begins anew."""

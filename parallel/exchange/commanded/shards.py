@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from nn.optim.lbfgs import Vectors
+from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.commanded.post import LIMIT, Letter, LocalPost, MPIPost
 from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
@@ -188,6 +189,14 @@ class Commanded(Exchange):
             )
         kept = self.algorithm.state() if self.algorithm else self.kept_apart
         yield from ((f"lbfgs/{name}", array) for name, array in kept.items())
+
+    def fragments(self):
+        for (kind, number), role in self.roles.items():
+            for name in ("w", *self.optimizer.slots) if kind == "shard" else ():
+                prefix = "param" if name == "w" else f"optimizer/{name}"
+                yield from self.sliced(prefix, role.vectors.arrays[name], self.slices[number].start)
+        if self.algorithm:
+            yield from (Fragment(f"lbfgs/{name}", array) for name, array in self.algorithm.state().items())
 
     def kinds(self):
         return super().kinds() | {f"lbfgs/{name}": (a.shape, a.dtype) for name, a in self.kept_apart.items()}

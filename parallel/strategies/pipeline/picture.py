@@ -44,7 +44,8 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
     length = max(span.end for span in flat)
     unit, symbol = marks.unit_of(length) if seconds else (1.0, "units")
     if ax is None:
-        ax = marks.new_axes(max(5.0, min(16.0, 0.26 * len(max(spans, key=len)))), 0.46 * len(spans))
+        usual = sum(span.end - span.start for span in flat) / len(flat)
+        ax = marks.new_axes(max(5.0, min(16.0, 0.26 * length / usual if usual else 0)), 0.46 * len(spans))
     marks.plain(ax)
     stages = 1 + max(action.stage for span in flat for action in span.actions)
     several = stages > len(spans)
@@ -121,7 +122,8 @@ def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
     """What was measured, and below it what the schedule says; a matplotlib Figure."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 2.2 + 1.0 * len(seen)), layout="constrained")
+    figure = Figure(figsize=(10, 2.8 + 1.0 * len(seen)), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.45)  # between them: the first one's legend, the second one's heading
     above, below = figure.subplots(2, 1)
     draw(seen, above, title="a step, as it was", seconds=True)
     draw(planned, below, title="as its schedule says, with messages that take no time")

@@ -1,0 +1,214 @@
+"""What a checkpoint has in its files: whole arrays in one, or fragments of arrays in several, one of each rank.
+
+A fragment is so many elements of an array, from one on, or of a part of an array that several ranks compute together
+(nn/core/parts.py). A file of fragments says in its entry "fragments" where each belongs. So whoever reads need not know
+how many ranks there were, nor what they shared: it asks for an array and gets it whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nn.core.layer import Spec, Split
+from nn.core.parts import check_part, join, part_shape
+from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError, nbytes
+
+PROGRESS, FRAGMENTS = "progress", "fragments"  # entries that are no arrays of the state
+MOST = 1 << 16  # parts of an array
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Some of an array.
+
+    Parameters
+    ----------
+    name : str
+        As in the state.
+    array : array
+        The elements, in the order in which they lie in the array (or in its part); of any shape.
+    shape : tuple of int or None
+        Of the whole array; None for that of `array`.
+    start : int
+        Which element is the first one.
+    part : (int, int)
+        (index, count) of the part of the array that the elements are of.
+    split : Split or None
+        How the array is cut into parts, where there are several.
+    """
+
+    name: str
+    array: np.ndarray
+    shape: tuple[int, ...] | None = None
+    start: int = 0
+    part: tuple[int, int] = (0, 1)
+    split: Split | None = None
+
+    def place(self) -> dict:
+        """Where the elements belong, for JSON."""
+        shape = self.array.shape if self.shape is None else self.shape
+        split = [self.split.axis, self.split.blocks, self.split.units] if self.split else None
+        return {"shape": list(shape), "start": self.start, "part": list(self.part), "split": split}
+
+
+def with_places(fragments: Iterable[Fragment]) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, array) of fragments as a file has them, each name once, and in the end where they belong."""
+    places = {}
+    for fragment in fragments:
+        if fragment.name in places:
+            raise ValueError(f"{fragment.name}: two fragments of it in one file")
+        places[fragment.name] = fragment.place()
+        yield fragment.name, fragment.array
+    yield FRAGMENTS, np.array(json.dumps(places))
+
+
+class Stored(Mapping):
+    """The arrays of a checkpoint of one file by name, each read when it is asked for: they need not all fit."""
+
+    def __init__(self, path: Path):
+        self._file = Archive(path, NUMBERS + TEXT)
+        self._names = dict.fromkeys(self._file)
+        for name in self._names:
+            self._file.check(name)
+        self.progress = _object(self._file, PROGRESS)
+        del self._names[PROGRESS]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Joined(Mapping):
+    """The whole arrays of a checkpoint whose fragments lie in several files, each read when it is asked for.
+
+    Raises
+    ------
+    ValueError
+        The files do not have all elements of an array, each once: which, and what is missing or there twice.
+    OSError
+        A file is not there, or cannot be read.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        self._places: dict[str, list[_Place]] = {}
+        self._kinds: dict[str, tuple[Spec, np.dtype, int]] = {}  # name -> (whole array, dtype, number of parts)
+        self.progress, self._files = None, []
+        try:
+            for path in paths:
+                try:
+                    self._open(path)
+                except (ValueError, KeyError, RecursionError) as error:
+                    raise ValueError(f"{path.name}: {error}") from error
+            if self.progress is None:
+                raise ValueError("none of its files has the progress")
+            for name in self._places:
+                self._check(name)
+        except BaseException:
+            for file in self._files:
+                file.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        """Take up what a file says of its fragments; an array has the same shape and parts in all files."""
+        file = Archive(path, NUMBERS + TEXT)
+        self._files.append(file)
+        places = _object(file, FRAGMENTS)
+        if PROGRESS in file:
+            self.progress = _object(file, PROGRESS)
+        if missing := file.keys() - places.keys() - {FRAGMENTS, PROGRESS}:
+            raise ValueError(f"{min(missing)}: not said where it belongs")
+        for name, place in places.items():
+            held, dtype = file.check(name)
+            spec, start, index, count = _read_place(name, place)
+            try:
+                nbytes(spec.shape, dtype)
+            except ArrayError as error:
+                raise ValueError(f"{name}: {error}") from error
+            kind = spec, dtype, count
+            if self._kinds.setdefault(name, kind) != kind:
+                raise ValueError(f"{name}: another shape, dtype or number of parts than in another file")
+            stop = start + math.prod(held)
+            self._places.setdefault(name, []).append(_Place(index, start, stop, file))
+
+    def _check(self, name: str) -> None:
+        """Refuse an array of which elements are missing, or are there twice."""
+        _, _, count = self._kinds[name]
+        places = sorted(self._places[name], key=lambda place: (place.index, place.start, place.stop))
+        for index in range(count):
+            of, at = f" of part {index} of {count}" if count > 1 else "", 0
+            for start, stop in [(p.start, p.stop) for p in places if p.index == index]:
+                if start != at:
+                    what = "missing" if start > at else "there twice"
+                    raise ValueError(f"{name}: elements{of} from {min(start, at)} on are {what}")
+                at = stop
+            if at != (size := self._size(name, index)):
+                raise ValueError(f"{name}: it has {size} elements{of}, in the files there are {at}")
+
+    def _size(self, name: str, index: int) -> int:
+        """Elements of a part."""
+        spec, _, count = self._kinds[name]
+        return math.prod(part_shape(name, spec, index, count) if count > 1 else spec.shape)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        spec, dtype, count = self._kinds[name]
+        parts = [np.empty(self._size(name, index), dtype) for index in range(count)]
+        for place in self._places[name]:
+            parts[place.index][place.start : place.stop] = place.file[name].reshape(-1)
+        if count == 1:
+            return parts[0].reshape(spec.shape)
+        key = name.rpartition("/")[2]
+        shaped = [{key: part.reshape(part_shape(name, spec, i, count))} for i, part in enumerate(parts)]
+        return join({key: spec}, shaped)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Elements from `start` to before `stop` of part `index`, which a file has."""
+
+    index: int
+    start: int
+    stop: int
+    file: Archive
+
+
+def _object(file: Archive, name: str) -> dict:
+    """An entry that is an object of JSON."""
+    found = json.loads(str(file[name]))
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} must be an object, given {found!r:.40}")
+    return found
+
+
+def _read_place(name: str, place) -> tuple[Spec, int, int, int]:
+    """(whole array, first element, index of the part, number of parts) as a file says it."""
+    try:
+        shape, start, (index, count), split = (place[key] for key in ("shape", "start", "part", "split"))
+        numbers = [*shape, start, index, count, *(split or ())]
+        if not all(type(n) is int and n >= 0 for n in numbers) or (count > 1) != (split is not None):
+            raise ValueError
+        check_part(index, count)
+        found = Spec(tuple(shape), None, split=Split(*split) if split else None)
+        if count > MOST:
+            raise ValueError
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{name}: what place is {place!r:.80}?") from None
+    return found, start, index, count

@@ -1,0 +1,171 @@
+"""What it costs to be prepared for the worst, and how long it takes to go on after it.
+
+Two ranks train LeNet-5 twice in turns, a block of steps each: bare, and guarded, which is what scripts/train.py does:
+a watchdog on the communicator, a meeting of the ranks ten times a second, in which they hear of errors and of wishes to
+end, and in every block a checkpoint, which a thread writes. The median over the rounds of the quotient of a round's
+blocks counts. Then what a checkpoint stops training for, by a thread and at once; and a rank that is killed, until
+supervise.py has a run that goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from bench_engine import Case, make_batches
+from bench_training import network_of, quiet_barrier, run
+from benchmarking import Row, arguments
+
+from parallel.launch import processes
+
+CASE = Case("lenet5", (28, 28, 1), 10, 64)
+GUARDED, PAUSE, RECOVERY = "lenet5, batch 64 a rank, guarded", "lenet5, a checkpoint", "a killed rank, supervised"
+STEPS, ROUNDS = 100, 16  # of a block, in which there is one checkpoint; rounds
+WATCH = 300.0  # seconds, as scripts/train.py has it
+MARK = "RINGPROP_BENCH"  # in the environment of all that is started to be killed
+LONGEST = 120.0  # seconds that anything may take there
+RUN = ["--model", "mlp:64,16,10", "--batch", "8", "--epochs", str(10**9), "--checkpoint-steps", "50", "--no-pictures"]
+
+
+def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
+    """A guarded step against a bare one; a checkpoint by a thread against one at once; recovery."""
+    if only in GUARDED or only in PAUSE:
+        size = {"steps": 10, "rounds": 2} if quick else {"steps": STEPS, "rounds": ROUNDS}
+        found = run(size, suite=__file__)
+        yield from step_rows(found)
+    if only in RECOVERY:
+        seconds = sorted(recover() for _ in range(1 if quick else 5))
+        note = f"of {len(seconds)}, {seconds[0]:.2f} to {seconds[-1]:.2f} s; from SIGKILL to its first new checkpoint"
+        yield Row(RECOVERY, median(seconds), unit="s", ranks=2, note=note)
+
+
+def step_rows(found: dict) -> Iterator[Row]:
+    """Of what rank 0 tells."""
+    bare, guarded = (1e3 * median(found["seconds"][side]) for side in ("bare", "guarded"))
+    each = [b / a for a, b in zip(found["seconds"]["bare"], found["seconds"]["guarded"], strict=True)]
+    own = 1e3 * median(found["own"])
+    note = f"median of {len(each)} quotients {median(each) - 1:+.2%}; {own:.3f} ms of a step are the guard's own, "
+    note += f"{own / bare:.2%}; a checkpoint in {found['steps']} steps"
+    yield Row(GUARDED, guarded, bare, "bare", "ms", 2, 1, note)
+    later, once = (1e3 * median(found["save"][side]) for side in ("guarded", "at once"))
+    yield Row(PAUSE, later, once, "at once", "ms", 2, 1, "what the first rank's training stops for")
+
+
+def work(task: dict) -> None:
+    """One rank of the job; rank 0 tells."""
+    import numpy as np
+    from mpi4py import MPI
+
+    import nn
+    from collectives import Communicator
+    from nn.training.keeping import KeepCheckpoints, Termination
+    from parallel import DistributedDataParallel
+
+    steps, rounds = task["steps"], task["rounds"]
+    world, batches = MPI.COMM_WORLD, make_batches(CASE)
+    total = world.size * CASE.batch
+    found = {
+        "steps": steps,
+        "seconds": {"bare": [], "guarded": [], "at once": []},
+        "own": [],
+        "save": {"guarded": [], "at once": []},
+    }
+    directory = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
+    sides = {}
+    for side in found["seconds"]:
+        communicator = Communicator(world, watch=0 if side == "bare" else WATCH)
+        many = DistributedDataParallel(network_of(CASE), nn.CrossEntropyLoss(), nn.SGD(0.01, 0.9), communicator)
+        training, keeper = nn.Training(many, batches, 1), None
+        if side != "bare":
+            kept = nn.Checkpoints(Path(directory) / side)
+            keeper = KeepCheckpoints(kept, steps, None, side == "guarded", Termination())
+            keeper.on_begin(training)
+        sides[side] = many, training, keeper
+    order = np.random.default_rng(0)  # the same on all ranks
+    for number in range(rounds + 1):
+        for side in order.permutation(list(sides)).tolist():
+            many, training, keeper = sides[side]
+            quiet_barrier(world)
+            began, own, saving = time.perf_counter(), 0.0, 0.0
+            for i in range(steps):
+                loss = many.step(*batches[i % len(batches)], total)
+                if keeper:
+                    start = time.perf_counter()
+                    keeper.on_step(training, loss)
+                    spent = time.perf_counter() - start
+                    own, saving = own + spent, max(saving, spent)
+            taken = (time.perf_counter() - began) / steps
+            if keeper:
+                keeper.finish()
+            quiet_barrier(world)
+            if number:  # the first round warms up
+                found["seconds"][side].append(max(world.allgather(taken)))
+            if number and keeper:
+                found["save"][side].append(saving)
+            if number and side == "guarded":
+                found["own"].append(own / steps)
+    for many, _, keeper in sides.values():
+        if keeper:
+            keeper.termination.over()
+        many.close()
+    world.Barrier()
+    if world.rank == 0:
+        shutil.rmtree(directory)
+        print(json.dumps(found), flush=True)
+
+
+def recover() -> float:
+    """Seconds from the death of a rank to the first new checkpoint of the run that goes on."""
+    from nn.training.checkpoints import CheckpointError, Checkpoints
+
+    name = os.urandom(8).hex()
+    scripts = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as directory:
+        train = [sys.executable, scripts / "train.py", *RUN, "--ranks", "2", "--out", directory]
+        command = [sys.executable, scripts / "supervise.py", "--pause", "0", "--", *train]
+        with open(Path(directory) / "said", "wb") as log:
+            process = subprocess.Popen(
+                list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | {MARK: name}
+            )
+
+        def last() -> int:
+            try:
+                files = [entry["file"] for entry in Checkpoints(Path(directory) / "checkpoints").entries()]
+            except CheckpointError:
+                return 0
+            return max((int(step) for file in files for step in re.findall(r"step-(\d+)", file)), default=0)
+
+        def until(what) -> None:
+            end = time.monotonic() + LONGEST
+            while not what():
+                if process.poll() is not None or time.monotonic() > end:
+                    said = (Path(directory) / "said").read_text(errors="replace")
+                    raise RuntimeError(f"supervise: it did not come as far: {said[-500:]}")
+                time.sleep(0.01)
+
+        try:
+            until(lambda: last() > 0)
+            ranks = processes.find(name, only_ranks=True, variable=MARK)
+            processes.send(ranks[-1:], signal.SIGKILL)
+            killed = time.monotonic()
+            until(lambda: not set(ranks) & set(processes.find(name, only_ranks=True, variable=MARK)))
+            before = last()  # of the run that has died
+            until(lambda: last() > before)
+            return time.monotonic() - killed
+        finally:
+            processes.kill(name, MARK)
+            process.wait()
+
+
+if __name__ == "__main__":
+    work(json.loads(arguments(__doc__)[0]))

@@ -1,0 +1,129 @@
+"""scripts/train.py with a fault on one rank: the environment's FAULT says "KIND/PHASE/RANK", once, and STRUCK a file.
+
+A phase is a function that every rank calls there; on the rank it is replaced by what the kind does.
+"""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from parallel.command import main
+
+
+def patch(kind: str, phase: str) -> None:
+    """Put the fault there."""
+    import numpy as np
+
+    from nn.training import checkpoints, keeping
+    from parallel import trainer
+    from parallel.command import training_run
+
+    def replace(owner, name: str, call: int, do) -> None:
+        """do(real, arguments) in place of that call, and of no other."""
+        real, calls = getattr(owner, name), []
+
+        def replaced(*arguments, **more):
+            calls.append(None)
+            if len(calls) != call:
+                return real(*arguments, **more)
+            Path(os.environ["STRUCK"]).touch()
+            return do(lambda *changed: real(*(changed or arguments), **more), arguments)
+
+        setattr(owner, name, replaced)
+
+    def then(strike):
+        """Do that, and go on."""
+
+        def do(real, arguments):
+            strike(arguments[0])
+            return real()
+
+        return do
+
+    def stop(_):
+        raise RuntimeError("boom")
+
+    def leave(code):
+        def do(_):
+            raise SystemExit(code)
+
+        return do
+
+    def poison(many):
+        many = many if hasattr(many, "exchange") else many.training.trainer
+        many.parameters[...] = np.nan
+        if getattr(many.exchange, "serves", False):
+            many.exchange.held[...] = np.nan
+
+    def fill(_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY))
+
+    def spoil(of: str):
+        """Change what was saved, and die of it."""
+
+        def do(_):
+            directory = Path(os.environ["CHECKPOINTS"])
+            if of == "manifest":
+                text = (directory / "manifest.json").read_text()
+                (directory / "manifest.json").write_text(text[: len(text) // 2])
+            else:
+                file = checkpoints.files_of(checkpoints.Checkpoints(directory).entries()[-1])[-1][0]
+                content = bytearray((directory / file).read_bytes())
+                content[len(content) // 3] ^= 4
+                (directory / file).write_bytes(content)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return do
+
+    strikes = {
+        "raise": stop,
+        "SystemExit": leave("boom"),
+        "exit 0": leave(0),
+        "exit 3": leave(3),
+        "SIGKILL": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+        "SIGSTOP": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+        "SIGTERM": lambda _: os.kill(os.getpid(), signal.SIGTERM),
+        "NaN": poison,
+        "disk full": fill,
+        "corrupted part": spoil("part"),
+        "truncated manifest": spoil("manifest"),
+    }
+    many = trainer.Trainer
+    places = {
+        "start": (training_run, "resume", 1),
+        "step": (many, "step", 8),
+        "evaluation": (many, "evaluate", 2),
+        "end": (training_run, "leave_network", 1),
+    }
+    if phase == "checkpoint" and kind in ("NaN", "missing call"):
+        places["checkpoint"] = keeping.KeepCheckpoints, "_look", 7
+    if kind == "missing call":
+        places |= {"start": (training_run, "agree_on_data", 1), "evaluation": (many, "sum", 12)}
+        places |= {"end": (many, "check_replicas", 1)}
+        nothing = {"step": 0.0, "evaluation": np.zeros(3), "checkpoint": (False, 0.1)}.get(phase)
+        replace(*places[phase], lambda real, arguments: nothing)
+    elif kind in ("wrong shape", "wrong dtype"):
+
+        def change(real, arguments):
+            each, x, *more = arguments
+            return real(each, x[:, :, :-1] if kind == "wrong shape" else np.full(x.shape, "x"), *more)
+
+        replace(*places[phase], change)
+    elif phase == "checkpoint" and kind != "NaN":  # that of step 6, in whatever thread, of one file or of parts
+        replace(checkpoints.Checkpoints, "save", 4, then(strikes[kind]))
+        replace(checkpoints.Checkpoints, "write_part", 3, then(strikes[kind]))
+    else:
+        replace(*places[phase], then(strikes[kind]))
+
+
+def then_patch(threads: int) -> None:
+    set_threads(threads)
+    kind, phase, rank = os.environ["FAULT"].split("/")
+    if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == rank:
+        patch(kind, phase)
+
+
+set_threads, main.set_threads = main.set_threads, then_patch  # only then may NumPy be imported
+sys.exit(main.main())
