@@ -22,9 +22,8 @@ test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
 test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
 	$(PYTEST)
 
-notebooks: $(VENV)/.test  ## make notebooks/*.ipynb from the .py sources and run them
-	$(BIN)/jupytext --to ipynb notebooks/*.py
-	$(PYTEST) --nbmake notebooks/*.ipynb -p no:cacheprovider
+notebooks: $(VENV)/.test  ## make notebooks/*.ipynb and the students' versions with gaps; run them
+	$(BIN)/python scripts/course.py --run
 
 bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in runs/
 	mkdir -p runs

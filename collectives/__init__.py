@@ -3,7 +3,7 @@
     run    collectives.run(my_allreduce, x=array), or communicator.Allreduce(x, y, algorithm=my_allreduce)
     check  collectives.check(my_allreduce, ranks=range(1, 18))
     price  collectives.price(...)
-    draw   collectives.draw(...), draw_buffers(...), draw_timeline(...), animate(...)
+    draw   collectives.draw(...), draw_buffers(...), draw_timeline(...), draw_race(...), animate(...)
 
 Start with collectives/steps.py (the vocabulary) and collectives/algorithms/allreduce.py (`ring`). Importing this
 package does not import mpi4py; `Communicator` and what else needs it is imported when it is first named.
@@ -25,6 +25,7 @@ LATER = {
     "animate": "drawing.film",
     "draw": "drawing.diagrams",
     "draw_buffers": "drawing.diagrams",
+    "draw_race": "drawing.race",
     "draw_timeline": "drawing.timeline",
     "price": "pricing.price",
     "run": "communicator",

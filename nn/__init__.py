@@ -26,6 +26,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.recurrent import LSTM, Recurrent
 from nn.layers.reshaping import Flatten, Reshape
 from nn.losses import (
     BCEWithLogitsLoss,
@@ -51,6 +52,7 @@ __all__ = [
     "LAMB",
     "LARS",
     "LBFGS",
+    "LSTM",
     "SGD",
     "Adagrad",
     "Adam",
@@ -107,6 +109,7 @@ __all__ = [
     "RMSprop",
     "ReLU",
     "Recompute",
+    "Recurrent",
     "Region",
     "Reshape",
     "Residual",

@@ -10,6 +10,7 @@ import os
 from importlib.util import find_spec
 
 _HOME = {
+    "BranchParallel": "parallel.strategies.operators.strategy",
     "CheckReplicas": "parallel.trainer",
     "CompressedDataParallel": "parallel.strategies.data_parallel",
     "CompressedParameterServer": "parallel.strategies.parameter_server",
@@ -33,6 +34,7 @@ _HOME = {
     "ReproducibleSerial": "parallel.strategies.serial",
     "ReproducibleZeRO1": "parallel.strategies.zero",
     "ReproducibleZeRO2": "parallel.strategies.zero",
+    "SpatialParallel": "parallel.strategies.operators.strategy",
     "StaleDataParallel": "parallel.strategies.data_parallel",
     "Sandblaster": "parallel.strategies.sandblaster",
     "TensorParallel": "parallel.strategies.tensor.tensor_parallel",

@@ -14,6 +14,8 @@ from parallel.strategies.local_sgd import LocalSGD as LocalSGD
 from parallel.strategies.master_worker import DataParallel as DataParallel
 from parallel.strategies.master_worker import ReproducibleMasterWorker as ReproducibleMasterWorker
 from parallel.strategies.one_weird_trick import OneWeirdTrick as OneWeirdTrick
+from parallel.strategies.operators.strategy import BranchParallel as BranchParallel
+from parallel.strategies.operators.strategy import SpatialParallel as SpatialParallel
 from parallel.strategies.parameter_server import CompressedParameterServer as CompressedParameterServer
 from parallel.strategies.parameter_server import ParameterServer as ParameterServer
 from parallel.strategies.parameter_server import ReproducibleParameterServer as ReproducibleParameterServer

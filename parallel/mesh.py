@@ -1,4 +1,4 @@
-"""Who is whose peer: the ranks of a run, and their axes data x pipeline x tensor.
+"""Who is whose peer: the ranks of a run, and their axes data x pipeline x tensor x space x branch.
 
 Without a communicator there is one process, and what it asks all ranks it asks itself: so nothing else need know.
 """
@@ -50,10 +50,12 @@ class Ranks(Group):
         return out
 
 
-AXES = ("data", "pipeline", "tensor")
+AXES = ("data", "pipeline", "tensor", "space", "branch")
 
 
-def sizes(ranks: int, data: int | None = None, pipeline: int = 1, tensor: int = 1) -> dict[str, int]:
+def sizes(
+    ranks: int, data: int | None = None, pipeline: int = 1, tensor: int = 1, space: int = 1, branch: int = 1
+) -> dict[str, int]:
     """How many ranks each axis has, of so many in all; those that "data" is not told are its own.
 
     Raises
@@ -61,11 +63,11 @@ def sizes(ranks: int, data: int | None = None, pipeline: int = 1, tensor: int = 
     ValueError
         They do not multiply to the ranks: which numbers would do.
     """
-    given = {"data": data, "pipeline": pipeline, "tensor": tensor}
+    given = {"data": data, "pipeline": pipeline, "tensor": tensor, "space": space, "branch": branch}
     for axis, size in given.items():
         if size is not None and size < 1:
             raise ValueError(f"mesh: {axis} must have at least 1 rank, given {size}")
-    model = pipeline * tensor
+    model = pipeline * tensor * space * branch
     found = given | {"data": ranks // model if data is None else data}
     if found["data"] * model != ranks or not found["data"]:
         said = " x ".join(f"{axis} {size}" for axis, size in given.items() if size not in (None, 1)) or "data 1"
@@ -81,7 +83,8 @@ class Mesh:
     """The ranks of a run and their axes (collective).
 
     The ranks of the axis "data" share every global batch; those of "pipeline" have stages of one network, and those of
-    "tensor" parts of one stage's tensors. Neighbours on the last axis are neighbours in the communicator:
+    "tensor" parts of one stage's tensors; those of "space" rows of the same images, and those of "branch" the branches
+    of modules. Neighbours on the last axis are neighbours in the communicator; of data, pipeline and tensor
 
         rank = (data * pipelines + pipeline) * tensors + tensor
 
@@ -90,7 +93,7 @@ class Mesh:
     communicator : collectives.Communicator or None
     workers : sequence of int or None
         The ranks on the axis "data", which compute gradients; None for all. Others serve; then there is no other axis.
-    data, pipeline, tensor : int
+    data, pipeline, tensor, space, branch : int
         Ranks along each axis; data None for as many as are left.
 
     Attributes
@@ -103,10 +106,11 @@ class Mesh:
         The same of the axis "data"; the index of a rank that is not on it is None.
     data : collectives.Communicator or None
         Of the ranks on that axis that have what this rank has of the network.
-    pipeline, tensor : the same, None where there is one rank
+    pipeline, tensor, space, branch : the same, None where there is one rank
     model : the same, of the ranks that have one network together
     line : Mesh
-        Of the axis "data" alone: what an exchange sees.
+        Of the ranks that have the same of the network, and whose gradients are summed: what an exchange sees. They are
+        those of the axes "data", "space" and "branch".
 
     Raises
     ------
@@ -122,6 +126,8 @@ class Mesh:
         data: int | None = None,
         pipeline: int = 1,
         tensor: int = 1,
+        space: int = 1,
+        branch: int = 1,
     ):
         self.communicator, self.made = communicator, []
         if communicator:
@@ -129,22 +135,26 @@ class Mesh:
 
             self.in_place = IN_PLACE
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
-        self.model = self.pipeline = self.tensor = None
-        if pipeline * tensor == 1 and data is None:
+        self.model = self.pipeline = self.tensor = self.space = self.branch = None
+        model, same = pipeline * tensor, space * branch
+        if model * same == 1 and data is None:
             workers = range(self.size) if workers is None else workers
             self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
             self.data = self.group(workers) if communicator else None
-            self.sizes = {"data": self.count, "pipeline": 1, "tensor": 1}
-            self.places = {"data": self.index, "pipeline": 0, "tensor": 0}
+            self.sizes = dict.fromkeys(AXES, 1) | {"data": self.count}
+            self.places = dict.fromkeys(AXES, 0) | {"data": self.index}
             self.line = self
             return
-        self.sizes = sizes(self.size, data, pipeline, tensor)
+        if model > 1 < same:
+            raise ValueError("mesh: the axes pipeline and tensor do not go with space and branch")
+        self.sizes = sizes(self.size, data, pipeline, tensor, space, branch)
         self.places = self.places_of(self.rank)
         self.index, self.count = self.places["data"], self.sizes["data"]
         self.data = self._along("data")
-        self.pipeline, self.tensor = (self._along(axis) if self.sizes[axis] > 1 else None for axis in AXES[1:])
-        self.model = self._along("pipeline", "tensor") if pipeline * tensor > 1 else None
-        self.line = Mesh(self.data) if self.model else self
+        for axis in AXES[1:]:
+            setattr(self, axis, self._along(axis) if self.sizes[axis] > 1 else None)
+        self.model = self._along("pipeline", "tensor") if model > 1 else None
+        self.line = Mesh(self.data) if self.model else Mesh(communicator) if same > 1 else self
 
     def places_of(self, rank: int) -> dict[str, int]:
         """Where a rank is on every axis."""
@@ -185,6 +195,11 @@ class Mesh:
         """Sum an array over the ranks that have one network together, in place."""
         if self.model:
             self.model.Allreduce(self.in_place, array)
+
+    def sum_tensor(self, array: np.ndarray) -> None:
+        """Sum an array over the ranks that have the other parts of this one's tensors, in place."""
+        if self.tensor:
+            self.tensor.Allreduce(self.in_place, array)
 
     def sum_all(self, array: np.ndarray) -> None:
         """Sum an array over all ranks, in place."""

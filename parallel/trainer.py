@@ -35,7 +35,7 @@ from parallel.passes.whole import MicroBatch, Whole
 
 __all__ = ["CheckReplicas", "ReplicaError", "Trainer", "agree", "data_facts"]
 
-GROUPS = ("data", "tensor")  # the axes along which layers may ask other ranks
+GROUPS = ("data", "tensor", "space", "branch")  # the axes along which layers may ask other ranks
 
 
 class Trainer(Serial):
@@ -97,7 +97,7 @@ class Trainer(Serial):
     gradients = property(lambda self: self.exchange.gradients)
     slots = property(lambda self: self.exchange.slots)
     phases = property(lambda self: self.exchange.phases + self.pass_.phases)
-    sends = property(lambda self: "" if self.mesh.model else self.exchange.sends)  # activations travel, too
+    sends = property(lambda self: self.exchange.sends if self.mesh.line is self.mesh else "")  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
     apart = property(lambda self: self.exchange.apart)
     scattered = property(lambda self: self.mesh.size > 1 and (self.exchange.from_first or self.homes is not None))
@@ -363,7 +363,7 @@ class Trainer(Serial):
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}
-        found = self._differing(self.mesh.data, mine)
+        found = self._differing(self.mesh.line.data, mine)
         if self.mesh.tensor:  # what is not cut is whole on every rank
             whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
             found = found or self._differing(self.mesh.tensor, whole)
@@ -404,7 +404,12 @@ class Trainer(Serial):
 
     def bytes_sent(self) -> dict[str, float]:
         """What compression saves; see Exchange.bytes_sent (collective)."""
-        return self.exchange.bytes_sent()
+        found = self.exchange.bytes_sent()
+        if self.mesh.model and found:  # ranks with other parts of the network send other bytes
+            mean = np.array(list(found.values()))
+            self.mesh.sum_model(mean)
+            found = dict(zip(found, (mean / self.mesh.model.size).tolist(), strict=True))
+        return found
 
     def describe(self):
         return "; ".join(filter(None, (self.exchange.describe(), self.pass_.describe())))

@@ -45,6 +45,7 @@ CASES = {
     "vgg-small, batch 32": Case("vgg-small", (32, 32, 3), 10, 32),
     "resnet20, batch 32": Case("resnet20", (32, 32, 3), 10, 32),
     "transformer, batch 16": Case("transformer:128,4,2", (64,), 256, 16),
+    "lstm, batch 16": Case("lstm:128,2", (64,), 256, 16),
 }
 
 
@@ -170,7 +171,7 @@ def make_batches(case: Case) -> list[tuple]:
     import numpy as np
 
     rng = np.random.default_rng(0)
-    if case.model.startswith("transformer"):
+    if case.model.startswith(("transformer", "lstm")):
         ids = rng.integers(0, case.classes, (4, case.batch, case.in_shape[0] + 1))
         return [(np.ascontiguousarray(s[:, :-1]), np.ascontiguousarray(s[:, 1:])) for s in ids]
     shape = (case.batch, *case.in_shape)

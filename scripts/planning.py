@@ -11,7 +11,7 @@ from pathlib import Path
 
 SEQUENCE, DIGITS, COLOURS, IMAGENET = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1000)
 INPUTS = {
-    **dict.fromkeys(("transformer", "encoder"), SEQUENCE),
+    **dict.fromkeys(("transformer", "encoder", "lstm"), SEQUENCE),
     **dict.fromkeys(("resnet20", "vgg-small"), COLOURS),
     **dict.fromkeys(("vgg16", "resnet50", "googlenet"), IMAGENET),
     "alexnet": ((227, 227, 3), 1000),

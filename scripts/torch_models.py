@@ -38,8 +38,10 @@ def build(case: str) -> tuple[nn.Module, Callable]:
                 layers += [Block(channels, filters, 2 if i == 0 and filters > 16 else 1)]
                 channels = filters
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)), F.cross_entropy
-    if case.startswith("transformer"):
-        return Transformer(), lambda z, y: F.cross_entropy(z.reshape(-1, z.shape[-1]), y.reshape(-1))
+    if case.startswith(("transformer", "lstm")):
+        return Transformer() if case.startswith("transformer") else LSTM(), lambda z, y: F.cross_entropy(
+            z.reshape(-1, z.shape[-1]), y.reshape(-1)
+        )
     raise ValueError(f"no PyTorch model for the case {case!r}")
 
 
@@ -92,6 +94,18 @@ class Transformer(nn.Module):
 
     def forward(self, ids):
         return self.head(self.norm(self.blocks(self.embedding(ids) + self.positions[: ids.shape[1]])))
+
+
+class LSTM(nn.Module):
+    """Language model: two layers, one matrix of biases each."""
+
+    def __init__(self, vocabulary: int = 256, features: int = 128):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocabulary, features), nn.Linear(features, vocabulary)
+        self.lstm = nn.LSTM(features, features, 2, batch_first=True)
+
+    def forward(self, ids):
+        return self.head(self.lstm(self.embedding(ids))[0])
 
 
 class Trainer:

@@ -13,7 +13,7 @@ from nn.models import MODELS, build
 
 SEQUENCE, DIGITS, COLOURS = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10)
 INPUTS = {spec.partition(":")[0]: (shape, classes) for spec, shape, classes, _ in PUBLISHED.values()}
-INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "resnet20": COLOURS, "vgg-small": COLOURS}
+INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "lstm": SEQUENCE, "resnet20": COLOURS, "vgg-small": COLOURS}
 
 
 def main() -> None:

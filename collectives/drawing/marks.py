@@ -18,7 +18,7 @@ def new_figure(width, height):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=120, facecolor="white")
+    figure = Figure(figsize=(width, height), dpi=120, facecolor="white", layout="none")  # whatever rcParams say
     FigureCanvasAgg(figure)
     return figure
 

@@ -12,7 +12,13 @@ PALETTE = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0
 # What training is made of looks the same in every picture; other names have what is left, in their order.
 USUAL = ("forward", "backward", "update", "communicate", "compute", "reduce", "read", "push", "pull", "loss")
 USUAL += ("scatter", "broadcast", "gather", "scatter gradient")
-SAME = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}  # in schedules of pipelines
+SAME = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+    "L": "compute",
+}  # in schedules of pipelines, and of layers
 
 
 def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "timeline"):

@@ -76,6 +76,8 @@ class Network:
 
     Attributes
     ----------
+    given : tuple of int
+        Shape of one sample as it comes: in_shape, but for a stage of a part, which may be given a part of it.
     out_shape, training_shape : tuple of int
         Of the output for one sample, in evaluation and in training: they differ where classifiers inside the network
         help to train it.
@@ -109,7 +111,7 @@ class Network:
         self.root, self.in_shape, self.name, self.mixed = root, tuple(in_shape), name, mixed
         if dtype not in ("float32", "float64", np.float32, np.float64):
             raise TypeError(f"Network: dtype must be float32 or float64, given {dtype!r:.80}")
-        self.dtype = np.dtype(dtype)
+        self.dtype, self.given = np.dtype(dtype), self.in_shape
         self.specs, self.out_shape = (
             child_specs("", root, self.in_shape) if not root.children() else root.specs(self.in_shape)
         )
@@ -229,10 +231,10 @@ class Network:
                     else "use np.asarray(x, np.float32)"
                 )
             )
-        if x.shape[1:] != self.in_shape or not x.ndim:
-            expected = f"(N, {', '.join(map(str, self.in_shape))})"
+        if x.shape[1:] != self.given or not x.ndim:
+            expected = f"(N, {', '.join(map(str, self.given))})"
             raise ShapeError(
-                f"{self.name}: expects batches of shape {expected}, given {x.shape}{near(x.shape, self.in_shape)}"
+                f"{self.name}: expects batches of shape {expected}, given {x.shape}{near(x.shape, self.given)}"
             )
         if x.dtype == self.dtype or self.takes_ids:
             return

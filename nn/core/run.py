@@ -52,7 +52,8 @@ class Group:
 
 
 ALONE = Group()
-AXES = ("data", "tensor")  # what ranks of a group share: the samples of a batch, or the parts of tensors
+# What ranks of a group share: the samples of a batch, the parts of tensors, the rows of images, a network's branches.
+AXES = ("data", "tensor", "space", "branch")
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class Context:
     input_gradient : bool
         Whether dLoss/dx of the whole network is wanted: of a stage of a pipeline, for instance.
     groups : dict of Group
-        Other ranks by what they share: "data", "tensor". See Run.group.
+        Other ranks by what they share: one of AXES. See Run.group.
     ready : callable (int) or None
         Told how long the prefix of finished gradients is.
     watch : callable (path, layer, y) or None
@@ -195,7 +196,7 @@ class Run:
         return not self.first or self.context.input_gradient
 
     def group(self, name: str) -> Group:
-        """The ranks that share the samples of a batch ("data") or the parts of tensors ("tensor") with this one."""
+        """The ranks that share what `name` says with this one: one of AXES."""
         if name not in AXES:
             raise ValueError(f"layer {self.path}: ranks share {' or '.join(AXES)}, not {name!r}")
         return self.context.groups.get(name, ALONE)

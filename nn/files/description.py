@@ -30,6 +30,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.recurrent import LSTM, Recurrent
 from nn.layers.reshaping import Flatten, Reshape
 from nn.models.googlenet import Auxiliary
 from nn.models.resnet import Subsample
@@ -38,9 +39,20 @@ LAYERS: dict[str, type[Layer]] = {
     kind.__name__: kind
     for kind in (
         *(AdaptiveAvgPool2d, Auxiliary, AvgPool2d, BatchNorm1d, BatchNorm2d, Branches, Conv2d, Dropout, Embedding),
-        *(Flatten, GELU, GlobalAvgPool2d, GlobalMaxPool2d, LayerNorm, LeakyReLU, LearnedPositions, Linear),
-        *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, Reshape, Residual),
-        *(Sequential, SiLU, Sigmoid, SinusoidalPositions, Softmax, Subsample, Tanh, TiedLinear, TransformerBlock),
+        *(Flatten, GELU, GlobalAvgPool2d, GlobalMaxPool2d, LSTM, LayerNorm, LeakyReLU, LearnedPositions, Linear),
+        *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, Recurrent, Reshape),
+        *(
+            Residual,
+            Sequential,
+            SiLU,
+            Sigmoid,
+            SinusoidalPositions,
+            Softmax,
+            Subsample,
+            Tanh,
+            TiedLinear,
+            TransformerBlock,
+        ),
     )
 }
 PLAIN = (bool, int, float, str, type(None))

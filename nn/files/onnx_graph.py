@@ -17,7 +17,7 @@ from nn.files.protobuf import message
 
 OPSET, IR_VERSION = 17, 8
 TYPES = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # TensorProto.DataType
-FLOAT, INT, STRING, INTS = 1, 2, 3, 7  # AttributeProto.AttributeType
+FLOAT, INT, STRING, INTS, STRINGS = 1, 2, 3, 7, 8  # AttributeProto.AttributeType
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # how axes N H W C become N C H W, and back
 
 
@@ -127,6 +127,8 @@ def _attribute(name: str, value) -> bytes:
         return message((1, name), (2, value), (20, FLOAT))
     if isinstance(value, int):
         return message((1, name), (3, int(value)), (20, INT))
+    if isinstance(value[0], str):
+        return message((1, name), (9, list(value)), (20, STRINGS))
     return message((1, name), (8, [int(n) for n in value]), (20, INTS))
 
 

@@ -27,6 +27,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
+from nn.layers.recurrent import LSTM, Recurrent
 from nn.layers.reshaping import Flatten, Reshape
 from nn.models.googlenet import Auxiliary
 from nn.models.resnet import Subsample
@@ -148,6 +149,32 @@ def _(layer, x, p, s, shape, graph):
     mixed = graph.node("Reshape", graph.node("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([0, T, D]))
     y = graph.node("MatMul", mixed, p.Wo)
     return graph.node("Add", y, p.bo) if layer.bias else y
+
+
+# ------------------------------------------------------------------------------------------------------- recurrent
+
+
+@form(Recurrent, LSTM)
+def _(layer, x, p, s, shape, graph):
+    H = layer.features
+    order = (0, 3, 1, 2) if layer.blocks == 4 else (0,)  # i, o, f, g there
+
+    def reordered(array):
+        return np.concatenate([array[..., k * H : (k + 1) * H] for k in order], axis=-1)
+
+    bias = [np.r_[reordered(p.b), np.zeros(layer.blocks * H)][None]] if layer.bias else [""]
+    steps = graph.node("Transpose", x, perm=(1, 0, 2))
+    inputs = [steps, reordered(p.W).T[None], reordered(p.U).T[None], *bias]
+    if layer.learn_state:
+        samples = graph.node("Gather", graph.node("Shape", x), np.array([0]), axis=0)
+        size = graph.node("Concat", np.array([1]), samples, np.array([H]), axis=0)
+        inputs += ["", *(graph.node("Expand", getattr(p, name)[None, None], size) for name in layer.states)]
+    more = {"activations": [layer.activation.capitalize()]} if type(layer) is Recurrent else {}
+    y = graph.node("LSTM" if layer.blocks == 4 else "RNN", *inputs, hidden_size=H, **more)
+    y = graph.node("Squeeze", y, np.array([1]))  # (T, 1, N, H): of one direction
+    if layer.last:
+        return graph.node("Gather", y, np.array(shape[0] - 1), axis=0)
+    return graph.node("Transpose", y, perm=(1, 0, 2))
 
 
 # ---------------------------------------------------------------------------------------------------------- shapes

@@ -8,5 +8,6 @@
 | pooling.py | maximum and mean over windows of an image |
 | normalization.py, batch_normalization.py | within a sample; over the batch, perhaps of all ranks |
 | attention.py, embedding.py | multi-head attention, the transformer block; words and places as vectors |
+| recurrent.py | a plain recurrent layer and the LSTM: backpropagation through time |
 | dropout.py, reshaping.py | what has no parameters |
 """

@@ -5,7 +5,7 @@
 | by_name.py | MODELS, and `build` from a text |
 | mlp.py, cnn.py, lenet.py | small ones |
 | alexnet.py, overfeat.py, vgg.py, googlenet.py, resnet.py | the classics of ImageNet, and their small kin |
-| transformer.py | of bytes: causal, and encoder |
+| transformer.py, lstm.py | of bytes: causal, and encoder; recurrent |
 | images.py | what those of images share |
 """
 

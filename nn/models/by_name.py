@@ -20,6 +20,7 @@ from nn.models.alexnet import alexnet
 from nn.models.cnn import cnn
 from nn.models.googlenet import googlenet
 from nn.models.lenet import lenet5, lenet5_1998
+from nn.models.lstm import lstm
 from nn.models.mlp import mlp
 from nn.models.overfeat import overfeat_fast
 from nn.models.resnet import resnet20, resnet50
@@ -33,6 +34,7 @@ MODELS: dict[str, Callable[..., Layer]] = {
     "googlenet": googlenet,
     "lenet5": lenet5,
     "lenet5-1998": lenet5_1998,
+    "lstm": lstm,
     "mlp": mlp,
     "overfeat-fast": overfeat_fast,
     "resnet20": resnet20,

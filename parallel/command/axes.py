@@ -2,6 +2,7 @@
 
 --mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
 --mesh data=2,tensor=2            two groups of two ranks that compute every layer together
+--mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
 --pipeline pipedream:micro=16     an update after each; also vertical_sync
@@ -72,9 +73,9 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
 
     given = mesh(options)
     if "pipeline" not in given and is_pipeline(options):
-        given["pipeline"] = max(1, ranks // given.get("data", 1))
+        given["pipeline"] = max(1, ranks // (given.get("data", 1) * given.get("tensor", 1)))
     if "tensor" not in given and options.strategy_name == "tensor":
-        given["tensor"] = max(1, ranks // given.get("data", 1))
+        given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
     try:
         return sizes(ranks, **given)
     except ValueError as error:

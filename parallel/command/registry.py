@@ -102,6 +102,8 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
+    if axes.is_tensor(options):
+        return tensor(options, network, loss, optimizer, communicator)
     make = SHARDED[options.strategy_name]
     more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
     unit = int(options.unit * 2**20)
@@ -111,18 +113,21 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
 
 def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
-    data = axes.sizes(options, communicator.size)["data"]
-    given, limit = axes.arguments(options, data), options.watch or math.inf
+    sizes = axes.sizes(options, communicator.size)
+    given, limit = axes.arguments(options, sizes["data"]), options.watch or math.inf
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
         return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
     return Pipeline(
         *arguments,
-        data=data,
+        data=sizes["data"],
+        tensor=sizes["tensor"],
+        way=options.tensor,
         zero1=options.strategy == "zero1",
         bucketing=bucketing(options),
         unit_bytes=int(options.unit * 2**20),
+        compressor=summed(options)["compressor"],
         limit=limit,
         **given,
     )
@@ -135,10 +140,21 @@ def summed(options) -> dict:
 
 
 def tensor(options, network, loss, optimizer, communicator) -> Trainer:
-    """Ranks compute every layer together; several such groups share every batch."""
+    """Ranks compute every layer together; several such groups share every batch. Perhaps in a pipeline's stages."""
+    if axes.is_pipeline(options):
+        return pipeline(options, network, loss, optimizer, communicator)
     ranks = axes.sizes(options, communicator.size)["tensor"]
     arguments = network, loss, optimizer, communicator, options.seed
-    return TensorParallel(*arguments, tensor=ranks, way=options.tensor, bucketing=bucketing(options))
+    return TensorParallel(
+        *arguments,
+        tensor=ranks,
+        way=options.tensor,
+        stage=STAGES.get(options.strategy_name, 0),
+        bucketing=bucketing(options),
+        unit_bytes=int(options.unit * 2**20),
+        prefetch=options.prefetch,
+        compressor=summed(options)["compressor"],
+    )
 
 
 def owt(options, network, loss, optimizer, communicator) -> Trainer:
@@ -154,6 +170,7 @@ def bucketing(options) -> dict:
 
 
 SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
+STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
 REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
 STRATEGIES = {
     "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "pipeline": pipeline, "tensor": tensor,

@@ -236,13 +236,11 @@ def _stages(options: Options) -> None:
         return
     if "pipeline" not in CAPABILITIES[options.strategy_name].axes:
         can = ", ".join(name for name, can in CAPABILITIES.items() if "pipeline" in can.axes)
-        raise OptionError(f"--strategy {options.strategy} has no stages on different ranks: use {can}")
-    for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
-        if changed(options, [name]):
-            why = why_not("pipeline", options.compress if name == "compress" else None, name)
-            raise OptionError(
-                f"{flag(name)} does not go with stages on different ranks{': ' * bool(why)}{why}: leave it out"
-            )
+        why = CAPABILITIES[options.strategy_name].not_stages
+        raise OptionError(
+            f"--strategy {options.strategy} has no stages on different ranks{': ' * bool(why)}{why or f': use {can}'}"
+        )
+    _of_axis(options, "pipeline", "stages on different ranks")
     if options.late:
         raise OptionError(
             f"--consistency {options.consistency} does not go with stages on different ranks: leave it out"
@@ -258,15 +256,21 @@ def _layers_together(options: Options) -> None:
             raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
         return
     if axes.is_pipeline(options):
-        raise OptionError("a pipeline's stages are not cut among ranks: use --mesh data=2,tensor=2, or one of the two")
-    for name in ("reproducible", "compress", "consistency"):
-        if changed(options, [name]):
-            why = why_not("tensor", options.compress if name == "compress" else None, name)
-            raise OptionError(
-                f"{flag(name)} does not go with layers that ranks compute together{': ' * bool(why)}{why}: leave it out"
-            )
+        return
+    _of_axis(options, "tensor", "layers that ranks compute together")
     if options.node_memory == "on":
         raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
+
+
+def _of_axis(options: Options, axis: str, what: str) -> None:
+    """What does not go with an axis, which has its own line among the capabilities."""
+    for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
+        method = options.compress if name == "compress" else None
+        why = why_not(axis, method, name)
+        if method and options.strategy_name in SHARDED:
+            why = CAPABILITIES[axis].not_compressed
+        if changed(options, [name]) and (why or name in ("offload", "consistency")):
+            raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
 
 
 OF_OPTIONS = (
@@ -550,7 +554,9 @@ def check_sandblaster(options: Options, ranks: int, network) -> None:
 
 def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     """Refuse a mesh, a schedule, cuts that cannot be, on so many ranks; returns how many pipelines read samples."""
-    from parallel.strategies.pipeline.placement import check_updates_apart, place
+    from nn.losses import Loss
+    from parallel.strategies.pipeline.placement import check_updates_apart, place, refuse_ties
+    from parallel.strategies.tensor.rewriting import share
 
     found = axes.sizes(options, ranks)
     if options.batch < found["data"]:
@@ -560,16 +566,19 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
         )
     given = axes.arguments(options, found["data"])
     stale = given["schedule"] == "pipedream"
-    if stale and (found["data"] > 1 or options.strategy == "zero1"):
+    if stale and (found["data"] * found["tensor"] > 1 or options.strategy == "zero1"):
         raise OptionError(
-            f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several pipelines would "
-            "have to wait for: leave out --mesh data and --strategy zero1"
+            f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
+            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1"
         )
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
+    network = share(network, Loss(), found["tensor"], options.tensor).network
     try:
         placement = place(network, found["pipeline"], **given)
         if stale:
             check_updates_apart(placement, optimizer)
+        if options.compress:
+            refuse_ties(placement)
     except ValueError as error:
         asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"
         raise OptionError(f"{asked}: {error}") from error

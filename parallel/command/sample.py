@@ -1,4 +1,4 @@
-"""Text that a trained transformer goes on with: temperature, the k likeliest, a seed, a prompt."""
+"""Text that a trained language model goes on with: temperature, the k likeliest, a seed, a prompt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="sample.py", description=__doc__)
-    found.add_argument("run", metavar="RUN", help="directory of a run with --model transformer, or a saved network")
+    found.add_argument(
+        "run", metavar="RUN", help="directory of a run with --model transformer or lstm, or a saved network"
+    )
     found.add_argument("--prompt", default="", help="what the text begins with")
     found.add_argument("--length", type=int, default=400, metavar="BYTES", help="bytes to add (default: 400)")
     found.add_argument(

@@ -76,6 +76,7 @@ class Exchange:
         """Make the buffers, with first values; called once, on all ranks."""
         self.mesh, self.pass_, self.network, self.optimizer = mesh.line, pass_, network, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
+        self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
         self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
         self.say: Callable[[str], None] = lambda line: None
         self.allocate()

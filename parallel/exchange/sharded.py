@@ -78,7 +78,7 @@ class Sharded(Exchange):
         self.cut = UnitLayout(self.network, self.mesh.count, self.unit_bytes)
         self.regions = [self.cut.region(unit, rank) for unit in self.cut.units]
         for region in self.regions:
-            region.elsewhere = set()  # norms of its tensors are sums over ranks that have blocks of the unit
+            region.elsewhere = self.layout.replicas  # what is borrowed has its norm where it is used, too
         self.region = ShardRegion(self.cut, rank)
         names = [*self.optimizer.slots, *reversed(self.sharded[1:])]
         found = shards(names, self.cut.size, dtype, self.offload, self.mesh.communicator)
@@ -273,8 +273,13 @@ class Sharded(Exchange):
             optimizer.clip(g, self.region, self.sum_norms)
         for unit, region in zip(self.cut.units, self.regions, strict=True):
             slots = {name: slot[unit.blocks] for name, slot in self.slots.items()}
-            optimizer.apply(self.own(unit), g[unit.blocks], slots, self.step, region, self.mesh.sum)
+            optimizer.apply(self.own(unit), g[unit.blocks], slots, self.step, region, self.sum_squares)
         self.spread()
+
+    def sum_squares(self, squares: np.ndarray) -> None:
+        """Sum over the ranks with other blocks, and with other parts, of the same tensors."""
+        self.mesh.sum(squares)
+        self.sum_tensor(squares)
 
     def sum_norms(self, squares: np.ndarray) -> None:
         """Sum over the ranks with other blocks, and those with other parts of the network."""

@@ -4,5 +4,8 @@
 |---|---|
 | launcher.py | mpiexec and its ranks, none of which is ever left behind |
 | processes.py | finding the processes of a job, and ending them |
-| notebook.py, notebook_rank.py | %%mpi: a notebook cell on ranks, and what a rank does with it |
+| notebook.py | %%mpi: a notebook cell on ranks |
+| notebook_session.py | the ranks of a cell, or of many |
+| notebook_rank.py | what a rank does with cells |
+| notebook_output.py | what ranks print and draw, side by side |
 """

@@ -3,71 +3,135 @@
     %%mpi -n 2 -o total
     from mpi4py import MPI
     total = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank())
+    total
 
-runs the cell on two ranks started for it alone (launcher.py), shows what they print as it comes, and sets
-`total` in the notebook to a list, one value a rank. The ranks are processes of their own: they know nothing of the
-notebook but what `--with` names. The cell ends, and every rank with it, when a rank raises (its traceback is shown with
+runs the cell on two ranks started for it alone, shows side by side what they print, the value of the last line and the
+figures that they draw, and sets `total` in the notebook to a list, one value a rank. `%mpi?` tells the rest.
+
+The ranks are processes of their own: they know nothing of the notebook but what `--with` names, and nothing of each
+other's cells but in a session. The cell ends, and every rank with it, when a rank raises (its traceback is shown with
 its number), at the time limit (with the line where each rank was), and on interrupting the kernel.
 """
 
 import ast
-import json
-import os
-import re
-import sys
-import tempfile
-import time
 import types
-from pathlib import Path
 
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from parallel.launch import launcher, notebook_rank
+from parallel.launch import notebook_session
+from parallel.launch.notebook_output import Output
+from parallel.launch.notebook_session import Cell, RankError, Session
 
-START = 60.0  # seconds that ranks get to begin
-GRACE = 1.0  # seconds that the other ranks get to fail too before all are ended
+__all__ = ["RankError", "load_ipython_extension", "mpi"]
 
-
-class RankError(RuntimeError):
-    """A cell failed on some rank; shown without the notebook's own frames, which say nothing."""
-
-    def _render_traceback_(self):
-        return str(self).splitlines()
+sessions: dict[str, Session] = {}
 
 
 @magic_arguments()
-@argument("-n", "--ranks", type=int, default=2, help="how many ranks (default: 2)")
+@argument("-n", "--ranks", type=int, default=None, help="how many ranks (default: 2, or those of the session)")
 @argument("-t", "--timeout", type=float, default=60.0, help="seconds after which ranks are ended (default: 60)")
 @argument("-o", "--out", default="", help="names to bring back, separated by commas: each a list, one value a rank")
 @argument("--with", dest="given", default="", help="names of the notebook that the ranks begin with")
-def mpi(line, cell):
-    """Run this cell on MPI ranks."""
-    shell = get_ipython()
+@argument("--session", default="", metavar="NAME", help="ranks that stay, with their variables, for the next cell")
+@argument("--slow", default="", metavar="RANK:FACTOR", help="let a rank take so many times as long, such as 1:3")
+@argument("--kill", default="", metavar="RANK:SECONDS", help="kill a rank (SIGKILL) after so long, such as 2:0.5")
+@argument("--end", default="", metavar="NAME", help="of the line %%mpi --end NAME: end a session")
+def mpi(line, cell=None):
+    """Run this cell on MPI ranks.
+
+    What ranks print is shown side by side while it comes; under it figures, and the value of the last line. Values that
+    go in (--with) and come back (--out) are arrays, numbers, strings, and lists, tuples and dicts of these; modules,
+    functions and classes go in as well.
+
+        %%mpi -n 4 --with X,y,gradient -o w      a cell on four ranks, started for it and gone when it ends
+        %%mpi --session work -n 2                ranks that stay: the next cell of this session has their variables
+        %%mpi -n 2 --slow 1:3                    rank 1 takes three times as long
+        %%mpi -n 3 --kill 2:0.5                  rank 2 is killed after half a second
+        %mpi                                     which sessions there are
+        %mpi --end work                          end one
+    """
     asked = parse_argstring(mpi, line)
+    if cell is None:
+        return _tell_or_end(asked.end)
+    shell = get_ipython()
     out, given = _names(asked.out), _names(asked.given)
-    with tempfile.TemporaryDirectory(prefix="mpi-cell-") as directory:
-        directory = Path(directory)
-        (directory / "cell.py").write_text(cell)
-        (directory / "request.json").write_text(json.dumps(out))
-        _give(directory, given, shell)
-        _run(directory, asked.ranks, asked.timeout)
-        results = [notebook_rank.load(directory / str(rank)) for rank in range(asked.ranks)]
+    session = _session(asked.session, asked.ranks)
+    slow, kill = (_disturbed(name, getattr(asked, name), session.ranks) for name in ("slow", "kill"))
+    values, definitions = _given(given, shell)
+    work = Cell(cell, out, definitions, values, asked.timeout, slow, kill)
+    output = Output(session.ranks, live=hasattr(shell, "kernel"))
+    try:
+        results = session.run(work, output)
+    finally:
+        if not session.running:
+            sessions.pop(asked.session, None)
+        elif not asked.session:
+            session.end()
     shell.user_ns.update({name: [result[name] for result in results] for name in out})
 
 
 def load_ipython_extension(shell):
     """What %load_ext calls: from now on there is %%mpi."""
-    shell.register_magic_function(mpi, "cell")
+    shell.register_magic_function(mpi, "line_cell")
+
+
+def unload_ipython_extension(shell):
+    """What %unload_ext calls: no session stays."""
+    for name in list(sessions):
+        sessions.pop(name).end()
+
+
+def _tell_or_end(name: str) -> None:
+    """The line `%mpi`, or `%mpi --end NAME`."""
+    if name and name not in sessions:
+        raise UsageError(f"--end {name}: no such session; {_listed()}")
+    if name:
+        sessions.pop(name).end()
+    else:
+        print(_listed())
+
+
+def _listed() -> str:
+    each = [f"{name} ({session.ranks} ranks, {session.cells} cells)" for name, session in sessions.items()]
+    return f"sessions: {', '.join(each)}" if each else "there is no session: %%mpi --session NAME begins one"
+
+
+def _session(name: str, ranks: int | None) -> Session:
+    """The ranks that a cell runs on."""
+    if not name:
+        return Session(2 if ranks is None else ranks, stays=False)
+    if name in sessions and ranks not in (None, sessions[name].ranks):
+        have = sessions[name].ranks
+        raise UsageError(f"-n {ranks}: the session {name} has {have} ranks; %mpi --end {name} ends it")
+    if name not in sessions:
+        sessions[name] = Session(2 if ranks is None else ranks, stays=True)
+    return sessions[name]
 
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _give(directory: Path, names: list[str], shell) -> None:
-    """Write what the ranks begin with: imports and definitions as source, the rest as values."""
+def _disturbed(option: str, text: str, ranks: int) -> dict[int, float]:
+    """{rank: number} of "1:3,2:0.5"."""
+    found = {}
+    for each in _names(text):
+        try:
+            rank, number = each.split(":")
+            found[int(rank)] = float(number)
+        except ValueError:
+            raise UsageError(f"--{option} {each}: expected RANK:NUMBER, such as 1:3") from None
+        if not 0 <= int(rank) < ranks:
+            raise UsageError(f"--{option} {each}: the ranks are 0 to {ranks - 1}")
+        if float(number) < (1 if option == "slow" else 0):
+            raise UsageError(f"--{option} {each}: " + ("a factor below 1" if option == "slow" else "a time below 0"))
+    return found
+
+
+def _given(names: list[str], shell) -> tuple[dict, str]:
+    """What the ranks begin with: values, and imports and definitions as source."""
     lines, values = [], {}
     for name in names:
         if name not in shell.user_ns:
@@ -81,11 +145,11 @@ def _give(directory: Path, names: list[str], shell) -> None:
             lines.append(_definition(name, shell.user_ns["In"]))
         else:
             lines.append(f"from {value.__module__} import {value.__qualname__} as {name}")
-    (directory / "definitions.py").write_text("\n".join(lines))
     try:
-        notebook_rank.save(directory / "in", values)
+        notebook_session.check(values)
     except TypeError as error:
         raise UsageError(f"--with: {error}") from None
+    return values, "\n".join(lines)
 
 
 def _definition(name: str, cells: list[str]) -> str:
@@ -100,47 +164,3 @@ def _definition(name: str, cells: list[str]) -> str:
                 first = min(part.lineno for part in [node, *node.decorator_list])
                 return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
     raise UsageError(f"--with {name}: no cell defines it with `def` or `class`")
-
-
-def _run(directory: Path, ranks: int, timeout: float) -> None:
-    path = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    environment = os.environ | {"PYTHONPATH": path, "MPLBACKEND": "agg"}  # not the notebook's own backend
-    ends, running, failed_at, status, shown = time.monotonic() + START, False, None, None, True
-    show = lambda text: print(text, end="", flush=True) if shown else None
-    program = ["-m", "parallel.launch.notebook_rank", str(directory)]
-    with launcher.Job(program, ranks, env=environment, stdout=show) as job:
-        try:
-            while (status := job.wait(0.05)) is None:
-                now, failed = time.monotonic(), len(list(directory.glob("*.error")))
-                failed_at = failed_at or (now if failed else None)
-                if not running and all((directory / f"{rank}.stack").exists() for rank in range(ranks)):
-                    ends, running = now + timeout, True
-                if failed == ranks or (failed and now > failed_at + GRACE) or now > ends:
-                    shown = False
-                    job.show_stacks()
-                    job.wait(GRACE)
-                    break
-        finally:
-            shown = False  # what mpiexec says about being ended is no news
-    if status != 0 or not all((directory / f"{rank}.json").exists() for rank in range(ranks)):
-        late = f"no end within {timeout:g} s" if running else f"the ranks did not begin within {START:g} s"
-        raise RankError(_explain(directory, ranks, status, late))
-
-
-def _explain(directory: Path, ranks: int, status: int | None, late: str) -> str:
-    """What each rank failed with, or where it was."""
-    errors = {rank: path.read_text() for rank in range(ranks) if (path := directory / f"{rank}.error").exists()}
-    by_text = {}
-    for rank, text in errors.items():
-        by_text.setdefault(text, []).append(rank)
-    parts = [f"rank {', '.join(map(str, those))} of {ranks}: {text}" for text, those in by_text.items()]
-    if not errors:
-        parts = [late if status is None else launcher.ending(status)]
-    for rank in range(ranks):
-        frames = launcher.read_stack(directory / f"{rank}.stack")
-        inside = [frame for frame in frames if frame[0] == str(directory / "cell.py")]
-        if rank not in errors and inside:
-            line = inside[0][1]
-            source = (directory / "cell.py").read_text().splitlines()[line - 1].strip()
-            parts.append(f"rank {rank} of {ranks} was at line {line} of the cell: {source}")
-    return re.sub(f'"{re.escape(str(directory))}/(cell|definitions).py"', r"the \1", "\n".join(parts))

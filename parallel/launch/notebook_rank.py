@@ -1,38 +1,45 @@
-"""What a rank does with a notebook cell of %%mpi (parallel/launch/notebook.py), and how values travel between them.
+"""What a rank does with cells of %%mpi (parallel/launch/notebook_session.py), and how values travel between them.
 
-The notebook writes a directory: `cell.py`, the cell; `request.json`, which names to bring back; `in.json` and
-`in.npz`, the values to begin with; `definitions.py`, the functions and classes. Each rank r runs
+Each rank r runs
 
     python -m mpi4py -m parallel.launch.notebook_rank DIRECTORY
 
-and leaves `r.json` and `r.npz` (values), or `r.error` (its traceback), or `r.stack` (where it was when ended).
-Values are arrays, numbers, strings, None, and lists, tuples and dicts of them: JSON and .npz, never pickle.
+reads from DIRECTORY/r.go which cell is next, and leaves in that cell's folder what it has printed and drawn, and the
+names that are asked for, or its traceback. Values are arrays, numbers, strings, None, and lists, tuples and dicts of
+them: JSON and .npz, never pickle.
 """
 
+import ast
 import faulthandler
 import json
+import os
 import sys
-import time
 import traceback
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
 
-WAIT = 30.0  # seconds that a failed rank waits for the notebook to end it
 
-
-def save(path: Path, values: dict) -> None:
-    """Write named values as path.json and path.npz. Raises TypeError, with the name, for others than listed above."""
-    arrays = {}
+def encoded(values: dict) -> tuple[dict, dict]:
+    """(tree for JSON, arrays) of named values. Raises TypeError, with the name, for others than listed above."""
+    arrays: dict = {}
     tree = {}
     for name, value in values.items():
         try:
             tree[name] = _encode(value, arrays)
         except TypeError as error:
             raise TypeError(f"`{name}` cannot go between the notebook and the ranks: {error}") from None
+    return tree, arrays
+
+
+def save(path: Path, values: dict) -> None:
+    """Write named values as path.npz and then path.json. Raises TypeError."""
+    tree, arrays = encoded(values)
     np.savez(path.with_suffix(".npz"), **arrays)
-    path.with_suffix(".json").write_text(json.dumps(tree))
+    path.with_suffix(".part").write_text(json.dumps(tree))
+    path.with_suffix(".part").rename(path.with_suffix(".json"))
 
 
 def load(path: Path) -> dict:
@@ -72,38 +79,87 @@ def _decode(value, arrays):
 
 
 def main(directory: Path) -> None:
-    """Run the cell in `directory` on this rank, and leave there what it has made, or why it failed."""
+    """Run the cells that come, until there are no more: variables stay from each to the next."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.Get_rank()
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # whole lines, so that ranks do not mix
-    with open(directory / f"{rank}.stack", "w") as stack:
-        faulthandler.enable(stack)
-        try:
-            run(directory, rank)
-        except BaseException as error:  # also SystemExit: the other ranks would wait for this one
-            trace = error.__traceback__
-            while trace and trace.tb_frame.f_code.co_filename == __file__:
-                trace = trace.tb_next
-            text = "".join(traceback.format_exception(type(error), error, trace))
-            part = directory / f"{rank}.part"
-            part.write_text(text)
-            part.rename(directory / f"{rank}.error")
-            time.sleep(WAIT)
-            MPI.COMM_WORLD.Abort(1)
-
-
-def run(directory: Path, rank: int) -> None:
-    """Execute the definitions and the cell; save the names that are asked for. Raises what they raise."""
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
     sys.modules["__main__"] = types.ModuleType("__main__")  # where pickle looks for what the cell defines
+    (directory / f"{rank}.part").write_text(str(os.getpid()))
+    (directory / f"{rank}.part").rename(directory / f"{rank}.pid")
+    with open(directory / f"{rank}.stack", "w") as stack, open(directory / f"{rank}.go") as cells:
+        faulthandler.enable(stack)
+        for line in cells:
+            if line == "end\n":
+                break
+            do(directory / line.strip(), rank)
+
+
+def do(place: Path, rank: int) -> None:
+    """Run the cell in `place`; what it prints goes into a file there, and why it failed, too."""
+    kept = os.dup(1), os.dup(2)
+    out = os.open(place / f"{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in 1, 2:
+        os.dup2(out, number)
+    try:
+        run(place, rank)
+    except BaseException as error:  # also SystemExit: the other ranks would wait for this one
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        part = place / f"{rank}.part"
+        sys.stdout.flush()
+        part.write_text(text)
+        part.rename(place / f"{rank}.error")
+    finally:
+        sys.stdout.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(out)
+
+
+def run(place: Path, rank: int) -> None:
+    """Execute the definitions and the cell; save the names that are asked for. Raises what they raise."""
     names = vars(sys.modules["__main__"])
-    names.update(load(directory / "in"))
-    for file in directory / "definitions.py", directory / "cell.py":
-        exec(compile(file.read_text(), file, "exec"), names)
-    wanted = json.loads((directory / "request.json").read_text())
+    names.update(load(place / "in"))
+    exec(compile((place / "definitions.py").read_text(), place / "definitions.py", "exec"), names)
+    warnings.filterwarnings("ignore", ".*is non-interactive")  # plt.show(): the notebook does
+    value = evaluate((place / "cell.py").read_text(), str(place / "cell.py"), names)
+    wanted = json.loads((place / "request.json").read_text())
     if missing := [name for name in wanted if name not in names]:
         raise NameError(f"-o asks for {', '.join(missing)}, which this rank has not set")
-    save(directory / str(rank), {name: names[name] for name in wanted})
+    show(place, rank, value)
+    sys.stdout.flush()
+    save(place / str(rank), {name: names[name] for name in wanted})
+
+
+def evaluate(text: str, file: str, names: dict):
+    """Run a cell; the value of its last line, where that is an expression and does not end with a semicolon."""
+    tree = ast.parse(text, file)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, file, "exec"), names)
+    if last is None:
+        return None
+    value = eval(compile(ast.Expression(last.value), file, "eval"), names)
+    return None if text.rstrip().endswith(";") else value
+
+
+def show(place: Path, rank: int, value) -> None:
+    """Leave the figures that are open, and the value of the last line: as a figure, where it is one."""
+    figures = []
+    if "matplotlib.pyplot" in sys.modules:
+        plt = sys.modules["matplotlib.pyplot"]
+        figures = [plt.figure(number) for number in plt.get_fignums()]
+    if hasattr(value, "savefig"):
+        figures += [value] * all(value is not each for each in figures)
+    elif value is not None:
+        (place / f"{rank}.value").write_text(repr(value))
+    for number, figure in enumerate(figures):
+        figure.savefig(place / f"{rank}.{number:03}.png", bbox_inches="tight")
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 if __name__ == "__main__":

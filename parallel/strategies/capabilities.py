@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 KEEP_NOTHING = ("none", "fp16", "qsgd", "terngrad")
+ALIKE = ("none", "fp16")  # round the same number alike on every rank
 ALONE = (*KEEP_NOTHING, "onebit", "signsgd", "topk", "threshold", "dgc")  # messages of single ranks
 ALL = (*ALONE, "powersgd")
 
@@ -20,6 +21,8 @@ class Capabilities:
     ----------
     axes : tuple of str
         Of the mesh, along which it cuts the work.
+    not_stages : str
+        Why not along "pipeline", where along others.
     parts : bool
         Whether a step may be computed in parts (--accumulate).
     not_parts : str
@@ -41,6 +44,7 @@ class Capabilities:
     """
 
     axes: tuple[str, ...] = ("data",)
+    not_stages: str = ""
     parts: bool = True
     not_parts: str = ""
     synchronized: bool = True
@@ -52,19 +56,24 @@ class Capabilities:
     apart: bool = False
 
 
-BOTH = ("data", "pipeline")
+ALL_AXES = ("data", "pipeline", "tensor")
 SHARDED = Capabilities(
+    axes=("data", "tensor"),
+    not_stages="a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1",
     mixed=True,
     compress=KEEP_NOTHING,
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
+ROUNDED = (
+    "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
+)
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=(*BOTH, "tensor"), mixed=True),
-    "zero1": replace(SHARDED, axes=BOTH),
+    "ddp": Capabilities(axes=ALL_AXES, mixed=True),
+    "zero1": replace(SHARDED, axes=ALL_AXES, not_stages=""),
     "zero2": SHARDED,
     "fsdp": SHARDED,
     "ps": Capabilities(
@@ -77,19 +86,19 @@ CAPABILITIES = {
     # Also what ddp and zero1 can where the mesh has an axis "pipeline".
     "pipeline": Capabilities(
         mixed=True,
-        axes=BOTH,
+        axes=ALL_AXES,
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
-        compress=(),
-        not_compressed="the gradients of every stage travel by themselves, as they are",
+        compress=ALIKE,
+        not_compressed=ROUNDED,
         reproducible=False,
     ),
-    # Also what ddp can where it has an axis "tensor".
+    # Also what ddp, zero1, zero2 and fsdp can where it has an axis "tensor".
     "tensor": Capabilities(
         mixed=True,
-        axes=("data", "tensor"),
-        compress=(),
-        not_compressed="of what a rank has of every layer, the gradients travel as they are",
+        axes=ALL_AXES,
+        compress=ALIKE,
+        not_compressed=ROUNDED,
         reproducible=False,
     ),
     "owt": Capabilities(
@@ -164,6 +173,8 @@ def matrix() -> str:
         row = [", ".join(can.axes) or "none", *yes, methods, shards, ("no", "yes")[can.mixed]]
         lines.append(f"| `{strategy}` | {' | '.join(row)} |")
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
+    stages = [f"`{name}`" for name, can in CAPABILITIES.items() if can.not_stages]
+    reasons.append(f"an axis `pipeline` with {', '.join(stages)}: {CAPABILITIES['fsdp'].not_stages}")
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

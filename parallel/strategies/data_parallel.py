@@ -18,6 +18,7 @@ from collectives.failures.launch_check import nodes_of
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
+from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.fixed_tree import FixedTree
@@ -74,6 +75,19 @@ def DistributedDataParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
+    exchange = summing(communicator, node_memory, overlap, bucket, first_bucket, limit)
+    return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, "DistributedDataParallel")
+
+
+def summing(
+    communicator,
+    node_memory: str = "auto",
+    overlap: str = "auto",
+    bucket: float = 25.0,
+    first_bucket: float = 1.0,
+    limit: float = 300.0,
+) -> Exchange:
+    """What sums the gradients of these ranks, as DistributedDataParallel is told to."""
     check_bucketing(bucket, first_bucket, overlap)
     if node_memory not in NODE_MEMORY:
         raise ValueError(f"node_memory {node_memory!r}: expected one of {', '.join(NODE_MEMORY)}")
@@ -84,9 +98,7 @@ def DistributedDataParallel(
     if overlap == "auto" and len(set(nodes)) == 1:
         overlap = "none"
     bucketing = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
-    exchange = Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit)
-    name = "DistributedDataParallel"
-    return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
+    return Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit)
 
 
 def StaleDataParallel(

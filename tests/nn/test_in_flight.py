@@ -47,6 +47,8 @@ LAYERS = {  # every kind of layer, alone or where it can stand: (layer, shape of
     nn.AdaptiveAvgPool2d: (Sequential(nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(2)), IMAGE),
     nn.GlobalAvgPool2d: (Sequential(nn.Conv2d(8, 4, 1), nn.GlobalAvgPool2d()), IMAGE),
     nn.GlobalMaxPool2d: (Sequential(nn.Conv2d(8, 4, 1), nn.GlobalMaxPool2d()), IMAGE),
+    nn.Recurrent: (Sequential(linear(8), nn.Recurrent(8, 6), nn.Tanh()), SEQUENCE),
+    nn.LSTM: (Sequential(nn.LSTM(8, 6, truncate=2, learn_state=True), nn.LSTM(6, 3, last=True)), SEQUENCE),
     nn.Flatten: (Sequential(nn.Flatten(), nn.Linear(40, 3)), SEQUENCE),
     nn.Reshape: (Sequential(nn.Reshape(8, 5), nn.Linear(5, 3)), SEQUENCE),
 } | {

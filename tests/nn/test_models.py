@@ -33,6 +33,7 @@ SIZES = {  # parameters, from the papers or, where they do not say, from the tab
     "resnet20": ((32, 32, 3), 10, 269_722),
     "vgg-small": ((32, 32, 3), 10, 1_186_378),
     "transformer": ((64,), 256, 470_528),
+    "lstm": ((64,), 256, 256 * 128 + 2 * (256 * 512 + 512) + 129 * 256),
 }
 
 
@@ -55,6 +56,7 @@ SMALL = {  # a shape that every model takes, as small as it can be
     "googlenet": (32, 32, 3),
     "lenet5": (16, 16, 1),
     "lenet5-1998": (12, 12, 1),
+    "lstm:8,2,3": (6,),
     "mlp": (3, 4),
     "overfeat-fast": (71, 71, 3),
     "resnet20": (8, 8, 3),
@@ -74,7 +76,7 @@ def test_gradients_of_all_parameters(spec):
         assert network.out_shape == (5,)
         return
     rng = np.random.default_rng(0)
-    ids = spec.startswith(("transformer", "encoder"))
+    ids = spec.startswith(("transformer", "encoder", "lstm"))
     x = rng.integers(1, 5, (2, *in_shape)) if ids else rng.random((2, *in_shape), np.float32)
     buffer = rng.standard_normal(network.layout.size, np.float32)  # real first values take seconds to draw
     buffer *= 0.02

@@ -15,6 +15,7 @@ MODELS = {
     "cnn": (8, 8, 1),
     "encoder:8,2,1": (6,),
     "lenet5-1998": (28, 28, 1),
+    "lstm:8,2": (6,),
     "resnet20": (9, 9, 3),
     "transformer:8,2,1,1": (6,),
 }
@@ -28,7 +29,9 @@ MORE = [
     (nn.GELU(), (4, 8)),
     (nn.LocalResponseNorm(4, alpha=0.1), (7, 9, 6)),
     (nn.LocalResponseNorm(5, alpha=0.1), (12,)),
+    (nn.LSTM(8, 3, last=True), (4, 8)),
     (nn.MaxPool2d((2, 3), (2, 1), (0, 1)), (7, 8, 3)),
+    (nn.Recurrent(8, 3, learn_state=True), (4, 8)),
     (nn.Residual(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 1)), (5, 5, 4)),
     (nn.Sequential(nn.Linear(8, 3)), (8,)),
 ]

@@ -11,6 +11,7 @@ from conftest import PATIENCE
 import nn
 from nn.core.layer import Layer
 from nn.files.description import LAYERS, describe, make
+from nn.initializers import lecun
 from nn.models import MODELS, build
 
 SEQUENCE, IMAGE = (4, 8), (7, 9, 4)
@@ -28,6 +29,7 @@ EXAMPLES = {
     "GELU": (nn.GELU(approximate=True), SEQUENCE),
     "GlobalAvgPool2d": (nn.GlobalAvgPool2d(), IMAGE),
     "GlobalMaxPool2d": (nn.GlobalMaxPool2d(), IMAGE),
+    "LSTM": (nn.LSTM(8, 3, bias=False, truncate=2, learn_state=True, forget_bias=0.5), SEQUENCE),
     "LayerNorm": (nn.LayerNorm(8, eps=1e-3, bias=False), SEQUENCE),
     "LeakyReLU": (nn.LeakyReLU(0.2), SEQUENCE),
     "LearnedPositions": (nn.LearnedPositions(6, 8), SEQUENCE),
@@ -38,6 +40,7 @@ EXAMPLES = {
     "MultiHeadAttention": (nn.MultiHeadAttention(8, 2, causal=True, bias=False), SEQUENCE),
     "RMSNorm": (nn.RMSNorm(8, eps=1e-3), SEQUENCE),
     "ReLU": (nn.ReLU(), SEQUENCE),
+    "Recurrent": (nn.Recurrent(8, 3, "relu", last=True, init=lecun), SEQUENCE),
     "Recompute": (nn.Recompute(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), SEQUENCE),
     "Reshape": (nn.Reshape(2, 16), SEQUENCE),
     "Residual": (nn.Residual(nn.Linear(8, 3), nn.Linear(8, 3, bias=False)), SEQUENCE),
@@ -102,13 +105,14 @@ def test_every_layer_comes_back_the_same(suffix, tmp_path):
 def test_every_model_comes_back_the_same():
     shapes = {
         "encoder": (6,),
+        "lstm": (6,),
         "transformer": (6,),
         "mlp": (5, 5, 1),
         "alexnet": (227, 227, 3),
         "cnn": (8, 8, 1),
         "lenet5-1998": (28, 28, 1),
     }
-    specs = {"encoder": "encoder:8,2,1", "transformer": "transformer:8,2,1,1"}
+    specs = {"encoder": "encoder:8,2,1", "lstm": "lstm:8,2", "transformer": "transformer:8,2,1,1"}
     for name in MODELS:
         network = build(specs.get(name, name), shapes.get(name, (71, 71, 3)), 5)
         again = make(json.loads(json.dumps(describe(network.root))))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from conftest import longer
 
-from parallel.launch import notebook_rank
+from parallel.launch import notebook, notebook_rank
+from parallel.launch.notebook_output import Output
 
 interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -56,7 +57,7 @@ def test_values_definitions_and_output(ipython, run, capfd):
     assert told == 2 * [[{"rank": 0, "box": "Box"}, {"rank": 1, "box": "Box"}]]
     assert half == [0.5, 0.5] and type(half[0]) is np.float32
     printed = capfd.readouterr().out.splitlines()
-    assert sorted(printed) == sorted(f"line {i} of rank {r}" for i in range(100) for r in range(2))
+    assert sorted(printed) == sorted(f"[rank {r}] line {i} of rank {r}" for i in range(100) for r in range(2))
 
 
 def test_an_error_names_the_rank_and_the_line_and_where_the_others_were(ipython, run, capfd):
@@ -114,7 +115,7 @@ def test_the_time_limit_counts_from_when_ranks_are_up(run, tmp_path, monkeypatch
 
 
 def test_ranks_that_do_not_begin(run, monkeypatch):
-    monkeypatch.setattr("parallel.launch.notebook.START", 0.0)
+    monkeypatch.setattr("parallel.launch.notebook_session.START", 0.0)
     error = run("%%mpi -n 2\nimport time\ntime.sleep(1000)")
     assert str(error) == "the ranks did not begin within 0 s"
 
@@ -135,9 +136,126 @@ def test_interrupting_the_kernel_ends_the_ranks(run, tmp_path):
     assert isinstance(error, KeyboardInterrupt)
 
 
+def test_the_last_value_and_figures_are_shown(run, capfd, monkeypatch):
+    outputs = []
+    monkeypatch.setattr(
+        notebook, "Output", lambda *given, **named: outputs.append(Output(*given, **named)) or outputs[-1]
+    )
+    text = (
+        "%%mpi -n 2\nimport os, matplotlib.pyplot as plt\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n"
+        "plt.plot([1, rank]); plt.show()\nos.write(1, b'raw\\n')\nif rank: print('<b>')\nrank * 10"
+    )
+    assert run(text) is None
+    shown = "".join(capfd.readouterr())
+    assert "[rank 0] = 0 1 figures" in shown and "[rank 1] = 10 1 figures" in shown and "interactive" not in shown
+    output = outputs[0]
+    assert output.text == ["raw\n", "raw\n<b>\n"] and output.values == ["0", "10"]
+    assert all(png[:4] == b"\x89PNG" for each in output.figures for png in each)
+    page = output._repr_html_()
+    assert page.count("<img ") == 2 and "&lt;b&gt;" in page and page.index("rank 0<") < page.index("rank 1<")
+    assert str(output).splitlines() == [
+        "rank 0" + " " * 8 + "rank 1", "raw" + " " * 11 + "raw", "0" + " " * 13 + "<b>", "(1 figures)   10",
+        " " * 14 + "(1 figures)",
+    ]  # fmt: skip
+    assert run("%%mpi -n 1\n2 + 2;") is None and "=" not in capfd.readouterr().out, "a semicolon: not shown"
+
+
+def test_in_a_kernel_the_page_grows_while_ranks_print(monkeypatch, tmp_path):
+    pages = []
+
+    class Handle:
+        def update(self, output):
+            pages.append(output._repr_html_())
+
+    monkeypatch.setattr(
+        "IPython.display.display", lambda output, display_id: pages.append(output._repr_html_()) or Handle()
+    )
+    monkeypatch.setattr("parallel.launch.notebook_output.OFTEN", 0.0)
+    output = Output(2, live=True)
+    output.read(tmp_path)
+    assert not pages
+    (tmp_path / "1.out").write_text("one\ntw")
+    output.read(tmp_path)
+    assert "one\ntw" in pages[-1]
+    (tmp_path / "0.out").write_bytes(b"caf\xc3")
+    output.read(tmp_path)
+    with open(tmp_path / "0.out", "ab") as file:
+        file.write(b"\xa9")
+    (tmp_path / "0.value").write_text("5")
+    output.read(tmp_path, end=True)
+    assert "café" in pages[-1] and ">5<" in pages[-1] and len(pages) == 3
+
+
+def test_variables_stay_in_a_session(ipython, run, capfd):
+    try:
+        assert run("%%mpi --session s -n 2\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\nx = comm.rank + 1") is None
+        assert (
+            run("%%mpi --session s -o total,where\ntotal = comm.allreduce(x)\nimport os; where = os.getpid()") is None
+        )
+        assert ipython.user_ns["total"] == [3, 3]
+        before = ipython.user_ns["where"]
+        capfd.readouterr()
+        assert run("%mpi") is None and capfd.readouterr().out == "sessions: s (2 ranks, 2 cells)\n"
+        error = run("%%mpi --session s\nif comm.rank: wrong")
+        assert "rank 1 of 2: Traceback" in str(error) and "ended" not in str(error), "nobody waits: it goes on"
+        assert run("def f():\n    return 1 / 0") is None
+        assert run("%%mpi --session s -n 2 --with f -o where\nwhere = os.getpid()") is None
+        assert ipython.user_ns["where"] == before, "the same processes"
+        assert "the session s has 2 ranks" in told(run, "%%mpi --session s -n 3\n1", capfd)
+        error = run("%%mpi --session s\nif comm.rank: f()\ncomm.Barrier()")
+        assert "ZeroDivisionError" in str(error) and str(error).endswith("the session has ended")
+        assert "rank 0 of 2 was at line 2 of the cell: comm.Barrier()" in str(error)
+        assert run("%%mpi --session s -n 1 -o x\nx = 'x' in vars()") is None, "a new one"
+        assert ipython.user_ns["x"] == [False]
+    finally:
+        run("%mpi --end s")
+    assert not notebook.sessions
+    assert "--end s: no such session" in told(run, "%mpi --end s", capfd)
+
+
+def told(run, cell, capfd):
+    """What is shown of a cell that is refused."""
+    capfd.readouterr()
+    assert run(cell) is not None
+    return "".join(capfd.readouterr())
+
+
+def test_a_slowed_rank_takes_longer(run, ipython):
+    """Of what it works, in the same time, it does less; compared with the other rank in the same cell."""
+    count = (
+        "from mpi4py import MPI\nimport time\ncomm = MPI.COMM_WORLD\n"
+        "comm.Barrier(); steps, ends = 0, time.monotonic() + {seconds}\n"
+        "while time.monotonic() < ends:\n    time.sleep(0.001); steps += 1"
+    )
+    for seconds in longer(0.5):
+        error = run("%%mpi -n 2 --slow 1:8 -o steps\n" + count.format(seconds=seconds))
+        assert error is None
+        steps = ipython.user_ns["steps"]
+        if steps[0] > 2 * steps[1]:
+            break
+    assert steps[0] > 2 * steps[1]
+
+
+def test_a_rank_that_is_killed_from_the_cell(run, capfd):
+    error = run("%%mpi -n 2 --kill 1:0\nfrom mpi4py import MPI\nMPI.COMM_WORLD.recv()")
+    assert str(error).startswith("the ranks ended")
+    assert "signal 9" in capfd.readouterr().out
+
+
+def test_it_is_documented(ipython):
+    told = ipython.find_line_magic("mpi").__doc__
+    for word in ("--session", "--slow", "--kill", "--with", "--end", "-o OUT", "side by side"):
+        assert word in told
+    assert ipython.find_cell_magic("mpi") is not None
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
+        ("--slow 1", "--slow 1: expected RANK:NUMBER, such as 1:3"),
+        ("--slow 2:3", "--slow 2:3: the ranks are 0 to 1"),
+        ("--slow 1:0.5", "--slow 1:0.5: a factor below 1"),
+        ("--kill 0:-1", "--kill 0:-1: a time below 0"),
         ("--with nowhere", "--with nowhere: the notebook has no such name"),
         ("--with odd", "--with: `odd` cannot go between the notebook and the ranks: set is not"),
         ("--ranks two", "argument -n/--ranks: invalid int value"),

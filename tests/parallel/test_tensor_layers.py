@@ -100,7 +100,7 @@ def one_pass(network, loss, x, y, group=None, summed=True):
 
 def compute(network, loss, x, y, ranks, way="pairs", change=lambda layer: None):
     """What the ranks compute together: their outputs and losses, and the gradients put together."""
-    shared, split_loss = share(network, loss, ranks, way)
+    shared, split_loss, _ = share(network, loss, ranks, way)
     change(shared.root)
     work = lambda group: one_pass(shared.part(group.rank, ranks), split_loss, x, y, group)
     found = on_threads(ranks, work)
@@ -138,10 +138,10 @@ def test_eight_ranks():
 def test_the_users_network_stays_as_it_is():
     network = language_model(tied=1)
     before = network.summary(), copy.copy(network.layout.slices)
-    shared, _ = share(network, nn.CrossEntropyLoss(), 2)
+    shared = share(network, nn.CrossEntropyLoss(), 2).network
     assert (network.summary(), network.layout.slices) == before == (before[0], shared.layout.slices)
     assert [path for path, *_ in shared.layers()] == [path for path, *_ in network.layers()]
-    assert share(network, SMOOTH, 1) == (network, SMOOTH)
+    assert share(network, SMOOTH, 1) == (network, SMOOTH, {})
 
 
 class Nothing(Move):
@@ -184,7 +184,7 @@ def test_without_f_or_g_it_is_wrong(kind, way):
 
 def test_gradients_of_places_are_terms():
     """A control: what each rank has of a normalisation's gradient is not all of it."""
-    shared, loss = share(language_model(), SMOOTH, 2, "sequence")
+    shared, loss, _ = share(language_model(), SMOOTH, 2, "sequence")
     names = terms(shared)
     assert names == [
         *("1.W", "3.0.body.0.gamma", "3.0.body.0.beta", "3.0.body.1.bo", "3.1.body.0.gamma", "3.1.body.0.beta"),

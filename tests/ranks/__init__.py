@@ -4,8 +4,8 @@
     def test_sum(comm, ranks):                # comm: a private duplicate of COMM_WORLD, of `ranks` ranks
         assert comm.allreduce(1) == ranks
 
-becomes test_sum[p1], test_sum[p2] and test_sum[p3]; with more=[4, 5] also test_sum[p4] and test_sum[p5], which are marked
-exhaustive: `make test` leaves them out. A test fails if any rank fails, and the report shows each rank's
+becomes test_sum[p1], test_sum[p2] and test_sum[p3]; with more=[4, 5] also test_sum[p4] and test_sum[p5], which are
+marked exhaustive: `make test` leaves them out. A test fails if any rank fails, and the report shows each rank's
 own traceback. A rank that hangs, dies or leaves ends the test within its timeout (seconds, default 60), with a
 report that names it and the lines where its peers, and it, were; no process stays behind. What a rank waits for a core,
 because the machine is busy with other work, does not count.

@@ -150,12 +150,12 @@ def test_scaling_keeps_means_and_lines():
 LINE = "a parrot says: "
 
 
-@pytest.fixture(scope="module")
-def parrot(tmp_path_factory):
-    """A transformer that has learned one line by heart."""
+@pytest.fixture(scope="module", params=["transformer:32,2,1", "lstm:32,1"])
+def parrot(request, tmp_path_factory):
+    """A network that has learned one line by heart."""
     text = np.frombuffer(LINE.encode() * 40, np.uint8)
     train, _ = text_datasets(text, "line", 8)
-    network = build("transformer:32,2,1", (8,), 256)
+    network = build(request.param, (8,), 256)
     trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.02))
     training = nn.fit(trainer, train, 20, batch=16)
     assert training.history[-1]["loss"] < 0.3

@@ -43,7 +43,7 @@ class Compressed(Exchange):
         super().allocate()
         self.compressor.attach(self.region, self.dtype, self.seed, (self.mesh.index, self.mesh.count))
         self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared, self.dtype)
-        self.wire, self.reductions = Wire(self.mesh.communicator), 0
+        self.wire, self.reductions = Wire(self.mesh.communicator, self.parts), 0
         first = head(self.network)
         self.together = np.zeros(first + len(self.statistics))
         self.tail = self.summed = Tail(self.together[:first], self.together[first:])

@@ -16,6 +16,8 @@ class Wire:
     Parameters
     ----------
     communicator : collectives.Communicator
+    parts : the same, or None
+        Of the ranks with other parts of the same tensors: what is whole on each has to be rounded alike.
 
     Attributes
     ----------
@@ -23,8 +25,8 @@ class Wire:
         `traffic.total` is the number of bytes that this rank has had to send so far.
     """
 
-    def __init__(self, communicator):
-        self.traffic = Traffic(communicator)
+    def __init__(self, communicator, parts=None):
+        self.traffic, self.parts = Traffic(communicator), parts
         self.rank, self.size = communicator.rank, communicator.size
         self._blocks: dict[int, np.ndarray] = {}  # of messages of one length: where those of all ranks come
         self._buffer = np.empty(0, np.uint8)  # of messages of different lengths
@@ -36,6 +38,8 @@ class Wire:
     def maximum(self, array: np.ndarray) -> None:
         """Replace an array by its maximum over all ranks, in place."""
         self.traffic.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
+        if self.parts:
+            self.parts.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
 
     def alltoall(self, mine: np.ndarray, theirs: np.ndarray) -> None:
         """Row i of `mine` goes to rank i, into row `rank` of its `theirs`."""

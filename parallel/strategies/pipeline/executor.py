@@ -8,6 +8,9 @@ What this rank has of the network, one stage or several, lies in one layout, las
 network like any other, of which gradients finish from the front; while the last micro-batch goes backward its own are
 on their way. An array that layers of several stages share has one gradient: the sum over those stages, made before it
 is told to be finished.
+
+Where there is an axis "tensor", too, each of its ranks has a part of every layer of its stages (strategies/tensor), and
+sends its neighbours' counterparts what it has of the activations: all of them, or its part.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ from mpi4py import MPI
 from nn.core.network import Network, NotFinite
 from nn.core.run import MicroBatch, Run
 from nn.core.stages import together
+from nn.losses import Loss
 from nn.training.serial import micro_batches
 from parallel.passes import whole
 from parallel.strategies.pipeline.actions import Action, Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured
 from parallel.strategies.pipeline.placement import place
 from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_for
+from parallel.strategies.tensor.moves import sum_as_one
+from parallel.strategies.tensor.rewriting import in_words, share, terms
 
 
 @dataclass
@@ -76,6 +82,10 @@ class PipelinePass(whole.Whole):
         Keep of a micro-batch only what a stage is given, and compute its forward pass again before its backward pass.
     limit : float
         Seconds after which a rank gives up that waits for another one's message.
+    loss : Loss or None
+        Of whole outputs; needed where the mesh has an axis "tensor".
+    way : {"pairs", "width", "sequence"}
+        How its ranks share layers; see tensor/rewriting.py.
     **options
         Of the schedule, such as chunks.
 
@@ -96,8 +106,11 @@ class PipelinePass(whole.Whole):
         cuts: Iterable[int] | None = None,
         recompute: bool = False,
         limit: float = 300.0,
+        loss: Loss | None = None,
+        way: str = "pairs",
         **options,
     ):
+        self.whole_loss, self.way = loss, way
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
         self.actions = ACTIONS
@@ -107,10 +120,14 @@ class PipelinePass(whole.Whole):
     def hold(self, network, mesh):
         """This rank's stages, as one network."""
         ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
-        self.placement = place(network, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
-        self.last = len(self.placement.networks) - 1
-        self.knows = self.placement.home[self.last] == self.rank and not mesh.places["tensor"]
-        self.held = together(network, [self.placement.networks[s] for s in self.placement.of(self.rank)])
+        part, parts = mesh.places["tensor"], mesh.sizes["tensor"]
+        network, self.parts_loss, cut = share(network, self.whole_loss, parts, self.way)
+        placement = place(network, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
+        self.held = together(network, [placement.networks[s] for s in placement.of(self.rank)])
+        if parts > 1:
+            placement, self.held = placement.part(part, parts, cut), self.held.part(part, parts)
+        self.placement, self.last = placement, len(placement.networks) - 1
+        self.knows = placement.home[self.last] == self.rank and not part
         return self.held
 
     def start(self, mesh, network):
@@ -121,12 +138,14 @@ class PipelinePass(whole.Whole):
                 "pipeline schedule": write(self.placement.rows),
                 "cuts of the network": self.placement.cuts,
                 "recomputation": self.recompute,
+                "way to share layers": self.way,
             }
         )
 
     def join(self, trainer):
         """Give every stage its share of the buffers."""
         self.trainer = weakref.proxy(trainer)  # who is closed is gone at once, with all its memory
+        trainer.loss = self.parts_loss or trainer.loss
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
         self.stages: dict[int, OwnStage] = {}
         outer, child = trainer.run.context, 0
@@ -143,6 +162,9 @@ class PipelinePass(whole.Whole):
             self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
             child = end
         self._join_ties()
+        self._join_terms()
+        layout = self.held.layout
+        self.all_but_late = min((layout.slices[name].start for name in (*self.ties, *self.terms)), default=layout.size)
 
     def _join_ties(self) -> None:
         """Who sums the gradients of arrays that several stages share; layers add to them, whichever comes first."""
@@ -159,9 +181,11 @@ class PipelinePass(whole.Whole):
                 own = self.stages[stage]
                 for run in runs(own.run):
                     run.shared |= name in names_of(own.network, run.path)
-        layout = self.held.layout
-        self.all_but_ties = min((layout.slices[name].start for name in self.ties), default=layout.size)
-        self.gradients = gradients
+
+    def _join_terms(self) -> None:
+        """What every rank of the axis "tensor" has a term of: gradients of arrays that are whole on each."""
+        gradients = self.held.layout.flat(self.trainer.g)
+        self.terms = {name: gradients[name] for name in terms(self.held)}
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -200,6 +224,8 @@ class PipelinePass(whole.Whole):
         for array, among in self.ties.values():
             if among is not None:
                 among.Allreduce(MPI.IN_PLACE, array)
+        if self.terms:
+            sum_as_one(list(self.terms.values()), trainer.run.context.groups["tensor"])
         if self.tell:
             self.tell(self.held.layout.size)
         return loss
@@ -225,7 +251,7 @@ class PipelinePass(whole.Whole):
             end = stage.start + stage.finished
             if stage.finished < stage.network.layout.own:
                 break
-        self.tell(min(end, self.all_but_ties))
+        self.tell(min(end, self.all_but_late))
 
     def wait(self, request: MPI.Request, peer: int, what: str) -> None:
         """Wait for a message of another rank; it is part of a step's idle time."""
@@ -250,7 +276,7 @@ class PipelinePass(whole.Whole):
                 elif home[number - 1] == self.rank:
                     given = output
                 else:
-                    given = np.empty((hi - lo, *stage.network.in_shape), stage.network.dtype)
+                    given = np.empty((hi - lo, *stage.network.given), stage.network.dtype)
                     peer = home[number - 1]
                     self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
                 batch = MicroBatch(training=training, step=self.trainer.steps, sample=first + lo)
@@ -277,18 +303,22 @@ class PipelinePass(whole.Whole):
         return found
 
     def evaluate(self, trainer, x, y):
-        """As Whole, on the rank with the last stage; nothing elsewhere."""
+        """As Whole, on one rank with the last stage; nothing elsewhere."""
         sums = np.zeros(3)
+        trainer.run.micro_batch.training = False
         for rows, z in self.outputs(x):
             sums += trainer.score(z, y[rows])
-        return sums
+        return sums if self.knows else np.zeros_like(sums)
 
     def first_bad(self, trainer, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
         """As `Trainer.first_bad`: every stage looks at what passes, and the first finding counts (collective)."""
         found: list[tuple] = []
 
         def look(number: int, stage: OwnStage, x: np.ndarray) -> None:
-            if bad := stage.network.first_bad(stage.p, x, stage.run):
+            bad = stage.network.bad_input(x, stage.run)
+            if not self.elsewhere(bad):  # else who has found something would look no further, and others wait for it
+                bad = stage.network.first_bad(stage.p, x, stage.run)
+            if bad:
                 found.append((number, bad.depth, trainer.mesh.rank, bad))
 
         for first, x in parts:
@@ -301,9 +331,18 @@ class PipelinePass(whole.Whole):
         *_, rank, bad = min(everyone, key=lambda entry: entry[:3])
         return bad._replace(place=f"{bad.place} on rank {rank}")
 
+    def elsewhere(self, found: object) -> bool:
+        """Whether any rank that computes the same layers has found something."""
+        told = np.array([found is not None], float)
+        if ranks := self.trainer.mesh.tensor:
+            ranks.Allreduce(MPI.IN_PLACE, told)
+        return bool(told[0])
+
     def pictures(self, events):
         """A step from the middle of the run beside the schedule; nothing where none was whole."""
-        found = measured(events, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
+        first = {self.trainer.mesh.rank_at(data=0, pipeline=at, tensor=0): at for at in range(len(self.placement.rows))}
+        mine = [event | {"rank": first[event["rank"]]} for event in events if event["rank"] in first]
+        found = measured(mine, [[a for cell in row for a in parts(cell)] for row in self.placement.rows])
         return {"pipeline.png": compare(found, self.placement.report.spans)} if found else {}
 
     def in_transit(self):
@@ -314,8 +353,11 @@ class PipelinePass(whole.Whole):
         report, placement = self.placement.report, self.placement
         name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "a schedule")
         cuts = f", cut before {', '.join(map(str, placement.cuts))}" if placement.cuts else ""
+        together = f"; {in_words(self.mesh.sizes['tensor'], self.way)}" * bool(self.mesh.tensor)
         stages = f"{len(placement.networks)} stages on {len(placement.rows)} ranks{cuts}"
-        return f"{name}: {stages}, {self.micro_batches} micro-batches, idle {max(report.idle_share):.0%} at most"
+        return (
+            f"{name}: {stages}, {self.micro_batches} micro-batches, idle {max(report.idle_share):.0%} at most{together}"
+        )
 
 
 def runs(run: Run) -> Iterator[Run]:

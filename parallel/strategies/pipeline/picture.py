@@ -122,7 +122,7 @@ def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
     """What was measured, and below it what the schedule says; a matplotlib Figure."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 2.8 + 1.0 * len(seen)), layout="constrained")
+    figure = Figure(figsize=(10, 3.0 + 1.0 * len(seen)), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.45)  # between them: the first one's legend, the second one's heading
     above, below = figure.subplots(2, 1)
     draw(seen, above, title="a step, as it was", seconds=True)

@@ -6,8 +6,8 @@ plan.networks, plan.home                 # every stage, and its rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from nn.optim.optimizers import Optimizer
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.checking import Report, check
 from parallel.strategies.pipeline.schedules import SCHEDULES, rows
+from parallel.strategies.tensor.moves import Cut
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,25 @@ class Placement:
     networks: list[Network]
     cuts: list[int]
     home: list[int]
+
+    def part(self, index: int, count: int, cut: Mapping[int, Cut]) -> Placement:
+        """What part `index` of `count` has of every stage.
+
+        Parameters
+        ----------
+        cut : how the input of a child of the root comes, by the child's number; that of the others is whole
+        """
+        found = []
+        for network in self.networks:
+            mine, how = network.part(index, count), cut.get(network.root.first)
+            if how:
+                mine.given = how.part_of(network.in_shape, index, count)
+            found.append(mine)
+        return replace(self, networks=found)
+
+    def shape(self, stage: int) -> tuple[int, ...]:
+        """Of one sample of what a stage is given; behind the last one, of the outputs."""
+        return self.networks[stage].given if stage < len(self.networks) else self.networks[-1].out_shape
 
     def of(self, rank: int) -> list[int]:
         """The stages of a rank."""
@@ -164,6 +184,15 @@ def refused(network: Network, at: int) -> bool:
     except ValueError:
         return True
     return False
+
+
+def refuse_ties(placement: Placement) -> None:
+    """Refuse arrays that stages share, where each stage rounds its gradients by a scale of its own."""
+    if tied := placement.tied():
+        raise ValueError(
+            f"{', '.join(tied)}: stages share it, and would round its gradient each in its own way: do not compress, "
+            "or cut the network where all its layers are in one stage"
+        )
 
 
 def check_updates_apart(placement: Placement, optimizer: Optimizer) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.steps import Compute, Recv, Send
-from nn.core.network import Network
 from nn.core.run import MicroBatch
 from parallel.strategies.pipeline.actions import Action, parse
 from parallel.strategies.pipeline.lowering import Stage, lower
@@ -50,8 +49,10 @@ class Program:
     def __init__(self, line, samples: int):
         rank, placement = line.rank, line.placement
         self.parts = line.parts(samples)
-        networks = placement.networks
-        stages = [Stage(input=prod(other.in_shape), recompute=line.recompute) for other in networks]
+        stages = [
+            Stage(input=prod(placement.shape(number)), recompute=line.recompute)
+            for number in range(len(placement.networks))
+        ]
         self.rounds = lower(placement.rows, stages, samples=[hi - lo for lo, hi in self.parts])[rank]
         self.receives: list[list[Recv]] = [[] for _ in self.rounds]
         self.final: dict[int, int] = {}
@@ -71,7 +72,7 @@ class Program:
                     lo, hi = self.parts[action.micro_batch]
                     if action.kind in MAKES_GRADIENTS and (hi > lo or line.everyone):
                         self.final[action.stage] = action.micro_batch
-        self.slots = {name: np.empty(size, networks[0].dtype) for name, size in reach.items()}
+        self.slots = {name: np.empty(size, placement.networks[0].dtype) for name, size in reach.items()}
 
 
 class Step:
@@ -124,12 +125,13 @@ class Step:
         if lo == hi and not self.line.everyone:
             return
         line, stage = self.line, self.line.stages[action.stage]
-        given = {place.buf.rstrip("0123456789"): self.array(place, stage.network, hi - lo) for place in step.reads}
+        given = {place.buf.rstrip("0123456789"): self.array(place, action.stage, hi - lo) for place in step.reads}
         x, gy = given.get("input") if action.stage else self.x[lo:hi], given.get("output_gradient")
         if lo == hi:
             dtype = stage.network.dtype
-            x = np.empty((0, *stage.network.in_shape), dtype) if action.stage else x
-            gy = None if action.stage == line.last else np.empty((0, *stage.network.out_shape), dtype)
+            before, behind = (line.placement.shape(action.stage + i) for i in (0, 1))
+            x = np.empty((0, *before), dtype) if action.stage else x
+            gy = None if action.stage == line.last else np.empty((0, *behind), dtype)
         final = self.program.final.get(action.stage) == action.micro_batch and action.kind != "F"
         stage.run.context.ready = stage.ready if final else None
         start = time.perf_counter()
@@ -142,15 +144,16 @@ class Step:
                 seen = given is not None and np.may_share_memory(result, given)  # of layers such as Flatten
                 self.arrays[place.buf, place.lo] = result.copy() if seen else result  # a slot is soon another's
 
-    def array(self, place, network: Network, samples: int) -> np.ndarray | None:
-        """What a slot stands for, as a batch; None for what layers keep themselves, and for no samples."""
+    def array(self, place, stage: int, samples: int) -> np.ndarray | None:
+        """What a slot of a stage stands for, as a batch; None for what layers keep themselves, and for no samples."""
         key = place.buf, place.lo
         if key not in self.arrays or not samples:
             return None
         if waiting := self.coming.get(key):
             request, peer = waiting.pop(0)
-            self.line.wait(request, peer, f"for {place.buf.rstrip('0123456789')} of {network.name}")
-        shape = network.in_shape if place.buf.startswith("input") else network.out_shape
+            name = self.line.placement.networks[stage].name
+            self.line.wait(request, peer, f"for {place.buf.rstrip('0123456789')} of {name}")
+        shape = self.line.placement.shape(stage if place.buf.startswith("input") else stage + 1)
         self.arrays[key] = self.arrays[key].reshape(samples, *shape)
         return self.arrays[key]
 

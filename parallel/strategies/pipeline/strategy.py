@@ -1,11 +1,12 @@
-"""Training through a pipeline, or several side by side: data x pipeline.
+"""Training through a pipeline, or several side by side, of stages that several ranks compute: data x pipeline x tensor.
 
     trainer = Pipeline(network, loss, optimizer, communicator, schedule="1f1b", micro_batches=8)
     loss = trainer.step(x, y, total)
 
-The pass is a pipeline (executor.py). What its ranks' stages hold is summed along the axis "data", each stage by itself,
-while earlier stages still compute; the norm of the whole gradient and the loss travel along "pipeline". Ranks meet
-after every step: the idle time that zero-bubble schedules would save by not doing so is not saved.
+The pass is a pipeline (executor.py). Along "tensor" ranks compute each layer of a stage together. What a rank holds is
+summed along the axis "data", each stage by itself, while earlier stages still compute; the norm of the whole gradient
+and the loss travel along the other two. Ranks meet after every step: the idle time that zero-bubble schedules would
+save by not doing so is not saved.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Callable, Iterable
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from parallel.exchange.base import Exchange
-from parallel.exchange.messages import Messages
-from parallel.exchange.sharded import Sharded
+from parallel.exchange.compression import Compressor
 from parallel.mesh import Mesh
+from parallel.strategies.along_data import exchange_along
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.executor import PipelinePass
+from parallel.strategies.pipeline.placement import place, refuse_ties
 from parallel.trainer import Trainer
 
 
@@ -36,9 +37,12 @@ def Pipeline(
     cuts: Iterable[int] | None = None,
     recompute: bool = False,
     data: int = 1,
+    tensor: int = 1,
+    way: str = "pairs",
     zero1: bool = False,
     bucketing: dict | None = None,
     unit_bytes: int = 1 << 20,
+    compressor: Compressor | None = None,
     limit: float = 300.0,
     **options,
 ) -> Trainer:
@@ -56,13 +60,19 @@ def Pipeline(
     recompute : bool
         Keep a stage's inputs only, and compute its forward pass again.
     data : int
-        Pipelines side by side. Each has all ranks divided by that.
+        Pipelines side by side.
+    tensor : int
+        How many ranks compute every layer of a stage together.
+    way : {"pairs", "width", "sequence"}
+        As for TensorParallel.
     zero1 : bool
         Shard the moments of each stage among them.
     bucketing : bucket, first, overlap of exchange/messages.py, or None
         How their gradients are summed, without zero1.
     unit_bytes : int
         As for ZeRO1.
+    compressor : Compressor or None
+        Of gradients without zero1: fp16, where stages share no array.
     limit : float
         Seconds after which a rank gives up that waits for another one's message.
     **options
@@ -75,17 +85,9 @@ def Pipeline(
     ReplicaError
         Ranks that were given different networks, losses, optimizers or schedules.
     """
-    mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // data))
-    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, **options)
-    return Trainer(
-        network, loss, optimizer, mesh, pass_, exchange_along(mesh, zero1, bucketing, unit_bytes), seed, "Pipeline"
-    )
-
-
-def exchange_along(mesh: Mesh, zero1: bool, bucketing: dict | None, unit_bytes: int) -> Exchange:
-    """How the gradients of a stage meet along the axis "data"."""
-    if mesh.count == 1:
-        return Exchange()
-    if zero1:
-        return Sharded(1, unit_bytes, None, together=False)
-    return Messages(bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}, "one network on several ranks")
+    mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // (data * tensor)), tensor=tensor)
+    exchange = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
+    if compressor:
+        refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
+    pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, **options)
+    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")

@@ -68,8 +68,8 @@ def split(network: Network, loss: Loss, ranks: int, scheme: str) -> tuple[Networ
             f"{network.name} has batch normalisation among its linear layers, which needs all samples at once: "
             "use all or features"
         )
-    shared, loss = share(network, loss, ranks, start=at, given=given)
-    return shared, loss, at
+    shared = share(network, loss, ranks, start=at, given=given)
+    return shared.network, shared.loss, at
 
 
 def shapes(network: Network) -> list[tuple[int, ...]]:

@@ -63,10 +63,17 @@ class Cut:
         lo, hi = self.bounds(group.rank, group.size)
         return self.blocks * (hi - lo)
 
+    def part_of(self, shape: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
+        """The shape of a rank's part of one sample, of that of the whole."""
+        lo, hi = self.bounds(rank, ranks)
+        axis = (self.axis if self.axis < 0 else self.axis - 1) % len(shape)
+        return (*shape[:axis], self.blocks * (hi - lo), *shape[axis + 1 :])
+
     def in_blocks(self, array: np.ndarray) -> np.ndarray:
         """A view with the axis as two: (..., blocks, entries of each, ...)."""
         axis = self.axis % array.ndim
-        return array.reshape(*array.shape[:axis], self.blocks, -1, *array.shape[axis + 1 :])
+        entries = array.shape[axis] // self.blocks  # also where there are no samples
+        return array.reshape(*array.shape[:axis], self.blocks, entries, *array.shape[axis + 1 :])
 
     def inside(self, array: np.ndarray, lo: int, hi: int) -> tuple:
         """The index of entries lo to hi of each block, for what `in_blocks` returns."""

@@ -62,18 +62,18 @@ class SplitEmbedding(Inner):
 
 
 class SplitDropout(Inner):
-    """This rank's part of the mask that one process draws."""
+    """This rank's part of the mask that one process draws, of the ranks on an axis."""
 
-    def __init__(self, layer: Dropout, cut: Cut):
+    def __init__(self, layer: Dropout, cut: Cut, axis: str = "tensor"):
         super().__init__(layer)
-        self.cut = cut
+        self.cut, self.axis = cut, axis
 
     def forward(self, p, x, run):
         if not run.training or self.layer.kept == 65536:
             return x, None
         whole = list(x.shape)
         whole[self.cut.axis] = self.cut.size
-        mask = self.cut.take(keep_mask(self.layer.kept, tuple(whole), run), run.group("tensor"), run)
+        mask = self.cut.take(keep_mask(self.layer.kept, tuple(whole), run), run.group(self.axis), run)
         y = np.multiply(x, mask, run.like_x(x))
         y *= 65536 / self.layer.kept
         return y, mask

@@ -1,7 +1,7 @@
 """A network rewritten for ranks that compute its layers together: which layer is cut how, and what moves between them.
 
-    shared, loss = share(network, loss, 4)      # the same layers, names, arrays and random numbers
-    mine = shared.part(rank, 4)                 # with this rank's part of the arrays
+    shared, loss, cuts = share(network, loss, 4)    # the same layers, names, arrays and random numbers
+    mine = shared.part(rank, 4)                     # with this rank's part of the arrays
 
 The layers are walked through in their order, with what is known of the activation that comes: whole on every rank, or
 cut along its features, or along its places. The rules:
@@ -22,6 +22,7 @@ of the outputs, and gathers its inputs, as convolutions do. Sources: Shoeybi et 
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 from nn.core.containers import Branches, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape, Split
@@ -56,17 +57,32 @@ Found = tuple[Layer, State]
 TERMS = Cut(0, 0)  # the state of something whole, whose gradient is wanted as terms
 
 
-def share(
-    network: Network, loss: Loss, ranks: int, way: str = "pairs", start: int = 0, given: State = None
-) -> tuple[Network, Loss]:
-    """The network for so many ranks, of which `.part(index, ranks)` is what one of them has, and the loss.
+class Shared(NamedTuple):
+    """A network for several ranks.
+
+    Attributes
+    ----------
+    network : Network
+        Of which `.part(index, ranks)` is what one of them has.
+    loss : Loss
+        A cross-entropy of outputs that are cut takes them so; any other gets all.
+    cuts : dict of Cut
+        How the input of a child of the root comes, by the child's number; that of the others is whole.
+    """
+
+    network: Network
+    loss: Loss
+    cuts: dict[int, Cut]
+
+
+def share(network: Network, loss: Loss, ranks: int, way: str = "pairs", start: int = 0, given: State = None) -> Shared:
+    """The network for so many ranks.
 
     Parameters
     ----------
     network : Network
         Stays as it is; the other one has copies of its layers.
     loss : Loss
-        A cross-entropy of outputs that are cut becomes one that takes them so; any other gets all.
     ranks : int
     way : {"pairs", "width", "sequence"}
     start : int
@@ -82,7 +98,7 @@ def share(
     if way not in WAYS:
         raise ValueError(f"tensor parallelism by {way!r}: expected one of {', '.join(WAYS)}")
     if ranks == 1:
-        return network, loss
+        return Shared(network, loss, {})
     keep: set[str] = set()  # what is left whole
     while True:
         sharing = _Sharing(network, ranks, way, keep)
@@ -96,7 +112,14 @@ def share(
             "outputs, no attention; use fewer ranks, or data parallelism"
         )
     shared = Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
-    return shared, SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
+    loss = SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
+    return Shared(shared, loss, sharing.cuts)
+
+
+def in_words(ranks: int, way: str) -> str:
+    """Who computes layers, for the log."""
+    more = {"pairs": "", "width": ", each layer by its outputs", "sequence": ", activations cut along the places"}
+    return f"every layer computed by {ranks} ranks together{more[way]}"
 
 
 def terms(network: Network) -> list[str]:
@@ -119,13 +142,15 @@ class _Sharing:
         Paths of a layer whose array is another one's (Spec.tied), and of that.
     parts_out : bool
         Whether the outputs are cut in training.
+    cuts : dict of Cut
+        As of Shared.
     """
 
     def __init__(self, network: Network, ranks: int, way: str, keep: set[str]):
         self.network, self.ranks, self.way, self.keep = network, ranks, way, keep
         self.cut: set[str] = set()
         self.ties: list[tuple[str, str]] = []
-        self.parts_out = False
+        self.parts_out, self.cuts = False, {}
 
     def root(self, parts_out: bool, start: int, given: State) -> Layer:
         """The root; its outputs are whole, or in training cut along the last axis."""
@@ -181,6 +206,8 @@ class _Sharing:
     def sequential(self, layer: Sequential, path: str, in_shape: Shape, state: State) -> Found:
         layers, shape = [], in_shape
         for name, child in layer.children().items():
+            if not path and state not in (None, TERMS):
+                self.cuts[int(name)] = state
             if not path and int(name) < self.start:
                 layers.append(Around(child, splits={}))
             else:

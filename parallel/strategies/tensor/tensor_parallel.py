@@ -11,21 +11,24 @@ Source: Shoeybi et al. 2019; Korthikanti et al. 2022 (activations cut along the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from nn.core.network import Network
+from nn.core.run import Group
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from parallel.exchange.base import Exchange
-from parallel.exchange.messages import Messages
+from parallel.exchange.compression import Compressor
 from parallel.mesh import Mesh
 from parallel.passes.whole import Whole
+from parallel.strategies.along_data import exchange_along
 from parallel.strategies.tensor.moves import sum_as_one
-from parallel.strategies.tensor.rewriting import share, terms
+from parallel.strategies.tensor.rewriting import in_words, share, terms
 from parallel.trainer import Trainer
 
 
-class Shared(Whole):
+class SharedPass(Whole):
     """A step of which each rank of the axis "tensor" computes a part of every layer.
 
     Parameters
@@ -41,14 +44,15 @@ class Shared(Whole):
 
     def hold(self, network, mesh):
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
-        shared, self.parts_loss = share(network, self.whole_loss, ranks, self.way)
+        shared, self.parts_loss, _ = share(network, self.whole_loss, ranks, self.way)
         self.knows = index == 0
         return shared.part(index, ranks) if ranks > 1 else network
 
     def join(self, trainer):
         """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
-        names = terms(trainer.held)
-        self.gradients = [array for name, array in trainer.held.layout.flat(trainer.g).items() if name in names]
+        layout, names = trainer.held.layout, terms(trainer.held)
+        self.terms = {name: array for name, array in layout.flat(trainer.g).items() if name in names}
+        self.ends = sorted((layout.slices[name].stop, name) for name in names)
         trainer.loss = self.parts_loss
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
@@ -56,16 +60,32 @@ class Shared(Whole):
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
         trainer.tell(loss + before, total, micro)
-        context, last = trainer.run.context, micro.addend is not None or not trainer.exchange.adds_up
-        if not self.gradients or not last or saved is None:
+        context, adds_up = trainer.run.context, trainer.exchange.adds_up
+        if not self.terms or (adds_up and micro.addend is None) or saved is None:
             trainer.backward(gz, saved)
             return loss + before
-        ready, context.ready = context.ready, None
+        ready, group = context.ready, context.groups["tensor"]
+        context.ready = None if adds_up else self.summing(ready, group)
         trainer.backward(gz, saved)
-        sum_as_one(self.gradients, context.groups["tensor"])
-        if ready:
-            ready(trainer.held.layout.size)
+        if adds_up:
+            sum_as_one(list(self.terms.values()), group)
+            if ready:
+                ready(trainer.held.layout.size)
         return loss + before
+
+    def summing(self, ready: Callable[[int], None], group: Group) -> Callable[[int], None]:
+        """`ready`, before which the terms are summed that are finished: their memory is soon another layer's."""
+        left = list(self.ends)
+
+        def summed(end: int) -> None:
+            finished = []
+            while left and left[0][0] <= end:
+                finished.append(self.terms[left.pop(0)[1]])
+            if finished:
+                sum_as_one(finished, group)
+            ready(end)
+
+        return summed
 
     def evaluate(self, trainer, x, y):
         """All ranks have the outputs; one tells how good they are."""
@@ -73,9 +93,7 @@ class Shared(Whole):
         return sums if self.knows else np.zeros_like(sums)
 
     def describe(self):
-        count = self.mesh.sizes["tensor"]
-        more = {"pairs": "", "width": ", each layer by its outputs", "sequence": ", activations cut along the places"}
-        return f"every layer computed by {count} ranks together{more[self.way]}"
+        return in_words(self.mesh.sizes["tensor"], self.way)
 
 
 def TensorParallel(
@@ -87,7 +105,11 @@ def TensorParallel(
     *,
     tensor: int | None = None,
     way: str = "pairs",
+    stage: int = 0,
     bucketing: dict | None = None,
+    unit_bytes: int = 1 << 20,
+    prefetch: int | None = None,
+    compressor: Compressor | None = None,
 ) -> Trainer:
     """`Serial` on many ranks, which compute every layer together.
 
@@ -103,8 +125,10 @@ def TensorParallel(
         How layers are shared: two linear layers by columns and rows, so that only the second sends; or each by its
         outputs, as convolutions are; or as the first, with activations cut along the places of sequences where ranks
         would do the same with all of them.
-    bucketing : bucket, first, overlap of exchange/messages.py, or None
-        How groups sum their gradients.
+    stage : {0, 1, 2, 3}
+        Of ZeRO: what groups keep in shards; 0 for nothing.
+    bucketing, unit_bytes, prefetch, compressor
+        How groups sum their gradients: see along_data.py.
 
     Raises
     ------
@@ -114,6 +138,5 @@ def TensorParallel(
         If ranks were given different networks, losses or optimizers.
     """
     mesh = Mesh(communicator, tensor=tensor or communicator.size)
-    bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
-    exchange = Messages(bucketing, "each rank has parts of layers") if mesh.count > 1 else Exchange()
-    return Trainer(network, loss, optimizer, mesh, Shared(loss, way), exchange, seed, "TensorParallel")
+    exchange = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
+    return Trainer(network, loss, optimizer, mesh, SharedPass(loss, way), exchange, seed, "TensorParallel")

@@ -1,0 +1,321 @@
+"""Recurrent layers: a state goes from step to step of a sequence, and reads one entry at each.
+
+    Recurrent   h_t = tanh(x_t W + h_(t-1) U + b)                                   (Elman 1990)
+    LSTM        i, f, o = sigmoid and g = tanh of the blocks of x_t W + h_(t-1) U + b,
+                c_t = f c_(t-1) + i g,    h_t = o tanh(c_t)                         (Hochreiter and Schmidhuber 1997,
+                                                                                    forget gate: Gers et al. 2000)
+
+Backpropagation through time: the steps in reverse, each with the gradient of its output and that of the state which the
+step behind it took (Werbos 1990). `truncate=k` lets that go back to the last multiple of k only (Williams and Peng
+1990): less memory is not the point here, but gradients that neither vanish nor explode on their way through hundreds of
+products with U.
+
+Cost of N sequences of T steps, D features in and H out: N T (D + H) B H multiply-accumulates forward, twice that
+backward, B = 1 or 4 blocks. The products with the input are one matrix product for all steps, as are all gradients of
+parameters and of the input; one product of (N, H) and (H, B H) a step is left, each way.
+
+**What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, however many ranks there are.
+Ranks can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
+a long sequence takes as long as all its steps. And what the first entry has to do with the last goes through T
+products. Attention (attention.py) took their place for that: all places of a layer at once, any two of them one product
+apart, so that work can be cut along the sequence as well; it pays by T^2 scores in place of T states.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
+from nn.initializers import glorot, orthogonal, zeros
+
+
+class _Recurrence(Layer):
+    """Base: what all steps have in common, and the loops over them. Inside arrays are (T, N, ...), a step a block."""
+
+    blocks = 1
+    states: tuple[str, ...] = ("h0",)
+
+    def __init__(self, in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init):
+        name = type(self).__name__
+        check_numbers(name, in_features=in_features, features=features, truncate=truncate)
+        if in_features < 1 or features < 1:
+            raise ValueError(f"{name}: sizes must be at least 1, given {in_features} and {features}")
+        if truncate < 0 or truncate != int(truncate):
+            raise ValueError(f"{name}: truncate must be a number of steps, or 0 for all, given {truncate}")
+        self.in_features, self.features, self.bias, self.last = in_features, features, bias, last
+        self.truncate, self.learn_state = int(truncate), learn_state
+        self.init, self.recurrent_init, self.bias_init = init, recurrent_init, bias_init
+
+    def __repr__(self):
+        given = {"bias": (self.bias, True), "last": (self.last, False), "truncate": (self.truncate, 0)}
+        given["learn_state"] = self.learn_state, False
+        more = "".join(f", {name}={value}" for name, (value, default) in given.items() if value != default)
+        return f"{type(self).__name__}({self.in_features}, {self.features}{more})"
+
+    def specs(self, in_shape):
+        if len(in_shape) != 2 or in_shape[1] != self.in_features or not in_shape[0]:
+            raise ShapeError(f"expects sequences (steps, {self.in_features}), given samples of shape {in_shape}")
+        width = self.blocks * self.features
+        specs = {
+            "W": Spec((self.in_features, width), self.init),
+            "U": Spec((self.features, width), self.recurrent_init),
+        }
+        if self.bias:
+            specs["b"] = Spec((width,), self.first_bias, decay=False)
+        if self.learn_state:
+            specs |= {name: Spec((self.features,), zeros, decay=False) for name in self.states}
+        return specs, (self.features,) if self.last else (in_shape[0], self.features)
+
+    def first_bias(self, rng: np.random.Generator, shape) -> np.ndarray:
+        """First value of b."""
+        return self.bias_init(rng, shape)
+
+    def macs(self, in_shape):
+        return in_shape[0] * (self.in_features + self.features) * self.blocks * self.features
+
+    def forward(self, p, x, run):
+        (N, T, D), H, dtype = x.shape, self.features, x.dtype
+        W, U, b = self.parameters(p, run)
+        steps = run.empty((T, N, D), dtype)
+        steps[...] = x.swapaxes(0, 1)
+        z = run.empty((T, N, W.shape[1]), dtype)
+        np.dot(_rows(steps), W, _rows(z))
+        h = run.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
+        more = self.begin(p, h, run)
+        product = run.scratch("step", z.shape[1:], dtype)
+        for t in range(T):
+            np.dot(h[t], U, product)
+            if b is not None:  # here, where it is a part of what is in the cache
+                product += b
+            zt = z[t]
+            zt += product
+            self.step(t, zt, h, more, run)
+        y = run.empty((N, H) if self.last else (N, T, H), dtype)
+        y[...] = h[T] if self.last else h[1:].swapaxes(0, 1)
+        return y, (steps, z, h, *more)
+
+    def backward(self, p, g, gy, saved, run):
+        steps, z, h, *more = saved
+        (T, N, D), H, dtype = steps.shape, self.features, steps.dtype
+        gz = run.operand("steps", z.shape, dtype)
+        gstates = [run.scratch(f"gradient of {name}", (N, H), dtype) for name in self.states]
+        for gstate in gstates:
+            gstate[...] = 0
+        gh = gstates[0]
+        back = run.scratch("U", p.U.shape[::-1], dtype)
+        back[...] = p.U.T  # with rows that lie together a third faster
+        for t in reversed(range(T)):
+            if not self.last:
+                gh += gy[:, t]
+            elif t == T - 1:
+                gh += gy
+            self.step_back(t, z[t], h, more, gstates, gz[t], run)
+            if t and self.truncate and t % self.truncate == 0:
+                for gstate in gstates:
+                    gstate[...] = 0
+            elif t or self.learn_state:
+                np.dot(gz[t], back, gh)
+
+        rows = _rows(gz)
+        run.add_product(g.W, _rows(steps).T, rows)
+        run.add_product(g.U, _rows(h[:T]).T, rows)
+        if self.bias:
+            run.add_rows(g.b, rows)
+        if self.learn_state:
+            for name, gstate in zip(self.states, gstates, strict=True):
+                run.add_rows(getattr(g, name), gstate)
+        if not run.wants_gx:
+            return None
+        gsteps = run.scratch("gradient of steps", steps.shape, dtype)
+        np.dot(rows, p.W.T, _rows(gsteps))
+        gx = run.empty((N, T, D), dtype)
+        gx[...] = gsteps.swapaxes(0, 1)
+        return gx
+
+    def parameters(self, p, run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """W, U and b (or None) as forward multiplies them."""
+        return p.W, p.U, getattr(p, "b", None)
+
+    def begin(self, p, h: np.ndarray, run) -> tuple[np.ndarray, ...]:
+        """Write the first state, h[0]; returns what else is kept of the steps."""
+        h[0] = p.h0 if self.learn_state else 0
+        return ()
+
+    def step(self, t: int, z: np.ndarray, h: np.ndarray, more: tuple, run) -> None:
+        """From z (N, B H), which becomes what backward needs, the state h[t + 1]."""
+        raise TypeError(f"{type(self).__name__} does not define step")
+
+    def step_back(self, t: int, z: np.ndarray, h: np.ndarray, more: list, gstates: list, gz: np.ndarray, run) -> None:
+        """From the gradients of the states behind step t that of z; of states that U has no part in, those before."""
+        raise TypeError(f"{type(self).__name__} does not define step_back")
+
+
+class Recurrent(_Recurrence):
+    """h_t = f(x_t W + h_(t-1) U + b) on sequences (N, T, D): (N, T, H), or the last h (N, H).
+
+    Parameters
+    ----------
+    in_features, features : int
+        D of x and H of y.
+    activation : {"tanh", "relu"}
+        f.
+    bias : bool
+    last : bool
+        Put out the state behind the last step only.
+    truncate : int
+        Gradients of the state do not go back beyond a multiple of so many steps; 0: they go back to the first.
+    learn_state : bool
+        The state before the first step, h0 (H,), is a parameter, zero at first; otherwise it is zero.
+    init, recurrent_init, bias_init : initializer
+        For W (D, H), U (H, H), b (H,).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        activation: str = "tanh",
+        bias: bool = True,
+        last: bool = False,
+        truncate: int = 0,
+        learn_state: bool = False,
+        init: Initializer = glorot,
+        recurrent_init: Initializer = orthogonal,
+        bias_init: Initializer = zeros,
+    ):
+        if activation not in ("tanh", "relu"):
+            raise ValueError(f"Recurrent: activation must be tanh or relu, given {activation!r}")
+        super().__init__(in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init)
+        self.activation = activation
+
+    def __repr__(self):
+        more = f", activation={self.activation!r}" if self.activation != "tanh" else ""
+        return super().__repr__()[:-1] + f"{more})"
+
+    def step(self, t, z, h, more, run):
+        if self.activation == "tanh":
+            np.tanh(z, h[t + 1])
+        else:
+            np.maximum(z, 0, out=h[t + 1])
+
+    def step_back(self, t, z, h, more, gstates, gz, run):
+        y = h[t + 1]
+        if self.activation == "tanh":
+            np.multiply(y, y, gz)
+            np.subtract(1, gz, gz)
+        else:
+            np.greater(y, 0, gz)
+        gz *= gstates[0]
+
+
+class LSTM(_Recurrence):
+    """Long short-term memory on sequences (N, T, D): (N, T, H), or the last h (N, H). Stack several for layers.
+
+    The cell c is added to, not multiplied by U: what a step has put into it, and its gradient, last as long as the
+    forget gate is near 1.
+
+    Parameters
+    ----------
+    in_features, features : int
+        D of x and H of y.
+    bias, last, truncate
+        As for Recurrent.
+    learn_state : bool
+        The states before the first step, h0 and c0 (H,), are parameters, zero at first; otherwise they are zero.
+    forget_bias : float
+        Added to the first value of the forget gate's bias, so that cells remember at first (Jozefowicz et al. 2015).
+    init, recurrent_init, bias_init : initializer
+        For W (D, 4H), U (H, 4H), b (4H,): blocks in the order i, f, g, o, as PyTorch has them. Its two biases are one.
+    """
+
+    blocks, states = 4, ("h0", "c0")
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        bias: bool = True,
+        last: bool = False,
+        truncate: int = 0,
+        learn_state: bool = False,
+        forget_bias: float = 1.0,
+        init: Initializer = glorot,
+        recurrent_init: Initializer = orthogonal,
+        bias_init: Initializer = zeros,
+    ):
+        check_numbers("LSTM", forget_bias=forget_bias)
+        super().__init__(in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init)
+        self.forget_bias = forget_bias
+
+    def first_bias(self, rng, shape):
+        b = super().first_bias(rng, shape)
+        b[self.features : 2 * self.features] += self.forget_bias
+        return b
+
+    def parameters(self, p, run):
+        """sigmoid(z) = (1 + tanh(z / 2)) / 2: with halves of these columns one tanh serves all four blocks."""
+        half, _ = _halves(self.features, p.U.dtype)
+        W, U = (np.multiply(w, half, run.scratch(name, w.shape, w.dtype)) for name, w in (("W", p.W), ("U", p.U)))
+        return W, U, p.b * half if self.bias else None
+
+    def begin(self, p, h, run):
+        super().begin(p, h, run)
+        c, squashed = run.empty(h.shape, h.dtype), run.empty((len(h) - 1, *h.shape[1:]), h.dtype)
+        c[0] = p.c0 if self.learn_state else 0
+        return c, squashed
+
+    def step(self, t, z, h, more, run):
+        c, squashed = more
+        half, rest = _halves(self.features, z.dtype)
+        np.tanh(z, z)
+        z *= half
+        z += rest
+        i, f, g, o = (_block(z, k) for k in range(4))
+        np.multiply(f, c[t], c[t + 1])
+        product = run.scratch("i g", g.shape, g.dtype)
+        c[t + 1] += np.multiply(i, g, product)
+        np.tanh(c[t + 1], squashed[t])
+        np.multiply(o, squashed[t], h[t + 1])
+
+    def step_back(self, t, z, h, more, gstates, gz, run):
+        (c, squashed), (gh, gc) = more, gstates
+        i, f, g, o = (_block(z, k) for k in range(4))
+        through = run.scratch("through", gh.shape, gh.dtype)
+        np.multiply(squashed[t], squashed[t], through)  # gc += gh o (1 - tanh(c)^2)
+        np.subtract(1, through, through)
+        through *= o
+        through *= gh
+        gc += through
+        np.multiply(z, z, gz)  # dy/dz: y - y^2 of gates, 1 - g^2
+        np.subtract(z, gz, gz)
+        slope = _block(gz, 2)
+        slope -= g
+        slope += 1
+        for block, (one, other) in enumerate(((gc, g), (gc, c[t]), (gc, i), (gh, squashed[t]))):
+            np.multiply(one, other, through)
+            part = _block(gz, block)
+            part *= through
+        gc *= f
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """(T, N, ...) as a matrix of T N rows: a view."""
+    return array.reshape(-1, array.shape[-1])
+
+
+def _block(array: np.ndarray, index: int) -> np.ndarray:
+    """One of the four blocks of (N, 4H)."""
+    size = array.shape[1] // 4
+    return array[:, index * size : (index + 1) * size]
+
+
+@functools.lru_cache(maxsize=8)
+def _halves(features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """1/2 for the columns of i, f and o, 1 for those of g; and what is left of 1."""
+    half = np.full(4 * features, 0.5, dtype)
+    half[2 * features : 3 * features] = 1
+    rest = 1 - half
+    half.flags.writeable = rest.flags.writeable = False
+    return half, rest

@@ -1,0 +1,34 @@
+"""A recurrent language model: what came before transformers (Graves 2013; Karpathy 2015, characters of Shakespeare).
+
+Samples are sequences of T ids, `classes` is the size of the vocabulary, and every place has its own output.
+"""
+
+from nn.core.layer import Layer, Sequential, Shape, ShapeError
+from nn.initializers import BY_NAME
+from nn.layers.dense import Linear
+from nn.layers.dropout import Dropout
+from nn.layers.embedding import Embedding
+from nn.layers.recurrent import LSTM
+
+MOST_LAYERS = 1000  # each is made before its parameters are counted
+
+
+def lstm(
+    in_shape: Shape, classes: int, features: int = 128, layers: int = 2, truncate: int = 0, *, dropout: float = 0.0
+) -> Sequential:
+    """Predicts the next id at every place: LSTMs one above the other.
+
+    Vectors of ids are drawn from N(0, 1): from smaller ones, as transformers have them, two layers take long to see
+    anything but how frequent each id is. Gradients of states do not go back beyond a multiple of `truncate` steps;
+    0: they go back to the first.
+    """
+    if layers > MOST_LAYERS:
+        raise ShapeError(f"lstm has at most {MOST_LAYERS} layers, given {layers}")
+    if len(in_shape) != 1:
+        raise ShapeError(
+            f"lstm takes sequences of ids (places,), such as --data stdlib, given samples of shape {in_shape}"
+        )
+    found: list[Layer] = [Embedding(classes, features, init=BY_NAME["normal"])]
+    for _ in range(layers):
+        found += [LSTM(features, features, truncate=truncate), *([Dropout(dropout)] if dropout else [])]
+    return Sequential(*found, Linear(features, classes))

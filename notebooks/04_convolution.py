@@ -1,0 +1,452 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+# %% [markdown]
+# # 4. Convolution: loops, im2col, Winograd, and what it costs
+#
+# The network of the last notebook does not know that pixels have neighbours. Shift a digit by one pixel, and every
+# weight meets a pixel that it has never been trained for. A **convolution** looks for the same small pattern at every
+# place. It is the layer in which image networks spend nearly all of their time, so here we also see how that time is
+# made small:
+#
+# 1. what it computes, by seven loops;
+# 2. what it costs: multiplications and weights, counted;
+# 3. **im2col**: the loops as one matrix product;
+# 4. **Winograd**: fewer multiplications than the definition has;
+# 5. a race of the three;
+# 6. a small network of convolutions, and what its filters have become.
+
+# %%
+import time
+from itertools import product
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import nn
+from nn.analysis import inspection, workload
+from nn.layers import winograd
+
+# %matplotlib inline
+checks.style()
+
+data = nn.data.load("digits", validation=0.1, dtype=np.float64)
+x_train, y_train = data.train.batch()  # (1293, 8, 8, 1): images, height, width, channels
+x_validation, y_validation = data.validation.batch()
+print(x_train.shape)
+
+# %% [markdown]
+# ## A filter
+#
+# Take a patch of 3 x 3 pixels, nine weights, and add up their products: one number, large where the patch looks like
+# the weights. Do it at every place, and the numbers are an image again, a **feature map**: *where* is the pattern?
+#
+# $$ y_{ij} = \sum_{u=0}^{2} \sum_{v=0}^{2} x_{i+u,\; j+v}\, w_{uv} . $$
+#
+# A real layer has several input channels $c$ (which are added up, too) and several filters $k$ (each gives one output
+# channel). Axes here and in `nn`: images `x[n, i, j, c]`, weights `w[u, v, c, k]`.
+#
+# **Exercise 1.** Seven loops; write what stands in the innermost.
+
+
+# %%
+def by_loops(x, w):
+    """Convolution of x (N, H, W, C) with w (KH, KW, C, K), without padding: (N, H-KH+1, W-KW+1, K)."""
+    (N, H, W, C), (KH, KW, _, K) = x.shape, w.shape
+    y = np.zeros((N, H - KH + 1, W - KW + 1, K))
+    for n, i, j, k in product(*map(range, y.shape)):
+        for u, v, c in product(range(KH), range(KW), range(C)):
+            # gap: one product, added to one element of y
+            # pass
+            # solution
+            y[n, i, j, k] += x[n, i + u, j + v, c] * w[u, v, c, k]
+            # end
+    return y
+
+
+# %%
+def library(x, w):
+    """The same by nn.Conv2d."""
+    layer = nn.Conv2d(x.shape[3], w.shape[3], w.shape[:2], bias=False)
+    network = nn.Network(layer, in_shape=x.shape[1:], dtype=np.float64)
+    p = network.layout.views(network.layout.zeros(np.float64))
+    p.W[...] = w
+    return network.forward(p, np.ascontiguousarray(x, np.float64), network.run())[0].copy()
+
+
+rng = np.random.default_rng(0)
+x, w = rng.standard_normal((2, 6, 5, 3)), rng.standard_normal((3, 2, 3, 4))
+checks.same(checks.call(by_loops, x, w), library(x, w), "y of 2 images of 6 x 5, 3 channels, 4 filters of 3 x 2")
+checks.right("the same as nn.Conv2d, with an odd kernel, too")
+
+# %% [markdown]
+# Four filters that one can write down, on three digits. Blue: the pattern is there. Red: its opposite is.
+
+# %%
+edge = np.array([[1.0, 1, 1], [0, 0, 0], [-1, -1, -1]])
+filters = {"ink above paper": edge, "ink left of paper": edge.T, "a dot": 9 * np.eye(3)[1][:, None] * np.eye(3)[1] - 1}
+filters["a stroke like \\"] = 3 * np.eye(3) - 1
+bank = np.stack(list(filters.values()), axis=-1)[:, :, None, :]
+shown = x_train[[3, 15, 1]]
+maps = by_loops(np.pad(shown, ((0, 0), (1, 1), (1, 1), (0, 0))), bank)
+
+fig, axes = plt.subplots(3, 5, figsize=(9, 5.6))
+for row, image in enumerate(shown):
+    axes[row, 0].imshow(image[..., 0])
+    for k, (name, weights) in enumerate(filters.items()):
+        axes[row, k + 1].imshow(maps[row, ..., k], cmap="RdBu", vmin=-4, vmax=4)
+        if row == 0:
+            axes[0, k + 1].set_title(name, loc="center", fontsize=10)
+            inset = axes[0, k + 1].inset_axes((0.66, 0.66, 0.34, 0.34))
+            inset.imshow(weights, cmap="RdBu", vmin=-3, vmax=3)
+            inset.set(xticks=[], yticks=[])
+for ax in axes.flat:
+    ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# ## What it costs
+#
+# Every output is a sum of $K_h K_w C$ products, and there are $N H' W' K$ outputs ($H'$, $W'$: the size of the output).
+# One product and its addition is a **MAC**, a multiply-accumulate. Weights there are only $K_h K_w C K$: each is used
+# $H' W'$ times an image. That is the bargain: *few weights, much work.* A fully connected layer uses each weight once.
+#
+# **Exercise 2.** Count both for a layer whose zeros around the image (padding) keep its size.
+
+
+# %%
+def count(height, width, channels, filters, kernel):
+    """(MACs of one image, weights without biases) of a padded convolution, kernel x kernel."""
+    # gap: from the two sentences above
+    # return ..., ...
+    # solution
+    weights = kernel * kernel * channels * filters
+    return height * width * weights, weights
+    # end
+
+
+# %%
+for shape, filters_, kernel in (((28, 28, 1), 32, 3), ((14, 7, 32), 64, 3), ((224, 224, 3), 64, 7)):
+    layer = nn.Conv2d(shape[2], filters_, kernel, padding="same", bias=False)
+    network = nn.Network(layer, in_shape=shape)
+    got = checks.call(count, *shape, filters_, kernel)
+    checks.same(got, (layer.macs(shape), network.layout.count), f"(MACs, weights) of {layer!r} on {shape}")
+checks.right("as the library counts them")
+
+# %% [markdown]
+# Where do the weights and the work of whole networks lie? Two classics, layer by layer:
+
+# %%
+fig, axes = plt.subplots(1, 2, figsize=(11.5, 4.2))
+for ax, (name, shape) in zip(axes, (("alexnet", (227, 227, 3)), ("vgg16", (224, 224, 3))), strict=True):
+    rows = [r for r in workload.count(nn.models.build(name, shape, 1000)) if r.weights]
+    conv = ["Conv" in type(r.layer).__name__ for r in rows]
+    for side, values in ((-1, [r.weights for r in rows]), (1, [r.forward for r in rows])):
+        share = 100 * side * np.array(values) / sum(values)
+        ax.barh(range(len(rows)), share, color=[checks.BLUE if c else checks.ORANGE for c in conv])
+    macs, weights = sum(r.forward for r in rows), sum(r.weights for r in rows)
+    ax.axvline(0, color=checks.INK, lw=1)
+    ax.invert_yaxis()
+    ax.set(title=f"{name}: {weights / 1e6:.0f} M weights, {macs / 1e9:.1f} G MACs", yticks=[], xlim=(-80, 40))
+    ax.set_xticks([-75, -50, -25, 0, 25], ["75%", "50%", "25% of the weights", "", "25% of the MACs"], fontsize=8)
+    ax.set_ylabel("layers, from the image to the answer")
+for colour, name in ((checks.BLUE, "convolution"), (checks.ORANGE, "fully connected")):
+    axes[1].bar(0, 0, color=colour, label=name)
+axes[1].legend(loc="lower right")
+plt.show()
+
+# %% [markdown]
+# The weights are all in the last layers, the work is all in the first ones. Remember this picture: it decides how such
+# a network is spread over many processors (notebook 14, "one weird trick").
+#
+# ## im2col: the loops as a matrix product
+#
+# A product of large matrices is the one thing that computers do at full speed. So write down, for every place, its
+# patch as a **row**: a matrix of $N H' W'$ rows and $K_h K_w C$ columns. The weights, laid flat, are a matrix of $K_h
+# K_w C$ rows and $K$ columns. Their product is the convolution.
+
+# %%
+small = np.arange(20.0).reshape(4, 5)
+patches = np.lib.stride_tricks.sliding_window_view(small, (3, 3)).reshape(6, 9)
+colours = plt.get_cmap("viridis")
+fig, axes = plt.subplots(1, 3, figsize=(11, 2.9), width_ratios=(1.1, 1.8, 0.25))
+for ax, matrix, title in (
+    (axes[0], small, "an image of 4 x 5"),
+    (axes[1], patches, "its six patches of 3 x 3, a row each"),
+    (axes[2], np.full((9, 1), np.nan), "weights"),
+):
+    ax.imshow(matrix, vmin=0, vmax=19, cmap="viridis")
+    for i, j in np.ndindex(matrix.shape):
+        value = matrix[i, j]
+        text = f"$w_{i + 1}$" if np.isnan(value) else f"{value:.0f}"
+        ax.text(j, i, text, ha="center", va="center", color="white" if value < 12 else "black", size=9)
+        if np.isnan(value):
+            ax.texts[-1].set_color("black")
+    ax.set_title(title, loc="center")
+    ax.axis("off")
+axes[0].add_patch(plt.Rectangle((-0.45, -0.45), 2.9, 2.9, fill=False, ec=checks.RED, lw=3))
+axes[1].add_patch(plt.Rectangle((-0.5, -0.5), 9, 1, fill=False, ec=checks.RED, lw=3))
+plt.show()
+
+# %% [markdown]
+# Pixel 7 stands in all six rows. That is the price: inside a larger image, every pixel is copied nine times.
+#
+# **Exercise 3.** NumPy can show all patches without copying anything: `sliding_window_view(x, (KH, KW), axis=(1, 2))`
+# has the axes `[n, i, j, c, u, v]`. Put the last three in the order of the weights, and make two matrices of it.
+
+# %%
+from numpy.lib.stride_tricks import sliding_window_view
+
+
+def by_im2col(x, w):
+    """The same convolution as one matrix product."""
+    C, (KH, KW, _, K) = x.shape[3], w.shape
+    patches = sliding_window_view(x, (KH, KW), axis=(1, 2))  # (N, H', W', C, KH, KW)
+    # gap: columns (N H' W', KH KW C), then one product with the weights laid flat
+    # columns = patches.reshape(-1, C * KH * KW)
+    # return (columns @ w.reshape(-1, K)).reshape(*patches.shape[:3], K)
+    # solution
+    columns = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, KH * KW * C)
+    return (columns @ w.reshape(-1, K)).reshape(*patches.shape[:3], K)
+    # end
+
+
+# %%
+checks.same(checks.call(by_im2col, x, w), by_loops(x, w), "y by im2col")
+checks.right("one matrix product instead of seven loops")
+
+# %% [markdown]
+# (If yours was nearly right, the order of the axes was not that of the weights: numbers meet the wrong weights, and
+# nothing complains.) `nn` does the same, with one more thought: the matrix is never made as a whole. A piece of it that
+# fits into the cache is filled and multiplied at once (`nn/layers/im2col.py`).
+#
+# ## Winograd: fewer multiplications
+#
+# Two neighbouring outputs of a filter with three weights:
+#
+# $$ y_0 = d_0 g_0 + d_1 g_1 + d_2 g_2, \qquad y_1 = d_1 g_0 + d_2 g_1 + d_3 g_2 : $$
+#
+# six multiplications. Four are enough (Winograd 1980). Compute
+#
+# $$ m_1 = (d_0 - d_2)\, g_0, \quad
+#    m_2 = (d_1 + d_2)\, \tfrac{g_0 + g_1 + g_2}{2}, \quad
+#    m_3 = (d_2 - d_1)\, \tfrac{g_0 - g_1 + g_2}{2}, \quad
+#    m_4 = (d_1 - d_3)\, g_2 . $$
+#
+# What stands on the right of each is made once for the filter and used at every place. **Exercise 4.** Put $y_0$ and
+# $y_1$ together from the four products, with additions only. (Write out $m_2 + m_3$ and $m_2 - m_3$ first.)
+
+
+# %%
+def two_outputs(d, g):
+    """(y0, y1) of four inputs and three weights, with four multiplications."""
+    m1 = (d[0] - d[2]) * g[0]
+    m2 = (d[1] + d[2]) * (g[0] + g[1] + g[2]) / 2
+    m3 = (d[2] - d[1]) * (g[0] - g[1] + g[2]) / 2
+    m4 = (d[1] - d[3]) * g[2]
+    # gap: additions and subtractions only
+    # return m1 + m2, m3 + m4
+    # solution
+    return m1 + m2 + m3, m2 - m3 - m4
+    # end
+
+
+# %%
+for _ in range(5):
+    d, g = rng.standard_normal(4), rng.standard_normal(3)
+    checks.same(checks.call(two_outputs, d, g), np.correlate(d, g, "valid"), "(y0, y1)")
+checks.right("four multiplications do what six did")
+
+# %% [markdown]
+# It is more than a trick: a sum like this is a product of polynomials, and a polynomial is settled by its values at
+# enough points. Evaluate both at the points ($B^{\mathsf T}$ and $G$), multiply value by value, and come back
+# ($A^{\mathsf T}$). In two dimensions with a kernel of 3 x 3 and tiles of 4 x 4 outputs:
+#
+# $$ Y = A^{\mathsf T} \big[\, (G\, w\, G^{\mathsf T}) \odot (B^{\mathsf T} x\, B) \,\big] A , $$
+#
+# 36 multiplications for 16 outputs, where the definition has 144. Why not larger tiles? They need more points, the
+# matrices get wilder, and rounding grows:
+
+# %%
+A, B, G = winograd.cook_toom(4, 3)  # the library's, for 4 outputs and 3 weights: six points
+image, kernel = rng.standard_normal((6, 6)), rng.standard_normal((3, 3))
+Y = A.T @ ((G @ kernel @ G.T) * (B.T @ image @ B)) @ A
+assert np.allclose(Y, by_loops(image[None, :, :, None], kernel[:, :, None, None])[0, ..., 0], rtol=1e-12)
+
+
+def with_points(points, outputs, taps=3):
+    """The same three matrices for any points."""
+    n = outputs + taps - 1
+    A, G, B = np.zeros((n, outputs)), np.zeros((n, taps)), np.zeros((n, n))
+    for j, p in enumerate(points):
+        others = np.delete(points, j)
+        A[j], G[j] = p ** np.arange(outputs), p ** np.arange(taps) / np.prod(p - others)
+        B[:-1, j] = np.poly(others)[::-1]
+    A[-1, -1] = G[-1, -1] = 1
+    B[:, -1] = np.poly(points)[::-1]
+    return A, B, G
+
+
+tiles, saved, errors = [2, 4, 6, 8], [], []
+several = np.array([0, 1, -1, 2, -2, 0.5, -0.5, 3, -3.0])
+for m in tiles:
+    a, b, g = (matrix.astype(np.float32) for matrix in with_points(several[: m + 1], m))
+    off = []
+    for _ in range(200):
+        d, k = rng.standard_normal((m + 2, m + 2)), rng.standard_normal((3, 3))
+        exact = by_im2col(d[None, :, :, None], k[:, :, None, None])[0, ..., 0]
+        d, k = d.astype(np.float32), k.astype(np.float32)
+        off.append(a.T @ ((g @ k @ g.T) * (b.T @ d @ b)) @ a - exact)
+    saved.append(9 * m * m / (m + 2) ** 2)
+    errors.append(np.sqrt(np.mean(np.square(off))))
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 2.9))
+left.bar(list(map(str, tiles)), saved, color=checks.BLUE, width=0.6)
+left.bar_label(left.containers[0], [f"{s:.2f}" for s in saved])
+left.set(title="multiplications of the definition, for each that is left", xlabel="outputs along a tile", ylim=(0, 7))
+right.bar(list(map(str, tiles)), errors, color=checks.RED, width=0.6)
+right.set(title="rounding error in float32", xlabel="outputs along a tile", yscale="log")
+plt.show()
+
+# %% [markdown]
+# Tiles of 4 x 4 outputs are where libraries stop, and so does `nn` (with better points, 0, ±2/3, ±3/2 and infinity, the
+# error is halved). And it pays only with many channels, since the transforms cost, too: `winograd.pays` counts both.
+#
+# ## The race
+#
+# One layer, three ways, in billions of MACs a second. (Winograd's are the MACs of the *definition*: it does fewer.)
+
+# %%
+C, size, N = 32, 16, 8
+layer = nn.Conv2d(C, C, 3, padding=1, bias=False)
+network = nn.Network(layer, in_shape=(size, size, C), dtype=np.float32)
+p, run = network.layout.views(network.layout.zeros(np.float32)), network.run()
+x = rng.standard_normal((N, size, size, C)).astype(np.float32)
+p.W[...] = rng.standard_normal(p.W.shape)
+padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+macs = N * layer.macs((size, size, C))
+
+
+def rate(call, macs, repeats):
+    call()
+    best = min(timed(call) for _ in range(repeats))
+    return macs / best / 1e9
+
+
+def timed(call):
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+corner = padded[:1, :5, :5]  # nine outputs of each filter are enough of the loops
+rates = {
+    "loops": rate(lambda: by_loops(corner, p.W), 9 * C * C * 9, 1),
+    "im2col, yours": rate(lambda: by_im2col(padded, p.W), macs, 10),
+    f"nn.Conv2d\n({layer.algorithm(layer.geometry((size, size))).__name__.split('.')[-1]})": rate(
+        lambda: network.forward(p, x, run), macs, 10
+    ),
+}
+a = rng.standard_normal((1024, 1024)).astype(np.float32)
+rates["a large matrix\nproduct"] = rate(lambda: a @ a, 1024**3, 5)
+fig, ax = plt.subplots(figsize=(8.5, 2.6))
+bars = ax.barh(list(rates), list(rates.values()), color=[checks.RED, checks.ORANGE, checks.GREEN, checks.GREY])
+ax.bar_label(bars, [f"{value:,.4f}" if value < 0.1 else f"{value:.0f}" for value in rates.values()], padding=4)
+ax.set(xscale="log", xlabel=f"billion MACs a second: {N} images of {size} x {size}, {C} channels", xlim=(1e-4, 1e4))
+ax.invert_yaxis()
+plt.show()
+assert np.abs(network.forward(p, x, run)[0] - by_im2col(padded, p.W)).max() < 1e-2
+
+# %% [markdown]
+# Between the first bar and the third are five powers of ten, and they compute the same. Nothing in this course is worth
+# more than knowing which bar one stands on.
+#
+# ## Backward
+#
+# A convolution is linear in $x$ and in $w$, so the four equations of notebook 2 hold as they are. In indices: the
+# weight $w_{uv}$ has multiplied $x_{i+u, j+v}$ on its way to $y_{ij}$, at every place. So its gradient adds up over
+# places: $gw_{uv} = \sum_{ij} x_{i+u, j+v}\, gy_{ij}$; and $x_{ij}$ was used by the outputs around it:
+# $gx_{ij} = \sum_{uv} gy_{i-u, j-v}\, w_{uv}$. Both are convolutions again: that is why training costs three times as
+# much as predicting. The definition of the derivative agrees:
+
+# %%
+print(f"gradcheck of Conv2d: {nn.gradcheck(nn.Conv2d(3, 4, 3, padding=1), rng.standard_normal((2, 6, 5, 3))):.0e}")
+
+# %% [markdown]
+# ## Digits, shifted
+#
+# Two networks with about as many parameters, trained alike on digits as they are, and then shown digits that are
+# shifted.
+
+
+# %%
+def train(*layers, epochs=12):
+    network = nn.Network(nn.Sequential(*layers), in_shape=(8, 8, 1), dtype=np.float64)
+    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1, momentum=0.9), seed=0)
+    nn.fit(trainer, nn.Loader(data.train, batch=32, seed=0), epochs)
+    return trainer
+
+
+dense = train(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+conv = train(
+    nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 16, 3, padding=1), nn.ReLU(), nn.GlobalMaxPool2d(),
+    nn.Linear(16, 10),
+    epochs=20,
+)  # fmt: skip
+
+
+def shifted(images, pixels):
+    """To the right; what leaves is lost."""
+    return np.pad(images, ((0, 0), (0, 0), (pixels, 0), (0, 0)))[:, :, : images.shape[2]]
+
+
+shifts = range(4)
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 2.9), width_ratios=(1.2, 1))
+strip = np.concatenate([shifted(x_validation[:1], s)[0, ..., 0] for s in shifts], axis=1)
+right.imshow(strip)
+right.axis("off")
+right.set_title("shifted by 0, 1, 2 and 3 pixels")
+for trainer, name, colour in ((dense, "fully connected", checks.ORANGE), (conv, "convolutions", checks.BLUE)):
+    right_ = [
+        100 * np.mean(inspection.predict(trainer, shifted(x_validation, s)).argmax(axis=1) == y_validation)
+        for s in shifts
+    ]
+    left.plot(shifts, right_, "o-", color=colour, label=f"{name}, {trainer.network.layout.count:,} parameters")
+left.set(xlabel="shift in pixels", ylabel="accuracy (%)", ylim=(0, 101), xticks=list(shifts))
+left.legend()
+plt.show()
+
+# %% [markdown]
+# And what have the filters become? Nobody told them what a stroke is:
+
+# %%
+kernels = conv.p[0].W[:, :, 0, :]
+maps = np.maximum(library(np.pad(x_train[3:4], ((0, 0), (1, 1), (1, 1), (0, 0))), conv.p[0].W) + conv.p[0].b, 0)[0]
+fig, axes = plt.subplots(2, 12, figsize=(11, 2.2))
+for k in range(12):
+    axes[0, k].imshow(kernels[..., k], cmap="RdBu", vmin=-np.abs(kernels).max(), vmax=np.abs(kernels).max())
+    axes[1, k].imshow(maps[..., k], vmin=0, vmax=maps.max())
+for ax in axes.flat:
+    ax.set(xticks=[], yticks=[])
+axes[0, 0].set_ylabel("filter")
+axes[1, 0].set_ylabel("finds")
+plt.show()
+
+# %% [markdown]
+# **To try further.** Replace `GlobalMaxPool2d` by `Flatten` (and the last layer by `Linear(1024, 10)`): the accuracy on
+# unshifted digits rises, that on shifted ones falls. Why? Count the MACs of a convolution with stride 2. Which is
+# cheaper, one kernel of 5 x 5 or two of 3 x 3, and which sees farther?
+#
+# Here ends what one process does. Next: `05_messages`, where a second one comes in.
+#
+# *Sources: LeCun et al. 1989; Chellapilla, Puri, Simard 2006 (im2col); Winograd 1980; Lavin, Gray 2016; Sze et al. 2017
+# (counting); Barabasz et al. 2020 (points).*

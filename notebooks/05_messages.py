@@ -1,0 +1,435 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+# %% [markdown]
+# # 5. Messages: ranks, and how they wait for each other
+#
+# From here on the work is shared. Several processes, each with a memory of its own, that can do only one thing to each
+# other: **send a message**. All of parallel training is built of that, and all that can go wrong in it begins here.
+#
+# 1. what a rank is;
+# 2. one rank sends, another receives;
+# 3. a token that goes round;
+# 4. the mistake that everybody makes once: **deadlock**, and why it hides in small tests;
+# 5. what a message costs: two numbers, $\alpha$ and $\beta$.
+#
+# You need no cluster. The ranks are ordinary processes of your own machine.
+
+# %%
+# %load_ext parallel.launch.notebook
+# %matplotlib inline
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+from collectives import Recv, Send
+from collectives.checking.check import Operation, held
+from collectives.puzzles import Puzzle
+
+checks.style()
+
+# %% [markdown]
+# ## A rank
+#
+# An MPI program is **one program that runs several times at once**. Each running copy is a process, and has a number:
+# its
+# **rank**, counted from 0. `size` is how many there are. No variable is shared; what a rank wants to know of another
+# must be sent.
+#
+# A cell that begins with `%%mpi -n 3` runs on three ranks instead of in the notebook. They start when the cell starts
+# and are gone when it ends. What they print stands side by side, and the value of the last line in blue. (`%mpi?` tells
+# what else it can do.)
+
+# %%
+# %%mpi -n 3
+import os
+
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD  # all the ranks that were started together
+rank, size = comm.Get_rank(), comm.Get_size()
+print(f"I am rank {rank} of {size}")
+os.getpid()
+
+# %% [markdown]
+# How does one program do different work on each rank? By asking for its number. Rank r takes every third sample,
+# beginning with r. `-o` brings a variable back into the notebook: a list with one value a rank.
+
+# %%
+# %%mpi -n 3 -o mine
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+mine = list(range(20))[comm.Get_rank() :: comm.Get_size()]
+
+# %%
+colours = (checks.BLUE, checks.ORANGE, checks.GREEN, checks.PINK)
+fig, ax = plt.subplots(figsize=(9, 1.3))
+for rank, samples in enumerate(mine):
+    for sample in samples:
+        ax.add_patch(plt.Rectangle((sample - 0.45, 0), 0.9, 1, color=colours[rank]))
+        ax.text(sample, 0.5, sample, color="white", ha="center", va="center", weight="bold")
+    ax.plot([], [], "s", color=colours[rank], label=f"rank {rank}: {len(samples)} samples")
+ax.set(xlim=(-1, 20), ylim=(0, 1), title="which rank has which sample")
+ax.axis("off")
+ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0))
+plt.show()
+assert sorted(sample for samples in mine for sample in samples) == list(range(20)), "every sample has one rank"
+
+# %% [markdown]
+# ## Send and receive
+#
+# `Send(array, dest)` and `Recv(array, source)` belong together: one rank sends, the other receives into an array that
+# it has made ready, of the **same size and type**.
+
+# %%
+# %%mpi -n 2
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+if comm.Get_rank() == 0:
+    x = np.array([1.0, 2.0, 3.0])
+    comm.Send(x, dest=1)
+else:
+    x = np.empty(3)  # its values do not matter: they are about to be overwritten
+    comm.Recv(x, source=0)
+x
+
+# %% [markdown]
+# MPI moves bytes and does not look at what they mean. Here a `float64` goes out and two `float32` come in: nonsense,
+# without a word of warning. (`Communicator` of this project compares size and type first.)
+
+# %%
+# %%mpi -n 2
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+if comm.Get_rank() == 0:
+    x = np.array([1.0, 2.0, 3.0])
+    comm.Send(x, dest=1)
+else:
+    x = np.empty(6, np.float32)
+    comm.Recv(x, source=0)
+x
+
+# %% [markdown]
+# ## A token
+#
+# Four ranks sit in a circle. Rank 0 holds a token with the number 100. It goes round once: every rank receives it from
+# its left neighbour, adds its own rank, and sends it to its right one; rank 0 begins, and is the last to receive.
+#
+# **Exercise 1.** Rank 0 is done below. Write what the others do, with `comm.Recv` and `comm.Send`.
+
+# %%
+# %%mpi -n 4 -o token,path -t 10
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+right, left = (rank + 1) % size, (rank - 1) % size
+token, path = np.zeros(1), []
+
+if rank == 0:
+    token[0] = 100
+    comm.Send(token, dest=right)
+    comm.Recv(token, source=left)
+else:
+    # gap: from the left, plus one's rank, to the right (now the token passes by as it is)
+    # comm.Recv(token, source=left)
+    # comm.Send(token, dest=right)
+    # solution
+    comm.Recv(token, source=left)
+    token += rank
+    comm.Send(token, dest=right)
+    # end
+
+
+# %%
+def draw_tokens(got, want):
+    _, ax = plt.subplots(figsize=(4.6, 4.6))
+    angles = np.pi / 2 - 2 * np.pi * np.arange(len(want)) / len(want)
+    for rank, angle in enumerate(angles):
+        at, to = (
+            np.array([np.cos(angle), np.sin(angle)]),
+            np.array([np.cos(angles[(rank + 1) % len(want)]), np.sin(angles[(rank + 1) % len(want)])]),
+        )
+        ax.annotate(
+            "",
+            to * 0.97,
+            at * 0.97,
+            arrowprops=dict(
+                arrowstyle="-|>", lw=2, color=checks.GREY, shrinkA=24, shrinkB=24, connectionstyle="arc3,rad=-0.3"
+            ),
+        )
+        ax.plot(*at, "o", ms=38, color=checks.BLUE)
+        ax.text(*at, f"rank {rank}", color="white", ha="center", va="center", weight="bold", fontsize=9)
+        good = got[rank] == want[rank]
+        ax.text(
+            *(at * 0.55),
+            f"has {got[rank]:g}" + ("" if good else f"\nnot {want[rank]:g}"),
+            color=checks.INK if good else checks.RED,
+            ha="center",
+            va="center",
+            fontsize=12,
+        )
+    ax.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
+    ax.axis("off")
+
+
+got = np.array([t[0] for t in token])
+checks.same(got, [106, 101, 103, 106], "the token of ranks 0 to 3 in the end", draw=draw_tokens)
+checks.right("the token comes back with 100 + 1 + 2 + 3")
+draw_tokens(got, got)
+plt.show()
+
+# %% [markdown]
+# Correct, and slow: at any time one rank works, and three wait. Remember it as the opposite of what we want.
+#
+# ## The mistake that everybody makes once
+#
+# Two ranks that both receive first wait for each other for ever: a **deadlock**. Nothing crashes, no message appears;
+# the ranks just stand there and keep a core busy. That is why every `%%mpi` cell has a time limit (`-t`, 60 seconds if
+# you do not say). When it is over, you are told at which line each rank stood, and all of them are ended.
+#
+# The next cell is wrong, and ends with an error after two seconds.
+
+# %% tags=["raises-exception"]
+# %%mpi -n 2 -t 2
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+other = 1 - comm.Get_rank()
+got = np.empty(3)
+comm.Recv(got, source=other)
+comm.Send(np.ones(3), dest=other)
+
+# %% [markdown]
+# So both should send first? Worse: that *works*, as long as messages are small. A small message is put into the
+# receiver's mailbox, and `Send` returns at once. A large one (here from 4 KB on) has to wait for its receiver. The same
+# program, with 10 numbers and with a million:
+
+# %% tags=["raises-exception"]
+# %%mpi -n 2 -t 3
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+other = 1 - comm.Get_rank()
+for count in (10, 1_000_000):
+    got = np.empty(count)
+    comm.Send(np.ones(count), dest=other)
+    comm.Recv(got, source=other)
+    print(f"{count:,} numbers: done", flush=True)
+
+# %% [markdown]
+# That is the nastiest kind of error: it passes every small test, and hangs on the cluster, in the first large run. A
+# program is right only if it is right when **every send waits for its receiver**.
+#
+# That can be checked without running anything. In `collectives` a program of messages is a small generator: it yields
+# what its rank sends and receives, **a round** at a time: a tuple of steps, here of one. The two programs of above, for
+# any number of ranks in a circle:
+
+
+# %%
+def receive_first(rank, size, count):
+    yield (Recv((rank - 1) % size, "y", 0, count),)  # from the left, into elements 0 to count of y
+    yield (Send((rank + 1) % size, "x", 0, count),)  # to the right, from x
+
+
+def send_first(rank, size, count):
+    yield (Send((rank + 1) % size, "x", 0, count),)
+    yield (Recv((rank - 1) % size, "y", 0, count),)
+
+
+def one_at_a_time(stats, buffers):
+    """A rank that sends or receives does nothing else meanwhile."""
+    for rank, rounds in enumerate(stats.history):
+        for k, steps in enumerate(rounds):
+            if len(steps) > 1:
+                return f"rank {rank}, round {k}: {len(steps)} things at once; here a rank does one after the other"
+    return ""
+
+
+shift = Puzzle(
+    "to the right",
+    """Everybody sends its x to the right, and has in y what comes from the left. One thing at a time.""",
+    6,
+    3,
+    Operation(
+        before=lambda r, p, n, root: {"x": held(r, 0, n), "y": [((-1, i),) for i in range(n)]},
+        after=lambda r, p, n, root: ("y", 0, held((r - 1) % p, 0, n)),
+    ),
+    limits={"rounds": 2},
+    record={"rounds": 2},
+    others=((2, 1), (3, 2), (5, 4)),
+    rule=one_at_a_time,
+)
+for program in (receive_first, send_first):
+    print(shift.grade(program), "\n")
+shift.grade(send_first).draw()
+
+# %% [markdown]
+# The checker plays all ranks in one process, once with sends that return at once and once with sends that wait. Red:
+# who waits for whom. The arrows close a circle, and nobody in it can ever go on.
+#
+# **Exercise 2.** A circle is broken if one in it does something else. Let some of the ranks receive first. Which?
+
+
+# %%
+def to_the_right(rank, size, count):
+    send = Send((rank + 1) % size, "x", 0, count)
+    recv = Recv((rank - 1) % size, "y", 0, count)
+    # gap: not everybody begins with the same
+    # yield (send,)
+    # yield (recv,)
+    # solution
+    if rank % 2:
+        yield (recv,)
+        yield (send,)
+    else:
+        yield (send,)
+        yield (recv,)
+    # end
+
+
+# %%
+checks.graded(shift.grade(to_the_right))
+shift.grade(to_the_right).draw()
+
+# %% [markdown]
+# Even ranks send while odd ones receive, then the other way round: two rounds, however many ranks there are. With an
+# odd number two even ranks sit side by side (the last one and rank 0); it works, since one neighbour is still
+# different.
+#
+# But why one thing at a time? Links carry messages both ways at once. `Sendrecv` does both *together*, and cannot
+# deadlock here; in `collectives` that is one round with two steps: `yield send, recv`. It takes half the time, and all
+# algorithms of the next notebooks are made of such rounds.
+
+# %%
+# %%mpi -n 4
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+x, y = np.full(100_000, float(rank)), np.empty(100_000)
+comm.Sendrecv(x, dest=(rank + 1) % size, recvbuf=y, source=(rank - 1) % size)
+print(f"I have {y[0]:g}, from the left")
+
+# %% [markdown]
+# ## What a message costs
+#
+# Two ranks play ping-pong: a message goes there and comes back, and half of that time is the time of a message. Short
+# and long ones:
+
+# %%
+# %%mpi -n 2 -o sizes,seconds
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+other, first = 1 - comm.Get_rank(), comm.Get_rank() == 0
+sizes = [8 * 4**k for k in range(11)]  # bytes
+seconds = []
+for nbytes in sizes:
+    x, best = np.zeros(nbytes // 8), 1.0
+    for _ in range(200 if nbytes < 1e5 else 20):
+        begin = time.perf_counter()
+        if first:
+            comm.Send(x, dest=other)
+            comm.Recv(x, source=other)
+        else:
+            comm.Recv(x, source=other)
+            comm.Send(x, dest=other)
+        best = min(best, (time.perf_counter() - begin) / 2)
+    seconds.append(best)
+
+# %% [markdown]
+# A good description has two numbers (Hockney 1994): a message of $n$ bytes takes
+#
+# $$ t(n) = \alpha + \beta n, $$
+#
+# $\alpha$ seconds to get it on its way, whatever it carries, and $\beta$ seconds for each byte.
+#
+# **Exercise 3.** Fit them. A fit by least squares of $\alpha + \beta n = t$ would look at the longest message only,
+# whose time is the largest. Divide each equation by its $t$: then an error of a tenth counts the same everywhere,
+# $\alpha\, \frac1t + \beta\, \frac nt = 1$.
+
+
+# %%
+def fit(n, t):
+    """(alpha, beta) for which alpha/t + beta n/t is as near to 1 as can be, over all messages."""
+    n, t = np.asarray(n, float), np.asarray(t, float)
+    # gap: `np.linalg.lstsq(matrix, right side, rcond=None)[0]`; the matrix has a row a message
+    # alpha, beta = t[0], t[-1] / n[-1]
+    # solution
+    alpha, beta = np.linalg.lstsq(np.column_stack([1 / t, n / t]), np.ones(len(t)), rcond=None)[0]
+    # end
+    return alpha, beta
+
+
+# %%
+def draw_fit(got, want):
+    _, ax = plt.subplots(figsize=(6.4, 3))
+    ax.loglog(n, t, "o", color=checks.INK, label="messages")
+    ax.loglog(n, want[0] + want[1] * n, color=checks.GREY, lw=5, alpha=0.5, label="wanted")
+    ax.loglog(n, got[0] + got[1] * n, color=checks.RED, label="yours")
+    ax.set(xlabel="bytes", ylabel="seconds")
+    ax.legend()
+
+
+n = np.array([8, 64, 512, 4096, 32768, 262144.0])
+t = (2e-6 + 1e-10 * n) * np.array([1.1, 0.9, 1.2, 0.95, 0.9, 1.1])
+A, y = np.stack([1 / t, n / t], axis=1), np.ones(6)
+checks.same(checks.call(fit, n, t), np.linalg.solve(A.T @ A, A.T @ y), "(alpha, beta)", tolerance=1e-6, draw=draw_fit)
+n, t = np.array(sizes[0], float), np.array(seconds[0])
+alpha, beta = fit(n, t)
+checks.right(f"here alpha is {1e6 * alpha:.1f} microseconds, and 1/beta {1e-9 / beta:.1f} GB/s")
+
+# %%
+if alpha <= 0 or t[0] > 20e-6:
+    print("This machine is busy with other work, which is what was measured. Run the ping-pong again when it is quiet.")
+    alpha = abs(alpha)
+_, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))
+left.loglog(n, 1e6 * t, "o", color=checks.INK, label="measured, two ranks of this machine")
+left.loglog(n, 1e6 * (alpha + beta * n), color=checks.BLUE, label=r"$\alpha + \beta n$")
+left.axhline(1e6 * alpha, color=checks.ORANGE, ls="--", lw=1.2, label=r"$\alpha$")
+left.set(xlabel="bytes", ylabel="microseconds", title="time of a message")
+left.legend()
+right.semilogx(n, 1e-9 * n / t, "o", color=checks.INK)
+right.semilogx(n, 1e-9 * n / (alpha + beta * n), color=checks.BLUE)
+right.axvline(alpha / beta, color=checks.RED, ls="--", lw=1.2)
+right.annotate(r" $n_{1/2} = \alpha/\beta$", (alpha / beta, 0), color=checks.RED, va="bottom")
+right.set(xlabel="bytes", ylabel="GB/s", title="what is carried a second")
+plt.show()
+
+# %% [markdown]
+# Below $n_{1/2} = \alpha/\beta$ bytes a message is mostly *start*: a thousand small ones cost a thousand $\alpha$, one
+# that carries all of it a single one. Above, it is mostly *bytes*. Every algorithm of the next two notebooks is a
+# compromise between few messages and few bytes.
+#
+# Typical numbers: between ranks of one machine 1 µs and 10 GB/s; 10 Gbit/s Ethernet 20 µs and 1.2 GB/s; InfiniBand
+# 1.5 µs and 25 GB/s; between continents 100 ms, and no amount of money will make light faster.
+#
+# **To try further.** Give the token more than one round. Let rank 1 be slow (`%%mpi -n 4 --slow 1:5`): who waits in the
+# ring of `Sendrecv`? Put `comm.Barrier()` before and after.
+#
+# Next: `06_collectives`, where all ranks talk at once, in patterns that have names.
+#
+# *Sources: the MPI standard 4.1 (blocking and its modes); Hockney 1994; Coffman, Elphick, Shoshani 1971 (deadlock).*

@@ -1,0 +1,416 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+# %% [markdown]
+# # 6. All talk at once: broadcast, scatter, gather, reduce, alltoall
+#
+# Programs on many ranks rarely need any message that one can think of. They need a few patterns, in which all ranks
+# take part, again and again: **collectives**. Each has a name, a picture, and several ways to do it, of which one is
+# the fastest for few bytes and another one for many.
+#
+# 1. the patterns: before, and after;
+# 2. broadcast: one by one, as a tree, in a chain; and which when;
+# 3. reduce: a broadcast backwards;
+# 4. scatter and gather: messages that carry several;
+# 5. alltoall: everybody to everybody.
+#
+# You write three of them. An algorithm here is a **schedule**, a small generator: for its rank it yields round after
+# round what is sent and received. The same text is then *checked* for all ranks, *drawn*, *priced* on a network of any
+# size, and *run* over MPI.
+
+# %%
+# %load_ext parallel.launch.notebook
+# %matplotlib inline
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import collectives
+from collectives import Copy, Recv, Send, part, puzzles
+from collectives.algorithms import alltoall, broadcast, reduce, scatter
+from collectives.pricing.lower_bounds import lower_bound
+from collectives.pricing.networks import Network
+
+checks.style()
+
+# %% [markdown]
+# ## The patterns
+#
+# Four ranks, a row each. A square is a block of numbers; its colour says whose it was, its letter which block.
+
+# %%
+COLOURS = (checks.BLUE, checks.ORANGE, checks.GREEN, checks.PINK)
+P = 4
+PATTERNS = {
+    "broadcast": (lambda r: ["0"] if r == 0 else [], lambda r: ["0"]),
+    "scatter": (lambda r: [f"0{'abcd'[k]}" for k in range(P)] if r == 0 else [], lambda r: [f"0{'abcd'[r]}"]),
+    "gather": (lambda r: [f"{r}"], lambda r: [f"{q}" for q in range(P)] if r == 0 else []),
+    "allgather": (lambda r: [f"{r}"], lambda r: [f"{q}" for q in range(P)]),
+    "reduce": (lambda r: [f"{r}"], lambda r: ["0+1+2+3"] if r == 0 else []),
+    "allreduce": (lambda r: [f"{r}"], lambda r: ["0+1+2+3"]),
+    "reduce-scatter": (lambda r: [f"{r}{'abcd'[k]}" for k in range(P)], lambda r: [f"+{'abcd'[r]}"]),
+    "alltoall": (lambda r: [f"{r}{'abcd'[k]}" for k in range(P)], lambda r: [f"{q}{'abcd'[r]}" for q in range(P)]),
+}
+
+
+def draw_blocks(ax, left, row, names):
+    for k, name in enumerate(names):
+        whose = [int(c) for c in name if c.isdigit()] or list(range(P))
+        for i, q in enumerate(whose):
+            low = row + 0.08 + 0.84 * i / len(whose)
+            ax.add_patch(plt.Rectangle((left + k, low), 0.9, 0.84 / len(whose), color=COLOURS[q]))
+        ax.text(left + k + 0.45, row + 0.5, name[-1] if name[-1].isalpha() else "", color="white", ha="center",
+                va="center", weight="bold")  # fmt: skip
+
+
+_, axes = plt.subplots(2, 4, figsize=(12, 5))
+for ax, (name, (before, after)) in zip(axes.flat, PATTERNS.items(), strict=True):
+    for rank in range(P):
+        ax.add_patch(plt.Rectangle((-0.1, rank + 0.02), 4.1, 0.96, color="#f2f4f7", zorder=0))
+        ax.add_patch(plt.Rectangle((5.4, rank + 0.02), 4.1, 0.96, color="#f2f4f7", zorder=0))
+        draw_blocks(ax, 0, rank, before(rank))
+        draw_blocks(ax, 5.5, rank, after(rank))
+        ax.text(-0.3, rank + 0.5, rank, ha="right", va="center", color=checks.GREY)
+    ax.annotate("", (5.3, 2), (4.1, 2), arrowprops=dict(arrowstyle="-|>", color=checks.INK, lw=1.5))
+    ax.set(xlim=(-0.8, 9.6), ylim=(4.1, -0.1))
+    ax.set_title(name, loc="center")
+    ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# A square of four colours is a **sum**. Look at the pairs: gather is scatter backwards, reduce is broadcast backwards
+# (and adds where broadcast copies). Allgather is a gather after which everybody has everything; allreduce, the one that
+# training lives on, is the next notebook's. Alltoall turns rows into columns.
+#
+# ## Broadcast
+#
+# Rank 0 has a vector x and all shall have it. The first idea: rank 0 sends it to everybody, one after the other.
+
+
+# %%
+def one_by_one(rank, size, count):
+    """Rank 0 sends to 1, then to 2, ... each in a round of its own."""
+    if rank == 0:
+        for other in range(1, size):
+            yield (Send(other, "x", 0, count),)
+    else:
+        yield (Recv(0, "x", 0, count),)
+
+
+collectives.draw(one_by_one, 8, 4, title="one by one")
+
+# %% [markdown]
+# Time runs down, an arrow is a message. `Send(other, "x", 0, count)` says: elements 0 to count of x go to rank `other`.
+#
+# Seven rounds for eight ranks; for 1,024 ranks 1,023. And all that time the ranks that have x already stand idle. They
+# could help.
+#
+# **Exercise 1.** In the first round only rank 0 can send. In the second two ranks can, then four. Write that: the
+# grader wants eight ranks served in three rounds, by ranks that send one message at a time.
+
+# %%
+print(puzzles.broadcast)
+
+
+# %%
+def tree(rank, size, count):
+    """Who has it passes it on."""
+    k = 1  # so many ranks have x: 0 to k - 1
+    while k < size:
+        # gap: ranks below k send to k places further on (if there is such a rank); those up to 2k receive
+        # if rank == 0:
+        #     yield (Send(k, "x", 0, count),)
+        # elif rank == k:
+        #     yield (Recv(0, "x", 0, count),)
+        # k += 1
+        # solution
+        if rank < k and rank + k < size:
+            yield (Send(rank + k, "x", 0, count),)
+        elif k <= rank < 2 * k:
+            yield (Recv(rank - k, "x", 0, count),)
+        k *= 2
+        # end
+
+
+# %%
+checks.graded(puzzles.broadcast.grade(tree))
+collectives.draw(tree, 8, 4, title="a tree")
+
+# %% [markdown]
+# A **binomial tree**: after k rounds $2^k$ ranks have it, so $\lceil \log_2 p \rceil$ rounds are enough, and no
+# algorithm can do with fewer: the number of ranks that know can at most double. Your text runs over MPI as it stands.
+# `--with tree` brings it to the ranks, `collectives.run` executes it:
+
+# %%
+# %%mpi -n 4 --with tree
+import numpy as np
+from mpi4py import MPI
+
+import collectives
+from collectives import Recv, Send
+
+rank = MPI.COMM_WORLD.Get_rank()
+x = np.arange(5.0) if rank == 0 else np.zeros(5)
+collectives.run(tree, x=x)
+x
+
+# %% [markdown]
+# ## Long vectors
+#
+# Price it. A message of n bytes takes $\alpha + \beta n$ (notebook 5), so the tree takes
+# $\lceil \log_2 p \rceil (\alpha + \beta n)$. For long vectors that is $\log_2 p$ times $\beta n$, although every rank
+# needs to receive its n bytes only *once*. In a tree most ranks wait most of the time, for the whole vector.
+#
+# Cut the vector in pieces, and they need not wait: while a rank receives the second piece it can pass on the first. In
+# a
+# **chain**, 0 to 1 to 2 to 3, all links are busy at once, as in a fire brigade.
+#
+# **Exercise 2.** The fire brigade: 4 ranks, 32 elements; a message takes 1 for its start and 1 for each element. The
+# tree needs 66, a chain without pieces 99. The record is 50.
+
+# %%
+print(puzzles.chain)
+PIECES = 8
+
+
+def brigade(rank, size, count):
+    """Piece k comes from the left in round k, and goes to the right in round k + 1."""
+    pieces = [part(count, PIECES, k) for k in range(PIECES)]  # (lo, hi) of each
+    # gap: in one round, together: receive piece k (if not first in the chain), send piece k - 1 (if not last)
+    # if rank > 0:
+    #     yield (Recv(rank - 1, "x", 0, count),)
+    # if rank < size - 1:
+    #     yield (Send(rank + 1, "x", 0, count),)
+    # solution
+    for k in range(PIECES + 1):
+        steps = []
+        if rank > 0 and k < PIECES:
+            steps.append(Recv(rank - 1, "x", *pieces[k]))
+        if rank < size - 1 and k > 0:
+            steps.append(Send(rank + 1, "x", *pieces[k - 1]))
+        yield tuple(steps)
+    # end
+
+
+# %%
+checks.graded(puzzles.chain.grade(brigade))
+_, axes = plt.subplots(1, 2, figsize=(11, 6), layout="none")
+plt.subplots_adjust(left=0.07, right=0.98, bottom=0.17, top=0.82)
+unit = Network.hockney(1.0, 1.0)
+collectives.draw(tree, 4, 32, axes[0], network=unit, itemsize=1, title="a tree")
+collectives.draw(brigade, 4, 32, axes[1], network=unit, itemsize=1, title="a chain, in 8 pieces")
+plt.show()
+
+# %% [markdown]
+# How many pieces? With k of them the chain takes $(p - 2 + k)(\alpha + \beta n / k)$: more pieces, less waiting for the
+# first, but more starts. The best is $k = \sqrt{(p-2)\, \beta n / \alpha}$. And there is a third way, which
+# *scatters* the vector in p parts, and then lets everybody gather them (van de Geijn): twice $\beta n$, however many
+# ranks there are. All of them, on a network of 10 Gbit/s and 20 µs, with 32 ranks; black is what nobody can go below:
+
+# %%
+network = Network.hockney(20e-6, 8e-10)
+p, sizes = 32, 4 ** np.arange(2, 14)  # bytes
+ways = {
+    "one by one": lambda n: collectives.price(broadcast.flat, p, n, 1, network),
+    "tree": lambda n: collectives.price(tree, p, n, 1, network),
+    "chain, best pieces": lambda n: collectives.price(
+        broadcast.chain, p, n, 1, network, segment=max(1, round(n / max(1, (p - 2) * 8e-10 * n / 20e-6) ** 0.5))
+    ),
+    "scatter and allgather": lambda n: collectives.price(broadcast.scatter_allgather, p, n, 1, network),
+}
+_, ax = plt.subplots(figsize=(8, 4))
+for (name, way), mark in zip(ways.items(), "os^D", strict=True):
+    ax.loglog(sizes, [way(int(n)).seconds for n in sizes], f"{mark}-", ms=5, label=name)
+ax.loglog(sizes, [lower_bound("broadcast", p, n, network) for n in sizes], "--", color=checks.INK, label="lower bound")
+ax.set(xlabel="bytes", ylabel="seconds", title=f"broadcast to {p} ranks")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# No way is the best everywhere. This is why a library has several of each, and a table that says which when.
+#
+# ## Reduce: a broadcast backwards
+#
+# All have an x, rank 0 is to have the sum. Turn the arrows of the tree round, and *add* what arrives: that is all. The
+# step that receives and adds is called `RecvReduce`. Circles with a plus are additions.
+
+# %%
+collectives.draw(reduce.binomial, 8, 4, title="reduce: the tree, backwards")
+
+# %% [markdown]
+# One thing is different: additions in floating point depend on their order, and operations such as matrix products may
+# not be exchanged at all. So the tree pairs *neighbours*: 0 with 1, 2 with 3, then 0..1 with 2..3, so that the operands
+# stay in rank order.
+#
+# ## Scatter and gather
+#
+# Now every rank has a block of its own, and rank 0 collects them, or deals them out. All blocks must pass through rank
+# 0's one port, so $\frac{p-1}{p} n \beta$ cannot be avoided. But p - 1 *starts* can: if blocks travel together.
+#
+# **Exercise 3.** In the first round every odd rank hands its block to its left neighbour. In the second, ranks 2, 6,
+# ... hand over two blocks to 0, 4, ... And so on. Rank 0 receives in `y`, where everything has its place; the others
+# collect in a buffer `mine` of their own, which begins with their own block.
+
+# %%
+print(puzzles.gather)
+
+
+# %%
+def collect(rank, size, count):
+    """Every second rank that is left hands over all that it has."""
+
+    def begins(r):  # the first element of block r in y; of one behind the last: the end
+        return part(count, size, r)[0] if r < size else count
+
+    name, base = ("y", 0) if rank == 0 else ("mine", begins(rank))
+    yield (Copy(name, begins(rank) - base, begins(rank + 1) - base, "x", 0),)  # one's own block
+    k = 1  # ranks that are no multiple of k have handed over; the others have the blocks of k ranks
+    while k < size:
+        # gap: who is an odd multiple of k sends k blocks to the rank k to the left, and is done; others receive them
+        # if rank == k:
+        #     yield (Send(0, name, 0, begins(rank + 1) - base),)
+        # elif rank == 0:
+        #     yield (Recv(k, name, begins(k), begins(k + 1)),)
+        # k += 1
+        # solution
+        if rank % (2 * k) == k:
+            yield (Send(rank - k, name, 0, begins(rank + k) - base),)
+            return
+        if rank + k < size:
+            yield (Recv(rank + k, name, begins(rank + k) - base, begins(rank + 2 * k) - base),)
+        k *= 2
+        # end
+
+
+# %%
+checks.graded(puzzles.gather.grade(collect))
+collectives.draw(collect, 8, 16, title="gather in a tree")
+
+# %% [markdown]
+# A colour is a place in the vector, a thicker arrow carries more. Below what every rank has after each round: a square
+# is a buffer, across it the vector, down it whose data it is.
+
+# %%
+collectives.draw_buffers(collect, 4, 8, title="what they hold")
+
+# %% [markdown]
+# Scatter is the same picture from below: `collectives.draw(scatter.binomial, 8, 16)`. With more and more ranks, one by
+# one against tree, for blocks of 100 bytes and of 1 MB:
+
+# %%
+_, axes = plt.subplots(1, 2, figsize=(10.5, 3.2))
+ranks = [2, 4, 8, 16, 32, 64, 128]
+for ax, block in zip(axes, (100, 1_000_000), strict=True):
+    for way, name, mark in ((scatter.flat, "one by one", "o-"), (scatter.binomial, "tree", "s-")):
+        ax.plot(
+            ranks, [1e3 * collectives.price(way, q, block * q, 1, network).seconds for q in ranks], mark, label=name
+        )
+    ax.set(xlabel="ranks", ylabel="milliseconds", title=f"scatter, {block:,} bytes for each")
+    ax.legend()
+plt.show()
+
+# %% [markdown]
+# For short blocks the tree saves starts; for long ones there is nothing to save, since rank 0's port is what takes the
+# time. That is the trouble with a **root**: no algorithm can make one port faster.
+#
+# ## Alltoall
+#
+# Everybody has a block for everybody: a matrix whose rows lie on different ranks, and which is to be transposed. No
+# root here: all ports can be busy all the time.
+#
+# **Exercise 4.** In round k (1 to p - 1) every rank sends to the one k places to its right. From whom does it receive,
+# and where in y does that block belong? Write the two steps of a round.
+
+# %%
+print(puzzles.alltoall)
+
+
+# %%
+def transpose(rank, size, count):
+    """Block q of x is for rank q; block q of y is from rank q."""
+    lo, hi = part(count, size, rank)
+    length = hi - lo
+    yield (Copy("y", rank * length, (rank + 1) * length, "x", lo),)  # what one has for oneself
+    for k in range(1, size):
+        to = (rank + k) % size
+        # gap: from whom, and where to
+        # source = to
+        # yield Send(to, "x", *part(count, size, to)), Recv(source, "y", source * length, (source + 1) * length)
+        # solution
+        source = (rank - k) % size
+        yield Send(to, "x", *part(count, size, to)), Recv(source, "y", source * length, (source + 1) * length)
+        # end
+
+
+def together(rank, size, count):
+    """The copy in the round of the first message: it need not wait."""
+    first, *rest = transpose(rank, size, count)
+    if rest:
+        rest[0] = (*first, *rest[0])
+    yield from rest or [first]
+
+
+# %%
+checks.graded(puzzles.alltoall.grade(together))
+collectives.draw(transpose, 6, 36, title="everybody to everybody")
+
+# %% [markdown]
+# Short blocks can again travel together: **Bruck's** algorithm leaps 1, 2, 4, ... places and takes $\log_2 p$ rounds,
+# but every byte travels several times. Where is the border?
+
+# %%
+p = 64
+blocks = 4 ** np.arange(1, 11)
+_, ax = plt.subplots(figsize=(7.5, 3.4))
+for way, name, mark in (
+    (alltoall.pairwise, "pairwise: 63 messages", "o-"),
+    (alltoall.bruck, "Bruck: 6 messages", "s-"),
+):
+    seconds = [collectives.price(way, p, int(b) * p, 1, network).seconds for b in blocks]
+    ax.loglog(blocks, seconds, mark, label=name)
+ax.set(xlabel="bytes of a block", ylabel="seconds", title=f"alltoall on {p} ranks")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# ## In daily use
+#
+# `Communicator` has them all under mpi4py's names, and chooses by size. `algorithm=` takes a name, or a schedule of
+# yours:
+
+# %%
+# %%mpi -n 4
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+
+comm = Communicator(MPI.COMM_WORLD)
+rank, size = comm.Get_rank(), comm.Get_size()
+x = np.arange(8.0) + 10 * rank
+everybody, turned = np.empty((size, 8)), np.empty(8)
+comm.Allgather(x, everybody)
+comm.Alltoall(x, turned)
+print("first numbers of all:", everybody[:, 0])
+print("turned:", turned)
+comm.Bcast(x, root=2, algorithm="binomial")
+x
+
+# %% [markdown]
+# **To try further.** `puzzles.scan` asks for running sums in three rounds. Draw `scatter.binomial` with 6 ranks: what
+# happens where there is no partner? Price the four broadcasts on `"infiniband"` in place of our network: where do the
+# borders move? All algorithms: `collectives.ALGORITHMS["broadcast"]`.
+#
+# Next: `07_allreduce`, the one collective that training cannot do without.
+#
+# *Sources: Chan, Heimlich, Purkayastha, van de Geijn 2007; Thakur, Rabenseifner, Gropp 2005; Bruck et al. 1997.*

@@ -1,0 +1,402 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+# %% [markdown]
+# # 7. Allreduce: the sum that everybody needs
+#
+# Every rank has a vector of numbers, and every rank is to have the sum of them all. If the vectors are gradients, that
+# is data-parallel training, and this one operation decides how fast it is. There are surprisingly many ways to do it:
+#
+# 1. a tree up and down;
+# 2. the **ring**: write it, and have it checked, drawn, priced, and run;
+# 3. **doubling** and **halving**: for few bytes, and for many;
+# 4. two trees at once;
+# 5. no messages at all: **shared memory**;
+# 6. which one when: a map, and a race on this machine.
+
+# %%
+# %load_ext parallel.launch.notebook
+# %matplotlib inline
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import collectives
+from collectives import Copy, Meet, Recv, RecvReduce, Reduce, Send, part, puzzles
+from collectives.algorithms import allreduce
+from collectives.algorithms.trees import two_trees
+from collectives.pricing.networks import Network
+
+checks.style()
+
+# %% [markdown]
+# ## Up and down a tree
+#
+# From the last notebook: reduce to rank 0, then broadcast. Two trees, $2 \log_2 p$ rounds, and in each the *whole*
+# vector:
+
+# %%
+collectives.draw(allreduce.reduce_broadcast, 8, 4, title="reduce, then broadcast")
+
+# %% [markdown]
+# Count the arrows that touch rank 0: six whole vectors pass through its port, while rank 7 has one in and one out. Most
+# of the machine stands idle. Nobody should be special.
+#
+# ## The ring, by hand
+#
+# Four ranks in a circle. Each keeps a running `total`, and passes on to its right neighbour what it last got from its
+# left one. After `size - 1` rounds every rank has seen every vector once. With nothing but `Sendrecv`:
+
+# %%
+# %%mpi -n 4 -o total
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+right, left = (rank + 1) % size, (rank - 1) % size
+
+mine = np.full(8, 10.0**rank)  # rank 0: ones, rank 1: tens, rank 2: hundreds, ...
+total, passing, got = mine.copy(), mine.copy(), np.empty(8)
+for step in range(size - 1):
+    comm.Sendrecv(passing, dest=right, recvbuf=got, source=left)
+    total += got
+    passing, got = got, passing
+    print(f"round {step + 1}: {total[0]:g}")
+
+# %% [markdown]
+# It works, and all are busy all the time. But in each of the p - 1 rounds every rank sends its **whole** vector of n
+# numbers: with 100 ranks, 99 vectors. It is a waste of a subtle kind: all ranks do the *same additions*.
+#
+# ## The ring in parts
+#
+# Cut the vector into p parts and make each rank responsible for one. The ring is walked twice:
+#
+# - **reduce-scatter**, p - 1 rounds: each part goes once round the ring, and every rank *adds* its own. In every round
+#   each rank sends one part, a different one from its neighbours'. Afterwards each rank has one part of the sum
+#   complete.
+# - **allgather**, p - 1 rounds: the complete parts go round once more and are *copied*.
+#
+# Each rank sends 2 (p - 1) parts of n/p numbers: **2 (p - 1)/p n, less than twice the vector, however many ranks there
+# are.**
+#
+# **Exercise 1.** Write it. In round k (0, 1, ...) of the first walk, rank r sends part r - k to the right, and receives
+# part r - k - 1 from the left, adding it to its own (`RecvReduce`). Which part is complete on rank r then? That one it
+# sends first on the second walk (`Recv` copies).
+
+# %%
+print(puzzles.ring)
+
+
+# %%
+def ring(rank, size, count):
+    right, left = (rank + 1) % size, (rank - 1) % size
+
+    def piece(i):
+        return part(count, size, i % size)  # (lo, hi) of part i, counted round
+
+    for k in range(size - 1):
+        yield Send(right, "x", *piece(rank - k)), RecvReduce(left, "x", *piece(rank - k - 1))
+    for k in range(size - 1):
+        # gap: what is complete goes round: which part leaves in round k, which one comes
+        # yield Send(right, "x", *piece(rank - k)), Recv(left, "x", *piece(rank - k - 1))
+        # solution
+        yield Send(right, "x", *piece(rank + 1 - k)), Recv(left, "x", *piece(rank - k))
+        # end
+
+
+# %%
+checks.graded(puzzles.ring.grade(ring))
+checks.graded(collectives.check(ring, ranks=range(1, 18), operation="allreduce"))
+collectives.draw(ring, 4, 8, title="your ring")
+
+# %% [markdown]
+# Checked for 1 to 17 ranks, for vectors that divide evenly and that do not, with sends that return at once and with
+# sends that wait. Follow one colour: it goes round once and grows into a sum, then goes round again and is only copied.
+#
+# What every rank holds, round by round (a square is x; across it the elements, down it whose data is in them):
+
+# %%
+collectives.draw_buffers(ring, 4, 4, title="x on the way")
+
+# %% [markdown]
+# The diagonal of full columns after round 3 is the reduce-scatter: each rank has one part of the sum, complete. How
+# much does a rank send, in vectors?
+
+# %%
+p = np.arange(2, 65)
+_, ax = plt.subplots(figsize=(7, 2.9))
+ax.plot(p, p - 1, color=checks.RED, label="whole vectors round the ring: p - 1")
+ax.plot(p, 2 * np.ceil(np.log2(p)), color=checks.ORANGE, label="the busiest rank of the two trees")
+ax.plot(p, 2 * (p - 1) / p, color=checks.BLUE, label="the ring in parts: 2 (p - 1)/p")
+ax.set(xlabel="ranks p", ylabel="vectors sent and received", ylim=(0, 13))
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# No algorithm of messages needs less than the blue line. That is why training libraries use the ring, and where the
+# name of this project comes from. It runs as you have written it:
+
+# %%
+# %%mpi -n 4 --with ring
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator, Recv, RecvReduce, Send, part
+
+comm = Communicator(MPI.COMM_WORLD)
+x = np.full(8, 10.0 ** comm.Get_rank())
+comm.Allreduce(MPI.IN_PLACE, x, algorithm=ring)
+x
+
+# %% [markdown]
+# ## Few rounds: doubling
+#
+# The ring has one weakness: 2 (p - 1) rounds. With 1,024 ranks and 20 µs a message that is 41 ms, for a single number.
+# For short vectors what counts is rounds.
+#
+# **Exercise 2.** *Recursive doubling.* In round k ranks whose numbers differ in bit k (`rank ^ 2**k`) exchange all that
+# they have, and both add. After the first round everybody has the sum of a pair, then of four, then of eight. For a
+# power of two ranks.
+
+
+# %%
+def doubling(rank, size, count):
+    bit = 1
+    while bit < size:
+        # gap: exchange with the partner of this bit, and add what comes
+        # partner = rank + bit
+        # yield Send(partner, "x", 0, count), Recv(partner, "x", 0, count)
+        # solution
+        partner = rank ^ bit
+        yield Send(partner, "x", 0, count), RecvReduce(partner, "x", 0, count)
+        # end
+        bit *= 2
+
+
+# %%
+checks.graded(puzzles.doubling.grade(doubling))
+collectives.draw(doubling, 8, 4, title="recursive doubling")
+
+# %% [markdown]
+# A **butterfly**: three rounds for eight ranks, ten for 1,024. But again the whole vector in each. Can one have few
+# rounds *and* few bytes? Yes: exchange **halves**. In the first round each gives away one half of the vector and keeps
+# the other to add up; in the next a quarter, and so on; then the finished parts come back, doubling. That is
+# Rabenseifner's algorithm: $2 \log_2 p$ rounds and as few bytes as the ring.
+
+# %%
+_, axes = plt.subplots(1, 2, figsize=(12, 6.4), layout="none")
+plt.subplots_adjust(left=0.06, right=0.98, bottom=0.17, top=0.83)
+collectives.draw(allreduce.rabenseifner, 8, 8, axes[0], title="halving and doubling")
+collectives.draw(ring, 8, 8, axes[1], title="ring")
+plt.show()
+
+# %% [markdown]
+# (Then why a ring at all? It talks to neighbours only, which suits most networks; it works as well for 7 ranks as for
+# 8; and its messages are all alike. And on a network where everything is shared, long arrows disturb each other.)
+#
+# ## Two trees at once
+#
+# A tree has one more trick in it. In a pipelined binary tree the inner ranks are busy, and the *leaves*, half of all
+# ranks, have a free port: they send nothing down. So take two trees over the same ranks, made so that whoever is inside
+# one is a leaf of the other (Sanders, Speck, Träff 2009), and send half of the vector through each. NCCL does this on
+# thousands of GPUs.
+
+
+# %%
+def draw_tree(ax, tree, colour, title):
+    order = sorted(range(len(tree.parent)), key=lambda r: r)
+    for rank in order:
+        x, y = rank, -tree.depth[rank]
+        inside = bool(tree.children[rank])
+        if tree.parent[rank] is not None:
+            up = tree.parent[rank]
+            ax.plot([x, up], [y, -tree.depth[up]], color=checks.GREY, lw=1, zorder=1)
+        ax.plot(x, y, "o", ms=16, mfc=colour if inside else "white", mec=colour, mew=1.5, zorder=2)
+        ax.text(x, y, rank, ha="center", va="center", color="white" if inside else colour, fontsize=9)
+    ax.set_title(title)
+    ax.axis("off")
+
+
+_, axes = plt.subplots(1, 2, figsize=(11, 3))
+for ax, tree, colour, title in zip(
+    axes, two_trees(12), (checks.BLUE, checks.RED), ("one half of the vector", "the other half"), strict=True
+):
+    draw_tree(ax, tree, colour, title + " (filled: passes on)")
+plt.show()
+
+# %% [markdown]
+# ## No messages: shared memory
+#
+# Ranks on one machine can do better than send. They can map the *same memory*, and read each other's vectors. What they
+# then need is to **meet**: nobody may read before the other has written. `Meet()` waits until all have come; `Copy(...,
+# of=q)` reads rank q's buffer, and `to=q` writes it.
+#
+# **Exercise 3.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
+# up *part r* of all vectors, in a buffer `sum` of its own, and writes it into everybody's x. First the meetings: where
+# must they be? (If one is missing, the checker finds the race: two ranks, one element, one of them writing.)
+
+# %%
+print(puzzles.memory)
+
+
+# %%
+def in_memory(rank, size, count):
+    lo, hi = part(count, size, rank)  # my share
+    yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)  # of rank 0's x
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    # gap: write the sum to its place in the x of every rank q (`to=q`); and nobody may leave before all have written
+    # yield (Copy("x", lo, hi, "sum", 0),)
+    # solution
+    yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
+    yield (Meet(),)
+    # end
+
+
+# %%
+checks.graded(puzzles.memory.grade(in_memory))
+collectives.draw(in_memory, 4, 16, title="shared memory")
+
+# %% [markdown]
+# Why no meeting *before* the writing? Because rank r alone reads and writes part r, of all vectors: nobody else looks
+# there until the end. With one more meeting at the start (that all vectors are ready) this is what all runs on one
+# machine do here by default; `shared.arrays` is the real one.
+#
+# ## Which one when
+#
+# All of them, priced on 32 machines with a network of 10 Gbit/s and 20 µs. `draw_race` does it in one call:
+
+# %%
+network = Network.hockney(20e-6, 8e-10)
+ways = {
+    "reduce and broadcast": allreduce.reduce_broadcast,
+    "doubling": allreduce.doubling,
+    "halving and doubling": allreduce.rabenseifner,
+    "ring": allreduce.ring,
+    "double tree": allreduce.double_tree,
+}
+collectives.draw_race(ways, 32, network=network, title="allreduce on 32 ranks")
+
+# %% [markdown]
+# **Exercise 4.** Where is the border between doubling, $\log_2 p\,(\alpha + \beta n)$, and the ring,
+# $2(p-1)\,\alpha + 2\frac{p-1}{p}\,\beta n$? Solve for n.
+
+
+# %%
+def border(p, alpha, beta):
+    """Bytes from which on the ring is faster than doubling."""
+    rounds = np.log2(p)
+    # gap: the n for which both take the same time
+    # return ...
+    # solution
+    return alpha * (2 * (p - 1) - rounds) / (beta * (rounds - 2 * (p - 1) / p))
+    # end
+
+
+# %%
+for ranks in (8, 32, 256):
+    n = checks.call(border, ranks, 20e-6, 8e-10)
+    both = [
+        collectives.price(way, ranks, round(n / ranks) * ranks, 1, network).seconds
+        for way in (allreduce.doubling, allreduce.ring)
+    ]
+    checks.expect(
+        np.isclose(*both, rtol=0.01),
+        f"for {ranks} ranks you say {n:,.0f} bytes; there doubling takes {1e3 * both[0]:.2f} ms and the ring "
+        f"{1e3 * both[1]:.2f} ms.",
+        lambda ranks=ranks: collectives.draw_race({k: ways[k] for k in ("doubling", "ring")}, ranks, network=network),
+    )
+checks.right(f"with 32 ranks the ring is faster from {border(32, 20e-6, 8e-10) / 1e3:.0f} KB on")
+
+# %% [markdown]
+# And the whole map: for every number of ranks and every length, who wins?
+
+# %%
+ranks, sizes = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128], 4 ** np.arange(1, 14)
+costs = np.array(
+    [
+        [[collectives.ALGORITHMS["allreduce"][way.__name__].cost(q, int(n)).seconds(20e-6, 8e-10) for n in sizes]
+         for q in ranks]
+        for way in ways.values()
+    ]
+)  # fmt: skip
+winner = costs.argmin(axis=0)
+_, ax = plt.subplots(figsize=(8.5, 4))
+palette = (checks.BLUE, checks.ORANGE, checks.GREEN, checks.PINK, checks.SKY)
+for k, (name, colour, mark) in enumerate(zip(ways, palette, "os^D>", strict=True)):
+    rows, columns = np.nonzero(winner == k)
+    label = name if len(rows) else f"{name}: never"
+    ax.plot(sizes[columns], rows, mark, ms=11, color=colour, label=label)
+ax.set(xscale="log", xlabel="bytes", ylabel="ranks", title="the fastest allreduce, by its formula")
+ax.set_yticks(range(len(ranks)), ranks)
+ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), markerscale=0.7)
+plt.show()
+
+# %% [markdown]
+# Halving and doubling wins where the number of ranks is a power of two; for 3, 6, 12 ... ranks it must first fold some
+# of them away, and for long vectors the ring is the fastest there. On real networks, where long arrows disturb each
+# other, the ring's part of the map is larger.
+
+# %% [markdown]
+# Now the real thing. Four ranks of *this* machine; your ring, the library's algorithms, shared memory, and the MPI
+# library's own Allreduce. (Where there are fewer than four cores, ranks also wait for a core, and the picture is a poor
+# one. A race wants a quiet machine.)
+
+# %%
+# %%mpi -n 4 --with ring,doubling -o sizes,measured -t 50
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator, Recv, RecvReduce, Send, part
+
+comm = Communicator(MPI.COMM_WORLD)
+runners = {"your ring": ring, "your doubling": doubling, "halving and doubling": "rabenseifner"}
+runners |= {"chosen by the library": "auto", "MPI's own": "native"}
+sizes = [1 << k for k in range(6, 23, 4)]  # bytes
+measured = {}
+for name, algorithm in runners.items():
+    measured[name] = []
+    for nbytes in sizes:
+        x, y, best = np.ones(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32), np.inf
+        for _ in range(12):
+            comm.Barrier()
+            begin = time.perf_counter()
+            comm.Allreduce(x, y, algorithm=algorithm)
+            best = min(best, time.perf_counter() - begin)
+        assert y[0] == y[-1] == comm.Get_size()
+        measured[name].append(best)
+
+# %%
+slowest = {name: [max(each[name][i] for each in measured) for i in range(len(sizes[0]))] for name in measured[0]}
+collectives.draw_race(slowest, 4, sizes[0], title="allreduce, measured on this machine")
+
+# %% [markdown]
+# What the library chooses on one machine is shared memory: nothing is sent, and for long vectors that is what counts.
+#
+# Two promises that every one of these keeps, and that training builds on:
+#
+# - **Between ranks: the same to the last bit.** Each part of the sum is computed once, by one rank, and copied (or, in
+#   the butterfly, by all in an order that gives the same). So replicas of a model cannot drift apart.
+# - **Against one process: the same to rounding.** $(a + b) + c$ and $a + (b + c)$ may differ in the last digit.
+#
+# **To try further.** `puzzles.halving` asks for few rounds and few bytes at once: it is the hardest of these. Break
+# your ring (send part `rank - k + 1`) and look at the picture of what is wrong. `collectives.animate("ring.gif", ring,
+# 4, 8)` makes a film of it. Price `allreduce.two_level` on `"gpu-100g"`, eight ranks a node: why are its bytes on the
+# network so few?
+#
+# Next: `08_data_parallel`.
+#
+# *Sources: Thakur, Rabenseifner, Gropp 2005; Patarasuk, Yuan 2009 (the ring is optimal in bytes); Sanders, Speck, Träff
+# 2009; Chan et al. 2007 (the bounds).*

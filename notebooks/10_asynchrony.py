@@ -1,0 +1,682 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10. Asynchrony: who does not wait, and what it costs
+#
+# In all that we have seen every rank waits in every step for the slowest one. On a thousand machines there is always
+# one that is slow just now. What if nobody waits? Then a gradient is computed with parameters that others have changed
+# meanwhile: it is **stale**. This notebook
+#
+# 1. builds asynchronous training in thirty lines, and draws who does what when;
+# 2. measures staleness, and shows on a parabola what it does;
+# 3. bounds it: **stale synchronous parallel** (SSP);
+# 4. writes a worker of **Downpour SGD**, and runs the library's on real ranks;
+# 5. looks at **Sandblaster**, which keeps the batch and makes it cheap to wait.
+
+# %%
+# %load_ext parallel.launch.notebook
+
+# %%
+import heapq
+from math import inf
+
+import matplotlib.pyplot as plt
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import checks
+import nn
+from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from collectives import draw_timeline
+from nn.optim.lbfgs import LBFGS, Vectors
+from parallel.exchange.asynchronous.clock import allowed
+
+# %matplotlib inline
+checks.style()
+limits = threadpool_limits(1, user_api="blas")  # matrices as small as ours are multiplied fastest by one thread
+
+# %% [markdown]
+# ## The work
+#
+# The digits, and a network with one hidden layer. Worker i of p has every p-th sample. All gradients are divided by
+# the samples of *all* workers' batches, so that p updates, one of each, are together one step of data parallelism.
+
+
+# %%
+def work():
+    """(network, loss, optimizer): the same in every process."""
+    layers = nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)
+    return nn.Network(nn.Sequential(*layers), (64,), np.float64), nn.CrossEntropyLoss(), nn.SGD(0.2)
+
+
+data = nn.data.load("digits", validation=0.2, flat=True, normalise=True, dtype=np.float64)
+x_train, y_train = data.train.batch()
+x_validation, y_validation = data.validation.batch()
+network, loss_function, _ = work()
+run = network.run()
+
+
+def gradient(w, x, y, total):
+    """The part of these samples of the mean gradient over `total` samples, as a flat array."""
+    g = network.layout.zeros(np.float64)
+    output, saved = network.forward(network.layout.views(w), x, run)
+    _, gz = loss_function(output, y, total, run)
+    network.backward(network.layout.views(w), network.layout.views(g), gz, saved, run)
+    return g
+
+
+def error(w):
+    """Validation error in percent."""
+    output, _ = network.forward(network.layout.views(w), x_validation, run)
+    return 100 * np.mean(output.argmax(1) != y_validation)
+
+
+# %% [markdown]
+# ## 1. Clocks
+#
+# A server has the parameters. A worker reads them, computes a gradient, sends it; the server applies it at once. The
+# worker's **clock** counts what it has sent. Who may start the next step?
+#
+# - *synchronous*: only who is not ahead of anybody;
+# - *asynchronous*: everybody, always;
+# - between the two: who is at most s steps ahead of the slowest. That is the **bound** of stale synchronous parallel
+#   (Ho et al. 2013): a worker may start clock c only if
+#
+# $$ c - \min_j c_j \le s . $$
+#
+# s = 0 is synchronous, s = infinity asynchronous.
+#
+# **Exercise 1.** Write the rule. (What is there lets everybody go.)
+
+
+# %%
+def may_start(clock, slowest, bound):
+    """Whether a worker at this clock may begin, where the slowest of all is at clock `slowest`."""
+    # gap: the rule of SSP, True or False
+    # return True
+    # solution
+    return clock - slowest <= bound
+    # end
+
+
+# %%
+def draw_rule(got, want):
+    """Who may go, for every pair of clocks."""
+    _, axes = plt.subplots(1, 2, figsize=(7.4, 3.4), sharey=True)
+    for ax, table, name in zip(axes, (got, want), ("yours", "wanted"), strict=True):
+        ax.imshow(table, cmap="Blues", vmin=0, vmax=1.6, origin="lower")
+        for (slowest, clock), goes in np.ndenumerate(table):
+            wrong = table[slowest, clock] != want[slowest, clock]
+            ax.text(
+                clock,
+                slowest,
+                "goes" if goes else "waits",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color=RED if wrong else INK,
+            )
+        ax.set(xlabel="the worker's clock", title=f"s = 2: {name}")
+    axes[0].set_ylabel("the slowest worker's clock")
+
+
+wanted = np.array([[allowed(clock, slowest, 2) for clock in range(7)] for slowest in range(4)], float)
+got = [[checks.call(may_start, clock, slowest, 2) for clock in range(7)] for slowest in range(4)]
+checks.same(np.array(got, float), wanted, "who may go (1) or waits (0), [slowest clock, own clock]", draw=draw_rule)
+checks.expect(checks.call(may_start, 99, 0, inf), "without a bound (s = inf) everybody may always go")
+checks.right("with s = 2 nobody is more than three steps ahead, the one in work included")
+draw_rule(np.array(got, float), wanted)
+
+# %% [markdown]
+# Now the whole of asynchronous training. Nothing here depends on how fast this computer is: workers are simulated, one
+# event after the other, and `seconds[i]` is what a step of worker i takes. Read it; it is all that there is.
+
+
+# %%
+def train(seconds, bound, end=40.0, rate=0.2, batch=16):
+    """Simulate len(seconds) workers and a server; returns what happened."""
+    workers = range(len(seconds))
+    clock, since, w, version = [0] * len(seconds), [0.0] * len(seconds), network.layout.zeros(np.float64), 0
+    network.layout.initialize(w, 0)
+    idle, coming, now = set(workers), [], 0.0  # coming: (when, worker, version read, parameters read)
+    events, late, errors, starts = [], [], [], []
+    while now <= end:
+        for i in sorted(idle):
+            if may_start(clock[i], min(clock), bound):
+                idle.remove(i)
+                events.append({"rank": i, "name": "wait", "start": since[i], "end": now})
+                events.append({"rank": i, "name": f"compute {clock[i]}", "start": now, "end": now + seconds[i]})
+                starts.append((now, i, clock[i]))
+                heapq.heappush(coming, (now + seconds[i], i, version, w.copy()))
+        now, i, read, copy = heapq.heappop(coming)  # the next worker that has finished
+        while len(errors) < now and len(errors) <= end:
+            errors.append(error(w))
+        chosen = np.random.default_rng([i, clock[i]]).integers(len(x_train) // len(seconds), size=batch)
+        x, y = x_train[i :: len(seconds)][chosen], y_train[i :: len(seconds)][chosen]
+        w -= rate * gradient(copy, x, y, batch * len(seconds))  # computed with the copy, applied to what there is now
+        late.append(version - read)
+        version += 1
+        clock[i] += 1
+        idle.add(i)
+        since[i] = now
+    return {"events": events, "late": late, "errors": errors, "starts": starts, "updates": version}
+
+
+def first(events, end):
+    """The events that have begun before, cut there."""
+    return [e | {"end": min(e["end"], end)} for e in events if e["start"] < end and e["start"] < e["end"]]
+
+
+SLOW = (1.0, 1.1, 3.0)  # seconds of a step: the third worker is slow
+in_step, free = train(SLOW, 0), train(SLOW, inf)
+draw_timeline(first(in_step["events"], 15), title="synchronous, s = 0")
+
+# %%
+draw_timeline(first(free["events"], 15), title="asynchronous")
+
+# %% [markdown]
+# The number in a bar is the clock. Above, two of three workers stand still most of the time. Below, nobody waits: in
+# the same time there are more than twice as many updates. But of what quality?
+#
+# ## 2. Staleness
+#
+# The **staleness** of an update is how many others the server has applied between the read and the push.
+
+# %%
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
+for found, name, colour, shift in ((in_step, "synchronous", GREY, -0.2), (free, "asynchronous", BLUE, 0.2)):
+    counts = np.bincount(found["late"], minlength=8)
+    left.bar(
+        np.arange(len(counts)) + shift,
+        100 * counts / sum(counts),
+        0.4,
+        color=colour,
+        label=f"{name}, mean {np.mean(found['late']):.1f}",
+    )
+    right.plot(found["errors"], color=colour, label=f"{name}: {found['updates']} updates")
+left.set(xlabel="updates between read and push", ylabel="updates (%)", title="Staleness")
+right.set(xlabel="seconds (simulated)", ylabel="validation error (%)", title="Error over time", yscale="log")
+right.set_yticks([5, 10, 20, 50], [5, 10, 20, 50])
+right.set_yticks([], minor=True)
+left.legend()
+right.legend()
+plt.show()
+
+# %% [markdown]
+# (In step, all three read the same version; the second push then finds one update made, the third two. They are one
+# update in three parts, and nobody computes with anything old.)
+#
+# So far it is all gain. Why, then, does not everybody do it? Because the price comes with more workers, and with larger
+# rates. Take the simplest loss there is, $\frac12 w^2$, whose gradient is w, and let every gradient be $\tau$ updates
+# late:
+#
+# $$ w_{t+1} = w_t - \eta\, w_{t-\tau} . $$
+
+# %%
+_, axes = plt.subplots(1, 3, figsize=(11, 2.8), sharey=True)
+for ax, tau in zip(axes, (0, 3, 10), strict=True):
+    for eta, colour in ((0.05, BLUE), (0.12, ORANGE), (0.2, RED)):
+        way = [1.0] * (tau + 1)
+        for _ in range(120):
+            way.append(way[-1] - eta * way[-1 - tau])
+        ax.plot(way[tau:], color=colour, label=rf"$\eta$ = {eta}")
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.set(xlabel="updates", title=rf"$\tau$ = {tau}", ylim=(-1.6, 1.6))
+axes[0].set_ylabel("w")
+axes[0].legend(loc="upper right")
+plt.show()
+
+# %% [markdown]
+# The late one still pushes downhill when the bottom has long been passed. So the largest rate that converges shrinks
+# with staleness. Put $w_t = z^t$: then $z^{\tau+1} = z^\tau - \eta$, and it converges where all z lie inside the unit
+# circle. At the border $z = e^{i\theta}$, and then
+#
+# $$ \eta_{\max} = 2 \sin \frac{\pi}{2 (2\tau + 1)} \approx \frac{\pi}{2\tau + 1} : $$
+#
+# twice as many workers, half the rate. Is it so? The roots of the polynomial, beside the formula:
+
+# %%
+taus = np.arange(0, 25)
+
+
+def largest_rate(tau):
+    """By bisection: the rate at which the largest root reaches the unit circle."""
+    low, high = 0.0, 2.5
+    for _ in range(50):
+        eta = (low + high) / 2
+        polynomial = np.zeros(tau + 2)
+        polynomial[0], polynomial[1] = 1, -1
+        polynomial[-1] += eta
+        low, high = (eta, high) if np.abs(np.roots(polynomial)).max() < 1 else (low, eta)
+    return low
+
+
+measured = np.array([largest_rate(tau) for tau in taus])
+formula = 2 * np.sin(np.pi / (2 * (2 * taus + 1)))
+_, ax = plt.subplots(figsize=(6.4, 3))
+ax.plot(taus, formula, color=GREY, lw=5, alpha=0.5, label="the formula")
+ax.plot(taus, measured, "o", ms=4, color=BLUE, label="roots of the polynomial")
+ax.set(
+    xlabel=r"staleness $\tau$",
+    ylabel="largest rate that converges",
+    title="Stale gradients ask for small steps",
+    yscale="log",
+)
+ax.legend()
+plt.show()
+assert np.allclose(measured, formula, rtol=1e-6)
+
+# %% [markdown]
+# ## 3. A bound
+#
+# SSP lets a fast worker run ahead, but not without end. The same three workers with four bounds; a line is the clock of
+# a worker, the shaded band what the slowest allows:
+
+# %%
+bounds = [0, 2, 8, inf]
+runs = [train(SLOW, bound) for bound in bounds]
+_, axes = plt.subplots(1, 4, figsize=(11, 3), sharey=True)
+for ax, bound, found in zip(axes, bounds, runs, strict=True):
+    for i, colour in enumerate((BLUE, GREEN, RED)):
+        times, clocks = zip(*[(t, c) for t, worker, c in found["starts"] if worker == i], strict=True)
+        ax.step(times, clocks, where="post", color=colour, label=f"{SLOW[i]} s a step")
+        if i == 2 and bound < inf:
+            ax.fill_between(times, clocks, np.array(clocks) + bound, step="post", color=RED, alpha=0.12, lw=0)
+    ax.set(xlabel="seconds", title=f"s = {bound}: {found['updates']} updates")
+axes[0].set_ylabel("clock: steps begun")
+axes[0].legend(fontsize=8)
+plt.show()
+
+for found, bound in zip(runs, bounds, strict=True):
+    clocks = [0, 0, 0]
+    for _, i, c in found["starts"]:
+        clocks[i] = c
+        assert c - min(clocks) <= bound + 1
+
+# %% [markdown]
+# In the long run a bound does not save anybody: who is always slow sets the pace of all, only later. What it saves is
+# *changing* delays: one worker is slow now, another one then. That is what happens in a cluster (another's job, a page
+# fault, a retry), and then a small s already has most of the speed of no bound at all, and a staleness that cannot
+# run away:
+
+
+# %%
+def changing(mean=1.0, seed=0):
+    """Seconds of a step that are another every time: short, and now and then long."""
+    draws = np.random.default_rng(seed)
+
+    class Now:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            return mean * (5.0 if draws.random() < 0.1 else 0.7)
+
+    return Now()
+
+
+some = [0, 1, 2, 4, 8, inf]
+found = [train(changing(), bound, end=60.0) for bound in some]
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3))
+left.plot(range(len(some)), [each["updates"] for each in found], "o-", color=BLUE)
+left.set(ylabel="updates in 60 s", title="Speed", ylim=(0, None))
+right.plot(range(len(some)), [np.mean(each["late"]) for each in found], "o-", color=BLUE, label="mean")
+right.plot(range(len(some)), [max(each["late"]) for each in found], "s-", color=RED, label="most")
+right.set(ylabel="staleness, updates", title="Staleness", ylim=(0, None))
+right.legend()
+for ax in (left, right):
+    ax.set_xticks(range(len(some)), [f"s = {bound}" for bound in some])
+plt.show()
+
+# %% [markdown]
+# ## 4. Downpour
+#
+# Downpour SGD (Dean et al. 2012) trained the first networks with thousands of machines. The parameters are cut among
+# many servers, and each worker saves messages: it **fetches** parameters only every `fetch` steps, moves its own copy
+# by its own gradients in between, and **pushes** what it has gathered every `push` steps:
+#
+# - if the step's number is a multiple of `fetch`: w = what the server has;
+# - g = gradient(w); gathered += g; w -= rate g;
+# - if this was the last of `push` steps: push `gathered`, and set it to zero.
+#
+# **Exercise 2.** Write a step of a worker. Arrays are changed in place (`w[:] = ...`); `step` counts from 0. (What is
+# there fetches and pushes in every step, whatever it was told.)
+
+
+# %%
+def my_worker(step, w, gathered, server, gradient, rate, fetch, push):
+    """One step; `server.fetch()` gives parameters, `server.push(d)` adds up d."""
+    # gap: fetch perhaps, compute and move, push perhaps
+    # w[:] = server.fetch()
+    # gathered[:] = gradient(w)
+    # server.push(gathered)
+    # solution
+    if step % fetch == 0:
+        w[:] = server.fetch()
+    g = gradient(w)
+    gathered += g
+    w -= rate * g
+    if (step + 1) % push == 0:
+        server.push(gathered)
+        gathered[:] = 0
+    # end
+
+
+# %%
+class Server:
+    """Parameters, and SGD or Adagrad: a rate for each number, G += d^2, w -= rate d / sqrt(G). Notes what comes."""
+
+    def __init__(self, w, rate, adagrad=False):
+        self.w, self.rate, self.squares, self.log = w.copy(), rate, np.zeros_like(w) if adagrad else None, []
+
+    def fetch(self):
+        self.log.append(("fetch", self.w.copy()))
+        return self.w.copy()
+
+    def push(self, d):
+        self.log.append(("push", d.copy()))
+        if self.squares is not None:
+            self.squares += d**2
+        self.w -= self.rate * (d if self.squares is None else d / (np.sqrt(self.squares) + 1e-10))
+
+
+def bowl(w):
+    """The gradient of (w0^2 + 4 w1^2) / 2."""
+    return w * np.array([1.0, 4.0])
+
+
+def walk(worker, steps=12, fetch=4, push=2):
+    """The places of the worker's copy, and what the server has noted."""
+    server = Server(np.array([1.0, 1.0]), 0.1)
+    w, gathered, places = np.zeros(2), np.zeros(2), []
+    for step in range(steps):
+        checks.call(lambda: worker(step, w, gathered, server, bowl, 0.1, fetch, push) or 0)  # noqa: B023
+        places.append(w.copy())
+    return np.array(places), server.log
+
+
+def by_hand(fetch=4, push=2):
+    """What is wanted, worked out from the definition."""
+    server, waiting, places, log = np.array([1.0, 1.0]), 0.0, [], []
+    for step in range(12):
+        if step % fetch == 0:
+            w = server.copy()
+            log.append("fetch")
+        moved = [bowl(w)]
+        w = w - 0.1 * moved[0]
+        waiting = moved[0] if step % push == 0 else waiting + moved[0]
+        if step % push == push - 1:
+            server = server - 0.1 * waiting
+            log.append("push")
+        places.append(w)
+    return np.array(places), log
+
+
+def draw_walk(got, want):
+    """w over the steps."""
+    _, axes = plt.subplots(1, 2, figsize=(9, 2.8))
+    for i, ax in enumerate(axes):
+        ax.plot(want[:, i], color=GREY, lw=5, alpha=0.5, label="wanted")
+        ax.plot(got[:, i], "o-", color=RED, label="yours")
+        ax.set(xlabel="step", title=f"w[{i}] of the worker, fetch every 4, push every 2")
+    axes[0].legend()
+
+
+places, log = walk(my_worker)
+wanted_places, wanted_log = by_hand()
+kinds = [kind for kind, _ in log]
+said = f"in 12 steps it must fetch 3 times and push 6 times: yours {kinds.count('fetch')} and {kinds.count('push')}"
+checks.expect(
+    kinds == wanted_log, said + "; in the order " + " ".join(wanted_log), lambda: draw_walk(places, wanted_places)
+)
+checks.same(places, wanted_places, "the worker's parameters after each step", draw=draw_walk)
+checks.right("fetch, push and the worker's own steps are as in the paper")
+draw_walk(places, wanted_places)
+
+# %% [markdown]
+# The worker's copy moves on between two fetches. Here, with one worker alone, its own steps are exactly what the server
+# makes of its pushes. With others it jumps at each fetch to what all have found.
+#
+# Adagrad on the server is what made Downpour stable: where many push hard, G grows and the rate falls. It is two lines
+# of `Server.push`, and the same as `nn.Adagrad`:
+
+# %%
+rng = np.random.default_rng(0)
+start, pushes = rng.standard_normal(5), rng.standard_normal((20, 5))
+server, theirs, slots = Server(start, 0.1, adagrad=True), start.copy(), {"squares": np.zeros(5)}
+flat = nn.Network(nn.Linear(5, 1, bias=False), (5,), np.float64).layout
+padded = flat.zeros(np.float64)
+padded[:5], slots["squares"] = start, flat.zeros(np.float64)
+for step, d in enumerate(pushes):
+    server.push(d)
+    g = flat.zeros(np.float64)
+    g[:5] = d
+    nn.Adagrad(0.1).update(padded, g, slots, step, flat.region())
+print(f"20 pushes: ours and nn.Adagrad differ by {np.abs(server.w - padded[:5]).max():.1e}")
+assert np.allclose(server.w, padded[:5], rtol=1e-12)
+
+_, ax = plt.subplots(figsize=(6.4, 2.6))
+ax.plot([0.1 / np.sqrt((pushes[: n + 1] ** 2).sum(0)) for n in range(20)])
+ax.set(
+    xlabel="pushes", ylabel=r"rate $\eta / \sqrt{G}$", title="Adagrad: each of five parameters has a rate of its own"
+)
+plt.show()
+
+# %% [markdown]
+# ### On real ranks
+#
+# `parallel.Downpour` is that, with messages: two workers and a server on three processes. `fit` is the one loop that
+# all strategies have. What is new in its record of an epoch is `staleness`.
+
+# %%
+# %%mpi -n 3 --with work,np,nn -o errors,staleness,name
+from mpi4py import MPI
+
+from collectives import Communicator
+from parallel import Downpour
+from parallel.reports.staleness import Staleness
+
+data = nn.data.load("digits", validation=0.2, flat=True, normalise=True, dtype=np.float64)
+network, loss, _ = work()
+trainer = Downpour(network, loss, nn.Adagrad(0.05), Communicator(MPI.COMM_WORLD), push=2, fetch=2, warm=5)
+loader = nn.Loader(data.train, 32, shard=trainer.shard)
+history = nn.fit(trainer, loader, 6, Staleness(), validation=data.validation).history
+errors = [100 * (1 - record["validation_accuracy"]) for record in history]
+staleness = [record["staleness"]["updates"] for record in history]
+name = trainer.name
+trainer.close()
+
+# %%
+counts = np.sum([np.pad(row, (0, 20))[:20] for row in staleness[0]], axis=0)
+counts = counts[: np.flatnonzero(counts).max() + 1]
+_, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+left.bar(range(len(counts)), 100 * counts / counts.sum(), color=BLUE)
+left.set(xlabel="updates between read and push", ylabel="pushes (%)", title="Staleness, counted by the server")
+left.set_xticks(range(len(counts)))
+right.plot(range(1, 7), errors[0], "o-", color=BLUE)
+right.set(xlabel="epoch", ylabel="validation error (%)", title=f"{name[0]}, 2 workers, Adagrad", ylim=(0, None))
+plt.show()
+assert errors[0][-1] < 15
+
+# %% [markdown]
+# This run is another one every time: who comes first is decided by the machine. (The share of late pushes tells how
+# busy its cores are.)
+#
+# ## 5. Sandblaster: make waiting cheap
+#
+# The other way of the same paper keeps the *whole* batch and a better method, **L-BFGS**, which learns the curvature
+# from the last m steps $s_i$ and the changes of the gradient $y_i$. The direction comes from two loops over them:
+#
+# $$ q = g;\quad \text{newest to oldest: } a_i = \rho_i\, s_i\!\cdot\! q,\; q \mathrel{-}= a_i y_i;\quad
+#    r = \tfrac{s\cdot y}{y\cdot y}\, q;$$
+#
+# $$ \text{oldest to newest: } r \mathrel{+}= (a_i - \rho_i\, y_i\!\cdot\! r)\, s_i;\quad
+#    d = -r . $$
+#
+# Nothing here but dot products, scaled sums and copies. So the **coordinator** needs no parameters: it sends commands
+# ("dot s3 q", "axpy q -0.2 y3") to servers that hold slices, and gets back numbers. Here are `nn`'s vectors with a
+# notebook of the commands:
+
+
+# %%
+class Noted(Vectors):
+    """Vectors that write down what they are told."""
+
+    log = []
+
+    def dot(self, a, b):
+        self.log.append(f"dot {a} {b}")
+        return super().dot(a, b)
+
+    def axpy(self, to, factor, x):
+        self.log.append(f"axpy {to} {x}")
+        super().axpy(to, factor, x)
+
+    def scale(self, a, factor):
+        self.log.append(f"scale {a}")
+        super().scale(a, factor)
+
+    def copy(self, to, source):
+        self.log.append(f"copy {to} {source}")
+        super().copy(to, source)
+
+
+def two_loops(g, pairs):
+    """-H g; pairs are (s, y), oldest first."""
+    q, a = g.copy(), []
+    for s, y in reversed(pairs):
+        a.append(s @ q / (s @ y))
+        q -= a[-1] * y
+    s, y = pairs[-1]
+    r = (s @ y) / (y @ y) * q
+    for (s, y), a_i in zip(pairs, reversed(a), strict=True):
+        r += (a_i - y @ r / (s @ y)) * s
+    return -r
+
+
+w, g = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
+network.layout.initialize(w, 0)
+curve = []
+
+
+def evaluate():
+    """The loss of the whole training set at w; its gradient into g."""
+    output, saved = network.forward(network.layout.views(w), x_train, run)
+    loss, gz = loss_function(output, y_train, len(x_train), run)
+    network.backward(network.layout.views(w), network.layout.views(g), gz, saved, run)
+    curve.append(loss)
+    return loss
+
+
+vectors = Noted(w, g)
+lbfgs = LBFGS(vectors, evaluate, history=5)
+lbfgs.minimize(8)
+arrays = vectors.arrays
+pairs = [(arrays[s].copy(), arrays[y].copy()) for s, y, _ in lbfgs._pairs]
+want = two_loops(g.copy(), pairs)
+vectors.log.clear()
+lbfgs.step()
+print(f"the direction by hand and nn's differ by {np.abs(want - arrays['d']).max() / np.abs(want).max():.1e}")
+print(f"{len(vectors.log)} commands in a step; the first: " + ", ".join(vectors.log[:9]))
+assert np.allclose(want, arrays["d"], rtol=1e-9, atol=1e-12)
+lbfgs.minimize(25)
+
+_, ax = plt.subplots(figsize=(6.8, 3))
+ax.plot(curve, color=BLUE, label="L-BFGS")
+descent = network.layout.zeros(np.float64)
+network.layout.initialize(descent, 0)
+losses = []
+for _ in range(len(curve)):
+    output, _ = network.forward(network.layout.views(descent), x_train, run)
+    losses.append(loss_function(output, y_train, len(x_train), run)[0])
+    descent -= 0.5 * gradient(descent, x_train, y_train, len(x_train))
+ax.plot(losses, color=ORANGE, label="gradient descent, rate 0.5")
+ax.set(
+    xlabel="evaluations of the whole training set",
+    ylabel="training loss",
+    yscale="log",
+    title="What curvature is worth",
+)
+ax.legend()
+plt.show()
+assert curve[-1] < losses[-1]
+
+# %% [markdown]
+# And how does one wait cheaply? The batch is cut into chunks much smaller than 1/N of it, and whoever is idle gets
+# the next one. A slow worker just does fewer. At the end what is still out is given out a second time, and the first
+# result counts.
+
+
+# %%
+def deal(seconds, chunks, again=True):
+    """Events of workers that are dealt chunks, and when all chunks are done."""
+    heap, events, done, out = [(0.0, i) for i in range(len(seconds))], [], {}, {}
+    waiting = list(range(chunks))
+    while len(done) < chunks:
+        now, i = heapq.heappop(heap)
+        done |= {c: t for c, (t, _) in out.items() if t <= now and c not in done}
+        if waiting:
+            chunk = waiting.pop(0)
+        else:
+            left = [c for c in out if c not in done and out[c][1] != i]
+            if not again or not left:
+                if not heap:
+                    done |= {c: t for c, (t, _) in out.items() if c not in done}
+                continue
+            chunk = max(left, key=lambda c: out[c][0])  # the one that would come last
+        end = now + seconds[i] * 32 / chunks
+        events.append(
+            {"rank": i, "name": f"{'compute' if chunk not in out else 'again'} {chunk}", "start": now, "end": end}
+        )
+        if chunk not in out or end < out[chunk][0]:
+            out[chunk] = end, i
+        heapq.heappush(heap, (end, i))
+    end = max(t for t, _ in out.values())
+    return first(events, end), end
+
+
+speeds = (1.0, 1.1, 0.9, 4.0)
+whole, t_whole = deal(speeds, 4, again=False)
+small, t_small = deal(speeds, 32, again=False)
+twice, t_twice = deal(speeds, 32)
+draw_timeline(whole, title="a quarter of the batch for each")
+
+# %%
+draw_timeline(twice, title="32 chunks, the last ones twice")
+
+# %%
+_, ax = plt.subplots(figsize=(6.4, 1.9))
+ideal = 32 / sum(1 / s for s in speeds)
+names = ["a quarter each", "32 chunks", "32 chunks, the last twice", "ideal: nobody ever idle"]
+bars = ax.barh(names, [t_whole, t_small, t_twice, ideal], color=[RED, ORANGE, BLUE, GREY])
+ax.bar_label(bars, fmt=" %.1f s")
+ax.invert_yaxis()
+ax.set(xlabel="seconds of an evaluation", title="One of four workers is four times slower", xlim=(0, 1.15 * t_whole))
+plt.show()
+assert ideal <= t_twice <= t_small < t_whole
+
+# %% [markdown]
+# In the paper Downpour with Adagrad on 200 replicas was fastest, Sandblaster on 2,000 second, and both left one machine
+# far behind (Dean et al. 2012, figure 4).
+#
+# ## Try
+#
+# - `train((1.0,) * 16, inf, rate=0.2)` and then `rate=1.0`: how stale are updates of 16 workers, and what do they do?
+# - Delay compensation (Zheng et al. 2017) corrects a late gradient: g + lambda g^2 (w - w_then). Put it into `train`.
+# - The real thing with a picture of staleness: `python scripts/train.py --strategy downpour:push=4,fetch=4 --ranks 3`,
+#   `--strategy ps --consistency ssp:3`, and `scripts/experiments/asynchronous.py`, which slows a worker down.
+#
+# *Sources: Dean et al. 2012, Large scale distributed deep networks; Ho et al. 2013 (SSP); Duchi et al. 2011 (Adagrad);
+# Liu and Nocedal 1989 (L-BFGS).*
+#
+# Next: `11_fewer_bytes.py`.

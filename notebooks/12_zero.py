@@ -1,0 +1,432 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12. Sharding by bytes: ZeRO
+#
+# Data parallelism keeps everything on every rank: parameters, gradients, what the optimizer remembers. A hundred ranks
+# keep a hundred copies of the same numbers. **ZeRO** (Rajbhandari et al. 2020), which PyTorch calls *fully sharded data
+# parallel*, keeps one copy, in pieces, and computes exactly the same. You will
+#
+# 1. count the bytes of a training step;
+# 2. see that an allreduce has two halves, and put the update between them: **stage 1**;
+# 3. look at what is in memory during a step: **stages 2 and 3**;
+# 4. gather one layer while another one is computed;
+# 5. run all stages on real ranks, and compare with one process and with the formulas.
+
+# %%
+# %load_ext parallel.launch.notebook
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import collectives
+import nn
+from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
+from collectives import price, puzzles
+from collectives.algorithms import allgather, allreduce, reduce_scatter
+from collectives.drawing.timeline import PALETTE
+from collectives.steps import Compute, Copy, Recv, Send, Slice, part
+
+# %matplotlib inline
+checks.style()
+PARTS = {"parameters": BLUE, "gradients": ORANGE, "moments": GREEN}
+
+# %% [markdown]
+# ## 1. What is in memory
+#
+# A network has $\Psi$ parameters. In float32 with Adam each of them takes 4 bytes, its gradient 4, and its two moments
+# 8: $16\,\Psi$ bytes, whatever the batch is. (Activations come on top; they depend on the batch.) Now share out among N
+# ranks first the moments, then the gradients too, then the parameters too:
+#
+# | | a rank keeps, bytes | |
+# |---|---|---|
+# | replicated | $16\,\Psi$ | |
+# | stage 1 | $8\,\Psi + 8\,\Psi/N$ | moments in shards |
+# | stage 2 | $4\,\Psi + 12\,\Psi/N$ | and gradients |
+# | stage 3 | $16\,\Psi/N$ | and parameters |
+#
+# **Exercise 1.** Write the table as a function. (What is there shares out nothing.)
+
+
+# %%
+def my_bytes(count, ranks, stage):
+    """(parameters, gradients, moments): bytes that a rank keeps, float32 with Adam; the stage is 0 to 3."""
+    # gap: divide what the stage shares out
+    # return 4 * count, 4 * count, 8 * count
+    # solution
+    parameters = 4 * count / (ranks if stage >= 3 else 1)
+    gradients = 4 * count / (ranks if stage >= 2 else 1)
+    moments = 8 * count / (ranks if stage >= 1 else 1)
+    return parameters, gradients, moments
+    # end
+
+
+# %%
+def draw_bytes(got, want=None):
+    """Bars of what each stage keeps; a frame around what is wanted."""
+    _, ax = plt.subplots(figsize=(7, 2.6))
+    left = np.zeros(4)
+    for i, (name, colour) in enumerate(PARTS.items()):
+        ax.barh(range(4), got[:, i], left=left, color=colour, label=name)
+        left += got[:, i]
+    if want is not None:
+        ax.barh(range(4), want.sum(1), color="none", edgecolor=INK, lw=1.5, label="wanted")
+    ax.bar_label(ax.containers[len(PARTS) - 1], [f" {v:.3g}" for v in got.sum(1)])
+    ax.set_yticks(range(4), ["replicated", "stage 1", "stage 2", "stage 3"])
+    ax.invert_yaxis()
+    ax.set(xlabel="GB a rank", title="7.5 billion parameters on 64 ranks, Adam, float32")
+    ax.legend(loc="lower right")
+
+
+psi = 7.5  # billions, so that bytes are GB
+mine = np.array([checks.call(my_bytes, psi, 64, stage) for stage in range(4)], float)
+wanted = psi * np.array([[4, 4, 8], [4, 4, 8 / 64], [4, 4 / 64, 8 / 64], [4 / 64, 4 / 64, 8 / 64]])
+checks.same(mine, wanted, "GB of [stage, (parameters, gradients, moments)]", draw=draw_bytes)
+checks.right("120 GB become 1.9")
+draw_bytes(mine)
+
+# %% [markdown]
+# What is the largest model that fits? With 80 GB on every rank, and a quarter of it left for activations:
+
+# %%
+ranks = 2 ** np.arange(0, 11)
+_, ax = plt.subplots(figsize=(7, 3.2))
+for stage, colour in enumerate((GREY, GREEN, ORANGE, BLUE)):
+    largest = [60e9 / sum(my_bytes(1, n, stage)) / 1e9 for n in ranks]
+    name = f"stage {stage}" if stage else "replicated"
+    ax.plot(ranks, largest, "o-", ms=4, color=colour, label=f"{name}: {largest[-1]:,.0f} billion on {ranks[-1]:,}")
+ax.set(
+    xscale="log", yscale="log", xlabel="ranks", ylabel="billion parameters", title="The largest model in 60 GB a rank"
+)
+ax.set_xticks(ranks, ranks)
+ax.set_xticks([], minor=True)
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# ## 2. Stage 1: the update between two halves
+#
+# An allreduce by a ring has two halves. After the **reduce-scatter** rank r has part r of the sum; the **allgather**
+# then brings all parts to all. Here are both, for four ranks; a colour is a place in the vector:
+
+# %%
+_, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="none")
+plt.subplots_adjust(left=0.06, right=0.97, bottom=0.26, top=0.78, wspace=0.25)
+collectives.draw(reduce_scatter.ring, 4, 8, axes[0], title="reduce-scatter")
+collectives.draw(allgather.ring, 4, 8, axes[1], title="allgather")
+plt.show()
+
+# %% [markdown]
+# Between the two, rank r knows all that is needed to update *its* part of the parameters. So let it do that, with its
+# part of the moments, and let the allgather bring round parameters instead of gradients:
+#
+# 1. reduce-scatter the gradients: rank r has the sum of its part;
+# 2. rank r updates its part of the parameters, with moments of that part only;
+# 3. allgather the parameters.
+#
+# The same bytes travel as before, and the optimizer's work is shared out, too.
+#
+# **Exercise 2.** Write it for N ranks in one process. `w[r]` are the parameters that rank r has (all of them), `g[r]`
+# its gradients, `m[r]` and `v[r]` its moments, *of its part alone*. `part(count, N, r)` says where that is. (What is
+# there updates each part with the rank's own gradients: the sum is missing, and so is the allgather.)
+
+
+# %%
+def adam(w, g, m, v, step, rate=0.01, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Adam in place, of a whole vector or of a part of it: no number looks at another."""
+    m += (1 - beta1) * (g - m)
+    v += (1 - beta2) * (g**2 - v)
+    w -= rate * (m / (1 - beta1 ** (step + 1))) / (np.sqrt(v / (1 - beta2 ** (step + 1))) + eps)
+
+
+def my_zero1(w, g, m, v, step):
+    """One step of N ranks; changes w, m and v in place."""
+    count, N = len(w[0]), len(w)
+    # gap: for each rank: the sum of its part, adam on it, and its part to all others
+    # for r in range(N):
+    #     lo, hi = part(count, N, r)
+    #     adam(w[r][lo:hi], g[r][lo:hi], m[r], v[r], step)
+    # solution
+    for r in range(N):
+        lo, hi = part(count, N, r)
+        total = sum(g[q][lo:hi] for q in range(N))  # reduce-scatter
+        adam(w[r][lo:hi], total, m[r], v[r], step)
+    for r in range(N):
+        lo, hi = part(count, N, r)
+        for q in range(N):  # allgather
+            w[q][lo:hi] = w[r][lo:hi]
+    # end
+
+
+# %%
+def four_ranks(steps=5, count=22, N=4):
+    """Parameters of every rank after some steps of yours, and of one process."""
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(count)
+    one, m1, v1 = start.copy(), np.zeros(count), np.zeros(count)
+    w = [start.copy() for _ in range(N)]
+    lengths = [hi - lo for lo, hi in (part(count, N, r) for r in range(N))]
+    m, v = [np.zeros(n) for n in lengths], [np.zeros(n) for n in lengths]
+    for step in range(steps):
+        g = [rng.standard_normal(count) for _ in range(N)]
+        adam(one, sum(g), m1, v1, step)
+        checks.call(lambda: my_zero1(w, [a.copy() for a in g], m, v, step) or 0)  # noqa: B023
+    return np.array(w), one
+
+
+def draw_ranks(got, want):
+    """How far each number of each rank is from one process's."""
+    _, ax = plt.subplots(figsize=(7, 2.2))
+    image = ax.imshow(np.abs(got - want), cmap="Reds", aspect="auto", vmin=0, vmax=max(1e-12, np.abs(got - want).max()))
+    for r in range(len(got)):
+        lo, hi = part(got.shape[1], len(got), r)
+        ax.add_patch(plt.Rectangle((lo - 0.5, r - 0.5), hi - lo, 1, fill=False, edgecolor=INK, lw=1.5))
+    ax.set_yticks(range(len(got)), [f"rank {r}" for r in range(len(got))])
+    ax.set_xticks(range(0, got.shape[1], 3))
+    ax.set(xlabel="place in the vector; framed: the rank's own part", title="how far from one process")
+    plt.colorbar(image)
+
+
+got, one = four_ranks()
+want = np.broadcast_to(one, got.shape)
+own = [np.allclose(got[r, slice(*part(22, 4, r))], one[slice(*part(22, 4, r))], rtol=1e-12) for r in range(4)]
+checks.expect(
+    all(own),
+    f"rank {own.index(False) if False in own else 0} has its own part wrong: of which gradients is it the update?",
+    lambda: draw_ranks(got, want),
+)
+checks.same(got, want, "parameters of [rank, place]", tolerance=1e-12, draw=draw_ranks)
+checks.right("all ranks have the parameters of one process, and each has a quarter of the moments")
+draw_ranks(got, want)
+
+# %% [markdown]
+# Adam looks at each number by itself, so it may be cut anywhere. What looks at a **norm** may not: clipping, LARS and
+# LAMB (notebook 09) need the length of a whole tensor, or of all. Each shard has a sum of squares, and these are summed
+# over the ranks first: one number, one small allreduce. Who forgets it clips each shard by itself, and that is another
+# direction:
+
+# %%
+rng = np.random.default_rng(2)
+g = np.concatenate([3 * rng.standard_normal(6), 0.4 * rng.standard_normal(6)])
+whole = g / np.linalg.norm(g)
+apart = np.concatenate([half / np.linalg.norm(half) for half in np.split(g, 2)])
+_, ax = plt.subplots(figsize=(7, 2.4))
+ax.bar(np.arange(12) - 0.2, whole, 0.4, color=BLUE, label="by the norm of all: shorter, the same direction")
+ax.bar(np.arange(12) + 0.2, apart, 0.4, color=RED, label="each shard by its own norm")
+ax.axvline(5.5, color=GREY, ls=":")
+ax.set(xlabel="gradients of rank 0 | of rank 1", ylabel="clipped", title="Clipping to length 1", ylim=(-1, 1.6))
+ax.legend()
+plt.show()
+cosine = whole @ apart / np.linalg.norm(apart)
+print(f"cosine of the angle to the gradient: {whole @ g / np.linalg.norm(g):.3f} and {cosine:.3f}")
+
+# %% [markdown]
+# ## 3. Stages 2 and 3: what is there when
+#
+# **Stage 2**: as soon as backward has finished a layer's gradients they are reduced, and everything but one's own part
+# is thrown away. **Stage 3**: parameters, too, are there only while they are needed: a layer's are gathered before its
+# forward pass and again before its backward, and thrown away after. So what is whole is one layer at a time. Memory
+# over a step, for a network of eight equal layers on four ranks (moments left out):
+
+
+# %%
+def life(stage, layers=8, ranks=4):
+    """(parameters, gradients) in whole layers that a rank holds, after each of the 2 x layers passes."""
+    steps = [("forward", i) for i in range(layers)] + [("backward", i) for i in reversed(range(layers))]
+    rows, done = [], 0
+    for what, _ in steps:
+        done += what == "backward"
+        parameters = layers / ranks + 1 - 1 / ranks if stage == 3 else layers
+        if what == "forward":
+            gradients = 0.0
+        elif stage >= 2:
+            gradients = (done - 1) / ranks + 1  # one whole, of those before a part
+        else:
+            gradients = done
+        rows.append((parameters, gradients))
+    return np.array(rows)
+
+
+_, axes = plt.subplots(1, 3, figsize=(11, 3), sharey=True)
+for ax, stage in zip(axes, (1, 2, 3), strict=True):
+    rows = life(stage)
+    ax.bar(range(16), rows[:, 0], 0.9, color=BLUE, label="parameters")
+    ax.bar(range(16), rows[:, 1], 0.9, bottom=rows[:, 0], color=ORANGE, label="gradients")
+    ax.axvline(7.5, color=INK, ls=":")
+    ax.set_xticks(range(16), [*range(8), *reversed(range(8))], fontsize=8)
+    ax.set(xlabel="forward 0 ... 7 | backward 7 ... 0", title=f"stage {stage}: at most {rows.sum(1).max():.3g} layers")
+axes[0].set_ylabel("held, in layers")
+axes[0].legend(loc="upper left")
+plt.show()
+
+# %% [markdown]
+# What does it cost? In vectors of $\Psi$ elements that a rank sends in a step: reduce-scatter and allgather are one
+# each (times (N-1)/N). Stages 1 and 2 send what data parallelism sends; stage 3 gathers twice. Counted in the schedules
+# themselves:
+
+# %%
+N, count = 8, 80_000
+
+
+def sent(*schedules):
+    """Elements that rank 0 sends, in vectors."""
+    flights = [f for s in schedules for f in price(s, N, count, trace=True).trace.flights]
+    return sum(f.send.hi - f.send.lo for f in flights if f.source == 0) / count
+
+
+traffic = {
+    "replicated: allreduce": sent(allreduce.ring),
+    "stages 1, 2: reduce-scatter, allgather": sent(reduce_scatter.ring, allgather.ring),
+    "stage 3: allgather, allgather, reduce-scatter": sent(allgather.ring, allgather.ring, reduce_scatter.ring),
+}
+_, ax = plt.subplots(figsize=(8, 1.7))
+ax.bar_label(ax.barh(list(traffic), traffic.values(), color=[GREY, ORANGE, BLUE]), fmt=" %.3f")
+ax.invert_yaxis()
+ax.set(xlabel=r"sent by a rank in a step, in $\Psi$ (8 ranks)", title="What it costs", xlim=(0, 3.2))
+plt.show()
+assert np.isclose(traffic["stages 1, 2: reduce-scatter, allgather"], 2 * (N - 1) / N)
+
+# %% [markdown]
+# ## 4. One layer ahead
+#
+# If each layer is gathered only when it is needed, ranks wait for it eight times. If all are gathered at first, nothing
+# was saved. The way out: while layer l is computed, the shards of layer l + 1 come.
+#
+# **Exercise 3** is a puzzle: your schedule is graded by the same readers that check and price the library's own.
+
+# %%
+print(puzzles.fsdp)
+
+
+# %% [markdown]
+# What is there is right, but it gathers a layer and *then* computes it. `yield` what may happen at the same time in one
+# round. The place where shards come together, `full`, may be as large as two layers.
+
+
+# %%
+def my_fsdp(rank, size, count):
+    """Rounds of one rank, of `size`, for `count` layers; x[l] is this rank's shard of layer l."""
+    # gap: gather layer l + 1 in the round in which layer l is computed
+    # for layer in range(count):
+    #     steps = [Copy("full", rank, rank + 1, "x", layer)]
+    #     for k in range(1, size):
+    #         to, source = (rank + k) % size, (rank - k) % size
+    #         steps += [Send(to, "x", layer, layer + 1), Recv(source, "full", source, source + 1)]
+    #     yield tuple(steps)
+    #     yield (Compute(f"L{layer}", (Slice("full", 0, size),), (Slice("y", layer, layer + 1),), 4.0),)
+    # solution
+    for layer in range(-1, count):
+        steps = []
+        if layer >= 0:
+            at = layer % 2 * size  # two places, by turns
+            steps.append(Compute(f"L{layer}", (Slice("full", at, at + size),), (Slice("y", layer, layer + 1),), 4.0))
+        if layer + 1 < count:
+            at = (layer + 1) % 2 * size
+            steps.append(Copy("full", at + rank, at + rank + 1, "x", layer + 1))
+            for k in range(1, size):
+                to, source = (rank + k) % size, (rank - k) % size
+                steps += [Send(to, "x", layer + 1, layer + 2), Recv(source, "full", at + source, at + source + 1)]
+        yield tuple(steps)
+    # end
+
+
+# %%
+grade = checks.call(puzzles.fsdp.grade, my_fsdp)
+checks.graded(grade)
+grade.draw()
+
+# %% [markdown]
+# ## 5. On real ranks
+#
+# The same step five times: in one process, with data parallelism, and with all three stages on two ranks, in float64. A
+# trainer tells what it has allocated (`memory()`), and what the formula says (`formula()`).
+
+
+# %%
+def work():
+    """(network, loss, optimizer): the same in every process."""
+    layers = [nn.Linear(64, 128), nn.ReLU()]
+    for _ in range(4):
+        layers += [nn.Linear(128, 128), nn.ReLU()]
+    network = nn.Network(nn.Sequential(*layers, nn.Linear(128, 10)), (64,), np.float64)
+    return network, nn.CrossEntropyLoss(), nn.Adam(0.001)
+
+
+def five_steps(trainer):
+    """Losses of five steps on the trainer's part of batches of 101 samples."""
+    data = nn.data.load("digits", flat=True, dtype=np.float64)
+    batches = nn.Loader(data.train, 101, shard=trainer.shard).epoch(0)
+    return [trainer.step(*batch) for batch, _ in zip(batches, range(5), strict=False)]
+
+
+one = nn.Serial(*work())
+five_steps(one)
+alone = one.state()
+print(one.network.summary().splitlines()[-1])
+
+# %%
+# %%mpi -n 2 --with work,five_steps,np,nn -o kept,formula,states,names
+from mpi4py import MPI
+
+from collectives import Communicator
+from parallel import DistributedDataParallel, FullyShardedDataParallel, ZeRO1, ZeRO2
+
+kept, formula, states, names = [], [], [], []
+for strategy in (DistributedDataParallel, ZeRO1, ZeRO2, FullyShardedDataParallel):
+    options = {} if strategy is DistributedDataParallel else {"unit_bytes": 1 << 17}
+    trainer = strategy(*work(), Communicator(MPI.COMM_WORLD), **options)
+    five_steps(trainer)
+    kept.append(trainer.memory())
+    formula.append(trainer.formula())
+    names.append(strategy.__name__)
+    states.append({name: array for name, array in trainer.state().items() if name.startswith("param/")})
+    trainer.close()
+
+# %%
+for name, state in zip(names[0], states[0], strict=True):
+    off = max(np.abs(state[key] - alone[key]).max() for key in state)
+    print(f"{name:26} farthest from one process: {off:.1e}")
+    assert len(state) == 12 and off < 1e-12
+
+_, ax = plt.subplots(figsize=(8, 2.8))
+for row, (found, said) in enumerate(zip(kept[0], formula[0], strict=True)):
+    left = 0.0
+    for i, kind in enumerate(["parameters", "gradients", "moments", "in transit"]):
+        size = found.get(kind, 0) / 1e6
+        ax.barh(row, size, left=left, color=[*PARTS.values(), PALETTE[7]][i], label=kind if row == 0 else None)
+        left += size
+    ax.plot(
+        [sum(said.values()) / 1e6] * 2, [row - 0.45, row + 0.45], color=INK, lw=2, label="formula" if row == 0 else None
+    )
+ax.set_yticks(range(4), names[0])
+ax.invert_yaxis()
+ax.set(xlabel="MB of rank 0", title="What is kept, measured; and the formula")
+ax.legend(ncols=5, fontsize=8, loc="upper center", bbox_to_anchor=(0.45, -0.25))
+plt.show()
+
+# %% [markdown]
+# "In transit" is what is whole for a moment: the unit of layers in use, and the one ahead. In a network as small as
+# ours it weighs; in one of a hundred layers it is one or two of them.
+#
+# ## Try
+#
+# - Give `FullyShardedDataParallel` a `unit_bytes` of 1 << 12, and 1 << 20. What happens to "in transit", and to the
+#   number of messages?
+# - `offload="shards"` keeps moments in a file on the disk. What is left in memory?
+# - `python scripts/train.py --ranks 2 --strategy fsdp --optimizer adam --memory`
+#
+# *Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (PyTorch FSDP).*
+#
+# Next: `13_pipelines.py`, which cuts the network itself.

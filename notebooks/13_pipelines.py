@@ -1,0 +1,489 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 13. Pipelines
+#
+# A network that does not fit on one rank can be cut between its layers: rank 0 has the first ones, rank 1 the next, and
+# so on. These are **stages**. Activations go from stage to stage, and gradients come back the same way. Only one thing
+# is wrong with that: while one stage works, all others wait. This notebook mends it, in four steps that took the field
+# five years:
+#
+# 1. one batch at a time: the naive way;
+# 2. **GPipe**: many micro-batches, all forwards, then all backwards;
+# 3. **1F1B**: as fast, with less memory;
+# 4. **zero bubble**: backward cut in two;
+# 5. schedules as text, and what is said about wrong ones;
+# 6. **the plan**: where to cut, and on how many ranks a stage should lie;
+# 7. a pipeline on real ranks, beside its schedule.
+
+# %%
+# %load_ext parallel.launch.notebook
+
+# %%
+from itertools import product
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import nn
+from checks import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY
+from collectives import puzzles
+from collectives.puzzles import Stage
+from parallel.planning.partition import partition
+from parallel.planning.profile import LayerProfile
+from parallel.strategies.pipeline.actions import Action, PipelineError, read, write
+from parallel.strategies.pipeline.checking import check
+from parallel.strategies.pipeline.picture import compare, draw, measured
+from parallel.strategies.pipeline.schedules import rows
+
+# %matplotlib inline
+checks.style()
+
+# %% [markdown]
+# ## 1. One at a time
+#
+# A stage has two things to do for each micro-batch i: **F** (forward), and later **B** (backward), which takes about
+# twice as long: it computes the gradient of the input and that of the weights. F of a stage waits for F of the stage
+# before it, B for B of the stage behind it. A **schedule** says in which order each rank does what it has to do. In
+# this project it is a generator of actions, one for each rank:
+
+
+# %%
+def one_at_a_time(rank, ranks, micro_batches):
+    for i in range(micro_batches):
+        yield Action(rank, "F", i)
+        yield Action(rank, "B", i)
+
+
+report = check(one_at_a_time, ranks=4, micro_batches=4)
+print(report)
+draw(report.spans, title="one at a time")
+
+# %% [markdown]
+# `check` has looked whether everything can run, has added up the time (F takes 1 unit, B 2, messages none), and counted
+# the most micro-batches whose activations a rank keeps at once, from F until B (*peak*). A rank works a quarter of the
+# time. It would have been as fast on one rank.
+#
+# ## 2. GPipe
+#
+# While micro-batch 0 is on stage 1, stage 0 can work on micro-batch 1. Do all forwards, then all backwards, and then
+# update once: gradients of micro-batches add up, so this is the same step as before (Huang et al. 2019).
+#
+# **Exercise 1.** Write it. (What is there is the naive way.)
+
+
+# %%
+def my_gpipe(rank, ranks, micro_batches):
+    """Actions of a rank, which is the stage of the same number."""
+    # gap: all forwards, then all backwards
+    # for i in range(micro_batches):
+    #     yield Action(rank, "F", i)
+    #     yield Action(rank, "B", i)
+    # solution
+    for i in range(micro_batches):
+        yield Action(rank, "F", i)
+    for i in range(micro_batches):
+        yield Action(rank, "B", i)
+    # end
+
+
+# %%
+def look_at(schedule, ranks=4, micro_batches=8):
+    """The report on a schedule; what cannot run is told in words."""
+    actions = [checks.call(lambda r=r: list(schedule(r, ranks, micro_batches))) for r in range(ranks)]
+    try:
+        return check(actions, micro_batches=micro_batches)
+    except PipelineError as error:
+        raise checks.NotYet(str(error)) from None
+
+
+report = look_at(my_gpipe)
+said = f"it is right, but takes {report.makespan:g} units, and GPipe takes 33: who waits for whom?"
+checks.expect(report.makespan == 33, said, lambda: display(draw(report.spans, title="yours")))  # noqa: F821
+checks.right("8 micro-batches on 4 stages in 33 units, where one at a time takes 96")
+draw(report.spans, title="GPipe")
+
+# %% [markdown]
+# The grey triangles at the beginning and the end are the **bubble**: stages wait until the first micro-batch has come
+# to them, and at the end until the last one is through. Each rank waits for p - 1 forwards and p - 1 backwards, so
+# with m micro-batches
+#
+# $$ \text{makespan} = (m + p - 1)(t_F + t_B), \qquad \text{idle share} = \frac{p-1}{m+p-1} . $$
+#
+# More micro-batches, smaller bubble. Formula, and what the checker finds:
+
+# %%
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
+micro = np.array([1, 2, 4, 8, 16, 32, 64])
+for p, colour in ((2, GREEN), (4, BLUE), (8, ORANGE)):
+    idle = [1 - 3 * m / check("gpipe", p, int(m)).makespan for m in micro]
+    left.plot(micro, 100 * (p - 1) / (micro + p - 1), color=colour, lw=5, alpha=0.35)
+    left.plot(micro, 100 * np.array(idle), "o", color=colour, label=f"{p} stages")
+    right.plot(micro, [max(check("gpipe", p, int(m)).peaks) for m in micro], "o-", color=colour, label=f"{p} stages")
+    assert np.allclose(idle, (p - 1) / (micro + p - 1))
+for ax in (left, right):
+    ax.set(xscale="log", xlabel="micro-batches m")
+    ax.set_xticks(micro, micro)
+    ax.set_xticks([], minor=True)
+left.set(ylabel="idle (%)", title="The bubble: line the formula, dots the checker")
+right.set(ylabel="micro-batches kept", yscale="log", title="What it costs: activations of all m")
+left.legend()
+plt.show()
+
+# %% [markdown]
+# On the right is the catch: all activations of all micro-batches are there at once. (GPipe keeps of each stage only its
+# input and computes the rest again: a third more work.)
+#
+# ## 3. 1F1B
+#
+# What F has kept can go as soon as B has used it. So go backward as soon as there is something to go backward with: a
+# few forwards to warm up, then one forward and one backward by turns, then the backwards that are left (Narayanan et
+# al. 2019). How many to warm up? The last stage none: its forward's backward can follow at once. The one before it
+# one. So stage s of p: p - 1 - s.
+#
+# **Exercise 2** is a puzzle. In puzzles a stage's order is a list of ("F", i) and ("B", i); `Stage(...).rounds(order)`
+# adds the messages. Your schedule is checked with them, with sends that wait for the receiver, too.
+
+# %%
+print(puzzles.one_f_one_b)
+
+
+# %%
+def my_1f1b(rank, size, count):
+    """Rounds of stage `rank` of `size`, `count` micro-batches."""
+    # gap: warm up, then by turns, then what is left
+    # order = [("F", i) for i in range(count)] + [("B", i) for i in range(count)]
+    # solution
+    ahead = min(size - 1 - rank, count)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(count):
+        if ahead + i < count:
+            order.append(("F", ahead + i))
+        order.append(("B", i))
+    # end
+    yield from Stage(rank, size).rounds(order)
+
+
+# %%
+grade = checks.call(puzzles.one_f_one_b.grade, my_1f1b)
+checks.graded(grade)
+grade.draw()
+
+# %% [markdown]
+# The bubble is as large as GPipe's, but stage s keeps at most p - s micro-batches, however many there are. That is why
+# everybody uses it.
+#
+# ## 4. Zero bubble
+#
+# B does two things: **I**, the gradient of the stage's input, and **W**, the gradient of its weights. The stage before
+# waits for I. *Nobody* waits for W, until the update. So W can be done at any time: for example when there would be
+# nothing else to do (Qi et al. 2023). In code it is one line of the chain rule each:
+
+# %%
+rng = np.random.default_rng(0)
+x, W, gy = rng.standard_normal((5, 3)), rng.standard_normal((3, 4)), rng.standard_normal((5, 4))
+gx = gy @ W.T  # I: the stage before waits for this
+gW = x.T @ gy  # W: needs x and gy, and nobody needs it before the update
+
+fig, ax = plt.subplots(figsize=(7, 1.9), layout="none")
+for text, at, colour in (("x, gy", 0.06, GREY), ("I: gx = gy W'", 0.4, GREEN), ("W: gW = x' gy", 0.4, ORANGE)):
+    y = {"x, gy": 0.5, "I: gx = gy W'": 0.8, "W: gW = x' gy": 0.2}[text]
+    ax.text(at, y, text, ha="center", va="center", bbox=dict(boxstyle="round,pad=0.5", fc="white", ec=colour, lw=2))
+for y, what in ((0.8, "the stage before, at once"), (0.2, "the update, at the end of the step")):
+    ax.annotate("", (0.29, y), (0.12, 0.5), arrowprops=dict(arrowstyle="-|>", color=GREY))
+    ax.annotate("", (0.62, y), (0.51, y), arrowprops=dict(arrowstyle="-|>", color=GREY))
+    ax.text(0.64, y, what, va="center")
+ax.axis("off")
+plt.show()
+
+# %%
+print(puzzles.zero_bubble)
+
+# %% [markdown]
+# **Exercise 3.** An order of ("F", i), ("I", i), ("W", i). (What is there is 1F1B with I and W one after the other:
+# it is right, and takes 33.) Hints: warm up with one forward more than 1F1B, p - s; then I, *an older* W, F by turns.
+# The first stage has nothing to wait for, the last one waits longest at the beginning: so let W lag behind I by s
+# micro-batches on stage s.
+
+
+# %%
+def my_zero_bubble(rank, size, count):
+    """Rounds of stage `rank` of `size`, `count` micro-batches."""
+    # gap: let W come later than its I
+    # ahead = min(size - 1 - rank, count)
+    # order = [("F", i) for i in range(ahead)]
+    # for i in range(count):
+    #     order += [("F", ahead + i)] * (ahead + i < count) + [("I", i), ("W", i)]
+    # solution
+    ahead = min(size - rank, count)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(count):
+        order += [("I", i)] + [("W", i - rank)] * (i >= rank) + [("F", ahead + i)] * (ahead + i < count)
+    order += [("W", i) for i in range(max(0, count - rank), count)]
+    # end
+    yield from Stage(rank, size).rounds(order)
+
+
+# %%
+grade = checks.call(puzzles.zero_bubble.grade, my_zero_bubble)
+checks.graded(grade)
+grade.draw()
+
+# %% [markdown]
+# Is there still less? ZB-V folds the pipeline into a V: every rank has *two* stages, one on the way down and one on the
+# way up, so the last stage lies on rank 0, which can begin its backwards early. Here are all of them, for 4 ranks and 8
+# micro-batches, where F, I and W take one unit each (stages of a rank that has two take half of that):
+
+# %%
+names = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+table = {}
+print("schedule      makespan   idle   peak a rank")
+for name in names:
+    chunks = 2 if name in ("interleaved", "zb-v") else 1
+    seconds = {kind: value / chunks for kind, value in {"F": 1, "B": 2, "I": 1, "W": 1}.items()}
+    report = check(name, 4, 8, seconds)
+    table[name] = report.makespan, max(report.idle_share), max(report.peaks) / chunks
+    print(f"{name:12} {report.makespan:9g} {table[name][1]:6.0%}   {table[name][2]:g}")
+
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3), sharey=True)
+columns = list(zip(*table.values(), strict=True))
+left.barh(names, columns[0], color=BLUE)
+left.axvline(24, color=INK, ls=":")
+left.bar_label(left.containers[0], [f" {t:g}, idle {share:.0%}" for t, share in zip(*columns[:2], strict=True)])
+right.barh(names, columns[2], color=ORANGE)
+right.bar_label(right.containers[0], fmt=" %g")
+left.set(xlabel="makespan, units (24 of them work: the dotted line)", title="Time", xlim=(0, 125))
+right.set(xlabel="micro-batches whose activations are kept", title="Memory", xlim=(0, 9))
+left.invert_yaxis()
+plt.show()
+assert table["gpipe"][0] == table["1f1b"][0] == 33 and table["zb-h1"][0] == 27 and table["zb-v"][1] == 0
+
+# %%
+draw(check("zb-v", 4, 8, {"F": 0.5, "B": 1, "I": 0.5, "W": 0.5}).spans, title="ZB-V: no bubble")
+
+# %% [markdown]
+# "Idle" is within a rank's own span, from its first action to its last. ZB-H2 has none, though its makespan is that of
+# ZB-H1: ranks begin and end at different times. It pays where ranks do not meet between steps.
+#
+# ## 5. Text, and wrong schedules
+#
+# A schedule is exchanged as text, a row of CSV for each rank; PyTorch reads and writes the same. `2F0` is forward of
+# micro-batch 0 on stage 2.
+
+# %%
+text = write(rows("1f1b", 3, 3))
+print(text)
+assert check(read(text)).makespan == 15
+draw(check(read(text)).spans, title="read from text")
+
+# %% [markdown]
+# What does the checker say of a wrong one? Here rank 0 wants to go backward before the last stage has gone forward. The
+# ranks wait for each other in a circle; on a cluster that is a job that stands still until its time is over:
+
+# %%
+wrong = [
+    [Action(0, "F", 0), Action(0, "B", 0), Action(0, "F", 1), Action(0, "B", 1)],
+    [Action(1, "F", 0), Action(1, "F", 1), Action(1, "B", 0), Action(1, "B", 1)],
+]
+try:
+    check(wrong)
+    raise AssertionError("it should have been refused")
+except PipelineError as error:
+    print(error)
+    done = [wrong[0][:1], wrong[1][:1]]  # what ran before
+
+_, ax = plt.subplots(figsize=(6, 1.9))
+for rank, row in enumerate(wrong):
+    for i, action in enumerate(row):
+        stands = not any(action == other for other in done[rank])
+        ax.barh(rank, 0.9, left=i, color=GREY if stands else BLUE, alpha=0.4 if stands else 1)
+        ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK)
+ax.annotate("", (1.45, 0.6), (1.45, 0.4), arrowprops=dict(arrowstyle="<|-|>", color=RED, lw=2))
+ax.text(1.6, 0.5, "0B0 waits for 1B0, 1F1 waits for 0F1", color=RED, va="center", fontsize=9)
+ax.set_yticks(range(2), ["rank 0", "rank 1"])
+ax.set_xticks([])
+ax.invert_yaxis()
+ax.set_title("blue has run; nothing else ever will")
+plt.show()
+
+# %% [markdown]
+# ## 6. The plan
+#
+# Where should the network be cut? A pipeline is as fast as its slowest stage. A stage that is too slow may lie on
+# several ranks, which take micro-batches in turn (and sum their gradients). PipeDream (Harlap et al. 2018) finds the
+# best plan with a dynamic programme. Layers i ... j on m ranks take, for each mini-batch, with weights of w bytes and
+# bandwidth B,
+#
+# $$ T(i, j, m) = \frac1m \max\Big( \sum_{l=i}^{j} T_l,\; \frac{2 (m-1) \sum_l w_l}{B} \Big), $$
+#
+# and the best plan for the first j layers on m ranks either is one stage, or has a last stage of layers s + 1 ... j on
+# m' ranks:
+#
+# $$ A(j, m) = \min\Big( T(0, j, m),\; \min_{s,\,m'} \max\big( A(s, m-m'),\; 2 a_s / B,\; T(s+1, j, m') \big) \Big) . $$
+#
+# Take five layers: three that compute much and have few weights (convolutions), two with many weights.
+
+# %%
+T, a, w, B = [4, 4, 4, 1, 1], [8, 6, 2, 1, 1], [0.1, 0.2, 0.3, 20, 10], 10.0
+_, axes = plt.subplots(1, 3, figsize=(10, 2.2))
+for ax, values, name, colour in zip(
+    axes, (T, a, w), ("seconds", "bytes out", "bytes of weights"), (BLUE, GREEN, ORANGE), strict=True
+):
+    ax.bar_label(ax.bar(range(5), values, color=colour), fmt="%g", fontsize=8)
+    ax.set(xlabel="layer", title=name, ylim=(0, 1.2 * max(values)))
+plt.show()
+
+# %% [markdown]
+# **Exercise 4.** Write A(j, m) by recursion; the first j layers are those with numbers 0 ... j - 1, and `stage(i, j,
+# m)` is T(i, ..., j - 1; m). So a last stage of the layers s ... j - 1 on n ranks leaves the first s layers for m - n
+# ranks, and the link before it carries a[s - 1]. (What is there knows only one stage: data parallelism.)
+
+
+# %%
+def stage(i, j, m):
+    """Seconds a mini-batch of layers i ... j-1 on m ranks."""
+    return max(sum(T[i:j]), 2 * (m - 1) * sum(w[i:j]) / B) / m
+
+
+def my_plan(j, m):
+    """Seconds a mini-batch, at best, of the first j layers on m ranks."""
+    # gap: the best of one stage and of all last stages
+    # return stage(0, j, m)
+    # solution
+    best = stage(0, j, m)
+    for s, n in product(range(1, j), range(1, m)):
+        best = min(best, max(my_plan(s, m - n), 2 * a[s - 1] / B, stage(s, j, n)))
+    return best
+    # end
+
+
+# %%
+layers = [
+    LayerProfile(str(i), t / 3, 2 * t / 3, out, weights)
+    for i, (t, out, weights) in enumerate(zip(T, a, w, strict=True))
+]
+ranks = range(1, 9)
+
+
+def draw_plans(got, want):
+    """Seconds over ranks."""
+    _, ax = plt.subplots(figsize=(6.4, 3))
+    ax.plot(ranks, [stage(0, 5, m) for m in ranks], ":", color=GREY, label="data parallelism")
+    ax.plot(ranks, want, color=GREY, lw=5, alpha=0.5, label="wanted")
+    ax.plot(ranks, got, "o-", color=RED, label="yours")
+    ax.set(xlabel="ranks", ylabel="seconds a mini-batch", title="The best plan", ylim=(0, None))
+    ax.legend()
+
+
+mine = np.array([checks.call(my_plan, 5, m) for m in ranks], float)
+wanted = np.array([partition(layers, m, B).seconds for m in ranks])
+checks.same(mine, wanted, "seconds of the best plan on 1, 2, ... ranks", draw=draw_plans)
+checks.right("as parallel.planning.partition, for 1 to 8 ranks")
+draw_plans(mine, wanted)
+plan = partition(layers, 8, B)
+print(plan)
+
+# %% [markdown]
+# Eight ranks: the three convolution layers on seven of them, the two layers with all the weights on one, 2.0 seconds;
+# data parallelism over all eight takes 5.36, because it has to sum weights that are hardly worth computing with. For
+# VGG-16 on 8 machines the published plan has this very shape, 7-1, and 95% less communication (Harlap et al. 2018).
+# Time of each stage, and of the link, for both:
+
+# %%
+_, ax = plt.subplots(figsize=(7, 1.9))
+bars, labels, colours = [], [], []
+for s in plan.stages:
+    bars.append(stage(s.first, s.last + 1, s.replicas))
+    labels.append(f"layers {s.first}-{s.last} on {s.replicas}")
+    colours.append(BLUE)
+bars += [2 * a[plan.stages[0].last] / B, plan.data_parallel]
+labels += ["the link between them", "all layers on 8"]
+colours += [SKY, RED]
+ax.bar_label(ax.barh(labels, bars, color=colours), fmt=" %.2f")
+ax.invert_yaxis()
+ax.set(xlabel="seconds a mini-batch; the slowest counts", xlim=(0, 6.2), title="The plan for 8 ranks")
+plt.show()
+
+# %% [markdown]
+# ## 7. On real ranks
+#
+# `parallel.Pipeline` trains with any of these schedules, yours too, and computes what one process computes. Two ranks,
+# 1F1B with 4 micro-batches, in float64:
+
+
+# %%
+def work():
+    """(network, loss, optimizer): the same in every process."""
+    layers = [nn.Linear(64, 400), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Linear(400, 400), nn.ReLU()]
+    layers += [nn.Linear(400, 10)]
+    return nn.Network(nn.Sequential(*layers), (64,), np.float64), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9)
+
+
+def steps(trainer, count=8):
+    """Losses on batches of 256 samples."""
+    data = nn.data.load("digits", flat=True, dtype=np.float64)
+    batches = [batch for epoch in (0, 1) for batch in nn.Loader(data.train, 256, shard=trainer.shard).epoch(epoch)]
+    return [trainer.step(*batch) for batch in batches[:count]]
+
+
+one = nn.Serial(*work())
+losses_one = steps(one)
+alone = one.state()
+
+# %%
+# %%mpi -n 2 --with work,steps,np,nn -o losses,state,events
+from mpi4py import MPI
+from threadpoolctl import threadpool_limits
+
+from collectives import Communicator
+from parallel import Pipeline
+from parallel.reports.timeline import Timeline
+
+limits = threadpool_limits(1, user_api="blas")
+communicator = Communicator(MPI.COMM_WORLD)
+trainer = Pipeline(*work(), communicator, schedule="1f1b", micro_batches=4, cuts=[5])
+timeline = Timeline(communicator)
+timeline.watch(trainer)
+losses = steps(trainer)
+events = timeline.merge()
+state = {name: array for name, array in trainer.state().items() if name.startswith("param/")}
+trainer.close()
+
+# %%
+far = max(np.abs(state[0][name] - alone[name]).max() for name in state[0])
+print(
+    f"losses of one process and of two stages: {losses_one[-1]:.6f}, {losses[0][-1]:.6f}; parameters apart by {far:.1e}"
+)
+assert far < 1e-12 and np.allclose(losses[0], losses_one, rtol=1e-12)
+schedule = rows("1f1b", 2, 4)
+compare(measured(events[0], schedule), check(schedule).spans)
+
+# %% [markdown]
+# Above, a step as it was; below, as its schedule says with messages that take no time. Stages are never quite as long
+# as each other, and on a computer with two cores somebody else may want one of them.
+#
+# ## Try
+#
+# - Give your own generator to `Pipeline(..., schedule=my_gpipe)`.
+# - A stage whose backward takes three times its forward: `check("1f1b", 4, 8, {"F": 1, "B": 3})`. And one slow stage:
+#   `seconds` may be a function of the action.
+# - `python scripts/train.py --ranks 2 --strategy pipeline --pipeline zb-h1:micro=8 --timeline`
+# - `python scripts/plan.py mlp:784,1024,1024,10 --ranks 4` measures the layers here and plans.
+#
+# *Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream, 1F1B); Narayanan et al. 2021 (interleaved);
+# Qi et al. 2023, 2024 (zero bubble, V); Harlap et al. 2018 (the plan).*
+#
+# Next: `14_tensor_parallelism.py`, which cuts the layers themselves.

@@ -1,0 +1,519 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14. Tensor parallelism: f, g and a transformer
+#
+# Data parallelism cuts the batch, a pipeline cuts between layers. The third cut goes *through* the layers: every rank
+# has a part of every matrix, and all work on the same samples at the same time. It is how the largest transformers are
+# trained inside of a node (Shoeybi et al. 2019, "Megatron"). You will
+#
+# 1. cut a matrix product in two ways, and see what each has to send;
+# 2. put both together, so that two layers need one sum: **f** and **g**;
+# 3. cut attention by its heads;
+# 4. compute a cross-entropy of which no rank has all the outputs;
+# 5. price it: why it stays inside a node;
+# 6. train a transformer on two real ranks: the same numbers as on one.
+
+# %%
+# %load_ext parallel.launch.notebook
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import nn
+from checks import BLUE, GREEN, GREY, INK, RED
+from collectives import price
+from collectives.algorithms import allreduce
+from collectives.pricing.networks import Network
+
+# %matplotlib inline
+checks.style()
+SHADES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # a colour is a rank
+
+# %% [markdown]
+# ## 1. Two ways to cut a product
+#
+# $Y = X A$, with X of N rows and A a matrix. On two ranks:
+#
+# - **by columns**: $A = [A_0, A_1]$. Each rank has all of X, and gets some *columns* of Y. Nothing is sent.
+# - **by rows**: $A$ has $A_0$ above $A_1$; X is cut by columns. Then $Y = X_0 A_0 + X_1 A_1$: each rank has a *term* of
+#   the whole Y, and the terms are summed: an allreduce.
+
+
+# %%
+def draw_product(ax, blocks, title):
+    """Matrices side by side; blocks: (text, width, height, how it is cut, sign after it)."""
+    at = 0.0
+    for text, width, height, cut, sign in blocks:
+        for i in range(2):
+            w, h = (
+                (width / 2, height) if cut == "columns" else (width, height / 2) if cut == "rows" else (width, height)
+            )
+            x = at + (i * w if cut == "columns" else 0)
+            y = -height / 2 + ((1 - i) * h if cut == "rows" else 0)
+            colour = SHADES[i] if cut else "#dfe3ea"
+            ax.add_patch(plt.Rectangle((x, y), w, h, facecolor=colour, edgecolor="white", lw=2, alpha=0.85))
+        ax.text(at + width / 2, 0, text, ha="center", va="center", fontsize=12, color=INK if not cut else "white")
+        ax.text(at + width + 0.35, 0, sign, ha="center", va="center", fontsize=13)
+        at += width + 0.7
+    ax.set(xlim=(-0.2, at), ylim=(-1.8, 1.8), title=title, aspect="equal")
+    ax.axis("off")
+
+
+_, axes = plt.subplots(1, 2, figsize=(11, 2.8))
+draw_product(
+    axes[0],
+    [("X", 2, 2.4, "", "·"), ("A", 3, 2, "columns", "="), ("Y", 3, 2.4, "columns", "")],
+    "by columns: nothing is sent",
+)
+draw_product(
+    axes[1],
+    [("X", 2, 2.4, "columns", "·"), ("A", 3, 2, "rows", "="), ("sum", 3, 2.4, "", "")],
+    "by rows: terms are summed",
+)
+plt.show()
+
+rng = np.random.default_rng(0)
+X, A = rng.standard_normal((5, 4)), rng.standard_normal((4, 6))
+by_columns = np.concatenate([X @ part for part in np.split(A, 2, axis=1)], axis=1)
+by_rows = sum(x @ part for x, part in zip(np.split(X, 2, axis=1), np.split(A, 2, axis=0), strict=True))
+assert np.allclose(by_columns, X @ A) and np.allclose(by_rows, X @ A)
+
+# %% [markdown]
+# ## 2. Two layers and one sum
+#
+# A transformer's MLP is $Z = \mathrm{GeLU}(X A)\, B$. Cut A by columns: each rank has some columns of XA, and can apply
+# GeLU to them, element by element. These columns are just what a product cut **by rows** wants as its input. So cut B
+# by rows, and nothing is sent between the two: one sum at the end.
+#
+# Why not the other way round, A by rows? Then each rank would have a *term* of XA, and GeLU of a sum is not the sum of
+# GeLUs: one would have to sum before it, too.
+
+# %%
+gelu = nn.GELU()
+network = nn.Network(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), (4,), np.float64)
+run = network.run()
+z = np.linspace(-3, 3, 200)
+
+
+def GeLU(x):
+    """GeLU, as nn computes it; and a function that takes a gradient back through it."""
+    y, saved = gelu.forward({}, x.copy(), run.children[1])  # a copy: there x may be written over
+    return y.copy(), lambda gy: gelu.backward({}, {}, gy.copy(), saved, run.children[1]).copy()
+
+
+_, ax = plt.subplots(figsize=(6.2, 2.8))
+ax.plot(z, GeLU(2 * z)[0], color=BLUE, label="GeLU(a + b)")
+ax.plot(z, 2 * GeLU(z)[0], color=RED, label="GeLU(a) + GeLU(b)")
+ax.set(xlabel="a = b", title="The GeLU of a sum is not the sum of the GeLUs")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# Backward the same picture runs the other way. The gradient of Z goes to all ranks as it is. Each computes the gradient
+# of its parts. At the beginning X went into *all* parts, so its gradient is the **sum** of theirs. Megatron gives names
+# to these two places:
+#
+# | | forward | backward |
+# |---|---|---|
+# | **f**, before A | as it is | allreduce |
+# | **g**, behind B | allreduce | as it is |
+#
+# Each is the other's adjoint: a copy to many is, backward, a sum of many.
+
+# %%
+_, ax = plt.subplots(figsize=(9, 2.9))
+for rank, y in enumerate((0.75, -0.75)):
+    for x, text in ((2.2, f"$A_{rank}$"), (4.0, "GeLU"), (5.8, f"$B_{rank}$")):
+        ax.text(
+            x,
+            y,
+            text,
+            ha="center",
+            va="center",
+            color="white",
+            bbox=dict(boxstyle="round,pad=0.5", fc=SHADES[rank], ec="none"),
+        )
+    for a, b in (((1.1, 0), (1.85, y)), ((2.55, y), (3.5, y)), ((4.5, y), (5.45, y)), ((6.15, y), (6.9, 0))):
+        ax.annotate("", b, a, arrowprops=dict(arrowstyle="-|>", color=GREY))
+    ax.text(-1.0, y, f"rank {rank}", color=SHADES[rank], va="center")
+for x, text in ((0.9, "f"), (7.1, "g")):
+    ax.text(
+        x,
+        0,
+        text,
+        ha="center",
+        va="center",
+        fontsize=13,
+        style="italic",
+        bbox=dict(boxstyle="circle,pad=0.35", fc="white", ec=INK),
+    )
+ax.text(0.2, 0, "X", ha="center", va="center", fontsize=13)
+ax.text(7.9, 0, "Z", ha="center", va="center", fontsize=13)
+ax.text(0.9, -1.5, "backward: sum", ha="center", fontsize=9)
+ax.text(7.1, -1.5, "forward: sum", ha="center", fontsize=9)
+ax.set(xlim=(-1.2, 8.4), ylim=(-1.7, 1.3))
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# **Exercise 1.** Forward and backward of the MLP, its matrices in parts, all ranks in one process: for each part
+# `A[i]` (some columns) and `B[i]` (some rows). `GeLU(x)` gives y, and a function for the way back. Biases are left out.
+# (What is there takes the gradient of X from the last part alone.)
+
+
+# %%
+def my_mlp(X, A, B, gZ):
+    """Z, the gradient of X, and lists of the gradients of the parts of A and B."""
+    # gap: a sum in g, and one in f
+    # Z, gA, gB = 0, [], []
+    # for a, b in zip(A, B, strict=True):
+    #     y, back = GeLU(X @ a)
+    #     Z = y @ b
+    #     gB.append(y.T @ gZ)
+    #     gH = back(gZ @ b.T)
+    #     gA.append(X.T @ gH)
+    #     gX = gH @ a.T
+    # return Z, gX, gA, gB
+    # solution
+    Z, gX, gA, gB = 0, 0, [], []
+    for a, b in zip(A, B, strict=True):
+        y, back = GeLU(X @ a)
+        Z = Z + y @ b  # g: the sum of all ranks' terms
+        gB.append(y.T @ gZ)
+        gH = back(gZ @ b.T)
+        gA.append(X.T @ gH)
+        gX = gX + gH @ a.T  # f, backward: X has gone into all parts
+    return Z, gX, gA, gB
+    # end
+
+
+# %%
+p = network.layout.views(network.layout.zeros(np.float64))
+gradients = network.layout.zeros(np.float64)
+g = network.layout.views(gradients)
+rng = np.random.default_rng(1)
+X, gZ = rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
+p[0].W[...], p[2].W[...] = rng.standard_normal((4, 8)), rng.standard_normal((8, 4))
+Z, saved = network.forward(p, X.copy(), run)
+Z = Z.copy()
+numerical, eps = np.zeros_like(X), 1e-6  # a network gives no gradient of its input: take it by differences
+for i in np.ndindex(*X.shape):
+    ends = []
+    for sign in (1, -1):
+        moved = X.copy()
+        moved[i] += sign * eps
+        ends.append((network.forward(p, moved, network.run())[0] * gZ).sum())
+    numerical[i] = (ends[0] - ends[1]) / (2 * eps)
+Z2, saved = network.forward(p, X.copy(), run)
+network.backward(p, g, gZ.copy(), saved, run)
+for t in (1, 2, 4):
+    parts = np.split(p[0].W, t, axis=1), np.split(p[2].W, t, axis=0)
+    mine = checks.call(my_mlp, X, *parts, gZ)
+    checks.same(mine[0], Z, f"Z on {t} ranks")
+    checks.same(mine[1], numerical, f"the gradient of X on {t} ranks", tolerance=1e-6)
+    checks.same(np.concatenate(mine[2], axis=1), g[0].W, f"the gradient of A on {t} ranks")
+    checks.same(np.concatenate(mine[3], axis=0), g[2].W, f"the gradient of B on {t} ranks")
+checks.right("on 1, 2 and 4 ranks as nn in one process")
+
+_, axes = plt.subplots(1, 4, figsize=(11, 2.4))
+for ax, array, name in zip(axes, (mine[1], g[0].W, g[2].W, mine[0]), ("gX", "gA", "gB", "Z"), strict=True):
+    ax.imshow(array, cmap="RdBu", vmin=-8, vmax=8, aspect="auto")
+    for i in range(1, 4):
+        cut = ax.axvline if name == "gA" else ax.axhline
+        if name in ("gA", "gB"):
+            cut(2 * i - 0.5, color=INK, lw=1.5)
+    ax.set(
+        title=name + {"gA": ": each rank some columns", "gB": ": some rows"}.get(name, ": on all ranks"),
+        xticks=[],
+        yticks=[],
+    )
+plt.show()
+
+# %% [markdown]
+# No gradient of a *parameter* is ever sent: each rank has all that concerns its part. And each has 1/t of the
+# parameters, of the gradients, of the optimizer's moments, and of the arithmetic.
+#
+# ## 3. Attention: by heads
+#
+# Multi-head attention is made for this. Head h has its own columns of the matrices for queries, keys and values, and
+# does its softmax by itself; the projection at the end takes all heads' outputs side by side: cut it by rows. So: f,
+# some heads on each rank, g. Written out for one sequence, and compared with `nn.MultiHeadAttention`:
+
+# %%
+T, D, H = 7, 12, 4
+attention = nn.Network(nn.MultiHeadAttention(D, H, causal=True), (T, D), np.float64)
+flat = attention.layout.zeros(np.float64)
+attention.layout.initialize(flat, 3)
+p = attention.layout.views(flat)
+x = np.random.default_rng(4).standard_normal((T, D))
+
+
+def some_heads(x, heads):
+    """This rank's term of the output, and the probabilities of its heads."""
+    d, term, shown = D // H, 0, []
+    Q, K, V = np.split(p.Wqkv, 3, axis=1)
+    for h in heads:
+        mine = slice(h * d, (h + 1) * d)  # columns of Q, K, V, and rows of the projection
+        q, k, v = x @ Q[:, mine], x @ K[:, mine], x @ V[:, mine]
+        scores = np.where(np.tri(T, dtype=bool), q @ k.T / np.sqrt(d), -np.inf)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        weights /= weights.sum(1, keepdims=True)
+        term = term + weights @ v @ p.Wo[mine]
+        shown.append(weights)
+    return term, shown
+
+
+terms = [some_heads(x, heads) for heads in ((0, 1), (2, 3))]  # two ranks
+y = terms[0][0] + terms[1][0] + p.bo  # g; the bias is added once, behind it
+theirs, _ = attention.forward(p, x[None], attention.run())
+print(f"two ranks with two heads each, and nn: differ by {np.abs(y - theirs[0]).max():.1e}")
+assert np.allclose(y, theirs[0], rtol=1e-12, atol=1e-14)
+
+_, axes = plt.subplots(1, 4, figsize=(11, 2.7), sharey=True)
+for h, ax in enumerate(axes):
+    ax.imshow(terms[h // 2][1][h % 2], cmap="Blues", vmin=0, vmax=1)
+    ax.set_title(f"head {h}, on rank {h // 2}", color=SHADES[h // 2])
+    ax.set(xlabel="looks at place")
+axes[0].set_ylabel("place")
+plt.show()
+
+# %% [markdown]
+# So a block of a transformer has two pairs of f and g: four allreduces of N T D numbers, two forward and two backward.
+# And there cannot be more ranks than heads.
+#
+# ## 4. A loss of which nobody has all the outputs
+#
+# The last layer has V outputs, one for every word: 50,000 and more. It is cut by columns, and gathering all of them
+# would be the largest message of the step. But the loss needs little of them. For one place with the target y:
+#
+# $$ \ell = \log \sum_{c} e^{z_c} - z_y = \log \sum_c e^{z_c - m} - (z_y - m), \qquad m = \max_c z_c . $$
+#
+# Three small allreduces, one number a row each: the **maximum**; the **sum of the exponentials**; the **target's
+# logit**, which one rank has, and all others give as zero. The gradient $\mathrm{softmax}(z) - \mathrm{onehot}$ is
+# then local.
+#
+# **Exercise 2.** Write it for all ranks in one process: `z[i]` are the logits of rank i, for the classes from
+# `first[i]` on. (What is there lets each rank take its own maximum and its own sum.)
+
+
+# %%
+def my_split_loss(z, first, target):
+    """The loss of every row, and a list of the gradients of the parts of z."""
+    rows = np.arange(len(target))
+    # gap: the maximum of all, the sum of all, the target's logit
+    # loss, gz = 0, []
+    # for part, lo in zip(z, first, strict=True):
+    #     m = part.max(axis=1)
+    #     e = np.exp(part - m[:, None])
+    #     here = (target >= lo) & (target < lo + part.shape[1])
+    #     own = np.where(here, part[rows, np.where(here, target - lo, 0)] - m, 0)
+    #     loss = loss + np.log(e.sum(axis=1)) - own
+    #     gz.append(e / e.sum(axis=1)[:, None])
+    # return loss, gz
+    # solution
+    m = np.max([part.max(axis=1) for part in z], axis=0)  # allreduce, maximum
+    total = sum(np.exp(part - m[:, None]).sum(axis=1) for part in z)  # allreduce, sum
+    own, gz = 0, []
+    for part, lo in zip(z, first, strict=True):
+        here = (target >= lo) & (target < lo + part.shape[1])
+        own = own + np.where(here, part[rows, np.where(here, target - lo, 0)] - m, 0)  # allreduce, sum
+        g = np.exp(part - m[:, None]) / total[:, None]
+        g[rows[here], target[here] - lo] -= 1
+        gz.append(g)
+    return np.log(total) - own, gz
+    # end
+
+
+# %%
+def draw_losses(got, want):
+    """A bar for every row."""
+    _, ax = plt.subplots(figsize=(6.4, 2.6))
+    ax.bar(np.arange(len(want)) - 0.2, want, 0.4, color=GREY, label="wanted")
+    ax.bar(np.arange(len(want)) + 0.2, got, 0.4, color=RED, label="yours")
+    ax.set(xlabel="row", ylabel="loss", title="classes on three ranks: 4, 4 and 3 of 11", ylim=(0, 1.4 * max(want)))
+    ax.legend()
+
+
+rng = np.random.default_rng(5)
+z, target = 4 * rng.standard_normal((6, 11)), np.array([0, 3, 4, 7, 8, 10])
+z[2] += 800  # exp of it would be infinite
+want, want_gz = [], np.zeros_like(z)
+for i in range(6):
+    loss, gz = nn.CrossEntropyLoss()(z[i : i + 1], target[i : i + 1], 1, run)
+    want.append(loss)
+    want_gz[i] = gz
+first, parts = (0, 4, 8), [z[:, :4], z[:, 4:8], z[:, 8:]]
+loss, gz = checks.call(my_split_loss, [part.copy() for part in parts], first, target)
+checks.same(loss, want, "the loss of every row", draw=draw_losses)
+checks.same(np.concatenate(gz, axis=1), want_gz, "the gradient of [row, class]")
+checks.right("as nn.CrossEntropyLoss of all eleven classes, a row with logits of 800 too")
+draw_losses(loss, want)
+
+# %% [markdown]
+# ## 5. The price
+#
+# Take a block of a large transformer: D = 12,288, sequences of 2,048, one at a time on a rank. It has 12 D^2 weights,
+# so forward and backward make 6 x 12 D^2 x 2,048 operations; say 140 TFLOP/s. Its four allreduces carry T D numbers
+# of two bytes each. On t ranks inside of a node (300 GB/s), and over a network (25 GB/s):
+
+# %%
+D, T = 12_288, 2_048
+alone = 6 * 12 * D**2 * T / 140e12
+inside, between = Network.hockney(5e-6, 1 / 300e9), Network.hockney(20e-6, 1 / 25e9)
+degrees = [1, 2, 4, 8, 16, 32]
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
+for name, network_, colour in (("in a node, 300 GB/s", inside, BLUE), ("network, 25 GB/s", between, RED)):
+    sums = [
+        4 * price(allreduce.ring, t, T * D, itemsize=2, network=network_).seconds if t > 1 else 0.0 for t in degrees
+    ]
+    speedup = [alone / (alone / t + s) for t, s in zip(degrees, sums, strict=True)]
+    left.plot(degrees, speedup, "o-", color=colour, label=name)
+    right.plot(degrees, 100 * np.array(speedup) / degrees, "o-", color=colour, label=name)
+    print(f"{name}: on 8 ranks {speedup[3]:.1f} times as fast, {speedup[3] / 8:.0%} efficient")
+left.plot(degrees, degrees, ":", color=GREY, label="ideal")
+right.plot(8, 77, "*", ms=14, color=INK, label="Megatron, 8 GPUs: 77%")
+for ax in (left, right):
+    ax.set(xscale="log", xlabel="ranks that share every layer")
+    ax.set_xticks(degrees, degrees)
+    ax.set_xticks([], minor=True)
+left.set(yscale="log", ylabel="times as fast", title="One block, one sequence")
+left.set_yticks(degrees, degrees)
+left.set_yticks([], minor=True)
+right.set(ylabel="efficiency (%)", ylim=(0, 105), title="The sums are on the critical path")
+left.legend()
+right.legend()
+plt.show()
+
+# %% [markdown]
+# These sums cannot hide behind computation: the next layer waits for them. So tensor parallelism lives where the
+# network is fastest, on the ranks of one node; pipelines go between nodes, since they send little; data parallelism
+# goes around everything. A **mesh** of ranks has an axis for each. Here 32 ranks, 8 a node, as 2 x 4 x 4; neighbours
+# share layers:
+
+# %%
+data_, stages, parts_ = 2, 4, 4
+_, ax = plt.subplots(figsize=(9, 2.6))
+for rank in range(32):
+    d, s, t = rank // 16, rank // 4 % 4, rank % 4
+    x, y = t + 4.6 * s, -d
+    ax.add_patch(plt.Rectangle((x, y), 0.92, 0.8, facecolor=SHADES[t], alpha=1.0 if d == 0 else 0.55))
+    ax.text(x + 0.46, y + 0.4, rank, ha="center", va="center", color="white")
+for s in range(4):
+    ax.text(4.6 * s + 2, 1.0, f"stage {s}", ha="center")
+    for d in range(2):
+        ax.add_patch(plt.Rectangle((4.6 * s - 0.12, -d - 0.1), 4.16, 1.0, fill=False, ec=GREY, ls=":"))
+for d in range(2):
+    ax.text(-0.4, -d + 0.4, f"replica {d}", ha="right", va="center")
+ax.set(
+    xlim=(-2.2, 18.2), ylim=(-1.3, 1.4), title="data=2, pipeline=4, tensor=4: a frame is a group that sums activations"
+)
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# ## 6. A transformer on two ranks
+#
+# The task: continue a sequence. A sequence counts upwards, in steps of 1 to 3, modulo 12; the network has to find out
+# the step from what it has seen. Nobody can know the second number; from the third on all is determined.
+
+
+# %%
+def sequences(count, length=12, seed=0):
+    """x: (count, length) ids; y: what follows each."""
+    rng = np.random.default_rng(seed)
+    start, step = rng.integers(12, size=(count, 1)), rng.integers(1, 4, size=(count, 1))
+    ids = (start + step * np.arange(length + 1)) % 12
+    return ids[:, :-1], ids[:, 1:]
+
+
+def work():
+    """(network, loss, optimizer): the same in every process."""
+    network = nn.models.build("transformer:32,4,2", (12,), 12, "float64")
+    return network, nn.CrossEntropyLoss(), nn.Adam(0.003)
+
+
+def train(trainer, steps=80):
+    """Losses on batches of 32 sequences."""
+    return [trainer.step(*sequences(32, seed=step)) for step in range(steps)]
+
+
+one = nn.Serial(*work())
+losses_one = train(one)
+alone = one.state()
+print(one.network.summary())
+
+# %%
+# %%mpi -n 2 --with work,train,sequences,np,nn -o losses,state,held
+from mpi4py import MPI
+from threadpoolctl import threadpool_limits
+
+from collectives import Communicator
+from parallel import TensorParallel
+
+limits = threadpool_limits(1, user_api="blas")
+trainer = TensorParallel(*work(), Communicator(MPI.COMM_WORLD))
+held = {name: list(array.shape) for name, array in trainer.held.layout.items(trainer.parameters)}
+losses = train(trainer)
+state = {name: array for name, array in trainer.state().items() if name.startswith("param/")}
+trainer.close()
+
+# %%
+far = max(np.abs(state[0][name] - alone[name]).max() for name in state[0])
+print(f"parameters of two ranks and of one process, after 80 steps of Adam: apart by {far:.1e}")
+assert far < 1e-9 and np.allclose(losses[0], losses_one, rtol=1e-9)
+
+_, (left, right) = plt.subplots(1, 2, figsize=(11, 3.4))
+left.plot(losses_one, color=GREY, lw=5, alpha=0.5, label="one process")
+left.plot(losses[0], color=BLUE, label="two ranks")
+left.axhline(np.log(3) / 12, color=GREEN, ls=":", label="as good as it can be")
+left.set(xlabel="step", ylabel="loss", title="Training", ylim=(0, None))
+left.legend()
+names = [name for name in held[0] if name.endswith(("W", "Wqkv", "Wo")) and len(held[0][name]) == 2][::-1]
+whole = {name: alone[f"param/{name}"].size for name in names}
+for rank in range(2):
+    size = [np.prod(held[rank][name]) for name in names]
+    right.barh(names, size, left=[rank * s for s in size] if rank else 0, color=SHADES[rank], label=f"rank {rank}")
+right.set(xlabel="numbers", title="Who has what of each matrix")
+right.tick_params(axis="y", labelsize=8)
+right.legend()
+plt.show()
+
+# %% [markdown]
+# Every matrix is cut. What is not cut (normalisation, the biases behind g, positions) is on both ranks, and gets the
+# same gradient on both, because f and g leave whole what must be whole.
+
+# %%
+x, y = sequences(6, seed=999)
+guess = one.predict(x).argmax(-1)
+_, ax = plt.subplots(figsize=(8, 2.6))
+ax.imshow(guess == y, cmap="RdYlGn", vmin=-0.4, vmax=1.4, aspect="auto", alpha=0.6)
+for (i, j), value in np.ndenumerate(x):
+    ax.text(j, i, f"{value} → {guess[i, j]}", ha="center", va="center", fontsize=9)
+ax.set(xlabel="place", ylabel="sequence", title="seen → predicted; red: wrong (the first is a guess)")
+plt.show()
+assert (guess[:, 2:] == y[:, 2:]).mean() > 0.9
+
+# %% [markdown]
+# ## Try
+#
+# - `TensorParallel(..., way="sequence")` cuts the activations between the blocks along the places, too: each allreduce
+#   becomes a reduce-scatter and an allgather (Korthikanti et al. 2022). The same bytes; what is saved?
+# - With three ranks four heads cannot be shared evenly. What does the library say?
+# - `python scripts/train.py --ranks 2 --strategy tensor --model transformer:64,4,2 --data stdlib`
+#
+# *Sources: Shoeybi et al. 2019 (Megatron-LM); Vaswani et al. 2017 (attention); Narayanan et al. 2021 (the mesh).*
+#
+# Next: `15_laws.py`.

@@ -1,0 +1,181 @@
+"""What the exercises of the course are checked with: each check says in a sentence what is wrong, and draws it.
+
+| | |
+|---|---|
+| `style()` | one look for all pictures |
+| `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
+| `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
+| `expect(ok, sentence, draw)` | anything else |
+| `show(figure)` | a figure of the library's, or those of pyplot |
+| `graded(grade)` | a puzzle of `collectives.puzzles`, or a report of `collectives.check` |
+| `right(sentence)` | what is said when all is well |
+"""
+
+import traceback
+
+import matplotlib.pyplot as plt
+import numpy as np
+from cycler import cycler
+
+# Colours that differ for every kind of colour blindness, and in grey (Okabe, Ito 2008).
+BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
+INK, GREY, PALE = "#1f2430", "#5d6675", "#dfe3ea"
+
+
+class NotYet(AssertionError):
+    """An exercise that is not solved yet. The notebook shows the sentence, and no traceback."""
+
+    def _render_traceback_(self):
+        return [f"Not yet. {self}"]
+
+
+def style() -> None:
+    """The look of all pictures in the course: large enough for a projector, no ink that says nothing."""
+    plt.rcParams.update(
+        {
+            "figure.dpi": 100,
+            "figure.constrained_layout.use": True,
+            "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, PINK, SKY, RED]),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.edgecolor": GREY,
+            "axes.labelcolor": INK,
+            "axes.titlesize": 11,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "xtick.color": GREY,
+            "ytick.color": GREY,
+            "legend.frameon": False,
+            "legend.fontsize": 9,
+            "lines.linewidth": 1.8,
+            "image.cmap": "gray_r",
+        }
+    )
+
+
+def right(sentence: str) -> None:
+    """Say that an exercise is solved."""
+    print(f"Right: {sentence}")
+
+
+def expect(ok: bool, sentence: str, draw=None) -> None:
+    """Unless `ok`: draw, and raise NotYet with the sentence. What `draw` returns, if a figure, is shown."""
+    if not ok:
+        if draw is not None:
+            show(draw())
+        raise NotYet(sentence)
+
+
+def show(figure=None) -> None:
+    """A figure of the library's, which pyplot does not know; else those of pyplot."""
+    if hasattr(figure, "savefig"):
+        from IPython.display import display
+
+        display(figure)
+    plt.show()
+
+
+def call(function, *arguments, **named):
+    """What the learner's function returns.
+
+    Raises
+    ------
+    NotYet
+        It returns nothing or `...`, or raises: then with the line where it does.
+    """
+    try:
+        value = function(*arguments, **named)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename != __file__ and frame.line]
+        where = f", at `{own[-1].line}`" if own else ""
+        raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.") from None
+    written(value, f"`{function.__name__}`")
+    return value
+
+
+def written(value, name: str) -> None:
+    """Raise NotYet where a value is None or `...`: what is to be written is not."""
+    parts = value if isinstance(value, tuple | list) else [value]
+    if any(part is None or part is ... for part in parts):
+        raise NotYet(f"{name} gives {value}: write it where the cell says `Your turn`.")
+
+
+def same(got, want, name: str, *, tolerance: float = 1e-9, draw=None) -> None:
+    """Compare numbers or arrays, and where they differ draw both; raises NotYet.
+
+    Parameters
+    ----------
+    got, want : array-like
+    name : str
+        Of what is compared, for the sentence.
+    tolerance : float
+        Of a difference, in units of the largest wanted value.
+    draw : callable, optional
+        Of (got, want): another picture than `draw_both`.
+    """
+    written(got, name)
+    want = np.asarray(want)
+    try:
+        got = np.asarray(got, dtype=np.result_type(want, float))
+    except (TypeError, ValueError):
+        raise NotYet(f"{name} is {type(got).__name__}, and an array of numbers is expected.") from None
+    if got.shape != want.shape:
+        raise NotYet(f"{name} has the shape {got.shape}, and {want.shape} is expected.")
+    off = np.abs(got - want)
+    bound = tolerance * max(float(np.abs(want).max(initial=0)), 1e-300)
+    if (off <= bound).all():  # nan is not
+        return
+    show((draw or draw_both)(got, want))
+    raise NotYet(f"{name}: {difference(got, want, off, bound)}")
+
+
+def difference(got, want, off, bound) -> str:
+    """How two arrays differ, in a sentence: by a factor, in the sign, or where."""
+    if not np.isfinite(got).all():
+        return f"{int((~np.isfinite(got)).sum())} of {got.size} values are not finite."
+    wrong = off > bound
+    large = np.abs(want) > 1e-6 * np.abs(want).max()
+    ratios = got[large] / want[large]
+    if got.size > 1 and ratios.size and np.ptp(ratios) <= 1e-6 * abs(ratios.mean()) and not got[~large].any():
+        if np.isclose(ratios.mean(), -1):
+            return "it has the wrong sign, everywhere."
+        return f"it is {ratios.mean():.4g} times what is wanted, everywhere."
+    if got.shape == ():
+        return f"yours is {got:.6g}, and {want:.6g} is wanted."
+    worst = np.unravel_index(off.argmax(), off.shape)
+    at = ", ".join(map(str, worst))
+    much = "all values are" if wrong.all() else f"{wrong.sum()} of {wrong.size} values are"
+    return f"{much} wrong; the worst is [{at}]: yours is {got[worst]:.6g}, and {want[worst]:.6g} is wanted."
+
+
+def draw_both(got, want) -> None:
+    """What is there and what is wanted, side by side."""
+    if want.ndim >= 2 and min(want.shape[-2:]) > 1:
+        got, want = (a.reshape(-1, a.shape[-1]) for a in (got, want))
+        most = float(np.abs(np.nan_to_num(want)).max()) or 1.0
+        _, axes = plt.subplots(1, 3, figsize=(9, 3))
+        for ax, image, title in zip(axes, (got, want, got - want), ("yours", "wanted", "yours - wanted"), strict=True):
+            shown = ax.imshow(image, cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+            ax.set_title(title)
+        plt.colorbar(shown, ax=axes, shrink=0.9)
+        return
+    got, want = np.ravel(got), np.ravel(want)
+    _, ax = plt.subplots(figsize=(7, 2.8))
+    places = np.arange(len(want))
+    if len(want) > 40:
+        ax.plot(places, want, color=GREY, lw=4, alpha=0.5, label="wanted")
+        ax.plot(places, got, color=RED, label="yours")
+    else:
+        ax.bar(places - 0.2, want, 0.4, color=GREY, label="wanted")
+        ax.bar(places + 0.2, got, 0.4, color=RED, label="yours")
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.legend()
+
+
+def graded(grade) -> None:
+    """Print what the grader of a puzzle, or `collectives.check`, says. Not right: draw it, and raise NotYet."""
+    if not grade:
+        show(grade.draw())
+        raise NotYet(str(grade))
+    print(grade)

@@ -1,0 +1,53 @@
+"""How ranks meet that have the same part of a network: those of the axis "data" beside other axes."""
+
+from __future__ import annotations
+
+from parallel.exchange.base import Exchange
+from parallel.exchange.compression import BY_NAME, Compressor
+from parallel.exchange.compression.exchange import Compressed
+from parallel.exchange.messages import Messages
+from parallel.exchange.sharded import Sharded
+from parallel.mesh import Mesh
+from parallel.strategies.capabilities import ALIKE, CAPABILITIES
+
+BUCKETING = {"bucket": 25.0, "first": 1.0, "overlap": "none"}
+
+
+def exchange_along(
+    mesh: Mesh,
+    stage: int = 0,
+    bucketing: dict | None = None,
+    unit_bytes: int = 1 << 20,
+    prefetch: int | None = None,
+    compressor: Compressor | None = None,
+) -> Exchange:
+    """What sums gradients along the axis "data" of a mesh with others.
+
+    Parameters
+    ----------
+    stage : {0, 1, 2, 3}
+        Of ZeRO: what is in shards; 0 for nothing.
+    bucketing : bucket, first, overlap of exchange/messages.py, or None
+        How gradients are summed that are neither in shards nor compressed.
+    unit_bytes, prefetch
+        As for FullyShardedDataParallel.
+    compressor : Compressor or None
+        Of gradients that are not in shards.
+
+    Raises
+    ------
+    ValueError
+        What the strategies do not declare: see strategies/capabilities.py.
+    """
+    axis = "pipeline" if mesh.pipeline else "tensor"
+    if compressor and (stage or type(compressor) not in [BY_NAME[name] for name in ALIKE]):
+        raise ValueError(f"{compressor!r} does not work with an axis {axis}: {CAPABILITIES[axis].not_compressed}")
+    if stage > 1 and mesh.pipeline:
+        raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {CAPABILITIES['fsdp'].not_stages}")
+    if mesh.count == 1:
+        return Exchange()
+    if stage:
+        return Sharded(stage, unit_bytes, None, False, prefetch)
+    if compressor:
+        return Compressed(compressor)
+    return Messages(bucketing or BUCKETING, "ranks have parts of one network")

@@ -1,0 +1,172 @@
+"""The halo of an image that is cut in height: rows that a rank needs of others, and their gradients back.
+
+Rank r of p has the rows floor(r h / p) to floor((r + 1) h / p). A window that moves over them needs an interval, some
+of which other ranks have: usually the neighbours, of small images also those behind. One round of messages brings
+them; the same round the other way takes their gradients home, where they are added.
+
+    halo(rank, needs, owned, size)     # a schedule: rounds for collectives
+
+Cost of a 3x3 convolution of N images of width W and C channels: each rank sends 2 N W C elements, each way, however
+many rows it has: the share of communication falls as images grow. Source: Dryden et al. 2019 (spatial parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from collectives.steps import Recv, Send
+from parallel.strategies.tensor.moves import Cut
+
+Interval = tuple[int, int]
+
+
+def common(a: Interval, b: Interval) -> Interval:
+    """What two intervals have in common; empty ones begin where they end."""
+    lo, hi = max(a[0], b[0]), min(a[1], b[1])
+    return lo, max(lo, hi)
+
+
+def owned_rows(height: int, ranks: int) -> list[Interval]:
+    """The rows of every rank."""
+    return [Cut(1, height).bounds(rank, ranks) for rank in range(ranks)]
+
+
+def pieces(rank: int, needs: Sequence[Interval], owned: Sequence[Interval]) -> tuple[list, list]:
+    """(what this rank sends, what it receives): (rank, rows) of each message, by ranks."""
+    others = [other for other in range(len(needs)) if other != rank]
+    sends = [(other, common(owned[rank], needs[other])) for other in others]
+    receives = [(other, common(needs[rank], owned[other])) for other in others]
+    return tuple([(other, rows) for other, rows in found if rows[1] > rows[0]] for found in (sends, receives))
+
+
+def halo(rank: int, needs: Sequence[Interval], owned: Sequence[Interval], size: int, back: bool = False) -> Iterator:
+    """One round: buffer "mine" has what is sent, "theirs" what comes, messages of one rank after the other.
+
+    Parameters
+    ----------
+    needs, owned : of every rank, an interval of rows
+    size : int
+        Elements of a row, of all samples.
+    back : bool
+        The other way: of gradients; "theirs" is sent and "mine" comes.
+    """
+    sends, receives = pieces(rank, needs, owned)
+    out, into = (Recv, Send) if back else (Send, Recv)
+    steps = []
+    for kind, buffer, messages in ((out, "mine", sends), (into, "theirs", receives)):
+        at = 0
+        for other, (lo, hi) in messages:
+            steps.append(kind(other, buffer, at, at + (hi - lo) * size))
+            at += (hi - lo) * size
+    yield tuple(steps)
+
+
+class Halo:
+    """What a layer needs of its input's rows, on one rank.
+
+    Parameters
+    ----------
+    height : int
+        Of the whole image.
+    needs : sequence of (lo, hi)
+        Rows that each rank needs, inside the image.
+    rank : int
+
+    Attributes
+    ----------
+    lo, hi : int
+        The rows that this rank needs.
+    moves : bool
+        Whether any rank needs anything of another.
+    """
+
+    def __init__(self, height: int, needs: Sequence[Interval], rank: int):
+        self.height, self.needs, self.rank = height, list(needs), rank
+        self.owned = owned_rows(height, len(needs))
+        self.lo, self.hi = needs[rank]
+        self.sends, self.receives = pieces(rank, needs, self.owned)
+        self.moves = any(any(pieces(r, needs, self.owned)) for r in range(len(needs)))
+        self.plans: dict[tuple, tuple] = {}  # shape of a row of all samples -> buffers, plan there, plan back
+
+    @property
+    def rows(self) -> int:
+        """How many rows this rank has."""
+        lo, hi = self.owned[self.rank]
+        return hi - lo
+
+    def keep(self, x: np.ndarray, run) -> np.ndarray:
+        """The rows that this rank needs, of a whole image (N, H, W, C)."""
+        found = run.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
+        found[...] = x[:, self.lo : self.hi]
+        return found
+
+    def fetch(self, x: np.ndarray, run) -> np.ndarray:
+        """This rank's rows x (N, rows, W, C) with those it needs of others, and without those it does not need."""
+        if self._as_it_is():
+            return x
+        found = run.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
+        first = self.owned[self.rank][0]
+        lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
+        found[:, lo - self.lo : hi - self.lo] = x[:, lo - first : hi - first]
+        if self.moves and x.size:
+            mine, theirs, there, _ = self._plan(x, run)
+            for part, (lo, hi) in _parts(mine, self.sends):
+                part[...] = x[:, lo - first : hi - first]
+            run.group("space").communicator.Run(there, f"halo of layer {run.path}")
+            for part, (lo, hi) in _parts(theirs, self.receives):
+                found[:, lo - self.lo : hi - self.lo] = part
+        return found
+
+    def give_back(self, gx: np.ndarray, run) -> np.ndarray:
+        """The gradient of this rank's rows from that of the rows it needs, and what other ranks have for it."""
+        if self._as_it_is():
+            return gx
+        first = self.owned[self.rank][0]
+        found = run.empty((len(gx), self.rows, *gx.shape[2:]), gx.dtype)
+        found[...] = 0
+        lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
+        found[:, lo - first : hi - first] = gx[:, lo - self.lo : hi - self.lo]
+        if self.moves and gx.size:
+            mine, theirs, _, back = self._plan(gx, run)
+            for part, (lo, hi) in _parts(theirs, self.receives):
+                part[...] = gx[:, lo - self.lo : hi - self.lo]
+            run.group("space").communicator.Run(back, f"halo of layer {run.path}, backward")
+            for part, (lo, hi) in _parts(mine, self.sends):
+                found[:, lo - first : hi - first] += part
+        return found
+
+    def _as_it_is(self) -> bool:
+        """Whether every rank needs what it has."""
+        return self.needs == self.owned
+
+    def _plan(self, x: np.ndarray, run) -> tuple:
+        """(buffer of what is sent, of what comes, plan, plan back) for samples of that number and kind (collective)."""
+        shape, dtype = (len(x), *x.shape[2:]), x.dtype
+        if (key := (shape, dtype)) not in self.plans:
+            counts = (sum(hi - lo for _, (lo, hi) in messages) for messages in (self.sends, self.receives))
+            mine, theirs = (np.empty((count, *shape), dtype) for count in counts)
+            communicator, size = run.group("space").communicator, int(np.prod(shape))
+            flat = {"mine": mine.reshape(-1), "theirs": theirs.reshape(-1)}
+            plans = (
+                communicator.compile(halo(self.rank, self.needs, self.owned, size, back), **flat)
+                for back in (False, True)
+            )
+            self.plans[key] = mine, theirs, *plans
+        return self.plans[key]
+
+    def close(self) -> None:
+        """Free the plans (collective)."""
+        for *_, there, back in self.plans.values():
+            there.free()
+            back.free()
+        self.plans = {}
+
+
+def _parts(buffer: np.ndarray, messages: list) -> Iterator[tuple[np.ndarray, Interval]]:
+    """Each message as (N, rows, W, C), a view of a buffer (all rows, N, W, C); and which rows they are."""
+    at = 0
+    for _, (lo, hi) in messages:
+        yield buffer[at : at + hi - lo].swapaxes(0, 1), (lo, hi)
+        at += hi - lo

@@ -1,0 +1,147 @@
+"""Spatial and branch parallelism: ranks compute the same samples together, and each has all parameters.
+
+Along the axis "space" each rank has some rows of every image, from the first convolution to where the images become
+features: so one image that is too large for a rank's memory fits several, and a batch may be smaller than the ranks.
+Along the axis "branch" each computes some of the branches of every module that has them. What cannot be shared all do
+alike. Along the axis "data" such groups share every global batch.
+
+A gradient is a term on each rank, of its rows or of its branches, so the gradients of **all** ranks are summed, as in
+data parallelism: by the same exchanges. Cost of a step over that of data parallelism, for each layer: halos of 2 rows a
+3x3 convolution and direction (space), an allgather of what the branches make and an allreduce of the gradient of what
+they take (branch). Gradients travel the same, and between more ranks.
+
+Sources: Dryden et al. 2019 (space); Szegedy et al. 2014 (inception modules), Dean et al. 2012 (parts of a model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from nn.core.network import Network
+from nn.losses import Loss
+from nn.optim.optimizers import Optimizer
+from parallel.mesh import Mesh, Ranks
+from parallel.passes.whole import Whole
+from parallel.strategies.data_parallel import summing
+from parallel.strategies.operators import branches, space
+from parallel.strategies.operators.rows import closed
+from parallel.trainer import Trainer
+
+REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
+
+
+class Together(Whole):
+    """A step of which each rank of an axis computes some rows of the images, or some branches.
+
+    Parameters
+    ----------
+    axis : {"space", "branch"}
+    """
+
+    def __init__(self, axis: str):
+        self.axis = axis
+
+    def hold(self, network, mesh):
+        self.knows = mesh.places[self.axis] == 0
+        return REWRITTEN[self.axis](network, mesh.places[self.axis], mesh.sizes[self.axis])
+
+    def start(self, mesh, network):
+        super().start(mesh, network)
+        self.addends = mesh.size
+
+    def join(self, trainer):
+        held = trainer.held
+        self.root = held.root
+        if trainer.communicator:
+            trainer.run.context.groups["everyone"] = Ranks(trainer.communicator)
+        self.counted = None
+        branches_ = dict(branches.elsewhere(held.root))
+        if held.state_layout.size and branches_:  # statistics are those of whoever has the branch
+            self.counted = np.full_like(trainer.statistics, self.knows)
+            for name, array in held.state_layout.items(self.counted):
+                inside = [away for path, away in branches_.items() if name.startswith(path + ".")]
+                if inside:
+                    array[...] = not inside[0]
+
+    def cut(self, samples, total, parts):
+        """As Whole; every rank's gradients are an addend."""
+        found = super().cut(samples, total, parts)
+        return [micro if micro.addend is None else micro._replace(addend=self.mesh.rank) for micro in found]
+
+    def place(self, samples, total, parts):
+        """Not by samples."""
+        return None
+
+    def loss(self, trainer, z, y, total):
+        """All ranks of the axis have the outputs; one tells the loss."""
+        loss, gz = super().loss(trainer, z, y, total)
+        if self.counted is not None:
+            trainer.statistics *= self.counted
+            trainer.run.group(self.axis).sum(trainer.statistics)
+        return loss if self.knows else 0.0, gz
+
+    def evaluate(self, trainer, x, y):
+        sums = super().evaluate(trainer, x, y)
+        return sums if self.knows else np.zeros_like(sums)
+
+    def close(self):
+        closed([self.root])
+
+    def describe(self):
+        what = {"space": "some rows of every image", "branch": "some branches of every module"}
+        return f"{self.mesh.sizes[self.axis]} ranks compute the same samples, each {what[self.axis]}"
+
+
+def SpatialParallel(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, space: int = 0, **exchange
+) -> Trainer:
+    """`Serial` on many ranks, each of which has some rows of every image.
+
+    Parameters
+    ----------
+    network, loss, optimizer, seed
+        As for Serial, alike on all ranks.
+    communicator : collectives.Communicator
+    space : int
+        How many ranks share an image; 0 for all. Those of one group are neighbours, and are given the same samples;
+        groups share every global batch.
+    **exchange
+        How gradients are summed: node_memory, overlap, bucket, first_bucket, limit of DistributedDataParallel.
+
+    Raises
+    ------
+    ValueError
+        A network of which nothing can be cut in height into so many parts: why.
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+    return _together("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, exchange)
+
+
+def BranchParallel(
+    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, branch: int = 0, **exchange
+) -> Trainer:
+    """`Serial` on many ranks, each of which computes some of the branches of every module that has them.
+
+    Parameters
+    ----------
+    network, loss, optimizer, communicator, seed, **exchange
+        As for SpatialParallel.
+    branch : int
+        How many ranks share the branches; 0 for all.
+
+    Raises
+    ------
+    ValueError
+        A network without branches.
+    ReplicaError
+        If ranks were given different networks, losses or optimizers.
+    """
+    return _together("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, exchange)
+
+
+def _together(axis, name, network, loss, optimizer, communicator, seed, ranks, exchange) -> Trainer:
+    mesh = Mesh(communicator, **{axis: ranks or communicator.size})
+    return Trainer(network, loss, optimizer, mesh, Together(axis), summing(communicator, **exchange), seed, name)

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Make the course: notebooks with solutions, and the students' with gaps, both from one source; and try both.
+
+python scripts/course.py                   notebooks/*.ipynb, and notebooks/student/*.ipynb
+python scripts/course.py --run             and run them (what `make notebooks` does)
+python scripts/course.py --run 01 07       only these
+python scripts/course.py --print 01        the student's version of one, as text
+
+A gap in a notebook's source, notebooks/NN_name.py in jupytext's percent format:
+
+    # gap: a step against the gradient       what is to be done
+    # return ...                             what the student's version begins with; may be left out
+    # solution
+    return w - rate * gradient               what only the solution has
+    # end
+
+It is checked in the first cell, from there on, that calls something of `checks` (notebooks/checks.py). Each notebook is
+run once, in one kernel: a cell with a gap first as a student finds it, and its check must fail with a sentence
+(`NotYet`); then solved, and its check must pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+GAP = re.compile(
+    r"^(?P<indent>[ ]*)# gap: (?P<task>.*)\n(?P<start>(?:[ ]*#.*\n)*?)[ ]*# solution\n(?P<lines>(?:.*\n)*?)[ ]*# end\n",
+    re.MULTILINE,
+)
+MARK = re.compile(r"^ *# (gap: |solution$|end$)", re.MULTILINE)
+CHECK = re.compile(r"\bchecks\.(?!style\b)")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LIMIT = 120  # seconds of a cell, on a machine that is busy with other work
+
+
+def student(text: str) -> str:
+    """The source with gaps: each begins with "Your turn" and what the author has left there."""
+
+    def gap(found: re.Match) -> str:
+        indent = found["indent"]
+        lines = [re.sub(r"^ *# ?", indent, line) for line in found["start"].splitlines()]
+        return f"{indent}# Your turn: {found['task']}\n" + "".join(line.rstrip() + "\n" for line in lines)
+
+    return whole(GAP.sub(gap, text))
+
+
+def solution(text: str) -> str:
+    """The source with solutions, and nothing of what the student begins with."""
+    return whole(GAP.sub(lambda found: f"{found['indent']}# Solution: {found['task']}\n{found['lines']}", text))
+
+
+def whole(text: str) -> str:
+    """The text; raises ValueError where a mark is left, as one without its others is."""
+    if left := MARK.search(text):
+        line = text[: left.start()].count("\n") + 1
+        raise ValueError(f"line {line}: `{left[0].strip()}` alone; a gap is `# gap: ...`, `# solution`, `# end`")
+    return text
+
+
+def sources(names: list[str]) -> list[Path]:
+    """The notebooks whose names begin with one of these; of none: all. Raises SystemExit where there is none."""
+    found = [path for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")) if path.name.startswith(tuple(names or [""]))]
+    if not found:
+        have = ", ".join(path.stem for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")))
+        sys.exit(f"error: no notebook begins with {' or '.join(names)}; there are {have}")
+    return found
+
+
+def notebooks(path: Path) -> tuple:
+    """(solved, with gaps) of a source. Raises ValueError with the file's name."""
+    import jupytext
+
+    text = path.read_text()
+    try:
+        made = tuple(jupytext.reads(form(text), fmt="py:percent") for form in (solution, student))
+    except ValueError as error:
+        raise ValueError(f"{path.name}, {error}") from None
+    if len(made[0].cells) != len(made[1].cells):
+        raise ValueError(f"{path.name}: a gap reaches over the border of a cell")
+    return made
+
+
+def write(path: Path, solved, gaps) -> None:
+    """NAME.ipynb beside the source, and student/NAME.ipynb with the checks beside it."""
+    import jupytext
+
+    into = FOLDER / "student"
+    into.mkdir(exist_ok=True)
+    shutil.copy(FOLDER / "checks.py", into)
+    jupytext.write(solved, FOLDER / f"{path.stem}.ipynb")
+    jupytext.write(gaps, into / f"{path.stem}.ipynb")
+
+
+class Wrong(Exception):
+    """What a notebook does is not what it should: with the cell and the output."""
+
+
+def run(solved, gaps) -> int:
+    """Run a notebook, every gap first as a student finds it; outputs stay in `solved`. Returns how many gaps.
+
+    Raises
+    ------
+    Wrong
+        A cell fails, or a check passes an exercise that is not solved.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+    client = NotebookClient(solved, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": FOLDER}})
+    exercises = 0
+
+    def execute(number: int, cell) -> str:
+        """Run a cell in place `number`; what it says where its exercise is not solved."""
+        client.nb.cells[number] = cell
+        try:
+            client.execute_cell(cell, number)
+        except CellExecutionError as error:
+            if error.ename == "NotYet":
+                return error.evalue
+            raise Wrong(f"cell {number}:\n" + COLOUR.sub("", error.traceback)) from None
+        except CellTimeoutError:
+            raise Wrong(f"cell {number} takes more than {LIMIT} s:\n{cell.source}") from None
+        return ""
+
+    with client.setup_kernel():
+        for i, (cell, gap) in enumerate(zip(list(solved.cells), gaps.cells, strict=True)):
+            if cell.cell_type != "code":
+                continue
+            if gap.source != cell.source:
+                exercises += 1
+                said = try_gap(i, gap, solved, execute)
+                client.nb.cells[i] = cell
+                print(f"    as a student finds it: {said.splitlines()[0]}", flush=True)
+            if said := execute(i, cell):
+                raise Wrong(f"cell {i}: the solution is not right: {said}")
+    return exercises
+
+
+def try_gap(i: int, gap, solved, execute) -> str:
+    """Run the student's cell, and those up to its check, which must say what is missing."""
+    for j in range(i, len(solved.cells)):
+        cell = gap if j == i else solved.cells[j]
+        if cell.cell_type != "code":
+            continue
+        cell = type(cell)(cell, outputs=[])  # what the student's version prints is not the notebook's
+        kept = solved.cells[j]
+        try:
+            said = execute(j, cell)
+        finally:
+            solved.cells[j] = kept
+        if said:
+            return said
+        if CHECK.search(cell.source):
+            break
+    raise Wrong(f"cell {i}: with its gap, nothing says that the exercise is not solved:\n{gap.source}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NN", help="only notebooks whose names begin so")
+    parser.add_argument("--run", action="store_true", help="run them, every gap first as a student finds it")
+    parser.add_argument("--print", action="store_true", help="print the students' versions, and write nothing")
+    asked = parser.parse_args(argv)
+    failed = []
+    for path in sources(asked.names):
+        if asked.print:
+            print(student(path.read_text()), end="")
+            continue
+        solved, gaps = notebooks(path)
+        write(path, solved, gaps)
+        if asked.run:
+            begin = time.monotonic()
+            print(path.stem, flush=True)
+            try:
+                number = run(solved, gaps)
+                write(path, solved, gaps)  # with what it shows
+                print(f"    {number} exercises, {time.monotonic() - begin:.0f} s", flush=True)
+            except Wrong as error:
+                failed.append(path.stem)
+                print(f"{path.name}, {error}", file=sys.stderr)
+    if failed:
+        print(f"error: {', '.join(failed)}", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

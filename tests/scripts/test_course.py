@@ -1,0 +1,167 @@
+"""The course: a student's version with gaps and a solution from one source, and checks that find an unsolved gap."""
+
+import ast
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "notebooks")]
+course = pytest.importorskip("course")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
+
+STEP = """\
+# %%
+import checks
+
+# %%
+def step(w, g):
+    before = w
+    # gap: against the gradient,
+    # # half as far
+    # return ...
+    # solution
+    return w - 0.5 * g
+    # end
+
+
+# %% [markdown]
+# Half.
+
+# %%
+checks.same(checks.call(step, 1.0, 1.0), 0.5, "the step")
+checks.right("half")
+"""
+
+
+def test_two_versions_of_one_source():
+    student, solution = course.student(STEP), course.solution(STEP)
+    assert "    # Your turn: against the gradient,\n    # half as far\n    return ...\n" in student
+    assert "0.5 * g" not in student
+    assert "    # Solution: against the gradient,\n    return w - 0.5 * g\n" in solution
+    assert "..." not in solution
+    for text in student, solution:
+        ast.parse(text)
+        assert "before = w" in text and "# gap" not in text and "# end" not in text
+
+
+def test_a_gap_needs_no_start_and_may_be_at_the_left():
+    text = "# gap: three\n# solution\nx = 3\n# end\n"
+    assert course.student(text) == "# Your turn: three\n"
+    assert course.solution(text) == "# Solution: three\nx = 3\n"
+
+
+@pytest.mark.parametrize("mark", ["    # end\n", "    # solution\n", "    # gap: against the gradient,\n"])
+def test_a_mark_without_its_others_is_named(mark):
+    with pytest.raises(ValueError, match=r"line \d+: `# (gap:|solution|end)"):
+        course.student(STEP.replace(mark, ""))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A course of one notebook: folder(source) -> its path."""
+    pytest.importorskip("jupytext")
+    pytest.importorskip("nbclient")
+    monkeypatch.setattr(course, "FOLDER", tmp_path)
+    (tmp_path / "checks.py").write_text((ROOT / "notebooks" / "checks.py").read_text())
+
+    def make(text):
+        (tmp_path / "01_step.py").write_text(text)
+        return tmp_path
+
+    return make
+
+
+def test_a_gap_over_the_border_of_a_cell_is_refused(folder):
+    source = folder("# gap: one\n# solution\nx = 1\n\n# %%\ny = 1\n# end\n") / "01_step.py"
+    with pytest.raises(ValueError, match=r"01_step\.py: a gap reaches over the border"):
+        course.notebooks(source)
+
+
+def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys):
+    made = folder(STEP)
+    assert course.main(["--run"]) == 0
+    said = capsys.readouterr().out
+    assert "as a student finds it: `step` gives Ellipsis: write it where the cell says `Your turn`." in said
+    assert "1 exercises" in said
+    assert "Your turn" in (made / "student" / "01_step.ipynb").read_text()
+    solved = (made / "01_step.ipynb").read_text()
+    assert "Your turn" not in solved and "Right: half" in solved and "NotYet" not in solved
+    assert (made / "student" / "checks.py").exists()
+
+
+def test_a_gap_that_nothing_checks_and_a_wrong_solution_are_found(folder, capsys):
+    """The control: the check is left out of the one, and the solution of the other is wrong."""
+    folder(STEP.replace("checks.same(", "print(").replace("checks.call(step, 1.0, 1.0)", "step(1.0, 1.0)"))
+    assert course.main(["--run"]) == 1
+    assert "nothing says that the exercise is not solved" in capsys.readouterr().err
+    folder(STEP.replace("0.5 * g", "0.25 * g"))
+    assert course.main(["--run"]) == 1
+    assert "the solution is not right: the step: yours is 0.75, and 0.5 is wanted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_both_versions_of_every_notebook_are_python(path):
+    for form in course.student, course.solution:
+        ast.parse(form(path.read_text()))
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    drawn = []
+    module = __import__("checks")
+    monkeypatch.setattr(module.plt, "show", lambda: drawn.append(len(module.plt.get_fignums())))
+    yield module, drawn
+    module.plt.close("all")
+
+
+@pytest.mark.parametrize(
+    "got, want, said",
+    [
+        (None, 1.0, "v gives None: write it where the cell says `Your turn`"),
+        ([1.0, ...], [1.0, 2.0], "v gives [1.0, Ellipsis]"),
+        ("text", 1.0, "v is str, and an array of numbers is expected"),
+        (np.ones(3), np.ones(4), "v has the shape (3,), and (4,) is expected"),
+        (2.5, 1.0, "v: yours is 2.5, and 1 is wanted"),
+        (np.nan, 1.0, "v: 1 of 1 values are not finite"),
+        (-np.arange(5.0), np.arange(5.0), "v: it has the wrong sign, everywhere"),
+        (3 * np.arange(60.0), np.arange(60.0), "v: it is 3 times what is wanted, everywhere"),
+        (np.eye(3), np.ones((3, 3)), "v: 6 of 9 values are wrong; the worst is [0, 1]: yours is 0, and 1 is wanted"),
+        (np.zeros((2, 3, 4)), np.ones((2, 3, 4)), "v: it is 0 times what is wanted, everywhere"),
+    ],
+)
+def test_what_differs_is_said_and_drawn(checks, got, want, said):
+    module, drawn = checks
+    with pytest.raises(module.NotYet) as error:
+        module.same(got, want, "v")
+    assert str(error.value).startswith(said)
+    assert bool(drawn) == said.startswith("v:"), "of what can be compared there is a picture"
+
+
+def test_what_is_the_same_passes(checks):
+    module, drawn = checks
+    module.same(1.0 + 1e-12, 1.0, "v")
+    module.same(np.zeros(0), np.zeros(0), "v")
+    module.same(np.zeros(3), np.zeros(3), "v")
+    module.expect(True, "no")
+    assert not drawn
+    with pytest.raises(module.NotYet, match="no"):
+        module.expect(False, "no", lambda: module.plt.figure())
+    assert drawn
+
+
+def test_what_the_learner_raises_is_told_with_its_line(checks):
+    module, _ = checks
+
+    def divide(x):
+        return x / 0
+
+    with pytest.raises(module.NotYet, match=r"`divide` raises ZeroDivisionError: .*, at `return x / 0`"):
+        module.call(divide, 1)
+    assert module.NotYet("why")._render_traceback_() == ["Not yet. why"]
