@@ -232,8 +232,8 @@ def draw_bytes(rows: list[dict], axes) -> None:
             max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *row.get("spread", 2 * [row["accuracy"]]))
         )
         axes.errorbar(row["bytes"], middle, [[middle - best], [worst - middle]], capsize=2, **look)
-    for i, row in enumerate(sorted(rows, key=lambda row: row["bytes"])):  # above and below by turns
-        at, up = (row["bytes"], max(LEAST_ERROR, 100 - 100 * row["accuracy"])), (11, -17, 22, -28)[i % 4]
+    for i, row in enumerate(sorted(rows, key=lambda row: row["bytes"])):  # above, below, and further above by turns
+        at, up = (row["bytes"], max(LEAST_ERROR, 100 - 100 * row["accuracy"])), (14, -24, 30)[i % 3]
         words = {"fontsize": 8, "ha": "center", "arrowprops": {"arrowstyle": "-", "color": "#8a8f99", "lw": 0.5}}
         axes.annotate(row["method"], at, (0, up), textcoords="offset points", **words)
     axes.set(xscale="log", yscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")

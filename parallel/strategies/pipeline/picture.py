@@ -120,11 +120,9 @@ def measured(events: Sequence[dict], rows: Sequence[Sequence[Action]]) -> list[l
 
 def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
     """What was measured, and below it what the schedule says; a matplotlib Figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.0 + 1.0 * len(seen)), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.45)  # between them: the first one's legend, the second one's heading
-    above, below = figure.subplots(2, 1)
+    tall = 0.46 * len(seen)  # inches; between the two: the first one's legend, the second one's heading
+    figure = marks.new_figure(10, 2 * tall + 3.2)
+    above, below = (marks.add_axes(figure, 8.8, tall, bottom) for bottom in (tall + 2.4, marks.BOTTOM))
     draw(seen, above, title="a step, as it was", seconds=True)
     draw(planned, below, title="as its schedule says, with messages that take no time")
     return figure
