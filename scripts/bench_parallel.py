@@ -1,16 +1,28 @@
-"""What it costs to share the network itself.
+"""What it costs to share the network itself: pipelines and layers cut among two ranks, with a BLAS thread each.
 
-one stage, 4 micro-batches: a pipeline on one rank beside the same micro-batches, one after the other, without it.
+one stage         a pipeline on one rank beside the same micro-batches, one after the other, without it
+of the clock      a step of every schedule, and of tensor parallelism, beside what planning/predict.py says of it from
+                  layers and messages measured on the same two ranks: here, and on two hosts of the lab (netlab.py)
+PyTorch           the same network, micro-batches and cut with torch.distributed.pipelining, and with its
+                  tensor.parallel, over gloo
+
+In one job of two ranks all sides take turns, a block of steps each, in an order that changes; the median over the
+rounds of the median step of a block counts, of the mean of both ranks.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import mean, median
 
+import netlab
 import numpy as np
-from benchmarking import Row
+from bench_training import RANKS, Torch, block, quiet_barrier, run
+from benchmarking import Row, arguments, in_lab
 from threadpoolctl import threadpool_limits
 
 import nn
@@ -18,17 +30,42 @@ import nn
 MICRO_BATCHES = 4
 MODELS = {"mlp:784,1024,1024,1024,10": (784,), "cnn": (28, 28, 1)}
 
+WIDTHS = (784, 1024, 1024, 1024, 1024, 1024, 10)
+BATCH, MICRO = 256, 8
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
+IN_TORCH = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+TENSOR = "tensor"
+LAB_RATE = 100  # Mbit/s
+SIZES = tuple(4**k for k in range(1, 12))  # bytes of the messages that are measured
+
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
-    """A row for each network; processor seconds of a step, so that what else the machine does counts little."""
+    """One stage of each network; then every schedule and tensor parallelism, here and in the lab."""
     for model, shape in MODELS.items():
         case = f"one stage, {MICRO_BATCHES} micro-batches, {model}"
         if only in case:
             yield one_stage(case, model, shape, 1 if quick else 30)
+    here, lab = f"{RANKS} ranks", f"{RANKS} hosts, {LAB_RATE} Mbit/s"
+    if any(only in case for case in cases(here)):
+        yield from shared_rows(here, run({"quick": quick}, suite=__file__), only)
+    if any(only in case for case in cases(lab)):
+        if reason := netlab.why_not():
+            yield Row(lab, None, note=reason)
+            return
+        task = {"quick": quick, "meeting": ""}
+        try:
+            yield from shared_rows(lab, in_lab(__file__, [json.dumps(task)], RANKS, LAB_RATE), only)
+        except RuntimeError as error:
+            yield Row(lab, None, note=f"failed: {error}")
+
+
+def cases(where: str) -> list[str]:
+    """The names of the rows of all that two ranks do there."""
+    return [f"{name}, {where}, {peer}" for name in (*SCHEDULES, TENSOR) for peer in ("of the clock", "PyTorch")]
 
 
 def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Row:
-    """Both take turns, step by step."""
+    """Both take turns, step by step; processor seconds, so that what else the machine does counts little."""
     from mpi4py import MPI
 
     from collectives import Communicator
@@ -52,3 +89,144 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Row:
         line.close()
     ours, peer = (median(times[name][1:]) for name in ("line", "plain"))
     return Row(case, ours, peer, "nn.Serial, as many micro-batches", note=f"{steps} steps by turns, processor time")
+
+
+def shared_rows(where: str, found: dict, only: str = "") -> Iterator[Row]:
+    """A step of each side beside the clock's, and beside PyTorch's where it has the same."""
+    for name, predicted in found["predicted"].items():
+        measured = 1e3 * median(found["seconds"][name])
+        case = f"{name}, {where}, of the clock"
+        if only in case:
+            note = f"{found['what']}; the clock is {measured / (1e3 * predicted) - 1:+.0%} off"
+            yield Row(case, measured, 1e3 * predicted, "predicted", "ms", RANKS, 1, note)
+        case, peer = f"{name}, {where}, PyTorch", found["seconds"].get(f"torch {name}")
+        if only in case and peer:
+            yield Row(case, measured, 1e3 * median(peer), found["torch"], "ms", RANKS, 1, found["what"])
+
+
+# ------------------------------------------------------------------------------------- what runs on the ranks
+
+
+def work(task: dict) -> None:
+    """Carry out a task; rank 0 prints what was found."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    world = Communicator(MPI.COMM_WORLD)
+    with threadpool_limits(1, user_api="blas"):
+        found = shared(world, task["quick"], task["meeting"])
+    if world.rank == 0:
+        print(json.dumps(found), flush=True)
+
+
+def network() -> nn.Network:
+    return nn.models.build("mlp:" + ",".join(map(str, WIDTHS)), WIDTHS[:1], WIDTHS[-1])
+
+
+def shared(world, quick: bool, meeting: str) -> dict:
+    """Seconds a step of every side for each round, and what the clock says."""
+    from parallel import Pipeline, TensorParallel
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((BATCH, WIDTHS[0]), np.float32), rng.integers(0, WIDTHS[-1], BATCH)
+    made = lambda: (network(), nn.CrossEntropyLoss(), nn.SGD(0.01), world)
+    trainers = {name: Pipeline(*made(), schedule=name, micro_batches=MICRO) for name in SCHEDULES}
+    trainers[TENSOR] = TensorParallel(*made())
+    sides: dict[str, Callable] = {name: each.step for name, each in trainers.items()}
+    found = {"what": f"mlp {'-'.join(map(str, WIDTHS))}, {BATCH} samples, {MICRO} micro-batches"}
+    peer = Torch.start(world, meeting) if meeting else None
+    if peer:
+        found["torch"] = peer.name
+        sides |= torch_sides(world)
+    found["predicted"] = predictions(world, x, y, quick)
+    found["seconds"] = {side: [] for side in sides}
+    order = np.random.default_rng(0)  # the same on all ranks
+    for number in range(2 if quick else 12):
+        for side in order.permutation(list(sides)).tolist():
+            quiet_barrier(world)
+            taken = median(block(sides[side], [(x, y)], 2 if quick else 6))
+            told = world.allgather(taken)
+            if number:  # the first round warms up
+                found["seconds"][side].append(mean(told))
+    if peer:
+        peer.end()
+    for each in trainers.values():
+        each.close()
+    return found
+
+
+def predictions(world, x, y, quick: bool) -> dict[str, float]:
+    """Seconds a step by the clock: layers measured on both ranks at once, as they share the machine; then messages."""
+    from collectives.pricing.measure import measure_network
+    from parallel.planning.job import Axes, Job
+    from parallel.planning.layer_times import measure_layers
+    from parallel.planning.predict import predict
+
+    def job(samples: int) -> Job:
+        quiet_barrier(world)
+        part = x[:samples], y[:samples]
+        times = measure_layers(nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.01)), *part, 2 if quick else 20)
+        layers = [each.forward for each in times.layers], [each.backward for each in times.layers]
+        told = world.allgather((*layers, [each.weight_gradient for each in times.layers], times.update, times.head))
+        both = [np.mean(each, axis=0).tolist() for each in zip(*told, strict=True)]
+        layers = [
+            layer._replace(forward=f, backward=b, weight_gradient=w)
+            for layer, f, b, w in zip(times.layers, *both[:3], strict=True)
+        ]
+        return Job(layers, samples, BATCH, update=both[3], sample_bytes=4.0 * WIDTHS[0], head=both[4])
+
+    small, whole = job(BATCH // MICRO), job(BATCH)
+    measured = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.05)
+    seconds = {
+        name: predict(small, name, Axes(pipeline=RANKS), measured, micro_batches=MICRO).seconds for name in SCHEDULES
+    }
+    return seconds | {TENSOR: predict(whole, "ddp", Axes(tensor=RANKS), measured).seconds}
+
+
+def torch_sides(world) -> dict[str, Callable]:
+    """PyTorch's step of each schedule that it has as we do, and of tensor parallelism."""
+    import torch
+    from torch.distributed import device_mesh, pipelining
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.nn import functional as F
+
+    def layers() -> list[torch.nn.Module]:
+        torch.manual_seed(0)
+        return [made for a, b in pairwise(WIDTHS) for made in (torch.nn.Linear(a, b), torch.nn.ReLU())][:-1]
+
+    def line(name: str) -> Callable:
+        whole = layers()
+        half = len(whole) // 2
+        mine = torch.nn.Sequential(*(whole[half:] if world.rank else whole[:half]))
+        stage = pipelining.PipelineStage(mine, world.rank, RANKS, torch.device("cpu"))
+        schedule = getattr(pipelining, IN_TORCH[name])(stage, MICRO, loss_fn=F.cross_entropy)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.01)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            if world.rank:
+                schedule.step(target=torch.from_numpy(y), losses=[])
+            else:
+                schedule.step(torch.from_numpy(x))
+            optimizer.step()
+
+        return step
+
+    mesh = device_mesh.init_device_mesh("cpu", (RANKS,))
+    model = torch.nn.Sequential(*layers())
+    ways = {str(2 * i): (ColwiseParallel, RowwiseParallel)[i % 2]() for i in range(len(WIDTHS) - 1)}
+    model = parallelize_module(model, mesh, ways)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+
+    return {f"torch {name}": line(name) for name in IN_TORCH} | {f"torch {TENSOR}": step}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    work(json.loads(arguments(__doc__)[0]))
