@@ -56,6 +56,15 @@ def priced():
     return draw(ALGORITHMS["allreduce"]["ring"], 4, 1 << 22, network="gpu-25g", title="ring, 16 MiB, by the clock")
 
 
+def race():
+    """Allreduces on 16 ranks, priced, over the bytes of the vector."""
+    from collectives import ALGORITHMS, draw_race
+
+    names = ("doubling", "rabenseifner", "ring", "double_tree")
+    runners = {name: ALGORITHMS["allreduce"][name].rounds for name in names}
+    return draw_race(runners, 16, network="gigabit", title="allreduce of 16 ranks on gigabit, as priced")
+
+
 def served(which: str):
     """What parameter servers are sent, and what they answer."""
     from collectives import draw
@@ -182,6 +191,7 @@ def bytes_and_accuracy():
 PICTURES: dict[str, Callable] = {
     "ring_buffers.svg": buffers,
     "ring_priced.svg": priced,
+    "race.svg": race,
     "doubling.svg": partial(schedule, "allreduce", "doubling", 4, 4),
     "halving.svg": partial(schedule, "allreduce", "rabenseifner", 4, 4),
     "double_tree.svg": partial(schedule, "allreduce", "double_tree", 7, 8, segment=4),
