@@ -20,6 +20,7 @@ from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
 from collectives.choosing.selection import Call, seconds
 from collectives.failures.agreement import Agreement, facts
 from collectives.failures.launch_check import care_for_the_end
+from collectives.failures.revocation import forget, note
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Beside, Calls, beside, in_flight, outside, where
@@ -79,6 +80,8 @@ class Communicator(MPI.Intracomm):
         compare counts, datatypes, operations and roots of all ranks before each collective; by default RINGPROP_DEBUG
     synchronous : bool
         send with Ssend semantics, so that a schedule that relies on buffering hangs (for tests)
+    memory : bool
+        use the memory that ranks of a node share; False: messages only, of which MPI can tell that a rank has died
     algorithms : operation=name
         e.g. allreduce="ring", reduce="native"; "auto", the default, chooses by size. The names are those of
         ALGORITHMS[operation]. A call may say otherwise: Allreduce(..., algorithm="doubling").
@@ -115,10 +118,12 @@ class Communicator(MPI.Intracomm):
         watch: float | None = None,
         abort: bool = True,
         debug: bool | None = None,
+        memory: bool = True,
         **algorithms: str,
     ):
+        note(self)
         given = os.environ.get("RINGPROP_WATCH") if watch is None else watch
-        beside(self._prepare, progress, synchronous, algorithms)
+        beside(self._prepare, progress, synchronous, algorithms, memory)
         limit = seconds(given or 0)
         if debug is None:
             debug = os.environ.get("RINGPROP_DEBUG", "0") not in ("", "0")
@@ -145,9 +150,9 @@ class Communicator(MPI.Intracomm):
         self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
         if debug:
-            self._agreement = Agreement(native.Dup())
+            self._agreement = Agreement(note(native.Dup()))
         if limit:
-            self._watchdog = Watchdog(self._calls, native.Dup(), limit, abort)
+            self._watchdog = Watchdog(self._calls, note(native.Dup()), limit, abort)
             self._watchdog.start()
         self._stand_in_front(not debug)
 
@@ -186,12 +191,12 @@ class Communicator(MPI.Intracomm):
         else:
             agreed(True)
 
-    def _prepare(self, progress=False, synchronous=False, algorithms=None):
+    def _prepare(self, progress=False, synchronous=False, algorithms=None, memory=True):
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError("progress=True needs an MPI library that was started with MPI.THREAD_MULTIPLE")
         native = MPI.Intracomm(self)
         native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
-        self._planner = Planner(native.Dup(), algorithms or {}, synchronous)
+        self._planner = Planner(note(native.Dup()), algorithms or {}, synchronous, memory)
         self._planner.left = self._left
         self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
         self._cache, self._calls = PlanCache(), Calls()
@@ -246,7 +251,8 @@ class Communicator(MPI.Intracomm):
         progress = self._queue.progress if progress is None else progress
         observed = self._observed or {"watch": 0, "debug": False}
         given = self._planner.selection.given
-        return Communicator(comm, progress=progress, synchronous=self._planner.synchronous, **observed, **given)
+        settings = {"synchronous": self._planner.synchronous, "memory": self._planner.memory, **observed}
+        return Communicator(comm, progress=progress, **settings, **given)
 
     def release(self):
         """Free the plans and the private duplicate (collective).
@@ -261,8 +267,9 @@ class Communicator(MPI.Intracomm):
             if self._observed:
                 if self._watchdog is not None:
                     self._watchdog.stop()
-                    self._watchdog.comm.Free()
+                    forget(self._watchdog.comm).Free()
                 if self._agreement is not None:
+                    forget(self._agreement.comm)
                     self._agreement.free()
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
@@ -274,14 +281,18 @@ class Communicator(MPI.Intracomm):
     def Free(self):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
         self.release()
+        forget(self)
         beside(super().Free)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """An array of zeros in memory that the ranks of a node share, one for each rank, of one shape (collective).
 
-        Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node.
+        Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node. Of a
+        communicator without `memory` they are ordinary ones.
         """
         self._prepared()
+        if not self._planner.memory:
+            return np.zeros(shape, dtype)
         return self._waiting(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):

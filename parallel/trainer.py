@@ -125,6 +125,9 @@ class Trainer(Serial):
                 computed.append((micro.first, samples))
                 loss = self.compute_gradients(samples, targets, total, micro, loss if micro.adds else 0.0)
             summed = exchange.sum()
+        except BaseException:  # ranks that survive the death of another begin this step again
+            self.statistics[:] = self.statistics_before
+            raise
         finally:
             context.ready, context.factors = None, {}
             if exchange.bad and not self.suspects:

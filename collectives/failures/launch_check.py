@@ -31,9 +31,11 @@ def nodes_of(comm) -> list[int]:
     """For each rank the first rank on its node (collective)."""
     from mpi4py import MPI
 
-    node = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED))
+    from collectives.failures.revocation import forget, note
+
+    node = note(MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED)))
     first = node.bcast(comm.Get_rank())
-    node.Free()
+    forget(node).Free()
     return comm.allgather(first)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from collectives.failures.cycle import find_cycle
+from collectives.failures.revocation import of_a_death
 from collectives.progress import Calls, Doing, in_flight, outside, where
 
 LOOK = 0.1  # seconds between two looks at the main thread
@@ -133,6 +134,14 @@ class Watchdog(threading.Thread):
         self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when so many were first seen
 
     def run(self):
+        try:
+            self.look_after()
+        except MPI.Exception as error:
+            if not of_a_death(error):
+                raise
+
+    def look_after(self):
+        """What the thread does, until it is told to end, or ranks have died: then there is nobody to ask."""
         patience = self.limit + min(0.3 * self.rank, self.limit)  # so that as a rule one rank reports
         said = None  # the call that was reported
         while not self.ended.wait(LOOK):

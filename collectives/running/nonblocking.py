@@ -210,6 +210,15 @@ class Queue:
             raise RuntimeError(f"{len(self.waiting)} collectives are still in flight: Wait for their requests first")
         self.stop()
 
+    def abandon(self):
+        """Leave what is in flight: the communicator was revoked. Its memory is kept, as MPI may still write there."""
+        self.stop()
+        with self.lock:
+            for request in self.waiting:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
+            self.waiting.clear()
+            progress.ends(self)
+
     def stop(self):
         """End the thread, whatever is in flight."""
         self.closed = True

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES
 from collectives.choosing.selection import Call, Selection
+from collectives.failures.revocation import forget, note
 from collectives.node_memory.reduction import by_numpy, libraries_differ, operation
 from collectives.node_memory.window import SharedWindow
 from collectives.running.buffers import array, copying
@@ -43,15 +44,18 @@ class Planner:
         a private duplicate
     given : operation -> algorithm asked for
     synchronous : send with Ssend semantics
+    memory : whether ranks of a node may share memory
     """
 
-    def __init__(self, comm, given, synchronous):
-        self.comm, self.synchronous = comm, synchronous
+    def __init__(self, comm, given, synchronous, memory=True):
+        self.comm, self.synchronous, self.memory = comm, synchronous, memory
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.node = same_node(comm)
+        self.node = note(same_node(comm))
         self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
         self.here = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.selection = Selection(given, self.nodes, MPI.Get_library_version())
+        if not memory:
+            self.selection = self.selection.without_memory()
         self.choose_for = lru_cache(1024)(self.selection.choose)
         self.programs = Programs()
         self.copies = {}  # what ranks name of each other's buffers, in the caller's algorithms: kept, as all keep it
@@ -98,7 +102,8 @@ class Planner:
         the mark by which the library tells them apart: the duplicate stays."""
         if self._window is not None:
             self._window.free()
-        self.node.Free()
+        forget(self.node).Free()
+        forget(self.comm)
         if not left:
             self.comm.Free()
 

@@ -131,14 +131,19 @@ class Loader:
 
         return self._batches(plan, read)
 
-    def _plan(self, start_step: int) -> list[list[tuple[int, int, int]]]:
-        """Blocks of steps; a step is (lo, hi, total): this rank's slice of the order, the batch's size."""
+    def places(self, start_step: int = 0) -> list[tuple[int, int, int]]:
+        """Of every step from one on (lo, hi, total): this rank's slice of the order, the batch's size."""
         n, steps = len(self.dataset), []
         for step in range(start_step, len(self)):
             first = step * self.batch
             total = min(self.batch, n - first)
             lo, hi = _cut(total, *self.shard)
             steps.append((first + lo, first + hi, total))
+        return steps
+
+    def _plan(self, start_step: int) -> list[list[tuple[int, int, int]]]:
+        """Blocks of `places`."""
+        steps = self.places(start_step)
         sample = max(1, self.dataset.x[0].size * self.dtype.itemsize)
         per_block = max(1, BLOCK_BYTES // (sample * max(1, self.batch // self.shard[1])))
         return [steps[i : i + per_block] for i in range(0, len(steps), per_block)]

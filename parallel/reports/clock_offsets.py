@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.revocation import forget, note
+
 ROUND_TRIPS = 50
 
 
@@ -50,7 +52,7 @@ def measure(
     trips : int
         Round trips to each host, of which the quickest counts.
     """
-    comm = MPI.Intracomm(comm).Dup()  # no other messages meet these
+    comm = note(MPI.Intracomm(comm).Dup())  # no other messages meet these
     rank, answer, found = comm.rank, np.zeros(1), {}
     for host in sorted(set(hosts) - {0}):
         if rank == 0:
@@ -69,7 +71,7 @@ def measure(
                 answer[0] = clock()
                 comm.Send(answer, 0)
     found = comm.bcast(found)
-    comm.Free()
+    forget(comm).Free()
     return Offset(clock(), *found.get(hosts[rank], (0.0, 0.0)))
 
 

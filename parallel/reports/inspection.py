@@ -58,7 +58,7 @@ def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
     ]
     (out / "distributions.txt").write_text("\n".join(tables) + "\n")
     if (first := first_weights(trainer)) is not None:
-        pictures.filters(first[1], title=first[0]).savefig(out / "weights.png", dpi=120)
+        pictures.units(first[1], title=first[0]).savefig(out / "weights.png", dpi=120)
     dead = inspection.dead_units(trainer, x)
     said += [f"layer {path}: {n} of {units} units are 0 for {len(x)} samples" for path, (n, units) in dead.items()]
     said += ["no dead units"] if not dead else []

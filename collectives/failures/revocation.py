@@ -1,0 +1,48 @@
+"""The communicators that a program works on, so that all of them can be revoked when a rank has died.
+
+MPI's fault tolerance (ULFM, of MPI 5's proposals; Bland et al. 2013) tells of a death whoever waits for the dead rank.
+Who waits for a live one, which has been told and waits no more, is told only if the communicator is revoked. A
+`Communicator` works on duplicates of its own, so whoever makes one says so here, and says when it is freed.
+
+Nothing is noted before `begin`.
+"""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+_made: dict[int, MPI.Intracomm] | None = None
+
+
+def begin() -> None:
+    """From now on communicators are noted."""
+    global _made
+    _made = {}
+
+
+def note(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """A communicator that was made; returns it."""
+    if _made is not None and comm != MPI.COMM_NULL:
+        _made[comm.handle] = MPI.Intracomm(comm)
+    return comm
+
+
+def forget(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """A communicator that is about to be freed; returns it."""
+    if _made is not None:
+        _made.pop(comm.handle, None)
+    return comm
+
+
+def of_a_death(error: BaseException) -> bool:
+    """Whether MPI says by it that a rank has died, or that others have been told so."""
+    kinds = MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED
+    return _made is not None and isinstance(error, MPI.Exception) and error.Get_error_class() in kinds
+
+
+def revoke_all() -> None:
+    """Whoever is in a call of any of them, or comes to one, is told; none is of use any more."""
+    for comm in list((_made or {}).values()):
+        comm.Revoke()
+    if _made:
+        _made.clear()

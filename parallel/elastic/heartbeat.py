@@ -1,0 +1,152 @@
+"""Ranks that are there and do nothing: stopped (SIGSTOP), or in an endless loop. MPI takes them for alive.
+
+While it trains, a thread of each rank touches a file of its own some times a second, and looks at those of the others.
+Whose file is old is named; where it is on the same host it is killed, which is a death like any other. A rank's own
+thread looks at its main thread, too: one that makes no step and is in no call for very long, compared with what its
+steps took so far, is named with the line where it is, and killed.
+
+Files lie in the run's directory, as all ranks see it. Cost: four system calls a tick and other rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from collectives.progress import Calls, outside, where
+
+TICKS = 10  # in the time that a rank may be silent
+SLOWER = 10  # times the longest step so far: who takes that long is in a loop
+
+
+def born(pid: int | str) -> str:
+    """When a process of this host was started, in the system's ticks: its number may be another's later."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+class Stuck:
+    """Says whether a main thread is: it makes no step, and waits for nobody.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds that it may compute at least; 0 for ever.
+    """
+
+    def __init__(self, limit: float):
+        self.limit, self.seen, self.since, self.longest = limit, None, 0.0, 0.0
+
+    def look(self, now: float, progress: object, waits: bool) -> bool:
+        """Whether it is, as what it has done so far and the clock say."""
+        if progress != self.seen:
+            if self.seen is not None:
+                self.longest = max(self.longest, now - self.since)
+            self.seen, self.since = progress, now
+        elif waits:
+            self.since = now
+        return 0 < max(self.limit, SLOWER * self.longest) * bool(self.limit) < now - self.since
+
+
+class Heartbeat:
+    """The thread of one rank, and its file.
+
+    Parameters
+    ----------
+    directory : Path
+    number : int
+        Of this member.
+    silent : float
+        Seconds that a rank may be silent; 0 for ever, and there is no thread.
+    loop : float
+        Seconds that its main thread may compute at least; 0 for ever.
+    kill : bool
+        Or only say who it is.
+    steps : callable () -> int
+        What this rank has trained.
+    """
+
+    def __init__(self, directory: Path, number: int, silent: float, loop: float, kill: bool, steps: Callable[[], int]):
+        self.directory, self.number, self.silent, self.kill, self.steps = directory, number, silent, kill, steps
+        self.stuck, self.main = Stuck(loop), threading.get_ident()
+        self.said: set[str] = set()
+        self.ended = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """This rank trains: from now on it must not be silent."""
+        if self.silent:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = self.directory / f".{self.number}.{os.getpid()}"
+            file.write_text(f"{socket.gethostname()} {os.getpid()} {born('self')}")
+            file.rename(self.directory / str(self.number))
+            self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+            self.thread.start()
+
+    def stop(self) -> None:
+        """This rank trains no more, or begins anew."""
+        self.ended.set()
+        if self.thread:
+            self.thread.join()
+            (self.directory / str(self.number)).unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self.ended.wait(self.silent / TICKS):
+            try:
+                os.utime(self.directory / str(self.number))
+            except FileNotFoundError:  # another one took this rank for a dead one's
+                return
+            self._look_at_main()
+            for path in self.directory.glob("[0-9]*"):
+                if path.name != str(self.number):
+                    self._look_at(path)
+
+    def _look_at(self, path: Path) -> None:
+        """Whether another rank is silent."""
+        try:
+            silent, told = time.time() - path.stat().st_mtime, path.read_text()
+        except FileNotFoundError:  # it has ended
+            return
+        if silent < self.silent:
+            self.said.discard(told)
+            return
+        host, pid, start = told.split()
+        here = host == socket.gethostname()
+        try:
+            if here and born(pid) != start:
+                raise FileNotFoundError
+        except FileNotFoundError:  # it has died: MPI tells of that
+            path.unlink(missing_ok=True)
+            return
+        kills = self.kill and here
+        if told not in self.said:
+            self.said.add(told)
+            done = "killed" if kills else "waited for"
+            say(f"heartbeat: rank {path.name} (process {pid} on {host}) has been silent for {silent:.1f} s: {done}")
+        if kills:
+            os.kill(int(pid), signal.SIGKILL)
+
+    def _look_at_main(self) -> None:
+        """Whether this rank's main thread is in an endless loop."""
+        calls = [found for reference in tuple(Calls.everywhere) if (found := reference())]
+        progress = self.steps(), sum(each.collectives + each.others for each in calls)
+        if not self.stuck.look(time.monotonic(), progress, any(each.current for each in calls)):
+            return
+        if "loop" not in self.said:
+            self.said.add("loop")
+            place, seconds = where(outside(sys._current_frames().get(self.main))), time.monotonic() - self.stuck.since
+            done = "killed" if self.kill else "waited for"
+            say(f"heartbeat: rank {self.number} has computed for {seconds:.1f} s at {place}, and made no step: {done}")
+        if self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def say(line: str) -> None:
+    """Whole lines, so that those of several ranks do not mix."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

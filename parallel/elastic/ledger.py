@@ -1,0 +1,160 @@
+"""Which samples every member has trained when: a ledger from which it is checked that each was trained exactly once.
+
+A member writes a line before it trains its part of a batch, to a file of its own, where it stays when the member is
+killed. Whether a step counts is known when the next members begin: the state that they have says after how many steps.
+So a line counts if no later generation has begun at its step or before. At the end of an epoch the first rank reads all
+files, and every place in the epoch's order must be in exactly one line that counts.
+
+A line costs 2 us. The file of an epoch goes when the one after it was checked, the last ones with the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nn.data.loader import Loader
+from nn.training.fit import Callback
+from nn.training.serial import Serial
+
+Place = tuple[int, int]  # epoch, batch
+LINE = np.dtype([(name, np.int64) for name in ("generation", "step", "first", "last")])
+
+
+class LedgerError(RuntimeError):
+    """Samples were not trained, or more than once; the message says which."""
+
+
+class Ledger(Callback):
+    """The ledger of one member, and the check of all.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the files of all members are.
+    number : int
+        Of this member.
+
+    Attributes
+    ----------
+    begun : list of int
+        After how many steps each generation has begun; of those that this member was not there for, too.
+    start : (epoch, batch)
+        Where the first one has.
+    checked : dict
+        Epoch -> samples, of which it was checked.
+    """
+
+    def __init__(self, directory: Path, number: int):
+        self.directory, self.number = Path(directory), number
+        self.file, self.epoch = -1, -1  # that is written to, and the epoch that it is for
+        self.begun: list[int] = []
+        self.start: Place = (0, 0)
+        self.checked: dict[int, int] = {}
+
+    def begin(self, step: int, place: Place, others: Iterable[tuple] = ()) -> None:
+        """A generation begins after so many steps, at this place; `others` are what all members know, `known`."""
+        for begun, start, checked in others:
+            if len(begun) > len(self.begun):
+                self.begun, self.start = begun, start
+            self.checked |= checked
+        self.start = self.start if self.begun else place
+        self.begun = [*self.begun, step]
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def known(self) -> tuple[list[int], Place, dict[int, int]]:
+        """What another member may not know."""
+        return self.begun, self.start, self.checked
+
+    def loader(self, loader: Loader, trainer: Serial) -> Noted:
+        """A loader whose batches are written down, as what the trainer's next step trains."""
+        return Noted(loader, self, trainer)
+
+    def note(self, epoch: int, step: int, first: int, last: int) -> None:
+        """This member is about to train that slice of the epoch's order."""
+        if epoch != self.epoch:
+            self._open(epoch)
+        os.write(self.file, np.array((len(self.begun) - 1, step, first, last), LINE).tobytes())
+
+    def _open(self, epoch: int) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.file, self.epoch = os.open(self.directory / f"{epoch}-{self.number}.bin", flags, 0o666), epoch
+
+    def on_epoch(self, training, record):
+        trainer, found, problem = training.trainer, 0, ""
+        if trainer.writer:
+            try:
+                found = self.check(record["epoch"] - 1, training.train.batch, len(training.train.dataset))
+            except LedgerError as error:
+                problem = str(error)
+        wrong, samples = trainer.sum(np.array([bool(problem), found]))
+        if wrong:  # all ranks end alike
+            raise LedgerError(problem or "the ledger of the first rank is wrong")
+        self.checked[record["epoch"]] = int(samples)
+
+    def check(self, epoch: int, batch: int, samples: int) -> int:
+        """How many samples of an epoch, which has so many in batches of `batch`, were trained since the run was begun.
+
+        Raises
+        ------
+        LedgerError
+            Some of them were not trained, or more than once.
+        """
+        steps = np.zeros(samples + 1, int)  # +1 where a slice begins, -1 where it ends
+        for path in self.directory.glob(f"{epoch}-*.bin"):
+            content = path.read_bytes()
+            lines = np.frombuffer(content[: len(content) // LINE.itemsize * LINE.itemsize], LINE)
+            lines = lines[lines["step"] < self._ends()[lines["generation"]]]
+            np.add.at(steps, lines["first"], 1)
+            np.add.at(steps, lines["last"], -1)
+        trained = np.cumsum(steps[:-1])
+        start = self.start[1] if self.start[0] == epoch else 0
+        wrong = np.flatnonzero(trained[start * batch :] != 1) + start * batch
+        if len(wrong):
+            said = ", ".join(f"{place} ({trained[place]} times)" for place in wrong[:5])
+            raise LedgerError(
+                f"epoch {epoch + 1}: {len(wrong)} samples were not trained exactly once: in its order {said}"
+            )
+        for path in self.directory.glob("*.bin"):
+            if int(path.name.partition("-")[0]) < epoch:
+                path.unlink(missing_ok=True)
+        return samples - start * batch
+
+    def _ends(self) -> np.ndarray:
+        """Before which step lines count, of every generation."""
+        later = [*self.begun[1:], np.iinfo(np.int64).max]
+        return np.minimum.accumulate(later[::-1])[::-1]
+
+    def close(self) -> None:
+        """The run has ended well: no file is needed any more."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = self.epoch = -1
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Noted:
+    """A loader whose batches are written in a ledger as they are handed out."""
+
+    def __init__(self, loader: Loader, ledger: Ledger, trainer: Serial):
+        self._loader, self._ledger, self._trainer = loader, ledger, trainer
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str):
+        return getattr(self._loader, name)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        """As `Loader.epoch`."""
+        places = self._loader.places(start_step)
+        for (first, _, _), (x, y, total) in zip(places, self._loader.epoch(epoch, start_step), strict=True):
+            self._ledger.note(epoch, self._trainer.steps, first, first + len(x))
+            yield x, y, total

@@ -1,0 +1,135 @@
+"""Where a run could go on: the state of a trainer between two steps, and how far training was.
+
+Every member keeps its place as it trains. A death may find some in step s and others past it; the sum of a step is
+there on all or comes to none, so whoever is past it has all of it, and all go on from the place of those. Where a rank
+has what no other has, it gives another one copies (mirrors.py). What is done after the last step (the best epoch's
+weights are put back) begins anew from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from nn.training.fit import Callback, Training
+from parallel.elastic.mirrors import Mirrors
+from parallel.exchange.base import Exchange
+
+
+class Point(NamedTuple):
+    """After so many steps.
+
+    Attributes
+    ----------
+    step : int
+        -1 where nothing was trained.
+    progress : dict
+        As `Training.progress`.
+    state : callable (Exchange) -> dict of arrays
+        As `Trainer.load_state` takes it.
+    """
+
+    step: int
+    progress: dict
+    state: Callable[[Exchange], dict[str, np.ndarray]]
+
+
+class Keeper(Callback):
+    """Knows where this member is; the first of the callbacks, so that it knows before anything can go wrong.
+
+    Parameters
+    ----------
+    mirrors : Mirrors
+        For trainers whose ranks do not have all of the state.
+    """
+
+    def __init__(self, mirrors: Mirrors):
+        self.mirrors, self.generation = mirrors, 0
+        self.point: Point | None = None  # that this attempt has begun with
+        self.training: Training | None = None
+        self.trains: Callable[[], None] | None = None
+        self.ended = self.shards = False
+
+    def begin(self, generation: int, point: Point | None, trains: Callable[[], None]) -> None:
+        """An attempt of so many begins, with this point; `trains` is called after its first step."""
+        self.generation = generation
+        self.point, self.training, self.ended, self.trains = point, None, False, trains
+
+    def on_begin(self, training):
+        self.training = training
+        self.shards = training.trainer.exchange.from_first
+        self._note(training)
+        if self.shards and self.mirrors.every and training.epoch < training.epochs:
+            self.mirrors.take(training, self.progress, self.generation)
+
+    def on_step(self, training, loss):
+        self._note(training)
+        if self.shards and self.mirrors.every and training.trainer.steps % self.mirrors.every == 0:
+            self.mirrors.take(training, self.progress, self.generation)
+        if self.trains:
+            self.trains()
+            self.point = self.trains = None
+
+    def _note(self, training: Training) -> None:
+        self.progress = training.progress() | {"history": training.history[:]}
+
+    @property
+    def end(self) -> Callback:
+        """A callback behind what saves the last step: this member goes on from there, no more from its own state."""
+        return End(self)
+
+    @property
+    def step(self) -> int:
+        """After which step this member is, and -1 where it has no state."""
+        if self.ended or (self.training and self.shards):
+            return -1
+        if self.training:
+            return self.training.trainer.steps
+        return self.point.step if self.point and self.point.state is not None else -1
+
+    def here(self) -> tuple[dict, dict[str, np.ndarray]]:
+        """(progress, state) of this member, where it has a step."""
+        if self.training:
+            return self.progress, self.training.trainer.state()
+        return self.point.progress, self.point.state(None)
+
+
+class End(Callback):
+    """Tells a Keeper that all that was trained is saved."""
+
+    def __init__(self, keeper: Keeper):
+        self.keeper = keeper
+
+    def on_end(self, training):
+        self.keeper.ended = True
+
+
+def share(comm: MPI.Intracomm, keeper: Keeper) -> tuple[Point | None, bool]:
+    """(the latest point that members have, on all; whether all steps were made, where there is none) (collective)."""
+    told = comm.allgather((keeper.step, keeper.ended, bool(keeper.mirrors.copies)))
+    steps, latest = [step for step, _, _ in told], max(step for step, _, _ in told)
+    if latest >= 0:
+        return _spread(comm, keeper, steps, latest), False
+    if any(ended for _, ended, _ in told):
+        return None, True
+    copies = keeper.mirrors.whole(comm) if any(copied for _, _, copied in told) else None
+    return Point(copies.step, copies.progress, copies.state) if copies else None, False
+
+
+def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: list[int], latest: int) -> Point:
+    """The point of the members that are at the latest step, on all."""
+    source = steps.index(latest)
+    if set(steps) == {latest}:
+        progress, state = keeper.here()
+        progress = comm.bcast(progress, source)
+    else:
+        progress, state = keeper.here() if comm.rank == source else (None, {})
+        kinds = {name: (array.shape, array.dtype.str) for name, array in state.items()}
+        progress, kinds = comm.bcast((progress, kinds), source)
+        state = state or {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
+        for array in state.values():
+            comm.Bcast([array, MPI.BYTE], source)
+    return Point(latest, progress, lambda exchange: state)

@@ -1,0 +1,66 @@
+"""--elastic: what is done when a rank dies, as a text with keys.
+
+| text | keys, with what they are unless given |
+|---|---|
+| shrink | the others go on: min=2 ranks, else the run ends; buddy=10 |
+| respawn | another process takes its place: min=2, as long as none can be started; buddy=10 |
+
+Ranks that are silent for heartbeat=30 seconds, or compute for loop=120 and ten times their longest step, are killed;
+with silent=wait they are named only. 0 is for ever. Where state is in shards, neighbours have copies, at most buddy=10
+steps old; with buddy=0 only checkpoints help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nn import keyed
+from parallel.strategies.settings import Keyed, refuse
+
+KINDS = ("shrink", "respawn")
+SILENT = ("kill", "wait")
+
+
+@dataclass(frozen=True)
+class Policy(Keyed):
+    """How a run survives.
+
+    Attributes
+    ----------
+    min : int
+        Ranks with which it goes on.
+    heartbeat, loop : float
+        Seconds that a rank may be silent, and may compute without a step or a call; 0 for ever.
+    silent : str
+        "kill" or "wait".
+    buddy : int
+        Steps between two copies of sharded state for a neighbour; 0 for none.
+    kind : str
+        One of KINDS.
+    """
+
+    name: ClassVar[str] = "elastic"
+    least: ClassVar[dict[str, float]] = {"buddy": 0, "heartbeat": 0, "loop": 0}
+    min: int = 2
+    buddy: int = 10
+    heartbeat: float = 30.0
+    loop: float = 120.0
+    silent: str = "kill"
+    kind: str = "shrink"
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Of --elastic.
+
+        Raises
+        ------
+        ValueError
+            What there is not; fewer ranks than one.
+        """
+        kind, parts = keyed.split(text)
+        refuse(kind not in KINDS, f"elastic {text!r}: expected one of {', '.join(KINDS)}")
+        kinds = {"min": int, "buddy": int, "heartbeat": float, "loop": float, "silent": str}
+        found = cls(kind=kind, **keyed.convert(kind, parts, kinds))
+        refuse(found.silent not in SILENT, f"elastic {text!r}: silent must be one of {', '.join(SILENT)}")
+        return found

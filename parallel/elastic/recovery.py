@@ -1,0 +1,174 @@
+"""Runs of which ranks may die: the same training, begun again by those that live, from where they were.
+
+A run is a function of a `Survivor`, from a communicator to result.json. Where a rank dies it is called again: it makes
+a communicator of the members, a trainer, loaders that deal the samples anew, and goes on from the latest `Point` that
+a member has. So whatever strategy can take over a state can survive, and none knows of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from collectives import Communicator
+from collectives.failures.launch_check import HANGING, abort, rank_of_world
+from parallel.elastic import points
+from parallel.elastic.heartbeat import Heartbeat
+from parallel.elastic.ledger import Ledger, Place
+from parallel.elastic.membership import Membership, count
+from parallel.elastic.mirrors import Mirrors
+from parallel.elastic.points import Keeper, Point
+from parallel.elastic.policy import Policy
+from parallel.launch import launcher
+
+Result = TypeVar("Result")
+current: Survivor | None = None  # of this process, for whoever ends it
+
+
+class Survivor:
+    """What lasts from one attempt to the next.
+
+    Parameters
+    ----------
+    policy : Policy
+    joins : bool
+        Whether this process was started in place of a lost one.
+
+    Attributes
+    ----------
+    members : Membership
+    keeper, ledger : callbacks of `nn.fit`
+        The keeper is the first; `ledger` is there when it is known where the run is kept.
+    trained : bool
+        Whether all steps were made, and what follows is to be done again, from the last checkpoint.
+    recoveries : list of float
+        Seconds from when this member knew of a death until it trained on.
+    """
+
+    def __init__(self, policy: Policy, joins: bool = False):
+        self.members = Membership(policy, joins)
+        self.keeper, self.ledger, self.trained = Keeper(Mirrors(policy.buddy)), None, False
+        self.recoveries: list[float] = []
+        self.noticed = 0.0
+        self.heart: Heartbeat | None = None
+
+    @property
+    def again(self) -> bool:
+        """Whether this is not the first attempt."""
+        return self.members.generation > 0
+
+    def begin(self, out: str | None) -> tuple[str | None, Point | None]:
+        """An attempt begins: (the directory of the run, the point to go on from) as all have them (collective)."""
+        root = self.members.root
+        out = next(filter(None, root.allgather(out)), None) if self.again else out
+        point, self.trained = points.share(root, self.keeper) if self.again else (None, False)
+        self.retired = self.keeper.training  # messages of the last attempt may still come into its memory
+        self.keeper.begin(self.members.generation, point, self._trains)
+        return out, point
+
+    def _trains(self) -> None:
+        policy = self.members.policy
+        self.heart = Heartbeat(
+            self.ledger.directory.with_name("beats"),
+            self.members.number,
+            policy.heartbeat,
+            policy.loop,
+            policy.silent == "kill",
+            lambda: self.keeper.training.trainer.steps,
+        )
+        self.heart.start()
+        if self.noticed:
+            self.recoveries.append(round(time.monotonic() - self.noticed, 3))
+            self.noticed = 0.0
+
+    def communicator(self, **settings) -> Communicator:
+        """Of all members, by messages: in memory that ranks share, nobody would be told of a death (collective)."""
+        return Communicator(self.members.work(), memory=False, **settings)
+
+    def write_down(self, out: Path, step: int, progress: dict | None) -> Ledger:
+        """The ledger of this attempt, which goes on from there (collective)."""
+        told = progress or {}
+        place: Place = told.get("epoch", 0), told.get("batch", 0)
+        if self.ledger is None:
+            self.ledger = Ledger(out / "ledger", self.members.number)
+        self.ledger.begin(step, place, self.members.root.allgather(self.ledger.known))
+        return self.ledger
+
+    def relax(self) -> None:
+        """No more is trained: who makes no step now is in no loop."""
+        if self.heart:
+            self.heart.stuck.limit = 0
+
+    def rest(self) -> None:
+        """Nobody waits for another one from now on, or it begins anew."""
+        if self.heart:
+            self.heart.stop()
+            self.heart = None
+
+    def close(self) -> None:
+        """All is written: on the first rank, remove what was for the others."""
+        self.ledger.close()
+        shutil.rmtree(self.ledger.directory.with_name("beats"), ignore_errors=True)
+
+    def told(self) -> str:
+        """Who was lost, who goes on, in words."""
+        members, after = self.members, f" after {time.monotonic() - self.noticed:.2f} s" * bool(self.noticed)
+        lost = f"lost so far: rank {', '.join(map(str, members.lost))}"
+        came = f"; {count(len(members.joined))} came in their place" * bool(members.joined)
+        return f"{lost}{came}; {count(members.root.size)} go on{after}"
+
+    def facts(self) -> dict:
+        """For result.json."""
+        members, ledger = self.members, self.ledger
+        return {
+            "lost": members.lost,
+            "joined": members.joined,
+            "recovery_seconds": self.recoveries,
+            "ledger": {"epochs": len(ledger.checked), "samples": sum(ledger.checked.values())},
+        }
+
+
+@contextmanager
+def bounded(limit: float) -> Iterator[None]:
+    """In this block members agree, and recover; where that takes more than so many seconds (0: ever), all ranks end."""
+    said = f"{rank_of_world()}: has waited {limit:g} s for others to agree that ranks have died: stopped, or in a loop"
+    timer = threading.Timer(limit, abort, (HANGING, said))
+    timer.daemon = True
+    if limit:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def survive(policy: Policy, run: Callable[[Survivor], Result], limit: float) -> Result:
+    """What `run` returns where it has gone well on all members at last; `limit` as of `bounded`.
+
+    Raises
+    ------
+    TooFew
+        Fewer ranks are left than the policy asks for.
+    """
+    global current
+    survivor = current = Survivor(policy, launcher.joins())
+    members, result = survivor.members, None
+    while True:
+        try:
+            result, fine = run(survivor), True
+        except Exception as error:
+            if not members.died(error):
+                raise
+            fine = False
+        survivor.noticed = time.monotonic()
+        survivor.relax()
+        with bounded(limit):
+            if members.agree(fine):
+                return result
+            members.recover()
+        survivor.rest()

@@ -1,0 +1,370 @@
+"""Ranks are killed at every moment of a run, and it ends as if nothing had been: the same bits, each sample once."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PATIENCE
+
+import nn
+from collectives import Communicator
+from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
+from parallel.command.options import OptionError
+from parallel.command.parsing import parse
+from parallel.command.rules import check_survivors
+from parallel.elastic.chaos import result
+from parallel.elastic.heartbeat import Heartbeat, Stuck, born
+from parallel.elastic.ledger import Ledger, LedgerError
+from parallel.elastic.mirrors import Mirrors
+from parallel.elastic.policy import Policy
+from parallel.launch import launcher
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--model", "mlp:64,8,10", "--limit", "200", "--epochs", "3", "--checkpoint-steps", "5", "--no-pictures"]
+OPTIONS += ["--watch", str(PATIENCE)]
+needs_survivors = pytest.mark.skipif(bool(launcher.why_all_end()), reason=launcher.why_all_end())
+
+# Training, of which the ranks in PLAN are hit when they come to a place: [generation, number, place, what happens].
+PROGRAM = f"""
+import json, os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from parallel.command import main
+from parallel.launch import launcher
+
+PLAN = json.loads(os.environ["PLAN"])
+
+def come_to(place):
+    members = recovery.current and recovery.current.members
+    for generation, number, where, what in PLAN if members else ():
+        if (generation, number, where) == (members.generation, members.number, place):
+            if what == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if what == "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while what == "loops":
+                pass
+            raise ValueError("a mistake of one rank alone")
+
+def before(owner, name, place):
+    own = getattr(owner, name)
+    def method(*args, **kwargs):
+        come_to(place(args[0]) if callable(place) else place)
+        return own(*args, **kwargs)
+    setattr(owner, name, method)
+
+def wrong(share):
+    def skewed(*args):
+        point, trained = share(*args)
+        point.progress["batch"] += int(os.environ["SKEW"])
+        return point, trained
+    return skewed
+
+if launcher.inside():
+    main.set_threads(1)
+    from nn.training import callbacks, checkpoints
+    from parallel.command import training_run
+    from parallel.elastic import recovery
+    from parallel.trainer import Trainer
+    before(recovery.Survivor, "communicator", "start")
+    before(Trainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
+    before(Trainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
+    before(Trainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
+    before(Trainer, "evaluate", lambda trainer: f"evaluation after step {{trainer.steps}}")
+    before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
+    before(callbacks.RestoreBest, "on_end", "end")
+    before(training_run, "leave_network", "result")
+    before(Trainer, "close", "close")
+    before(recovery.Membership, "recover", "recovery")
+    before(recovery.points, "share", "state")
+    if "SKEW" in os.environ:
+        recovery.points.share = wrong(recovery.points.share)
+sys.exit(main.main())
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """result.json of one process that computes the same bits."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    command = [sys.executable, "scripts/train.py", *OPTIONS, "--reproducible", "6", "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    return result(out)
+
+
+@pytest.fixture
+def survive(tmp_path, nothing_left):
+    """A function: ranks, --elastic, what happens -> (exit status, what was said, directory of the run)."""
+
+    def run(ranks, elastic, *plan, options=("--reproducible", "6"), **environment):
+        program, out = tmp_path / "deadly.py", tmp_path / "run"
+        program.write_text(PROGRAM)
+        plan = [(*blow, "dies")[:4] for blow in plan]
+        command = [sys.executable, str(program), *OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks)]
+        done = subprocess.run(
+            [*command, "--out", str(out)],
+            cwd=ROOT,
+            env=os.environ | {"PLAN": json.dumps(plan)} | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=2 * PATIENCE,
+        )
+        return done.returncode, done.stdout, out
+
+    return run
+
+
+def assert_as_if_nothing_had_been(done, undisturbed, lost):
+    status, said, out = done
+    assert status == 0, said
+    found = result(out)
+    assert found["parameters_sha256"] == undisturbed["parameters_sha256"], said
+    assert (found["steps"], found["elastic"]["lost"]) == (undisturbed["steps"], lost), said
+    assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    assert not list(out.rglob("*.tmp")) and not (out / "ledger").exists() and not (out / "beats").exists()
+    return found
+
+
+@needs_survivors
+def test_the_others_go_on_down_to_one(survive, undisturbed):
+    """At the start; with the sum of a step there, on rank 0; while it writes a checkpoint, the next rank 0."""
+    blows = (0, 3, "start"), (1, 0, "sum of step 4"), (2, 1, "checkpoint")
+    done = survive(4, "shrink:min=1", *blows)
+    found = assert_as_if_nothing_had_been(done, undisturbed, [3, 0, 1])
+    assert "lost so far: rank 3, 0; 2 ranks go on" in done[1] and found["ranks"] == 1
+
+
+@needs_survivors
+def test_others_come_in_their_place(survive, undisturbed):
+    """In an update, an evaluation, when the network is written; while others recover; who has come before, too."""
+    blows = [(0, 1, "update of step 3"), (0, 0, "recovery"), (1, 1, "evaluation after step 7"), (2, 0, "result")]
+    done = survive(3, "respawn", *blows)
+    found = assert_as_if_nothing_had_been(done, undisturbed, [0, 1, 1, 0])
+    assert found["ranks"] == 3 and found["elastic"]["joined"] == [0, 1, 1, 0]
+
+
+@needs_survivors
+def test_shards_come_from_neighbours(survive, tmp_path):
+    """One dies three steps after the last copies were made, another by a mistake when they were made again."""
+    options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
+    command = [sys.executable, "scripts/train.py", *OPTIONS, *options, "--out", str(tmp_path / "whole")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    blows = (0, 1, "update of step 13"), (1, 2, "evaluation after step 14", "errs")
+    done = survive(4, "shrink", *blows, options=options)
+    assert_as_if_nothing_had_been(done, result(tmp_path / "whole"), [1, 2])
+    assert re.search(r"lost so far: rank 1; 3 ranks go on .*, from step 10\n", done[1]), done[1]
+    assert "error on rank 2: a mistake of one rank alone" in done[1]
+
+
+@pytest.mark.mpi(ranks=3)
+def test_copies_make_the_state_whole(comm):
+    """Of any two of three ranks, for any of the stages; on one alone a part is missing."""
+    communicator = Communicator(comm)
+    for make in (ZeRO1, ZeRO2, FullyShardedDataParallel):
+        network = nn.Network(nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)), (7,))
+        parts = network, nn.CrossEntropyLoss(), nn.Adam(0.01)
+        trainer, mirrors = make(*parts, communicator, unit_bytes=64), Mirrors(1)
+        rng = np.random.default_rng(0)
+        for step in range(3):
+            x, y = rng.normal(size=(12, 7)).astype("f4"), rng.integers(0, 3, 12)
+            trainer.step(x[comm.rank :: 3], y[comm.rank :: 3], 12)
+            mirrors.take(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
+        want = communicator.bcast(trainer.state())
+        assert [copy.key for copy in mirrors.copies] == [(2, 0), (3, 0)]
+        for lost in range(3):
+            living = comm.Split(comm.rank == lost, comm.rank)
+            found = mirrors.whole(living)
+            if comm.rank == lost:
+                assert found is None, "a part is missing"
+            else:
+                assert (found.step, found.progress) == (3, {"batch": 3})
+                fewer = Communicator(living)
+                others = make(*parts, fewer, unit_bytes=64)
+                others.load_state(found.state(others.exchange))
+                whole = fewer.bcast(others.state())
+                assert all(np.array_equal(want[name], whole[name]) for name in want)
+                others.close()
+                fewer.release()
+            living.Free()
+        trainer.close()
+    communicator.release()
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_what_comes_after_training_is_done_again(survive, undisturbed):
+    done = survive(4, "shrink:min=1", (0, 1, "end"), (1, 0, "result"), (2, 3, "close"))
+    assert_as_if_nothing_had_been(done, undisturbed, [1, 0, 3])
+
+
+@needs_survivors
+def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
+    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"))
+    assert_as_if_nothing_had_been(done, undisturbed, [1])
+    assert re.search(r"heartbeat: rank 1 \(process \d+ on \S+\) has been silent for .* s: killed", done[1]), done[1]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_a_rank_in_an_endless_loop_is_found_and_killed(survive, undisturbed):
+    done = survive(3, "shrink:loop=10", (0, 2, "step 6", "loops"))
+    assert_as_if_nothing_had_been(done, undisturbed, [2])
+    assert re.search(r"heartbeat: rank 2 has computed for .* s at \S+ in come_to, and made no step: killed", done[1])
+
+
+def test_who_waits_or_is_slow_is_in_no_loop():
+    stuck = Stuck(5)
+    assert not stuck.look(0, 1, False) and not stuck.look(5, 1, False) and stuck.look(5.5, 1, False)
+    assert not stuck.look(100, 1, True) and not stuck.look(104, 1, False), "it waits for others"
+    assert not stuck.look(108, 2, False) and not stuck.look(187, 2, False) and stuck.look(189, 2, False), "a slow one"
+    forever = Stuck(0)
+    assert not forever.look(0, 1, False) and not forever.look(1e9, 1, False)
+
+
+def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
+    """Of a process that is there, one that has gone, and one of another host."""
+    heart = Heartbeat(tmp_path, 0, 5, 0, True, lambda: 0)
+    other = subprocess.Popen(["sleep", "1000"])
+    host = socket.gethostname()
+    try:
+        files = {"1": f"{host} {other.pid} {born(other.pid)}", "2": f"{host} {other.pid} 0", "3": "elsewhere 1 1"}
+        for name, told in files.items():
+            (tmp_path / name).write_text(told)
+            heart._look_at(tmp_path / name)
+            os.utime(tmp_path / name, (0, 0))
+        assert not capsys.readouterr().err, "they have just shown that they live"
+        heart.kill = False
+        heart._look_at(tmp_path / "1")
+        heart._look_at(tmp_path / "1")
+        assert len(re.findall("rank 1 .* waited for", capsys.readouterr().err)) == 1 and other.poll() is None
+        heart.kill = True
+        heart._look_at(tmp_path / "2")
+        assert not (tmp_path / "2").exists() and other.poll() is None, "its number is another process's now"
+        heart._look_at(tmp_path / "3")
+        assert "on elsewhere) has been silent" in (said := capsys.readouterr().err) and said.endswith("waited for\n")
+        heart._look_at(tmp_path / "1")
+        assert other.wait(PATIENCE) == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.wait()
+
+
+@needs_survivors
+def test_too_few_end_and_can_be_continued(survive, undisturbed):
+    status, said, out = survive(2, "shrink", (0, 1, "step 9"))
+    assert status == 1, said
+    assert "error: 1 rank left, and --elastic has min=2" in said
+    command = [sys.executable, "scripts/train.py", "--resume", str(out), "--ranks", "1"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    assert result(out)["parameters_sha256"] == undisturbed["parameters_sha256"]
+
+
+@needs_survivors
+@pytest.mark.parametrize(
+    ("skew", "times"), [("1", "0 times"), pytest.param("-1", "2 times", marks=pytest.mark.exhaustive)]
+)
+def test_control_samples_that_are_left_out_or_trained_twice_are_found(survive, skew, times):
+    status, said, _ = survive(2, "shrink:min=1", (0, 1, "step 3"), SKEW=skew)
+    assert status == 1 and re.search(rf"error: epoch 1: 32 samples .* \({times}\)", said), said
+
+
+# ------------------------------------------------------------------------------------------------ the ledger alone
+
+
+def lines(ledger, *parts):
+    for part in parts:
+        ledger.note(*part)
+
+
+def test_the_ledger_counts_every_sample_once(tmp_path):
+    first, second = Ledger(tmp_path / "ledger", 0), Ledger(tmp_path / "ledger", 1)
+    for ledger in (first, second):
+        ledger.begin(0, (0, 0))
+    lines(first, (0, 0, 0, 2), (0, 1, 4, 6), (0, 2, 8, 10))
+    lines(second, (0, 0, 2, 4), (0, 1, 6, 8))  # and is killed in the batch 2, which begins anew
+    first.begin(2, (0, 2))
+    lines(first, (0, 2, 8, 11))
+    assert first.check(0, 4, 11) == 11
+    lines(first, *((1, 3 + batch, 4 * batch, min(4 * batch + 4, 11)) for batch in range(3)))
+    assert first.check(1, 4, 11) == 11
+    assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["1-0.bin"], "what is done with goes"
+    first.close()
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ((0, 1, 4, 7), "1 samples were not trained exactly once: in its order 7 (0 times)"),
+        ((0, 1, 3, 8), "1 samples were not trained exactly once: in its order 3 (2 times)"),
+    ],
+)
+def test_control_the_ledger_finds_what_is_wrong(tmp_path, part, said):
+    ledger = Ledger(tmp_path, 0)
+    ledger.begin(0, (0, 0))
+    lines(ledger, (0, 0, 0, 4), part)
+    with pytest.raises(LedgerError, match=re.escape(said)):
+        ledger.check(0, 4, 8)
+
+
+def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
+    ledger = Ledger(tmp_path, 0)
+    ledger.begin(7, (2, 1))
+    lines(ledger, (2, 7, 4, 8), (2, 8, 8, 9))
+    assert ledger.check(2, 4, 9) == 5
+    lines(ledger, (3, 9, 0, 4))
+    joins = Ledger(tmp_path, 1)
+    joins.begin(9, (3, 0), [ledger.known])  # back to before it
+    assert (joins.begun, joins.start) == ([7, 9], (2, 1))
+    with pytest.raises(LedgerError, match="9 samples"):
+        joins.check(3, 4, 9)
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_what_cannot_be_is_refused(monkeypatch):
+    assert Policy.parse("shrink") == Policy() and Policy.parse("respawn:3,0") == Policy(3, 0, kind="respawn")
+    for given, said in (
+        ("grow", "expected one of shrink, respawn"),
+        ("shrink:min=0", "min must be at least 1"),
+        ("shrink:most=3", "what is 'most=3'"),
+        ("shrink:silent=shout", "silent must be one of kill, wait"),
+        ("shrink:heartbeat=-1", "heartbeat must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Policy.parse(given)
+    for given, said in (
+        ("--strategy ps", "does not go with --strategy ps: what a rank alone has is lost with it: use"),
+        ("--consistency stale:1", "does not go with --strategy ddp --consistency stale:1"),
+        ("--mesh data=1,tensor=2", "parts of the network on different ranks"),
+        ("--compress topk:0.1", "what a rank has left out so far"),
+        ("--node-memory on", "nobody is told of a death"),
+        ("--allreduce shared", "nobody is told of a death"),
+        ("--find-lr", "trying rates makes no run"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            parse(["--elastic", "shrink", *given.split()])
+    options = parse(["--elastic", "shrink:min=3", "--ranks", "2"])
+    monkeypatch.setattr(launcher, "why_all_end", lambda: "")
+    with pytest.raises(OptionError, match="2 ranks are fewer than min=3: start more"):
+        check_survivors(options, 2)
+    monkeypatch.setattr(launcher, "why_all_end", lambda: "this MPI has no fault tolerance")
+    with pytest.raises(OptionError, match=r"no fault tolerance; or leave it out, and start the run by scripts/superv"):
+        check_survivors(options, 4)
+
+
+def test_a_job_that_ends_with_any_rank_is_found_out(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.delenv(launcher.FAULT_TOLERANT, raising=False)
+    assert "mpirun --with-ft ulfm" in launcher.why_all_end()
+    monkeypatch.setenv(launcher.FAULT_TOLERANT, "1")
+    assert launcher.why_all_end() == ""
