@@ -33,9 +33,6 @@ from threadpoolctl import threadpool_limits
 import checks
 import nn
 from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
-from collectives import price
-from collectives.algorithms import allreduce
-from collectives.pricing.networks import Network
 from nn.optim.learning_rates import MultiStep, Warmup
 
 # %matplotlib inline
@@ -48,12 +45,13 @@ limits = threadpool_limits(1, user_api="blas")  # matrices as small as ours are 
 # A step on p ranks takes the time to compute b samples, and then the time to sum the gradients. The second does not
 # depend on b. So with a *fixed* global batch of 256, more ranks have less and less to compute for the same sum; with
 # a fixed batch *on each rank* they have not. Take ResNet-50: 25.5 million parameters, 1/200 second for a sample
-# (forward and backward, on one GPU), a network of 100 Gbit/s. The sum is priced by the ring of notebook 07.
+# (forward and backward, on one GPU), a network of 100 Gbit/s. A ring on p ranks sends 2 (p - 1) messages of n/p
+# bytes, one after the other (notebook 07).
 
 # %%
-network = Network.hockney(5e-6, 8 / 100e9)  # seconds a message, seconds a byte
+ALPHA, BETA, NBYTES = 5e-6, 8 / 100e9, 4 * 25_500_000  # seconds a message, seconds a byte; bytes of the gradients
 ranks = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-summing = [price(allreduce.ring, p, 25_500_000, network=network).seconds if p > 1 else 0.0 for p in ranks]
+summing = [2 * (p - 1) * (ALPHA + NBYTES / p * BETA) for p in ranks]  # a ring
 images = 1_280_000  # of ImageNet, an epoch
 
 fig, ax = plt.subplots(figsize=(6.8, 3.2))

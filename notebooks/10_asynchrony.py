@@ -474,11 +474,13 @@ plt.show()
 # %%
 # %%mpi -n 3 --with work,np,nn -o errors,staleness,name
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits
 
 from collectives import Communicator
 from parallel import Downpour
 from parallel.reports.staleness import Staleness
 
+limits = threadpool_limits(1, user_api="blas")
 data = nn.data.load("digits", validation=0.2, flat=True, normalise=True, dtype=np.float64)
 network, loss, _ = work()
 trainer = Downpour(network, loss, nn.Adagrad(0.05), Communicator(MPI.COMM_WORLD), push=2, fetch=2, warm=5)

@@ -492,11 +492,13 @@ plt.show()
 # %%
 # %%mpi -n 2 --with np,nn -o losses,sent,name
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits
 
 from collectives import Communicator
 from parallel import CompressedDataParallel
 from parallel.exchange.compression import parse
 
+limits = threadpool_limits(1, user_api="blas")
 losses, sent = {}, {}
 data = nn.data.load("digits", validation=0.2, flat=True, normalise=True)
 for method in ("none", "fp16", "topk:0.01"):

@@ -379,10 +379,12 @@ print(one.network.summary().splitlines()[-1])
 # %%
 # %%mpi -n 2 --with work,five_steps,np,nn -o kept,formula,states,names
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits
 
 from collectives import Communicator
 from parallel import DistributedDataParallel, FullyShardedDataParallel, ZeRO1, ZeRO2
 
+limits = threadpool_limits(1, user_api="blas")
 kept, formula, states, names = [], [], [], []
 for strategy in (DistributedDataParallel, ZeRO1, ZeRO2, FullyShardedDataParallel):
     options = {} if strategy is DistributedDataParallel else {"unit_bytes": 1 << 17}

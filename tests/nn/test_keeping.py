@@ -149,7 +149,7 @@ def test_parameters_that_are_not_finite_do_not_take_the_place_of_those_that_were
 
     kept = nn.Checkpoints(tmp_path)
     keeper = KeepCheckpoints(kept, 2, later=later)
-    with pytest.raises(ArithmeticError, match=r"parameter 2\.b (is not finite, so it is not saved|.* in step 4)"):
+    with pytest.raises(ArithmeticError, match=r"parameter 2\.W (is not finite, so it is not saved|.* in step 4)"):
         nn.fit(trainer(), loader(), FOREVER, [Poison(), keeper])  # or by the next step, where that is faster
     keeper.wait()
     assert kept.load()[0]["steps"] == 4 and not list(tmp_path.glob(".*"))

@@ -190,8 +190,10 @@ import nn
 from parallel.command import main, training_run
 
 class Waits(nn.Callback):
+    def __init__(self, callbacks):
+        (self.termination,) = (each.termination for each in callbacks if isinstance(each, nn.KeepCheckpoints))
     def on_step(self, training, loss):
-        while training.trainer.steps == 7:
+        while training.trainer.steps == 7 and not self.termination.asked:
             time.sleep(0.01)
 
 resume, fit = training_run.resume, nn.fit
@@ -201,7 +203,7 @@ def wrong(options, trainer, *more):
         trainer.parameters[0] += 1e-7
     return progress
 def waiting(trainer, train, epochs, callbacks=(), *more):
-    return fit(trainer, train, epochs, [*callbacks, Waits()], *more)
+    return fit(trainer, train, epochs, [*callbacks, Waits(callbacks)], *more)
 training_run.resume = wrong
 if Path(__file__).with_name("wait").exists() and "--resume" not in sys.argv:
     nn.fit = waiting

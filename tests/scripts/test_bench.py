@@ -122,3 +122,14 @@ def test_the_mean_of_ratios_is_the_ratio_of_means():
     mean = geometric_mean("mean", rows)
     assert math.isclose(mean.ratio, 0.5) and mean.note == "of 2 cases"
     assert geometric_mean("mean", rows[2:]).ratio is None
+
+
+def test_a_guarded_step_is_compared_with_a_bare_one():
+    import bench_faults
+
+    seconds = {"bare": [0.010, 0.012, 0.011], "guarded": [0.0101, 0.0120, 0.0112], "at once": [0.02] * 3}
+    save = {"guarded": [0.001, 0.002, 0.003], "at once": [0.008] * 3}
+    found = {"steps": 100, "seconds": seconds, "own": [2e-5, 1e-5, 3e-5], "save": save}
+    guarded, pause = bench_faults.step_rows(found)
+    assert math.isclose(guarded.ratio, 11.2 / 11) and "quotients +1.00%" in guarded.note and "0.18%" in guarded.note
+    assert math.isclose(pause.ours, 2) and math.isclose(pause.ratio, 0.25)

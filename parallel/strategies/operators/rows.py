@@ -13,7 +13,7 @@ import numpy as np
 
 from nn.core.layer import Layer
 from nn.layers.batch_normalization import BatchNorm
-from nn.layers.convolution import Conv2d
+from nn.layers.convolution import Conv2d, Geometry
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from nn.models.resnet import Subsample
 from parallel.strategies.operators.halo import Halo, Interval, common, owned_rows
@@ -67,6 +67,7 @@ class WindowRows(Inner):
         self.halo = Halo(size[0], needed_rows(layer, size, out_height, ranks), rank)
         lo, hi = window_of(layer, size)(*self.out)
         self.outside = self.halo.lo - lo, hi - self.halo.hi  # rows above and below
+        self.geometries: dict[tuple[int, int], Geometry] = {}
         self.rows = self._of_rows()
 
     def _of_rows(self) -> Layer:
@@ -81,8 +82,10 @@ class WindowRows(Inner):
         return other
 
     def _geometry(self, size: tuple[int, int]):
-        whole = self.layer.geometry(self.size)
-        return replace(whole, size=size, padding=(self.outside, whole.padding[1]))
+        if size not in self.geometries:
+            whole = self.layer.geometry(self.size)
+            self.geometries[size] = replace(whole, size=size, padding=(self.outside, whole.padding[1]))
+        return self.geometries[size]
 
     def _matrices(self, size: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray]:
         rows, columns = self.layer.matrices(self.size, dtype)
