@@ -5,7 +5,7 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test test-all bench notebooks lint format mutants clean
+.PHONY: help train test test-all bench notebooks docs gallery lint format mutants clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,13 @@ bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in
 	mkdir -p runs
 	$(BIN)/python scripts/bench.py all --json runs/bench.json
 
+docs: $(VENV)/.docs gallery  ## write the documentation, docs/_build/html/index.html: no network is needed to read it
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+gallery: $(VENV)/.train  ## draw every kind of picture into docs/pictures, for docs/gallery.md
+	$(BIN)/python scripts/gallery.py
+
 lint: $(VENV)/.lint  ## ruff check and format check; mypy on the public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,7 +49,7 @@ mutants: $(VENV)/.mutation  ## change the code in 200 places, one at a time: doe
 	$(BIN)/python scripts/mutants.py
 
 clean:  ## remove the virtual environment and what tools left
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build docs/_build docs/pictures docs/api/*.rst *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Stamps: the environment is made once, and again when setup.cfg changes.
 $(VENV)/.train: setup.cfg pyproject.toml
@@ -60,6 +67,10 @@ $(VENV)/.bench: $(VENV)/.train
 
 $(VENV)/.lint: $(VENV)/.train
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[lint]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.train
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(MPI),docs]"
 	@touch $@
 
 $(VENV)/.mutation: $(VENV)/.test

@@ -1,14 +1,16 @@
-"""What README.md and CONTRIBUTING.md say is true of the tree: examples run, and what they name exists.
+"""What README.md, CONTRIBUTING.md and the pages of docs/ say is true of the tree: examples run, names exist.
 
-python tests/test_readme.py      write the options table of README.md from parallel/command/options.py
+python tests/test_readme.py      write the tables of docs/options.md from the options and capabilities
 """
 
+import ast
 import contextlib
 import functools
 import inspect
 import io
 import itertools
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +20,16 @@ import pytest
 from conftest import PATIENCE
 
 import collectives
+from parallel.command.commands import COMMANDS
 from parallel.command.options import FIELDS, TOPICS, flag, names_of, shown_default, title_of
-from parallel.command.parsing import parser
+from parallel.command.parsing import parse, parser
 from parallel.launch import launcher
 from parallel.strategies.capabilities import matrix
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
+OPTIONS, USING, ALGORITHM = "docs/options.md", "docs/using.md", "docs/howto/algorithm.md"
 TABLE = re.compile(r"(<!-- options: [^\n]* -->\n\n)(.*?)(\n<!-- end of options -->)", re.DOTALL)
 MATRIX = re.compile(r"(<!-- strategies: [^\n]* -->\n\n)(.*?)(\n<!-- end of strategies -->)", re.DOTALL)
 # First words of paths; what a document names in backticks below one of these must be there.
@@ -41,8 +46,8 @@ def blocks(document: str) -> list[tuple[str, str]]:
 
 
 def examples() -> list[str]:
-    """README's Python blocks, without the schedules: these are compared with their source."""
-    return [text for language, text in blocks("README.md") if language == "python" and not text.startswith("def ")]
+    """The Python blocks of the page on the API."""
+    return [text for language, text in blocks(USING) if language == "python"]
 
 
 def options_table() -> str:
@@ -59,29 +64,53 @@ def options_table() -> str:
 
 
 def test_options_table_is_that_of_the_dataclasses():
-    assert TABLE.search(read("README.md"))[2] == options_table(), "run: python tests/test_readme.py"
+    assert TABLE.search(read(OPTIONS))[2] == options_table(), "run: python tests/test_readme.py"
 
 
 def test_matrix_is_that_of_the_strategies():
-    assert MATRIX.search(read("README.md"))[2] == matrix(), "run: python tests/test_readme.py"
+    assert MATRIX.search(read(OPTIONS))[2] == matrix(), "run: python tests/test_readme.py"
+
+
+def drawn() -> set[str]:
+    """The pictures that scripts/gallery.py draws into docs/pictures, which is not kept."""
+    tree = ast.parse((ROOT / "scripts" / "gallery.py").read_text())
+    (table,) = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "PICTURES"]
+    from parallel.strategies.pipeline.schedules import SCHEDULES
+
+    names = {key.value for key in table.keys if isinstance(key, ast.Constant)}
+    return names | {f"pipeline_{name}.svg" for name in SCHEDULES}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     links = re.findall(r'\]\(([^)#]+)|(?:src|href)="([^"]+)"', read(document))
     targets = [a or b for a, b in links]
-    assert targets
-    assert [t for t in targets if not t.startswith("https://") and not (ROOT / t).exists()] == []
+    folder, pictures = (ROOT / document).parent, drawn()
+    lost = []
+    for target in targets:
+        place = (folder / target).resolve()
+        to_be_drawn = place.parent == ROOT / "docs" / "pictures" and place.name in pictures
+        lost += [] if target.startswith("https://") or to_be_drawn or place.exists() else [target]
+    assert lost == []
+
+
+def test_every_page_is_reached_from_the_first():
+    """By the trees of contents, as Sphinx follows them."""
+    reached, waiting = set(), ["docs/index.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        for tree in re.findall(r"^```{toctree}\n(.*?)^```$", read(page), re.DOTALL | re.MULTILINE):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            found = [str(Path(page).parent / f"{name}.md") for name in names]
+            waiting += [page for page in found if page not in reached and page in PAGES]
+    assert sorted(reached) == PAGES
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_paths_in_backticks_exist(document):
     named = [path for path in re.findall(r"`([\w./-]+)`", read(document)) if path.startswith(ROOMS)]
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-OF_MPIRUN = {"--oversubscribe", "--allow-run-as-root"}
+    assert [path for path in named if not (ROOT / path).exists() and path != "docs/pictures/"] == []
 
 
 @functools.cache
@@ -93,40 +122,94 @@ def flags_of(script: str) -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]*", done.stdout))
 
 
+# Programs of others, whose flags we do not know: what follows one of them up to the name of a script.
+OTHERS = "mpirun|mpiexec|srun|sbatch|docker|apptainer|pip|pytest|ulfm|a container"
+OF_OTHERS = {
+    "--mca",
+    "--oversubscribe",
+    "--allow-run-as-root",
+    "--shm-size",
+    "--report-bindings",
+    "--cpu-bind",
+    "--bind-to",
+}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_flags_exist(document):
     """A flag behind the name of a script is one of its own; any other belongs to scripts/train.py."""
     unknown = []
     for line in read(document).splitlines():
         script = "scripts/train.py"
-        for word in re.findall(r"scripts/[\w/]+\.py|(?<![\w-])--[a-z][a-z-]*", line):
-            if word.startswith("--"):
-                unknown += [word] if word not in flags_of(script) | OF_MPIRUN else []
-            else:
+        for word in re.findall(rf"scripts/[\w/]+\.py|\b(?:{OTHERS})\b|(?<![\w-])--[a-z][a-z-]*", line):
+            if not word.startswith("--"):
                 script = word
+            elif script.startswith("scripts/") and word not in flags_of(script) | OF_OTHERS:
+                unknown.append(word)
     assert unknown == []
+
+
+def commands(document: str) -> list[list[str]]:
+    """Every command line of a document that runs one of our scripts: of shell blocks, and in backticks."""
+    text = read(document)
+    shell = "\n".join(block for language, block in blocks(document) if language == "sh")
+    lines = shell.replace("\\\n", " ").splitlines() + re.findall(r"`((?:python|mpirun|sbatch|ringprop) [^`]*)`", text)
+    return [words for line in lines if (words := shlex.split(line, comments=True)) and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_could_run(document):
+    """The files that a command names are there, and the options of scripts/train.py are ones that it takes."""
+    for words in commands(document):
+        named = [word for word in words if word.startswith(("scripts/", "notebooks/", "tests/"))]
+        assert [word for word in named if not (ROOT / word).exists()] == [], words
+        if words[0] == "ringprop" and len(words) > 1:
+            assert words[1] in COMMANDS, words
+        for script in ("scripts/train.py", "scripts/slurm/one_node.sbatch", "scripts/slurm/many_nodes.sbatch"):
+            rest = words[words.index(script) + 1 :] if script in words else []
+            if rest and not {"--resume", "--help", "OPTIONS"} & set(rest):
+                parse(rest)  # refuses what it does not know, and what makes no sense together
+
+
+def test_a_wrong_command_is_seen(monkeypatch):
+    """The control of the test above."""
+    wrong = "```sh\npython scripts/train.py --ranks 2 --strategy zero9\n```\n"
+    monkeypatch.setitem(globals(), "read", lambda document: wrong)
+    assert commands("x") == [["python", "scripts/train.py", "--ranks", "2", "--strategy", "zero9"]]
+    with pytest.raises(ValueError, match="zero9"):
+        test_commands_could_run("x")
+
+
+def test_the_messages_of_the_cluster_guide_are_said():
+    """What its last table has in backticks in the first column stands in the code."""
+    table = read("docs/cluster.md").partition("| message, or what is seen")[2]
+    said = [text for row in table.splitlines()[2:] for text in re.findall(r"`([^`]*)`", row.split("|")[1])]
+    code = "".join(file.read_text() for room in ROOMS[:4] for file in sorted((ROOT / room).rglob("*.py")))
+    code = re.sub(r'"\s*f?"|{package.__name__}', lambda found: "nn" if found[0][0] == "{" else "", code)
+    assert len(said) >= 6
+    assert [text for text in said if text not in code] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_make_targets_exist(document):
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", read(document), re.MULTILINE))
-    assert named
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", read(document), re.MULTILINE))
     assert named - targets == set()
 
 
 @pytest.mark.parametrize(("name", "function"), [("ring", "def ring"), ("shared_arrays", "def arrays")])
 def test_the_schedules_shown_are_those_that_run(name, function):
-    shown = next(text for _, text in blocks("README.md") if text.startswith(function))
+    shown = [text for name in ("README.md", "docs/house.md") for _, text in blocks(name) if text.startswith(function)]
     source = inspect.getsource(collectives.ALGORITHMS["allreduce"][name].rounds)
     source = re.sub(r'    """.*?"""\n', "", source[source.index("def ") :], count=1, flags=re.DOTALL)
-    assert shown == source
+    assert shown
+    assert set(shown) == {source}
 
 
 def test_examples_of_collectives_run_and_print_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = 0
-    for (language, text), (after, output) in itertools.pairwise([*blocks("README.md"), ("", "")]):
+    for (language, text), (after, output) in itertools.pairwise([*blocks(ALGORITHM), ("", "")]):
         if language == "python" and "import collectives" in text:
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 exec(text, {})
@@ -193,8 +276,8 @@ def test_citation_is_complete():
 
 
 if __name__ == "__main__":
-    text = read("README.md")
+    text = read(OPTIONS)
     for place, table in (TABLE, options_table()), (MATRIX, matrix()):
         text, count = place.subn(lambda found, table=table: found[1] + table + found[3], text)
-        assert count == 1, "README.md has no place for a table"
-    (ROOT / "README.md").write_text(text)
+        assert count == 1, f"{OPTIONS} has no place for a table"
+    (ROOT / OPTIONS).write_text(text)

@@ -10,6 +10,9 @@ import numpy as np
 from nn.analysis.inspection import Distribution, RateSearch
 
 LEGIBLE = 40  # classes that a confusion matrix has room to name
+# Okabe and Ito 2008: they differ for every kind of colour blindness, and in print by their lightness.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8f99")
+MARKERS = "os^Dv*Ph"
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str] | None = None):
@@ -25,7 +28,11 @@ def confusion(matrix: np.ndarray, names: Sequence[str] | None = None):
             ax.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour, size=8)
         ax.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0)
         ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel="predicted", ylabel="true", title=f"accuracy {np.trace(matrix) / max(1, matrix.sum()):.2%}")
+    ax.set(xlabel="predicted class", ylabel="true class")
+    right, total = int(np.trace(matrix)), int(matrix.sum())
+    _title(ax, f"confusion: {right:,} of {total:,} samples right, {right / max(1, total):.2%}")
+    bar = figure.colorbar(ax.images[0], ax=ax, shrink=0.7, label="share of the true class (%)")
+    bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0", "25", "50", "75", "100"])
     return figure
 
 
@@ -35,8 +42,12 @@ def samples(
     predicted: np.ndarray,
     names: Sequence[str] | None = None,
     columns: int = 8,
+    confidence: np.ndarray | None = None,
 ):
-    """Images (N, H, W, 1 or 3), or square ones laid flat (N, H*H), each titled "true > predicted"."""
+    """Images (N, H, W, 1 or 3), or square ones laid flat (N, H*H), each titled "true > predicted".
+
+    With `confidence` (N), the share that the network gives to what it predicts, that is told as well.
+    """
     if not len(x):
         raise ValueError("samples: there are none to show")
     if x.ndim == 2:
@@ -54,11 +65,46 @@ def samples(
         if i < len(x):
             image = (x[i] - x[i].min()) / max(float(np.ptp(x[i])), 1e-12)
             ax.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray_r")
-            ax.set_title(f"{name(int(target[i]))} > {name(int(predicted[i]))}", size=8)
+            sure = "" if confidence is None else f", {confidence[i]:.0%}"
+            ax.set_title(f"{name(int(target[i]))} > {name(int(predicted[i]))}{sure}", size=8)
+    told = "true > predicted" + ("" if confidence is None else ", and how sure the network is")
+    figure.suptitle(told, size=10, weight="bold")
     return figure
 
 
-def histograms(distributions: Sequence[Distribution], columns: int = 4):
+def units(weights: np.ndarray, most: int = 64, columns: int = 8, title: str = "weights"):
+    """What each unit of a first layer looks for, in its pixels: blue where it wants ink, red where it wants none.
+
+    Parameters
+    ----------
+    weights : (KH, KW, C, F) of a convolution, or (H*W, F) of a linear layer on square images laid flat
+        Of several channels the mean is shown, all in one scale.
+    most : int
+        Units that are shown, the first ones.
+    """
+    if weights.ndim == 2:
+        side = math.isqrt(len(weights))
+        if side * side != len(weights):
+            raise ValueError(f"units: {len(weights)} inputs are no square image")
+        weights = weights.reshape(side, side, 1, -1)
+    if weights.ndim != 4:
+        raise ValueError(f"units: expected (KH, KW, C, F) or (H*W, F), given {weights.shape}")
+    shown = weights.mean(axis=2)[..., :most]
+    count, limit = shown.shape[-1], float(np.abs(shown).max()) or 1.0
+    rows = -(-count // columns)
+    figure, axes = _figure(0.75 * min(columns, count) + 1, 0.75 * rows + 0.6, rows, min(columns, count))
+    cells = np.atleast_1d(axes).reshape(-1)
+    for i, ax in enumerate(cells):
+        ax.set_axis_off()
+        if i < count:
+            image = ax.imshow(shown[..., i], cmap="RdBu", vmin=-limit, vmax=limit)
+    more = f", {count} of {weights.shape[-1]} units" if count < weights.shape[-1] else f", {count} units"
+    figure.suptitle(title + more, size=10, weight="bold")
+    figure.colorbar(image, ax=list(cells), shrink=0.8, label="weight")
+    return figure
+
+
+def histograms(distributions: Sequence[Distribution], columns: int = 4, title: str = "distributions"):
     """A histogram for each layer or parameter."""
     rows = -(-len(distributions) // columns)
     figure, axes = _figure(3 * columns, 1.8 * rows, rows, min(columns, len(distributions)))
@@ -67,19 +113,32 @@ def histograms(distributions: Sequence[Distribution], columns: int = 4):
             ax.set_axis_off()
             continue
         d = distributions[i]
-        ax.stairs(d.counts, d.edges, fill=True)
+        ax.stairs(d.counts, d.edges, fill=True, color=COLOURS[0])
         ax.set_title(d.name if len(d.name) < 34 else d.name[:31] + "...", size=8)
         ax.set_yticks([])
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.locator_params(axis="x", nbins=4)
         ax.tick_params(labelsize=7)
+    figure.suptitle(f"{title}: values across, how many up", size=10, weight="bold")
     return figure
 
 
 def regions(xs: np.ndarray, ys: np.ndarray, classes: np.ndarray, x: np.ndarray, target: np.ndarray):
     """Decision regions of a network of two inputs (inspection.decision_regions), with samples (N, 2) on top."""
-    figure, ax = _figure(5, 5)
-    colours = {"cmap": "tab10", "vmin": 0, "vmax": 9}
+    from matplotlib.colors import ListedColormap
+
+    figure, ax = _figure(5.4, 4.6)
+    last, shades = max(int(classes.max()), int(target.max())), len(COLOURS)
+    colours = {"cmap": ListedColormap([COLOURS[i % shades] for i in range(last + 1)]), "vmin": -0.5, "vmax": last + 0.5}
     ax.imshow(classes, extent=(xs[0], xs[-1], ys[0], ys[-1]), origin="lower", alpha=0.35, aspect="auto", **colours)
-    ax.scatter(x[:, 0], x[:, 1], c=target, s=12, edgecolors="white", linewidths=0.4, **colours)
+    for i in range(last + 1):
+        mine, look = target == i, {"color": COLOURS[i % shades], "marker": MARKERS[i % len(MARKERS)]}
+        if mine.any():
+            ax.scatter(x[mine, 0], x[mine, 1], s=16, edgecolors="white", linewidths=0.4, label=f"class {i}", **look)
+    ax.set(xlabel="first input", ylabel="second input")
+    ax.locator_params(nbins=6)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    _title(ax, "decision regions: what the network says, and samples")
     return figure
 
 
@@ -131,11 +190,17 @@ def im2col(image: np.ndarray, kernel: tuple[int, int], row: int = 0):
 def rate_search(search: RateSearch):
     """Loss against learning rate, with the suggested one."""
     figure, ax = _figure(6, 3.5)
-    ax.semilogx(search.rates, search.losses)
-    ax.axvline(search.suggestion, color="gray", linestyle=":", label=f"falls fastest: {search.suggestion:.2g}")
+    ax.semilogx(search.rates, search.losses, color=COLOURS[0])
+    ax.axvline(search.suggestion, color=COLOURS[5], linestyle=":", label=f"falls fastest: {search.suggestion:.2g}")
     ax.set(xlabel="learning rate", ylabel="smoothed loss")
-    ax.legend()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    _title(ax, "learning rates that were tried")
     return figure
+
+
+def _title(ax, text: str) -> None:
+    ax.set_title(text, loc="left", size=10, weight="bold")
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1):

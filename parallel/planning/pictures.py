@@ -122,7 +122,7 @@ def draw_map(ranks: Sequence[int], batches: Sequence[int], fastest: Sequence[Seq
         for x, p in enumerate(row):
             mesh = "x".join(map(str, p.axes)) if p.axes[1:] != (1, 1) else ""
             ink = "white" if colours[fields[y, x]] in DARK else "black"
-            axes.annotate(f"{p.strategy}\n{mesh}".rstrip(), (x, y), ha="center", va="center", fontsize=6, color=ink)
+            axes.annotate(f"{p.strategy}\n{mesh}".rstrip(), (x, y), ha="center", va="center", fontsize=7, color=ink)
     axes.set_xticks(range(len(ranks)), [f"{n:,}" for n in ranks], rotation=45, fontsize=8)
     axes.set_yticks(range(len(batches)), [f"{n:,}" for n in batches], fontsize=8)
     axes.set(xlabel="ranks", ylabel="samples of a step, over all ranks")

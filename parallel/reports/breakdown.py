@@ -153,7 +153,7 @@ def spread(values: np.ndarray) -> list[tuple[str, float]]:
 
 
 def draw_breakdown(table: np.ndarray, ax=None):
-    """Stacked bars: for every rank, where the time of a step goes.
+    """Stacked bars: for every rank, where the time of a step goes, with the shares of the larger parts.
 
     Parameters
     ----------
@@ -166,15 +166,22 @@ def draw_breakdown(table: np.ndarray, ax=None):
     """
     from matplotlib.figure import Figure
 
+    from collectives.drawing.timeline import ink_on, looks_of
+
     if ax is None:
-        ax = Figure(figsize=(7, 1.1 + 0.32 * len(table)), layout="constrained").subplots()
-    unit, name = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms")) if table.sum(axis=1).max() >= u), (1e-6, "us"))
-    colours = ("#3f97ec", "#d6dae2", "#6aa742", "#ba6fcd", "#e8a13a")  # as in the timeline
+        ax = Figure(figsize=(7, 1.4 + 0.32 * len(table)), layout="constrained").subplots()
+    unit, name = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms")) if table.sum(axis=1).max() >= u), (1e-6, "µs"))
+    colours = [look["facecolor"] for look in looks_of([*PARTS[:INPUT], "read"]).values()]  # as in the timeline
+    longest = table.sum(axis=1).max() / unit
     for row, values in enumerate(table / unit):
         starts = accumulate(values[:-1], initial=0.0)
         for part, start, value, colour in zip(PARTS, starts, values, colours, strict=True):
             ax.barh(row, value, left=start, height=0.72, color=colour, label=part if row == 0 else None)
+            if value > 0.05 * longest:
+                text = f"{value / values.sum():.0%}"
+                ax.text(start + value / 2, row, text, ha="center", va="center", fontsize=8, color=ink_on(colour))
     ax.set(yticks=range(len(table)), ylim=(len(table) - 0.5, -0.5), xlabel=f"{name} a step, mean over the run")
+    ax.set_title("where the time of a step goes", loc="left", fontsize=11, fontweight="bold", pad=24)
     ax.set_yticklabels([f"rank {rank}" for rank in range(len(table))])
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(left=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,9 @@ def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
     train, test = data.train, data.test
     x, y = train.batch(np.arange(min(LOOKED_AT, len(train))))
     found = inspection.activations(trainer, x)
-    pictures.histograms(found).savefig(out / "activations.png", dpi=120)
+    pictures.histograms(found, title="activations").savefig(out / "activations.png", dpi=120)
     gradients = inspection.gradients(trainer, x, y)
-    pictures.histograms(gradients).savefig(out / "gradients.png", dpi=120)
+    pictures.histograms(gradients, title="gradients").savefig(out / "gradients.png", dpi=120)
     tables = [
         "activations",
         inspection.distribution_table(found),
@@ -56,6 +57,8 @@ def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
         inspection.distribution_table(gradients),
     ]
     (out / "distributions.txt").write_text("\n".join(tables) + "\n")
+    if (first := first_weights(trainer)) is not None:
+        pictures.units(first[1], title=first[0]).savefig(out / "weights.png", dpi=120)
     dead = inspection.dead_units(trainer, x)
     said += [f"layer {path}: {n} of {units} units are 0 for {len(x)} samples" for path, (n, units) in dead.items()]
     said += ["no dead units"] if not dead else []
@@ -65,6 +68,20 @@ def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
         xs, ys, classes = inspection.decision_regions(trainer, tuple(test.x.min(0)), tuple(test.x.max(0)))
         pictures.regions(xs, ys, classes, test.x, test.y).savefig(out / "regions.png", dpi=120)
     return "\n".join([*said, f"more in {out}/: {', '.join(sorted(path.name for path in out.iterdir()))}"])
+
+
+def first_weights(trainer: nn.Serial) -> tuple[str, np.ndarray] | None:
+    """(heading, weights) of the first layer that has any, where these can be looked at: its inputs are pixels."""
+    shape = trainer.network.in_shape
+    if len(shape) != 3:
+        return None
+    arrays = dict(trainer.network.layout.items(trainer.parameters))
+    for path, layer, *_ in trainer.network.layers():
+        if (weights := arrays.get(f"{path}.W")) is not None:
+            side = math.isqrt(len(weights))
+            flat = weights.ndim == 2 and side * side == len(weights) and shape == (side, side, 1)
+            return (f"weights of {path} {layer!r}", weights) if flat or weights.ndim == 4 else None
+    return None
 
 
 def _classes(trainer: nn.Serial, data: Data, out: Path) -> list[str]:
@@ -78,7 +95,11 @@ def _classes(trainer: nn.Serial, data: Data, out: Path) -> list[str]:
     if len(wrong) and x.ndim == 4 and x.shape[-1] in (1, 3):
         worst = wrong[:SHOWN]
         names = data.class_names
-        pictures.samples(x[worst], y[worst], z[worst].argmax(axis=1), names).savefig(out / "misclassified.png", dpi=120)
+        sure = None
+        if isinstance(trainer.loss, nn.CrossEntropyLoss):  # of whose outputs the softmax is meant
+            sure = 1 / np.exp(z[worst] - z[worst].max(axis=1, keepdims=True)).sum(axis=1)
+        shown = pictures.samples(x[worst], y[worst], z[worst].argmax(axis=1), names, confidence=sure)
+        shown.savefig(out / "misclassified.png", dpi=120)
     if data.classes > TOLD:
         return []
     return [inspection.confusion_table(matrix, data.class_names)]

@@ -228,6 +228,7 @@ def breakdown(run: RunFiles) -> list[str]:
     shares = table.sum(axis=0) / table.sum()
     told = ", ".join(f"{part} {share:.1%}" for part, share in zip(PARTS, shares, strict=True) if share >= 0.0005)
     figure = draw_breakdown(table)
+    figure.axes[0].set_title("", loc="left")  # the page has a heading
     return ["<h3>Where the time of a step goes</h3>", picture(figure, "breakdown of a step", f"All ranks: {told}.")]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallel.reports.breakdown import PARTS
 
-PICTURES = ("confusion", "misclassified", "activations", "gradients", "regions")  # of --inspect
+PICTURES = ("confusion", "misclassified", "weights", "activations", "gradients", "regions")  # of --inspect
 LARGEST = 64 << 20  # bytes of a trace.json that is read
 
 

@@ -31,21 +31,30 @@ def write_staleness(history: list[dict], file: Path) -> None:
         return
     import numpy as np
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from collectives.drawing.timeline import PALETTE
 
     most = max(map(len, counts))
     table = np.array([[*row, *[0] * (most - len(row))] for row in counts], float)
     total = table.sum(axis=0)
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.bar(range(most), 100 * total / total.sum(), color="#3f97ec")
-    left.set(xlabel="staleness (updates between read and push)", ylabel="updates (%)")
+    shares = 100 * total / total.sum()
+    for at, share in enumerate(shares) if most <= 12 else ():
+        left.annotate(f"{share:.0f}%", (at, share), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    left.bar(range(most), shares, color=PALETTE[0])
+    left.set(xlabel="updates between read and push", ylabel="updates (%)", title="how late updates were")
     epochs = [record["epoch"] for record in history if "staleness" in record]
     means = table @ np.arange(most) / table.sum(axis=1)
-    right.plot(epochs, means, label="mean", marker="o" if len(epochs) < 10 else None)
-    right.plot(epochs, [len(row) - 1 for row in counts], label="most", color="C1")
-    right.set(xlabel="epoch", ylabel="staleness", ylim=(0, None))
+    marker = "o" if len(epochs) < 10 else None
+    right.plot(epochs, means, label="mean", color=PALETTE[0], marker=marker)
+    right.plot(epochs, [len(row) - 1 for row in counts], label="most", color=PALETTE[5], ls="--", marker=marker)
+    right.set(xlabel="epoch", ylabel="updates", ylim=(0, None), title="over the epochs")
+    right.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     right.legend(frameon=False)
     for axes in (left, right):
+        axes.set_title(axes.get_title(), fontsize=11, fontweight="bold")
         axes.spines[["top", "right"]].set_visible(False)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)

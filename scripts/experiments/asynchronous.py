@@ -36,19 +36,20 @@ ONE = "one process"
 # name -> (options, as of scripts/train.py; color)
 WAYS = {
     ONE: ({}, "black"),
-    "ddp": ({"node_memory": "off"}, "tab:red"),
-    "ddp, stale:1": ({"consistency": "stale:1"}, "tab:pink"),
-    "ps, ssp:3": ({"strategy": "ps", "consistency": "ssp:3"}, "tab:brown"),
-    "ps, async": ({"strategy": "ps", "consistency": "async"}, "tab:blue"),
-    "ps, compensated": ({"strategy": "ps", "consistency": "async", "delay_compensation": True}, "tab:cyan"),
-    "Downpour": ({"strategy": "downpour:push=4,fetch=4"}, "tab:olive"),
-    "Downpour, Adagrad": ({"strategy": "downpour:push=4,fetch=4,warm=10", "optimizer": "adagrad"}, "tab:green"),
-    "local SGD": ({"strategy": "local-sgd:16"}, "tab:orange"),
-    "EASGD": ({"strategy": "easgd:8"}, "tab:purple"),
-    "Sandblaster": ({"strategy": "sandblaster:chunk=16", "optimizer": "lbfgs", "server_place": "workers"}, "tab:gray"),
+    "ddp": ({"node_memory": "off"}, "#d55e00"),
+    "ddp, stale:1": ({"consistency": "stale:1"}, "#cc79a7"),
+    "ps, ssp:3": ({"strategy": "ps", "consistency": "ssp:3"}, "#0072b2"),
+    "ps, async": ({"strategy": "ps", "consistency": "async"}, "#56b4e9"),
+    "ps, compensated": ({"strategy": "ps", "consistency": "async", "delay_compensation": True}, "#4d4d4d"),
+    "Downpour": ({"strategy": "downpour:push=4,fetch=4"}, "#009e73"),
+    "Downpour, Adagrad": ({"strategy": "downpour:push=4,fetch=4,warm=10", "optimizer": "adagrad"}, "#7a5195"),
+    "local SGD": ({"strategy": "local-sgd:16"}, "#e69f00"),
+    "EASGD": ({"strategy": "easgd:8"}, "#999999"),
+    "Sandblaster": ({"strategy": "sandblaster:chunk=16", "optimizer": "lbfgs", "server_place": "workers"}, "#8c510a"),
 }
 RATE = {"sgd": 0.2, "adagrad": 0.03, "lbfgs": Options.lr}  # the last one searches for it
 LOOKS = 40  # at the parameters, in a run
+MARKERS = "os^Dv*PhX<d"
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -252,8 +253,8 @@ def draw(rows: list[dict], chosen: argparse.Namespace):
     for axes, slow, title in zip(panels, (False, True), titles, strict=True):
         for row in rows:
             if row["slow"] == slow or row["way"] == ONE:
-                color = WAYS[row["way"]][1]
-                axes.plot(row["seconds"], [100 * a for a in row["accuracy"]], color=color, label=row["way"], lw=1.4)
+                look = {"color": WAYS[row["way"]][1], "marker": MARKERS[list(WAYS).index(row["way"])], "ms": 3.5}
+                axes.plot(row["seconds"], [100 * a for a in row["accuracy"]], label=row["way"], lw=1.2, **look)
         axes.set(xlabel="seconds", title=title, ylim=(40, 100))
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set(ylabel="test accuracy (%)")

@@ -30,10 +30,12 @@ METHODS = (
 )  # fmt: skip
 CONTROL = "topk:0.001"
 FORGETS = " without memory"
-# color -> methods: gradients as they are, rounded at random, signs, the largest, low rank; the control
+# color -> methods: gradients as they are, rounded at random, signs, the largest, low rank; the control. They differ for
+# every kind of colour blindness (Okabe, Ito 2008).
+CONTROLS = "#d55e00"
 FAMILIES = {
-    "black": ("none", "fp16"), "tab:blue": ("qsgd", "terngrad"), "tab:green": ("onebit", "signsgd"),
-    "tab:orange": ("topk", "threshold", "dgc"), "tab:purple": ("powersgd",), "tab:red": (),
+    "black": ("none", "fp16"), "#0072b2": ("qsgd", "terngrad"), "#009e73": ("onebit", "signsgd"),
+    "#e69f00": ("topk", "threshold", "dgc"), "#cc79a7": ("powersgd",), CONTROLS: (),
 }  # fmt: skip
 MARKERS = "os^Dvp"
 LEAST_ERROR, ERRORS = (
@@ -197,22 +199,11 @@ def draw(rows: list[dict], chosen: argparse.Namespace):
     """Accuracy against bytes of a step, and the loss of each epoch against the bytes sent until then."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    drawn = dict.fromkeys(FAMILIES, 0)
-    for row in rows:
-        family = row["method"].partition(":")[0] if not row["method"].endswith(FORGETS) else FORGETS
-        color = next((color for color, members in FAMILIES.items() if family in members), "tab:red")
-        look = {"color": color, "marker": MARKERS[drawn[color] % len(MARKERS)]}
-        drawn[color] += 1
-        errors = [max(LEAST_ERROR, 100 - 100 * accuracy) for accuracy in (row["accuracy"], *row["spread"])]
-        left.errorbar(row["bytes"], errors[0], [[errors[0] - errors[2]], [errors[1] - errors[0]]], capsize=2, **look)
+    draw_bytes(rows, left)
+    for row, look in zip(rows, looks(rows), strict=True):
         right.plot(row["sent"], row["losses"], markersize=3, label=row["method"], **look)
-    left.set(xscale="log", yscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
-    left.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
-    left.minorticks_off()
-    reached = [max(LEAST_ERROR, 100 - 100 * accuracy) for row in rows for accuracy in row["spread"]]
-    left.set_ylim(1.2 * max(reached), 0.8 * min(reached))
     right.set(xscale="log", yscale="log", xlabel="MB that a rank has sent", ylabel="training loss, epoch by epoch")
     figure.legend(*right.get_legend_handles_labels(), loc="outside right", frameon=False, fontsize=8)
     title = f"{chosen.model} on {chosen.data}, {chosen.ranks} ranks, {chosen.epochs} epochs"
@@ -221,6 +212,37 @@ def draw(rows: list[dict], chosen: argparse.Namespace):
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def looks(rows: list[dict]) -> list[dict]:
+    """Colour and marker of each method."""
+    drawn, found = dict.fromkeys(FAMILIES, 0), []
+    for row in rows:
+        family = row["method"].partition(":")[0] if not row["method"].endswith(FORGETS) else FORGETS
+        color = next((color for color, members in FAMILIES.items() if family in members), CONTROLS)
+        found.append({"color": color, "marker": MARKERS[drawn[color] % len(MARKERS)]})
+        drawn[color] += 1
+    return found
+
+
+def draw_bytes(rows: list[dict], axes) -> None:
+    """Accuracy against bytes of a step, each method named at its point; with a bar where the spread is known."""
+    for row, look in zip(rows, looks(rows), strict=True):
+        middle, worst, best = (
+            max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *row.get("spread", 2 * [row["accuracy"]]))
+        )
+        axes.errorbar(row["bytes"], middle, [[middle - best], [worst - middle]], capsize=2, **look)
+    for i, row in enumerate(sorted(rows, key=lambda row: row["bytes"])):  # above, below, and further above by turns
+        at, up = (row["bytes"], max(LEAST_ERROR, 100 - 100 * row["accuracy"])), (14, -24, 30)[i % 3]
+        words = {"fontsize": 8, "ha": "center", "arrowprops": {"arrowstyle": "-", "color": "#8a8f99", "lw": 0.5}}
+        axes.annotate(row["method"], at, (0, up), textcoords="offset points", **words)
+    axes.set(xscale="log", yscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
+    axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
+    axes.minorticks_off()
+    axes.margins(x=0.15)
+    accuracies = [a for row in rows for a in row.get("spread", [row["accuracy"]])]
+    reached = [max(LEAST_ERROR, 100 - 100 * accuracy) for accuracy in accuracies]
+    axes.set_ylim(1.6 * max(reached), 0.6 * min(reached))
 
 
 if __name__ == "__main__":

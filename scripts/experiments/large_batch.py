@@ -114,11 +114,17 @@ def draw(runs: list[dict], title: str):
     """Error over epochs, the mean over seeds, and the range that they span."""
     from matplotlib.figure import Figure
 
+    from parallel.planning.pictures import COLOURS, MARKERS
+
     axes = Figure(figsize=(7.5, 4.2), layout="constrained").subplots()
     for i, name in enumerate(dict.fromkeys(r["case"] for r in runs)):
         errors = np.array([r["errors"] for r in runs if r["case"] == name])
         epochs = np.arange(1, errors.shape[1] + 1)
-        style = {"color": "black", "lw": 2} if name == SMALL else {"color": f"C{i}"}
+        style = (
+            {"color": "black", "lw": 2}
+            if name == SMALL
+            else {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ms": 3, "markevery": 3}
+        )
         last = mean(final(runs, name))
         axes.plot(epochs, errors.mean(axis=0), label=f"{name}: {last:.2f}%", **style)
         axes.fill_between(epochs, errors.min(axis=0), errors.max(axis=0), color=style["color"], alpha=0.15, lw=0)

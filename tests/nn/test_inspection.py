@@ -61,6 +61,24 @@ def test_misclassified_samples_come_surest_first(tmp_path):
         assert saved(pictures.samples(images, target[found], z[found].argmax(axis=1)), tmp_path / "b.png")
     with pytest.raises(ValueError, match="no square images"):
         pictures.samples(np.zeros((1, 15)), target, target)
+    told = pictures.samples(np.zeros((3, 16)), target[found], z[found].argmax(axis=1), confidence=[0.99, 0.5, 0.731])
+    assert [ax.get_title() for ax in told.axes] == ["0 > 1, 99%", "1 > 0, 50%", "0 > 1, 73%"]
+
+
+def test_weights_are_shown_by_unit_in_one_scale(tmp_path):
+    convolution = np.arange(3 * 3 * 2 * 5, dtype=float).reshape(3, 3, 2, 5)
+    figure = pictures.units(convolution, most=4, title="weights of 0")
+    images = [ax.images[0] for ax in figure.axes if ax.images]
+    assert len(images) == 4 and "4 of 5 units" in figure.get_suptitle()
+    np.testing.assert_array_equal(images[1].get_array(), convolution[:, :, :, 1].mean(axis=2))
+    assert {image.get_clim() for image in images} == {(-images[-1].get_array().max(), images[-1].get_array().max())}
+    linear = np.random.rand(16, 3)
+    figure = pictures.units(linear)
+    np.testing.assert_array_equal(figure.axes[2].images[0].get_array(), linear[:, 2].reshape(4, 4))
+    assert saved(figure, tmp_path / "f.png")
+    for wrong in (np.zeros((15, 3)), np.zeros(4)):
+        with pytest.raises(ValueError, match="units: "):
+            pictures.units(wrong)
 
 
 def test_predictions_in_batches_are_those_of_one():

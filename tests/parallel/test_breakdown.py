@@ -84,6 +84,43 @@ def test_the_picture_has_a_bar_for_every_rank():
     np.testing.assert_allclose([bar.get_x() for bar in bars[:5]], [0, 3, 4, 5, 6])
 
 
+def test_breakdown_and_timeline_have_the_same_colours_and_the_shares_are_told():
+    from matplotlib.colors import to_hex
+
+    from collectives import draw_timeline
+
+    axes = draw_breakdown(np.array([[3e-3, 1e-3, 2e-3, 4e-3, 0]])).axes[0]
+    names, handles = axes.get_legend_handles_labels()[::-1]
+    ours = {name: to_hex(handle.patches[0].get_facecolor()) for name, handle in zip(names, handles, strict=True)}
+    events = [{"rank": 0, "name": name, "start": i, "end": i + 1} for i, name in enumerate([*PARTS[:4], "read"])]
+    patches = draw_timeline(events).axes[0].get_legend().get_patches()
+    theirs = {patch.get_label().replace("read", "input"): to_hex(patch.get_facecolor()) for patch in patches}
+    assert ours == theirs and len(set(ours.values())) == len(PARTS)
+    assert [text.get_text() for text in axes.texts] == ["30%", "10%", "20%", "40%"]
+
+
+@pytest.mark.parametrize("scored", [True, False], ids=["accuracy", "loss alone"])
+def test_the_best_epoch_is_ringed(tmp_path, monkeypatch, scored):
+    """The first of the best by validation accuracy, or where there is none by validation loss."""
+    from matplotlib.figure import Figure
+
+    from parallel.reports.curves import write_curves
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **more: drawn.append(self))
+    scores = [(0.9, 0.5), (0.4, 0.8), (0.6, 0.8)]
+    history = [
+        {"epoch": e, "loss": 1.0, "validation_loss": loss, "images_per_second": 1.0}
+        | ({"validation_accuracy": score} if scored else {})
+        for e, (loss, score) in enumerate(scores, 1)
+    ]
+    write_curves(history, tmp_path / "curves.png")
+    rings = [line for ax in drawn[0].axes for line in ax.lines if line.get_label().startswith("best")]
+    (ring,) = rings
+    assert ring.get_label() == ("best: 80.00% after epoch 2" if scored else "best: 0.4 after epoch 2")
+    assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([2], [80.0 if scored else 0.4])
+
+
 def test_a_phase_inside_another_counts_once(sleep):
     trainer = SimpleNamespace(communicator=None, evaluate=None)
     trainer.part = SimpleNamespace(inner=lambda: sleep(5))

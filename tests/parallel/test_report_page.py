@@ -2,9 +2,13 @@
 
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
+import pytest
+from conftest import PATIENCE
 
 from parallel.command import report, version
 from parallel.command.options import Options
@@ -147,3 +151,35 @@ def test_the_commit_is_read_from_files(tmp_path):
         (git / "HEAD").write_text(text)
         assert version.commit(tmp_path) != other
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", version.version())
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROBE = """<script>addEventListener("load", () => {
+    const images = [...document.images], drawn = images.filter(i => i.complete && i.naturalWidth > 50);
+    const narrow = document.documentElement.scrollWidth <= innerWidth;
+    document.title = ["looked", images.length, drawn.length, narrow ? "fits" : "too wide"].join(" ");
+});</script></body>"""
+
+
+def looked_at(page, place):
+    """The title that PROBE gives a page in headless chromium: images, those drawn, whether it fits the window."""
+    file = place / "probe.html"
+    file.write_text(page.replace("</body>", PROBE))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,900"]
+    options += [f"--user-data-dir={place / 'browser'}", "--no-first-run", "--dump-dom"]
+    done = subprocess.run([BROWSER, *options, file.as_uri()], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return re.search("<title>([^<]*)</title>", done.stdout)[1]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here: no browser looks at the page")
+def test_a_browser_draws_all_of_the_page(tmp_path):
+    """Its pictures are drawn, and it is not wider than the window; a broken picture and a wide line are seen."""
+    text, page, _ = written(tmp_path / "report.html", make(tmp_path / "one"), make(tmp_path / "other", lr=0.5))
+    count = len(page.images)
+    assert count >= 3
+    assert looked_at(text, tmp_path) == f"looked {count} {count} fits"
+    broken = text.replace("svg+xml;base64,", "svg+xml;base64,AAAA", 1).replace(
+        "</body>", f"<pre>{'x' * 999}</pre></body>"
+    )
+    assert looked_at(broken, tmp_path) == f"looked {count} {count - 1} too wide"

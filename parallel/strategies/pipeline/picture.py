@@ -8,11 +8,13 @@ What was measured is drawn like what was predicted: any spans, of a rank each li
 from collections.abc import Sequence
 
 from collectives.drawing import marks
+from collectives.drawing.timeline import PALETTE, ink_on
 from parallel.strategies.pipeline.actions import ACTION, Action
 from parallel.strategies.pipeline.checking import Span
 
 NAMES = {"F": "F  forward", "B": "B  backward", "I": "I  gradient of the input", "W": "W  gradient of the weights"}
-HUES = {"F": 0.60, "B": 0.33, "I": 0.42, "W": 0.10}  # places on the circle of colours
+# Forward and backward as in timelines; of the same palette, which differs for every kind of colour blindness.
+COLOURS = {"F": PALETTE[0], "B": PALETTE[1], "I": PALETTE[5], "W": PALETTE[4]}
 
 
 def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", seconds: bool = False):
@@ -42,7 +44,8 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
     length = max(span.end for span in flat)
     unit, symbol = marks.unit_of(length) if seconds else (1.0, "units")
     if ax is None:
-        ax = marks.new_axes(max(5.0, min(16.0, 0.26 * len(max(spans, key=len)))), 0.46 * len(spans))
+        usual = sum(span.end - span.start for span in flat) / len(flat)
+        ax = marks.new_axes(max(5.0, min(16.0, 0.26 * length / usual if usual else 0)), 0.46 * len(spans))
     marks.plain(ax)
     stages = 1 + max(action.stage for span in flat for action in span.actions)
     several = stages > len(spans)
@@ -56,7 +59,7 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
                 ax.broken_barh(
                     [(span.start / unit, (span.end - span.start) / unit)],
                     (low, height),
-                    color=marks.colour_at(HUES[action.kind]),
+                    color=COLOURS[action.kind],
                     alpha=0.6 if later else 1.0,
                     edgecolor="white",
                     lw=0.5,
@@ -68,8 +71,8 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
                     str(action.micro_batch),
                     ha="center",
                     va="center",
-                    fontsize=6 if len(span.actions) == 1 else 4.5,
-                    color="white",
+                    fontsize=7.5 if len(span.actions) == 1 else 5.5,
+                    color="black" if later else ink_on(COLOURS[action.kind]),
                     zorder=3,
                     clip_on=True,
                 )
@@ -77,7 +80,7 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
     ax.set_yticks(range(len(spans)), [f"rank {rank}" for rank in range(len(spans))])
     ax.set_xlabel(f"time, {symbol}", color=marks.GREY, fontsize=9, loc="right")
     kinds = {action.kind for span in flat for action in span.actions}
-    handles = [Patch(color=marks.colour_at(HUES[kind]), label=name) for kind, name in NAMES.items() if kind in kinds]
+    handles = [Patch(color=COLOURS[kind], label=name) for kind, name in NAMES.items() if kind in kinds]
     marks.plain_key(ax.legend(handles=handles, ncols=len(handles), loc="upper left", **marks.place_below(ax, 0, 0.3)))
     paler = " · paler: a later stage of the rank" if several else ""
     marks.headline(ax, title, f"{marks.plural(len(spans), 'rank')} · {length / unit:.3g} {symbol}{paler}", 8)
@@ -117,10 +120,9 @@ def measured(events: Sequence[dict], rows: Sequence[Sequence[Action]]) -> list[l
 
 def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
     """What was measured, and below it what the schedule says; a matplotlib Figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 2.2 + 1.0 * len(seen)), layout="constrained")
-    above, below = figure.subplots(2, 1)
+    tall = 0.46 * len(seen)  # inches; between the two: the first one's legend, the second one's heading
+    figure = marks.new_figure(10, 2 * tall + 3.2)
+    above, below = (marks.add_axes(figure, 8.8, tall, bottom) for bottom in (tall + 2.4, marks.BOTTOM))
     draw(seen, above, title="a step, as it was", seconds=True)
     draw(planned, below, title="as its schedule says, with messages that take no time")
     return figure

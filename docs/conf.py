@@ -1,0 +1,68 @@
+"""Sphinx: `make docs` writes docs/_build/html, which needs no network, neither to be built nor to be read."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "ringprop"
+author = copyright = "the ringprop authors"
+version = release = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)[1]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"ringprop {version}"
+html_theme_options = {"source_repository": "", "navigation_with_keys": True}
+html_static_path, html_css_files = ["static"], ["wide.css"]
+html_show_sourcelink = False
+
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+autodoc_typehints = "none"  # numpydoc says more
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+toc_object_entries = False
+pygments_style, pygments_dark_style = "friendly", "github-dark"
+suppress_warnings = ["myst.header", "docutils"]
+
+PACKAGES = ("nn", "collectives", "parallel")
+
+
+def api_of(package: str) -> str:
+    """A page that names all public names of a package, by the file that holds each."""
+    module = importlib.import_module(package)
+    homes: dict[str, list[str]] = {}
+    for name in module.__all__:
+        found = getattr(module, name)
+        if not callable(found):
+            continue  # modules, and the table ALGORITHMS, are told in prose
+        homes.setdefault(getattr(found, "__module__", package), []).append(name)
+    lines = [package, "=" * len(package), "", f".. currentmodule:: {package}", ""]
+    for home in sorted(homes):
+        title = home.replace(".", "/") + ".py"
+        lines += [title, "-" * len(title), ""]
+        for name in sorted(homes[home]):
+            kind = "class" if isinstance(getattr(module, name), type) else "function"
+            error = kind == "class" and issubclass(getattr(module, name), BaseException)
+            lines += [f".. auto{'exception' if error else kind}:: {home}.{name}"]
+            lines += ["   :members:", ""] if kind == "class" else [""]
+    return "\n".join(lines) + "\n"
+
+
+def write_api(app) -> None:
+    """docs/api/PACKAGE.rst; a file that would stay as it is is left alone, so that Sphinx need not read it again."""
+    for package in PACKAGES:
+        file, text = Path(app.srcdir) / "api" / f"{package}.rst", api_of(package)
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+
+
+def setup(app) -> None:
+    app.connect("builder-inited", write_api)

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Draw every kind of picture that the project has, for the pages of docs/: schedules, runs, networks, predictions.
+
+    python scripts/gallery.py                    into docs/pictures, which git ignores
+    python scripts/gallery.py --only pipeline    those whose name begins so
+
+Nothing is kept that can be drawn: schedules are drawn from their texts, and what needs a run trains one on the embedded
+digits, on two ranks, for a few seconds. So the pictures are of the code as it is.
+"""
+
+import argparse
+import contextlib
+import functools
+import io
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "docs" / "pictures"
+PIPELINES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
+# Runs on the embedded digits: options of scripts/train.py.
+RUNS = {
+    "ddp": ["--ranks", "2", "--epochs", "20", "--timeline", "--inspect"],
+    "dp": ["--ranks", "2", "--strategy", "dp", "--epochs", "2", "--timeline"],
+    "ssp": ["--ranks", "3", "--strategy", "ps", "--consistency", "ssp:3", "--epochs", "6", "--model", "mlp:64,100,10"],
+    "pipeline": ["--ranks", "2", "--strategy", "pipeline", "--pipeline", "1f1b:micro=6", "--epochs", "2", "--timeline"],
+}
+
+
+# ------------------------------------------------------------------------------------------------- schedules
+
+
+def schedule(operation: str, name: str, size: int, count: int, **options):
+    """A collective's space-time diagram."""
+    from collectives import ALGORITHMS, draw
+
+    return draw(ALGORITHMS[operation][name], size, count, **options)
+
+
+def buffers():
+    """What every rank holds after every round of the ring."""
+    from collectives import ALGORITHMS, draw_buffers
+
+    return draw_buffers(ALGORITHMS["allreduce"]["ring"], 4, 4)
+
+
+def priced():
+    """The same ring with time as the clock has it: 16 MiB on the GPUs of a node."""
+    from collectives import ALGORITHMS, draw
+
+    return draw(ALGORITHMS["allreduce"]["ring"], 4, 1 << 22, network="gpu-25g", title="ring, 16 MiB, by the clock")
+
+
+def race():
+    """Allreduces on 16 ranks, priced, over the bytes of the vector."""
+    from collectives import ALGORITHMS, draw_race
+
+    names = ("doubling", "rabenseifner", "ring", "double_tree")
+    runners = {name: ALGORITHMS["allreduce"][name].rounds for name in names}
+    return draw_race(runners, 16, network="gigabit", title="allreduce of 16 ranks on gigabit, as priced")
+
+
+def served(which: str):
+    """What parameter servers are sent, and what they answer."""
+    from collectives import draw
+    from parallel.exchange import push_pull
+
+    return draw(getattr(push_pull, which), 5, 12, servers=2, title=f"{which}: 3 workers, 2 servers")
+
+
+def one_layer_ahead():
+    """The puzzle of FSDP, as its solution has it."""
+    from collectives import draw
+    from collectives.puzzles import solutions
+
+    return draw(solutions.fsdp, 3, 4, title="FSDP: one layer ahead")
+
+
+def wrong():
+    """A schedule that deadlocks, drawn up to where it does."""
+    import collectives
+    from collectives import Recv, Send
+
+    def all_receive_first(rank, size, count):
+        yield (Recv((rank - 1) % size, "y", 0, count),)
+        yield (Send((rank + 1) % size, "x", 0, count),)
+
+    return collectives.draw(all_receive_first, 3, 2, title="all receive first")
+
+
+def pipeline(name: str):
+    """What each of four ranks does, eight micro-batches long; all pictures equally wide."""
+    from collectives.drawing.marks import new_axes
+    from parallel.strategies.pipeline.checking import check
+    from parallel.strategies.pipeline.picture import draw
+
+    return draw(check(name, 4, 8).spans, new_axes(9.5, 0.46 * 4), title=name)
+
+
+# ------------------------------------------------------------------------------------------------- runs
+
+
+@functools.cache
+def run(name: str) -> Path:
+    """The directory of a run of RUNS."""
+    out = Path(tempfile.mkdtemp(prefix="gallery-")) / name
+    command = [sys.executable, ROOT / "scripts" / "train.py", *RUNS[name], "--threads", "1", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"the run for {name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return out
+
+
+def of_run(name: str, file: str) -> bytes:
+    """A picture that a run has left."""
+    return (run(name) / file).read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------- networks
+
+
+def regions():
+    """Two moons, told apart by a small network: its decision boundary."""
+    import numpy as np
+
+    import nn
+    from nn.analysis import inspection, pictures
+
+    rng, n = np.random.default_rng(0), 150
+    turn = rng.random(n) * np.pi
+    moon = np.stack([np.cos(turn), np.sin(turn)], axis=1) - [0.5, 0.25]
+    x = np.concatenate([moon, -moon]) + rng.normal(0, 0.08, (2 * n, 2))
+    y = np.repeat([0, 1], n)
+    layers = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2))
+    trainer = nn.Serial(nn.Network(layers, (2,), "float64"), nn.CrossEntropyLoss(), nn.Adam(0.03))
+    nn.fit(trainer, (x, y), epochs=60, batch=30)
+    xs, ys, classes = inspection.decision_regions(trainer, (-1.8, -1.2), (1.8, 1.2))
+    return pictures.regions(xs, ys, classes, x, y)
+
+
+def rates():
+    """Growing learning rates on the digits."""
+    import nn
+    from nn.analysis import inspection, pictures
+
+    data = nn.data.load("digits", validation=0.1)
+    network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10)), data.in_shape)
+    trainer, loader = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data.train, 32)
+    batches = (batch for epoch in range(100) for batch in loader.epoch(epoch))
+    return pictures.rate_search(inspection.find_learning_rate(trainer, batches))
+
+
+# ------------------------------------------------------------------------------------------------- predictions
+
+
+def predicted(option: str, file: Path) -> None:
+    """What scripts/predict.py draws."""
+    job = ["vgg16", "--network", "gpu-25g", "--flops", "10T", "--batch", "1024"]
+    job += ["--ranks", "1,4,16,64,256,1024"] if option == "--map" else ["--ranks", "1..1024", "--strategy", "ddp"]
+    command = [sys.executable, ROOT / "scripts" / "predict.py", *job, option, file]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+
+
+def bytes_and_accuracy():
+    """Of what scripts/experiments/fewer_bytes.py measured, as the table of docs/systems/compression.md has it."""
+    sys.path.insert(0, str(ROOT / "scripts" / "experiments"))
+    import fewer_bytes
+    from matplotlib.figure import Figure
+
+    text = (ROOT / "docs" / "systems" / "compression.md").read_text()
+    table = [line.strip("| \n").split(" | ") for line in text[text.index("| `--compress` | none") :].splitlines()[:4]]
+    (_, *methods), _, (_, *counts), (_, *scores) = table
+    rows = [
+        {"method": method, "bytes": int(count.replace(",", "")), "accuracy": float(score.rstrip(" %")) / 100}
+        for method, count, score in zip(methods, counts, scores, strict=True)
+    ]
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    fewer_bytes.draw_bytes(rows, axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("fewer bytes: the CNN on the digits, 2 ranks, 10 epochs", loc="left", fontsize=10, weight="bold")
+    return figure
+
+
+# name of the file -> how it is drawn: a function that returns a Figure or bytes, or one that writes a file it is given.
+PICTURES: dict[str, Callable] = {
+    "ring_buffers.svg": buffers,
+    "ring_priced.svg": priced,
+    "race.svg": race,
+    "doubling.svg": partial(schedule, "allreduce", "doubling", 4, 4),
+    "halving.svg": partial(schedule, "allreduce", "rabenseifner", 4, 4),
+    "double_tree.svg": partial(schedule, "allreduce", "double_tree", 7, 8, segment=4),
+    "two_level.svg": partial(schedule, "allreduce", "two_level", 4, 8, nodes=[0, 0, 1, 1]),
+    "broadcast.svg": partial(schedule, "broadcast", "binomial", 8, 1),
+    "reduce_scatter.svg": partial(schedule, "reduce_scatter", "ring", 4, 4),
+    "allgather.svg": partial(schedule, "allgather", "ring", 4, 4),
+    "alltoall.svg": partial(schedule, "alltoall", "pairwise", 4, 4),
+    "push.svg": partial(served, "push"),
+    "pull.svg": partial(served, "pull"),
+    "fsdp.svg": one_layer_ahead,
+    "deadlock.svg": wrong,
+    **{f"pipeline_{name}.svg": partial(pipeline, name) for name in PIPELINES},
+    "curves.png": partial(of_run, "ddp", "curves.png"),
+    "timeline.png": partial(of_run, "ddp", "timeline.png"),
+    "breakdown.png": partial(of_run, "ddp", "breakdown.png"),
+    "timeline_master.png": partial(of_run, "dp", "timeline.png"),
+    "breakdown_master.png": partial(of_run, "dp", "breakdown.png"),
+    "timeline_pipeline.png": partial(of_run, "pipeline", "pipeline.png"),
+    "staleness.png": partial(of_run, "ssp", "staleness.png"),
+    "weights.png": partial(of_run, "ddp", "inspection/weights.png"),
+    "activations.png": partial(of_run, "ddp", "inspection/activations.png"),
+    "gradients.png": partial(of_run, "ddp", "inspection/gradients.png"),
+    "confusion.png": partial(of_run, "ddp", "inspection/confusion.png"),
+    "misclassified.png": partial(of_run, "ddp", "inspection/misclassified.png"),
+    "regions.png": regions,
+    "rates.png": rates,
+    "bytes.png": bytes_and_accuracy,
+    "scaling.png": partial(predicted, "--draw"),
+    "map.png": partial(predicted, "--map"),
+}
+
+
+def write(name: str, out: Path) -> None:
+    """Draw one picture into a directory."""
+    file, drawn = out / name, PICTURES[name]
+    if isinstance(drawn, partial) and drawn.func is predicted:
+        drawn(file)
+        return
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = drawn()
+    if isinstance(found, bytes):
+        file.write_bytes(found)
+    else:
+        found.savefig(file, dpi=120, **({"metadata": {"Date": None}} if file.suffix == ".svg" else {}))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Draw every kind of picture that the project has.")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="(default: docs/pictures)")
+    parser.add_argument("--only", default="", metavar="NAME", help="those whose name begins so")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    began, names = time.perf_counter(), [name for name in PICTURES if name.startswith(options.only)]
+    if not names:
+        parser.error(f"--only {options.only}: there are {', '.join(PICTURES)}")
+    for name in names:
+        write(name, options.out)
+    print(f"{len(names)} pictures in {options.out}, {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

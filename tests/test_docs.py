@@ -1,0 +1,133 @@
+"""docs/: what its how-tos show is run, and its pages are built without a warning."""
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PATIENCE
+
+from parallel.launch import launcher
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of every fenced block of a page."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_layer_of_the_how_to_is_right_trains_and_is_loaded(tmp_path, monkeypatch):
+    """The blocks of docs/howto/layer.md, one after another in one program; each prints what stands behind it."""
+    monkeypatch.chdir(tmp_path)
+    from nn.files import description
+
+    monkeypatch.setattr(description, "LAYERS", dict(description.LAYERS))  # what the page registers is forgotten again
+    names, shown = {"__name__": "howto"}, 0
+    for (language, text), (after, output) in itertools.pairwise([*blocks("howto/layer.md"), ("", "")]):
+        if language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                exec(text, names)
+            if after == "text":
+                shown += 1
+                assert said.getvalue() == output
+    assert shown == 2
+
+
+def test_the_gradient_check_of_the_how_to_sees_a_wrong_layer():
+    """The control: without the mask in backward the layer of the page is refused."""
+    import nn
+
+    text = next(text for language, text in blocks("howto/layer.md") if language == "python")
+    wrong = text.replace("gu = gy * passed", "gu = gy")
+    assert wrong != text
+    names = {"__name__": "howto"}
+    exec(wrong, names)
+    assert nn.gradcheck(names["SoftThreshold"](6), np.random.default_rng(0).normal(size=(5, 7, 6))) > 1e-3
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["as shown", "without the sum"])
+def test_the_strategy_of_the_how_to_equals_one_process(tmp_path, right):
+    """Its blocks as one program on three ranks; the control leaves the sum out, and must fail."""
+    text = "\n".join(text for language, text in blocks("howto/strategy.md") if language == "python")
+    if not right:
+        changed = re.sub(r"^ +self\.mesh\.communicator\.Allreduce\(.*\n", "", text, count=1, flags=re.MULTILINE)
+        assert changed != text
+        text = changed
+    (tmp_path / "strategy.py").write_text(text)
+    with open(tmp_path / "said", "w") as said:
+        status = launcher.run(["strategy.py"], 3, timeout=PATIENCE, cwd=tmp_path, stdout=said)
+    (_, output) = next(block for block in blocks("howto/strategy.md") if block[0] == "text")
+    assert (status == 0) is right
+    assert (output in (tmp_path / "said").read_text()) is right
+
+
+def test_the_schedule_of_the_how_to_is_right():
+    import collectives
+
+    text = next(text for language, text in blocks("howto/strategy.md") if "def line" in text)
+    names = {"__name__": "howto"}
+    exec(text, names)
+    assert "right" in str(collectives.check(names["line"], ranks=[1, 2, 3, 5]))
+
+
+def test_every_picture_of_the_gallery_is_shown():
+    """docs/gallery.md, or the page of its system, has each that scripts/gallery.py draws."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import gallery
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+    assert [name for name in gallery.PICTURES if f"pictures/{name}" not in text] == []
+
+
+# ------------------------------------------------------------------------------------------------- pages, built
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("furo") is None,
+    reason="no Sphinx here: pip install -e '.[docs]', as `make docs` does",
+)
+@pytest.mark.parametrize("api", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["pages", "and the API"])
+def test_pages_are_built_without_a_warning(tmp_path, api):
+    """From a copy of docs/ whose pictures are empty files; what is built asks the network for nothing."""
+    docs = tmp_path / "docs"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_build", "pictures", "*.rst"))
+    (docs / "pictures").mkdir()
+    for page in docs.rglob("*.md"):
+        for name in re.findall(r"pictures/([\w.-]+)", page.read_text()):
+            (docs / "pictures" / name).write_text("")
+    for name in ("nn", "collectives", "parallel", "setup.cfg"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    if not api:
+        without_api(docs)
+    command = [sys.executable, "-m", "sphinx", "-q", "--fail-on-warning", "--keep-going", docs, tmp_path / "html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "../_images/pipeline_zb-v.svg" in (tmp_path / "html" / "systems" / "pipeline.html").read_text()
+    fetched = r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"'
+    files = (tmp_path / "html").rglob("*.html")
+    assert [(file.name, link) for file in files for link in re.findall(fetched, file.read_text())] == []
+    if api:
+        page = (tmp_path / "html" / "api" / "nn.html").read_text()
+        assert 'id="nn.layers.dense.Linear"' in page and "nn.core.network.Network" in page
+
+
+def without_api(docs: Path) -> None:
+    """Pages with a heading in the place of those of the API, which take most of the time."""
+    text = (docs / "conf.py").read_text()
+    plain = re.sub(r"^extensions = .*$", 'extensions = ["myst_parser"]', text, flags=re.MULTILINE)
+    plain = plain.replace('    app.connect("builder-inited", write_api)\n', "    pass\n")
+    assert plain != text
+    (docs / "conf.py").write_text(plain)
+    for name in ("nn", "collectives", "parallel"):
+        (docs / "api" / f"{name}.rst").write_text(f"{name}\n{'=' * len(name)}\n")
