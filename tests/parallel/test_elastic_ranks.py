@@ -66,7 +66,11 @@ def wrong(share):
         return point, trained
     return skewed
 
+if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and not os.path.exists(early):
+    open(early, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
 if launcher.inside():
+    main.STARTING = 15.0
     main.set_threads(1)
     from nn.training import callbacks, checkpoints
     from parallel.command import training_run
@@ -206,9 +210,22 @@ def test_what_comes_after_training_is_done_again(survive, undisturbed):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
+def test_a_job_that_dies_before_mpi_starts_is_started_again(survive, undisturbed, tmp_path):
+    done = survive(2, "shrink", EARLY=str(tmp_path / "early"))
+    assert_as_if_nothing_had_been(done, undisturbed, [])
+    assert "started again" in done[1]
+
+
+@needs_survivors
 def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
-    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"))
-    assert_as_if_nothing_had_been(done, undisturbed, [1])
+    """In buckets of messages, which are no virtual shards: the same up to rounding."""
+    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"), options=())
+    assert done[0] == 0, done[1]
+    assert "gradients summed by messages, one bucket" in done[1] and "lost so far: rank 1; 2 ranks go on" in done[1]
+    found = result(done[2])
+    assert found["loss"] == pytest.approx(undisturbed["loss"], rel=1e-4) and found["elastic"]["lost"] == [1]
+    assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
     assert re.search(r"heartbeat: rank 1 \(process \d+ on \S+\) has been silent for .* s: killed", done[1]), done[1]
 
 
