@@ -33,7 +33,7 @@ import numpy as np
 
 import checks
 import nn
-from nn.analysis import inspection, workload
+from nn.analysis import inspection, pictures, workload
 from nn.layers import winograd
 
 # %matplotlib inline
@@ -175,27 +175,7 @@ plt.show()
 # K_w C$ rows and $K$ columns. Their product is the convolution.
 
 # %%
-small = np.arange(20.0).reshape(4, 5)
-patches = np.lib.stride_tricks.sliding_window_view(small, (3, 3)).reshape(6, 9)
-colours = plt.get_cmap("viridis")
-fig, axes = plt.subplots(1, 3, figsize=(11, 2.9), width_ratios=(1.1, 1.8, 0.25))
-for ax, matrix, title in (
-    (axes[0], small, "an image of 4 x 5"),
-    (axes[1], patches, "its six patches of 3 x 3, a row each"),
-    (axes[2], np.full((9, 1), np.nan), "weights"),
-):
-    ax.imshow(matrix, vmin=0, vmax=19, cmap="viridis")
-    for i, j in np.ndindex(matrix.shape):
-        value = matrix[i, j]
-        text = f"$w_{i + 1}$" if np.isnan(value) else f"{value:.0f}"
-        ax.text(j, i, text, ha="center", va="center", color="white" if value < 12 else "black", size=9)
-        if np.isnan(value):
-            ax.texts[-1].set_color("black")
-    ax.set_title(title, loc="center")
-    ax.axis("off")
-axes[0].add_patch(plt.Rectangle((-0.45, -0.45), 2.9, 2.9, fill=False, ec=checks.RED, lw=3))
-axes[1].add_patch(plt.Rectangle((-0.5, -0.5), 9, 1, fill=False, ec=checks.RED, lw=3))
-plt.show()
+pictures.im2col(np.arange(20.0).reshape(4, 5), (3, 3), row=0)
 
 # %% [markdown]
 # Pixel 7 stands in all six rows. That is the price: inside a larger image, every pixel is copied nine times.
@@ -429,16 +409,16 @@ plt.show()
 # And what have the filters become? Nobody told them what a stroke is:
 
 # %%
-kernels = conv.p[0].W[:, :, 0, :]
+pictures.filters(conv.p[0].W)
+
+# %%
 maps = np.maximum(library(np.pad(x_train[3:4], ((0, 0), (1, 1), (1, 1), (0, 0))), conv.p[0].W) + conv.p[0].b, 0)[0]
-fig, axes = plt.subplots(2, 12, figsize=(11, 2.2))
-for k in range(12):
-    axes[0, k].imshow(kernels[..., k], cmap="RdBu", vmin=-np.abs(kernels).max(), vmax=np.abs(kernels).max())
-    axes[1, k].imshow(maps[..., k], vmin=0, vmax=maps.max())
-for ax in axes.flat:
+_, axes = plt.subplots(1, 12, figsize=(11, 1.2))
+for k, ax in enumerate(axes):
+    ax.imshow(maps[..., k], vmin=0, vmax=maps.max())
     ax.set(xticks=[], yticks=[])
-axes[0, 0].set_ylabel("filter")
-axes[1, 0].set_ylabel("finds")
+    ax.set_title(k, loc="center", weight="normal", fontsize=9)
+axes[0].set_ylabel("finds")
 plt.show()
 
 # %% [markdown]

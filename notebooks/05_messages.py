@@ -133,7 +133,7 @@ x
 # **Exercise 1.** Rank 0 is done below. Write what the others do, with `comm.Recv` and `comm.Send`.
 
 # %%
-# %%mpi -n 4 -o token,path -t 10
+# %%mpi -n 4 -o token,path -t 30
 import numpy as np
 from mpi4py import MPI
 

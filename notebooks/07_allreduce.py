@@ -353,7 +353,7 @@ plt.show()
 # one. A race wants a quiet machine.)
 
 # %%
-# %%mpi -n 4 --with ring,doubling -o sizes,measured -t 50
+# %%mpi -n 4 --with ring,doubling -o sizes,measured
 import time
 
 import numpy as np

@@ -110,7 +110,7 @@ def look_at(schedule, ranks=4, micro_batches=8):
 
 report = look_at(my_gpipe)
 said = f"it is right, but takes {report.makespan:g} units, and GPipe takes 33: who waits for whom?"
-checks.expect(report.makespan == 33, said, lambda: display(draw(report.spans, title="yours")))  # noqa: F821
+checks.expect(report.makespan == 33, said, lambda: draw(report.spans, title="yours"))
 checks.right("8 micro-batches on 4 stages in 33 units, where one at a time takes 96")
 draw(report.spans, title="GPipe")
 
@@ -212,7 +212,7 @@ print(puzzles.zero_bubble)
 
 # %% [markdown]
 # **Exercise 3.** An order of ("F", i), ("I", i), ("W", i). (What is there is 1F1B with I and W one after the other:
-# it is right, and takes 33.) Hints: warm up with one forward more than 1F1B, p - s; then I, *an older* W, F by turns.
+# it is right, and takes 30.) Hints: warm up with one forward more than 1F1B, p - s; then I, *an older* W, F by turns.
 # The first stage has nothing to wait for, the last one waits longest at the beginning: so let W lag behind I by s
 # micro-batches on stage s.
 

@@ -4,6 +4,7 @@
 |---|---|
 | `style()` | one look for all pictures |
 | `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
+| `change(f, ...)` | the same, of a function that changes arrays in place and returns nothing |
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
 | `expect(ok, sentence, draw)` | anything else |
 | `show(figure)` | a figure of the library's, or those of pyplot |
@@ -68,7 +69,7 @@ def expect(ok: bool, sentence: str, draw=None) -> None:
 
 def show(figure=None) -> None:
     """A figure of the library's, which pyplot does not know; else those of pyplot."""
-    if hasattr(figure, "savefig"):
+    if hasattr(figure, "savefig") and not plt.fignum_exists(getattr(figure, "number", -1)):
         from IPython.display import display
 
         display(figure)
@@ -81,17 +82,28 @@ def call(function, *arguments, **named):
     Raises
     ------
     NotYet
-        It returns nothing or `...`, or raises: then with the line where it does.
+        It returns nothing or `...`, or raises.
     """
-    try:
-        value = function(*arguments, **named)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename != __file__ and frame.line]
-        where = f", at `{own[-1].line}`" if own else ""
-        raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.") from None
+    value = change(function, *arguments, **named)
     written(value, f"`{function.__name__}`")
     return value
+
+
+def change(function, *arguments, **named):
+    """As `call`, of a function that need not return anything: it changes its arguments.
+
+    Raises
+    ------
+    NotYet
+        It raises: with the line where it does.
+    """
+    try:
+        return function(*arguments, **named)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.line and f.filename != __file__ and "site-packages" not in f.filename]
+        where = f", at `{own[-1].line}`" if own else ""
+        raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.") from None
 
 
 def written(value, name: str) -> None:

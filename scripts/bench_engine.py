@@ -1,4 +1,4 @@
-"""A training step (forward, backward, update) of six models, in float32, against PyTorch on the same cores.
+"""A training step (forward, backward, update) of seven models, in float32, against PyTorch on the same cores.
 
 Ours and the peer's run in two processes that take turns, each with the same BLAS threads, on the same batches, which
 lie in memory; the median over all steps counts. Each model has rows for its time, for the memory of a step, and for the

@@ -66,6 +66,8 @@ def whole(text: str) -> str:
 def sources(names: list[str]) -> list[Path]:
     """The notebooks whose names begin with one of these; of none: all. Raises SystemExit where there is none."""
     found = [path for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")) if path.name.startswith(tuple(names or [""]))]
+    if not found and not FOLDER.is_dir():
+        sys.exit(f"error: there is no {FOLDER}: the course is in the source tree, not in an installed package")
     if not found:
         have = ", ".join(path.stem for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")))
         sys.exit(f"error: no notebook begins with {' or '.join(names)}; there are {have}")

@@ -24,7 +24,6 @@ from planning import (
     measured_network,
     model_of,
     network_of,
-    sample_bytes,
     whole,
 )
 
@@ -58,8 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 def measured_job(options):
     """What is trained, measured here or read from --profile."""
     import nn
-    from parallel.planning.job import Job
-    from parallel.planning.layer_times import Times, measure_layers, random_batch
+    from parallel.planning.layer_times import Times, job_of, measure_layers, random_batch
     from parallel.planning.profile import read_profile, write_profile
 
     model, moments = model_of(options), MOMENTS[options.optimizer]
@@ -77,24 +75,12 @@ def measured_job(options):
         times = measure_layers(nn.Serial(model, loss, optimizer), *random_batch(model, samples), options.repeats)
     if options.save_profile:
         Path(options.save_profile).write_text(write_profile(times.layers))
-    given, answered = sample_bytes(model)
-    job = Job(
-        times.layers,
-        samples,
-        options.batch,
-        moments,
-        times.update,
-        given,
-        answered,
-        in_node_memory(options),
-        not options.no_overlap,
-        head=times.head,
-    )
-    return job
+    return job_of(model, times, samples, options.batch, moments, in_node_memory(options), not options.no_overlap)
 
 
 def plan(options) -> int:
     """Measure, price, say."""
+    from parallel.planning.choice import best_of_each, reasons
     from parallel.planning.pipeline_strategies import MOST_PLANNED, plan_stages
     from parallel.planning.predict import ranking, strong_and_weak
     from parallel.planning.tables import Scaled, as_dict, columns, nbytes, seconds, table
@@ -121,7 +107,7 @@ def plan(options) -> int:
             print(f"\nstages without flush: {plan_stages(job, options.ranks, network, limit)}")
         except ValueError as error:  # nothing fits
             print(f"\nstages without flush: {error}")
-    shown = best_of_each(found)
+    shown = best_of_each(found, SHOWN)
     again = lambda job: ranking(job, options.ranks, network, limit, options.servers, options.micro)[0]
     print(f"\n{options.batch:,} samples a step on {options.ranks:,} ranks")
     print(table([Scaled(p, *strong_and_weak(job, p, again)) for p in shown], options.batch, memory=limit))
@@ -134,7 +120,7 @@ def plan(options) -> int:
     elif not best:
         print(f"use {fitting[0].name}, the fastest that fits; train.py has not this mesh, and what it has does not fit")
     else:
-        print(verdict(best, found, limit, options))
+        print("\n".join(reasons(best, found, limit, lambda p: trainable(p, options))))
         print(f"\n    {command(best, options)}")
     if options.draw:
         from parallel.planning.pictures import draw_bars
@@ -148,12 +134,6 @@ def plan(options) -> int:
         told["predictions"] = [as_dict(Scaled(p, *strong_and_weak(job, p, again))) for p in shown]
         Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
     return 0 if fitting else 1
-
-
-def best_of_each(found) -> list:
-    """The first few, and the fastest mesh of every strategy."""
-    of_each = {p.strategy: p for p in reversed(found)}.values()
-    return [p for i, p in enumerate(found) if i < SHOWN or any(p is each for each in of_each)]
 
 
 def trainable(prediction, options) -> bool:
@@ -178,63 +158,18 @@ def trainable(prediction, options) -> bool:
     return True
 
 
-def verdict(best, found, limit: float, options) -> str:
-    """What to use, why, and by how much."""
-    from parallel.planning.tables import nbytes, seconds
-
-    lines = [f"use {best.name}: {seconds(best.seconds)} a step, {nbytes(best.memory)} a rank"]
-    fitting = [p for p in found if p.memory <= limit and p.strategy != best.strategy]
-    first = next((p for p in found if p.memory <= limit), best)
-    if first is not best:
-        note = f" ({first.note})" if first.note else ""
-        lines.append(f"{first.name}{note} would take {seconds(first.seconds)}, but train.py has not this mesh")
-    next_ = next((p for p in fitting if p.seconds >= best.seconds and trainable(p, options)), None)
-    if next_:
-        gaps = {part: next_.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in {*next_.parts, *best.parts}}
-        why = max(gaps, key=gaps.get)
-        lines.append(
-            f"{next_.seconds / best.seconds:.2f} times as fast as {next_.name}, which takes {seconds(next_.seconds)}: "
-            f"{why} {seconds(next_.parts.get(why, 0.0))} there, {seconds(best.parts.get(why, 0.0))} here"
-        )
-    dense = next((p for p in found if p.strategy == "ddp" and p.axes.data == p.ranks), None)
-    if dense and dense.memory > limit:
-        lines.append(f"ddp does not fit: it would take {nbytes(dense.memory)} of {nbytes(limit)}")
-    return "\n".join(lines)
-
-
 def command(best, options) -> str:
     """The run that follows."""
+    from parallel.planning.choice import options_of
+
     words = [f"python scripts/train.py --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
-    used = [f"{axis}={size}" for axis, size in best.axes._asdict().items() if size > 1]
-    if best.axes.pipeline > 1:
-        name, _, more = best.strategy.partition(":")
-        keys = [
-            f"micro={best.micro_batches}",
-            *(["chunks=2"] if name == "interleaved" else []),
-            *([more] if more else []),
-        ]
-        keys += [f"cuts={'/'.join(map(str, best.cuts))}"] if can_be_cut(best, options) else []
-        words.append(f"--strategy pipeline --pipeline {name}:{','.join(keys)}")
-    elif best.ranks > 1:
-        words.append(f"--strategy {best.strategy}")
-    if best.ranks > best.axes.data:
-        words.append(f"--mesh {','.join(used)}")
+    chosen = options_of(best, None if options.profile else model_of(options))
+    words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
         words.append(f"--servers {options.servers}")
     if options.optimizer != "sgd":
         words.append("--optimizer adam" if options.optimizer == "adam" else "--momentum 0.9")
     return " ".join(words)
-
-
-def can_be_cut(best, options) -> bool:
-    """Whether the layers of the plan are the network's, and it may be cut where the plan says."""
-    from nn.core.stages import stages
-
-    model = model_of(options)
-    try:
-        return not options.profile and len(stages(model, best.cuts)) == len(best.cuts) + 1
-    except ValueError:
-        return False
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ INPUTS = {
 }
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 MOST_RANKS = 1 << 24
-UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> None:
@@ -128,14 +127,6 @@ def model_of(options) -> nn.Network:  # noqa: F821
     return build(options.model, options.input or in_shape, options.classes or classes)
 
 
-def sample_bytes(network) -> tuple[float, float]:
-    """Of one sample, and of what the network answers."""
-    from math import prod
-
-    item = network.dtype.itemsize
-    return item * prod(network.in_shape) + 8.0, float(item * prod(network.out_shape))
-
-
 def whole(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS * 64:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
@@ -152,14 +143,12 @@ def shape(text: str) -> tuple[int, ...]:
 
 def size(text: str) -> float:
     """ "16GiB" or "2e9" as bytes."""
-    match = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([KMGT]?(?:iB)?)B?", text.strip(), re.IGNORECASE)
+    from parallel.command.sizes import read_bytes
+
     try:
-        value = float(match[1]) * UNITS[match[2].upper()] if match else 0.0
-    except (ValueError, KeyError):
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"expected a number of bytes above 0, such as 16GiB, given {text!r}")
-    return value
+        return read_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> float:

@@ -25,7 +25,6 @@ from planning import (
     network_of,
     positive,
     ranks,
-    sample_bytes,
     size,
 )
 
@@ -70,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 def job_of(options, network):
     """What is trained, from its counts or from --profile."""
     from parallel.planning.job import Job
+    from parallel.planning.layer_times import sample_bytes
     from parallel.planning.profile import count_layers, read_profile
 
     model = model_of(options)

@@ -97,12 +97,15 @@ class Transformer(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Language model: two layers, one matrix of biases each."""
+    """Language model: two layers, a bias each."""
 
     def __init__(self, vocabulary: int = 256, features: int = 128):
         super().__init__()
         self.embedding, self.head = nn.Embedding(vocabulary, features), nn.Linear(features, vocabulary)
         self.lstm = nn.LSTM(features, features, 2, batch_first=True)
+        for name, bias in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):  # the second of two that are added
+                nn.init.zeros_(bias).requires_grad_(False)
 
     def forward(self, ids):
         return self.head(self.lstm(self.embedding(ids))[0])
@@ -117,7 +120,7 @@ class Trainer:
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = self.model.to(memory_format=self.format)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
-        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     def batch(self, x, y):
         """NumPy arrays as this model takes them."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from collectives.algorithms.registry import Algorithm
 from collectives.drawing import marks
 from collectives.drawing.timeline import PALETTE
 from collectives.pricing.lower_bounds import lower_bound
@@ -57,13 +58,13 @@ def draw_race(
     if ax is None:
         ax = marks.new_axes(7.5, 3.6)
     for i, (name, runner) in enumerate(runners.items()):
-        priced = not isinstance(runner, list | tuple)
+        priced = is_algorithm(runner)
         seconds = [price(runner, size, n, 1, network).seconds for n in sizes] if priced else list(runner)
         if len(seconds) != len(sizes):
             raise ValueError(f"{name}: {len(seconds)} measurements for {len(sizes)} sizes")
         look = dict(color=PALETTE[i % len(PALETTE)], marker=MARKS[i % len(MARKS)], ms=5, lw=1.8)
         ax.plot(sizes, seconds, ls="-" if priced else ":", label=name, **look)
-    if operation and not all(isinstance(runner, list | tuple) for runner in runners.values()):
+    if operation and any(map(is_algorithm, runners.values())):
         bound = [lower_bound(operation, size, n, network) for n in sizes]
         ax.plot(sizes, bound, "--", color=marks.INK, lw=1.4, label="lower bound")
     ax.set(xscale="log", yscale="log")
@@ -74,3 +75,8 @@ def draw_race(
     marks.plain_key(ax.legend())
     marks.headline(ax, title or operation or "race", f"{size} ranks · lower is faster", 8)
     return ax.figure
+
+
+def is_algorithm(runner) -> bool:
+    """Whether it is to be priced: a generator function, or an entry of the registry."""
+    return callable(runner) or isinstance(runner, Algorithm)

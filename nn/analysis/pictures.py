@@ -83,6 +83,51 @@ def regions(xs: np.ndarray, ys: np.ndarray, classes: np.ndarray, x: np.ndarray, 
     return figure
 
 
+def filters(weight: np.ndarray, columns: int = 12):
+    """Kernels of a convolution, weight (KH, KW, C, K): a row of images a filter's channel; blue for it, red against."""
+    if weight.ndim != 4:
+        raise ValueError(f"filters: expected weights (KH, KW, C, K), given {weight.shape}")
+    _, _, channels, count = weight.shape
+    shown, most = min(count, columns), float(np.abs(weight).max()) or 1.0
+    figure, axes = _figure(0.9 * shown + 0.5, 0.95 * min(channels, 8) + 0.4, min(channels, 8), shown)
+    for (c, k), ax in np.ndenumerate(np.atleast_1d(axes).reshape(min(channels, 8), shown)):
+        ax.imshow(weight[:, :, c, k], cmap="RdBu", vmin=-most, vmax=most)
+        ax.set(xticks=[], yticks=[])
+        if c == 0:
+            ax.set_title(f"{k}", size=8)
+        if k == 0 and channels > 1:
+            ax.set_ylabel(f"channel {c}", size=8)
+    return figure
+
+
+def im2col(image: np.ndarray, kernel: tuple[int, int], row: int = 0):
+    """An image (H, W), and its patches of `kernel` as rows of a matrix; patch `row` is framed in both.
+
+    Readable up to some 8 x 8 pixels: every value is written into its cell.
+    """
+    from matplotlib.patches import Rectangle
+
+    if image.ndim != 2 or any(k > n for k, n in zip(kernel, image.shape, strict=True)):
+        raise ValueError(f"im2col: expected an image (H, W) of at least {kernel}, given {image.shape}")
+    patches = np.lib.stride_tricks.sliding_window_view(image, kernel)
+    across, matrix = patches.shape[1], patches.reshape(-1, kernel[0] * kernel[1])
+    figure, axes = _figure(
+        0.42 * (image.shape[1] + matrix.shape[1]) + 1.5, 0.42 * max(len(matrix), len(image)) + 0.6, 1, 2
+    )
+    low, high = image.min(), image.max()
+    for ax, values, title in ((axes[0], image, "image"), (axes[1], matrix, "patches, a row each")):
+        ax.imshow(values, vmin=low, vmax=high, cmap="viridis")
+        for (i, j), value in np.ndenumerate(values):
+            colour = "white" if value < (low + 2 * high) / 3 else "black"
+            ax.text(j, i, f"{value:g}", ha="center", va="center", size=8, color=colour)
+        ax.set_title(title, size=10)
+        ax.set_axis_off()
+    top, left = divmod(row, across)
+    for ax, corner, size in ((axes[0], (left, top), kernel[::-1]), (axes[1], (0, row), (matrix.shape[1], 1))):
+        ax.add_patch(Rectangle((corner[0] - 0.5, corner[1] - 0.5), *size, fill=False, ec="#d55e00", lw=3))
+    return figure
+
+
 def rate_search(search: RateSearch):
     """Loss against learning rate, with the suggested one."""
     figure, ax = _figure(6, 3.5)

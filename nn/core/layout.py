@@ -36,6 +36,8 @@ class Layout:
         layer here is tied to get a place here too.
     names : iterable of str
         Of all arrays of the network of which these are a stage; empty where it is all of it.
+    room : dict of int, or None
+        By full name, for how many elements there is to be room, where that is more than an array has.
 
     Attributes
     ----------
@@ -68,9 +70,10 @@ class Layout:
         state: bool = False,
         borrowed: Mapping[str, Spec] | None = None,
         names: Iterable[str] = (),
+        room: Mapping[str, int] | None = None,
     ):
         self._tree = specs
-        self._state = state
+        self._state, self._room = state, room or {}
         self.specs: dict[str, Spec] = {}
         self.slices: dict[str, slice] = {}
         self.ends: dict[str, int] = {}  # path of a layer -> length of the prefix that holds it and all after it
@@ -102,7 +105,7 @@ class Layout:
         size = math.prod(spec.shape)
         self.specs[name] = spec
         self.slices[name] = slice(self.size, self.size + size)
-        self.size += -(-size // ALIGN) * ALIGN
+        self.size += -(-max(size, self._room.get(name, 0)) // ALIGN) * ALIGN
 
     def _borrow(self, specs: dict[str, Spec]) -> None:
         """Places at the end for arrays of layers elsewhere."""

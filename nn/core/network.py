@@ -30,7 +30,7 @@ import numpy as np
 from nn.core.half import Half
 from nn.core.layer import Layer, Shape, ShapeError, check_layers, child_specs
 from nn.core.layout import Layout
-from nn.core.parts import check_part, chosen, part_specs
+from nn.core.parts import check_part, chosen, largest, part_specs
 from nn.core.pool import Memory
 from nn.core.run import Context, MicroBatch, Run
 
@@ -153,10 +153,12 @@ class Network:
         names = self.layout.names
         other.whole = whole = Layout(specs, borrowed=borrowed, names=names)
         other.specs = part_specs(specs, whole.specs, index, count)
-        other.layout = Layout(other.specs, borrowed=part_specs(borrowed, whole.specs, index, count), names=names)
+        parts, room = part_specs(borrowed, whole.specs, index, count), largest(whole.specs, count)
+        other.layout = Layout(other.specs, borrowed=parts, names=names, room=room)
         if index:
             other.layout.replicas = {name for name, spec in whole.specs.items() if spec.split is None}
-        other.whole_state, other.state_layout = Layout(specs, state=True), Layout(other.specs, state=True)
+        other.whole_state = Layout(specs, state=True)
+        other.state_layout = Layout(other.specs, state=True, room=largest(other.whole_state.specs, count))
         return other
 
     def run(

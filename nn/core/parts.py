@@ -14,6 +14,7 @@ Layers take their sizes from the arrays in p. Source: Shoeybi et al. 2019 (which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -93,6 +94,19 @@ def chosen(specs: dict, borrowed: Mapping[str, Spec], only: Iterable[str] | None
     if missing := sorted(paths - found):
         raise ValueError(f"no layer with parameters is at {', '.join(map(repr, missing))}: nothing to cut there")
     return result
+
+
+def largest(whole: Mapping[str, Spec], count: int) -> dict[str, int]:
+    """Elements of the largest of `count` parts of every array that is cut, by full name: the last one's.
+
+    With room for so many, all parts' layouts put the same array in the same place: what is whole on every rank, and is
+    summed over others in pieces, is then cut and added up alike on all.
+    """
+    return {
+        name: math.prod(part_shape(name, spec, count - 1, count))
+        for name, spec in whole.items()
+        if spec.split is not None
+    }
 
 
 def part_specs(tree: dict, whole: Mapping[str, Spec], index: int, count: int, prefix: str = "") -> dict:

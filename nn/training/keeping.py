@@ -15,7 +15,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,6 +25,7 @@ from nn.training.callbacks import best_epoch
 from nn.training.checkpoints import CheckpointError, Checkpoints
 from nn.training.fit import Callback
 from nn.training.serial import Serial
+from nn.training.stored import Fragment
 
 EVERY = 0.1  # seconds between two meetings of ranks, roughly: of so many steps as that takes
 ROOM = 600  # bytes of a line that ranks tell each other
@@ -112,9 +113,9 @@ class KeepCheckpoints(Callback):
 
     Raises
     ------
-    OSError, CheckpointError
-        On all ranks, where one cannot write; there with the reason, elsewhere with its rank and what it says. Where a
-        thread writes, after one of the next steps.
+    OSError, CheckpointError, FloatingPointError
+        On all ranks, where one cannot write, or has parameters that are not finite; there with the reason, elsewhere
+        with its rank and what it says. Where a thread writes, after one of the next steps.
     Terminated
         On all ranks, after a checkpoint.
     """
@@ -242,12 +243,13 @@ class KeepCheckpoints(Callback):
         if self.later and not trainer.scattered and not trainer.on_disk:
             state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.entries()]
             if trainer.writer:
-                self.writing = Writing(lambda names=self.names: [save(state, progress, name) for name in names], True)
+                work = lambda names=self.names: [save(finite(state), progress, name) for name in names]
+                self.writing = Writing(work, True)
             return
         for name in self.names:
             entries = trainer.entries()
             if trainer.writer and not (self.writing and self.writing.error):
-                self.writing = Writing(lambda state=entries, name=name: save(state, progress, name), False)
+                self.writing = Writing(lambda state=entries, name=name: save(finite(state), progress, name), False)
             for _ in entries:  # take part to the end: sharded strategies gather here
                 pass
 
@@ -272,7 +274,7 @@ class KeepCheckpoints(Callback):
         place = trainer.communicator.rank, trainer.communicator.size
 
         def work():
-            mine = (each for some in ([first], fragments) for each in some)
+            mine = checked(each for some in ([first], fragments) for each in some)
             return self.checkpoints.write_part(steps, int(number), place, mine, progress if trainer.writer else None)
 
         self.writing = Writing(work, later)
@@ -303,6 +305,28 @@ class KeepCheckpoints(Callback):
                         "by each"
                     )
         return self.shared
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Refuse a parameter from which nobody could go on: the one that was saved before is to stay."""
+    if name.startswith("param/") and not np.isfinite(array).all():
+        raise FloatingPointError(
+            f"parameter {name.removeprefix('param/')} is not finite, so it is not saved; what was saved before is kept"
+        )
+
+
+def finite(state: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    """The same (name, array) pairs, with each parameter looked at."""
+    for name, array in state:
+        check_finite(name, array)
+        yield name, array
+
+
+def checked(fragments: Iterable[Fragment]) -> Iterator[Fragment]:
+    """As `finite`, of fragments."""
+    for each in fragments:
+        check_finite(each.name, each.array)
+        yield each
 
 
 def _ranks(trainer: Serial) -> int:

@@ -7,8 +7,8 @@
 | parsing.py | flags, --help, TOML files, config.json |
 | rules.py | every refusal |
 | factory.py | data, network, loss, optimizer, loaders of given options |
-| axes.py | what --mesh and --pipeline say |
-| registry.py | strategies by name |
+| axes.py, sizes.py | what --mesh and --pipeline say; bytes as people write them |
+| registry.py, auto.py | strategies by name; --strategy auto |
 | training_run.py | one run, from options to results |
 | trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
 | report.py | a page about some runs |

@@ -3,6 +3,7 @@
 --mesh data=2,pipeline=2          their product is the number of ranks; an axis that is left out has what is left
 --mesh data=2,tensor=2            two groups of two ranks that compute every layer together
 --mesh pipeline=2,tensor=2        two stages, of which two ranks each compute every layer together
+--mesh space=4                    every image is cut in height; branch=4: branches are dealt out
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
 --pipeline pipedream:micro=16     an update after each; also vertical_sync
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from parallel.command.options import OptionError, Options
 
-AXES = ("data", "pipeline", "tensor")
+AXES = ("data", "pipeline", "tensor", "space", "branch")
 MICRO_BATCHES = 8
 NAMES = ("naive", "gpipe", "1f1b", "pipedream", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
 SWITCHES = ("recompute", "vertical_sync")  # keys without a value
@@ -53,6 +54,12 @@ def is_tensor(options: Options) -> bool:
     return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
 
 
+def together(options: Options) -> str:
+    """The axis of ranks that compute rows of the same images, or branches of the same network; "" without one."""
+    given = mesh(options)
+    return next((axis for axis in AXES[3:] if given.get(axis, 1) > 1), "")
+
+
 def mesh(options: Options) -> dict[str, int]:
     """The axes that --mesh names, and their ranks."""
     from nn import keyed
@@ -77,10 +84,11 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
     if "tensor" not in given and options.strategy_name == "tensor":
         given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
     try:
-        return sizes(ranks, **given)
+        found = sizes(ranks, **given)
     except ValueError as error:
         text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
         raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
+    return {axis: found[axis] for axis in AXES}
 
 
 def schedule(options: Options) -> Schedule:

@@ -113,10 +113,10 @@ class RanksOptions:
     )
     strategy: str = option(
         "ddp",
-        "how ranks share the work",
+        "how ranks share the work; auto: what is fastest of all that is measured and priced",
         (
             "ddp", "dp", "ps", "zero1", "zero2", "fsdp", "pipeline", "tensor", "owt", "downpour", "local-sgd", "diloco",
-            "easgd", "sandblaster",
+            "easgd", "sandblaster", "auto",
         ),
         metavar="NAME[:KEYS]",
         everyday=True,
@@ -179,7 +179,9 @@ class MeshOptions:
     """How ranks share the network itself."""
 
     mesh: str | None = option(
-        None, "ranks along each axis, such as data=2,pipeline=2 or data=2,tensor=2", metavar="AXIS=RANKS,..."
+        None,
+        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2",
+        metavar="AXIS=RANKS,...",
     )
     pipeline: str | None = option(
         None,
@@ -193,6 +195,9 @@ class MeshOptions:
         "how ranks compute layers together: two linear layers by columns and rows, each by its outputs, or as pairs "
         "with what lies between them cut by the places of a sequence",
         ("pairs", "width", "sequence"),
+    )
+    memory_limit: str | None = option(
+        None, "auto: bytes that a rank may keep, such as 16GiB: what needs more is left out", metavar="BYTES"
     )
     owt: str = option(
         "all",

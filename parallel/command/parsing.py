@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import re
 import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
+from parallel.command.axes import mesh
 from parallel.command.options import (
     FIELDS,
     TOPICS,
@@ -29,6 +31,7 @@ from parallel.command.options import (
     title_of,
 )
 from parallel.command.rules import FREE_ON_RESUME, READ_BY, UNTOLD, check, check_number, check_resumed
+from parallel.launch import launcher
 
 LARGEST_FILE, MOST_DOTS = 2**16, 100  # of a TOML file: reading a dotted key takes the square of its parts
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -125,6 +128,13 @@ def parse(argv: list[str] | None = None) -> Options:
     return options
 
 
+def fits(before: dict, values: dict) -> bool:
+    """Whether the mesh of a run to continue makes as many ranks as there are now."""
+    ranks, named = values.get("ranks") or launcher.size_from_environment() or 1, mesh(Options(mesh=before.get("mesh")))
+    made = math.prod(named.values())
+    return made == ranks or ("data" not in named and ranks % made == 0)
+
+
 def asks_for_help(argv: list[str]) -> bool:
     """Whether `parse` will print help and end."""
     return any(word.partition("=")[0] in HELP for word in argv)
@@ -218,8 +228,10 @@ def resumed(values: dict) -> dict:
         value = found.get(other)
         if name in FREE_ON_RESUME and name not in values and value is not None and name_of(value) not in readers:
             found.pop(name, None)
-    if "mesh" not in values:  # it depends on the number of ranks
+    if "mesh" not in values and ("strategy" in values or not fits(found, values)):
         found.pop("mesh", None)
+        if "tensor" not in values and name_of(str(found.get("strategy"))) != "tensor":
+            found.pop("tensor", None)
     if "strategy" in values and "pipeline" not in values:
         found.pop("pipeline", None)
     return found | {"out": str(directory)}

@@ -19,6 +19,7 @@ from parallel.strategies.downpour import Downpour
 from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
 from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 from parallel.strategies.one_weird_trick import OneWeirdTrick
+from parallel.strategies.operators.strategy import BranchParallel, SpatialParallel
 from parallel.strategies.parameter_server import ParameterServer
 from parallel.strategies.pipeline.pipedream import PipeDream
 from parallel.strategies.pipeline.strategy import Pipeline
@@ -34,6 +35,11 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
         return pipeline(options, network, loss, optimizer, communicator)
     if axes.is_tensor(options):
         return tensor(options, network, loss, optimizer, communicator)
+    if axis := axes.together(options):
+        ranks = axes.sizes(options, communicator.size)[axis]
+        make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
+        arguments = network, loss, optimizer, communicator, options.seed
+        return make(*arguments, **{axis: ranks}, **summing(options, communicator))
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
@@ -43,18 +49,22 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
         return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:
         return ReproducibleDataParallel(*arguments, shards=options.reproducible)
+    return DistributedDataParallel(*arguments, **summing(options, communicator))
+
+
+def summing(options, communicator) -> dict:
+    """In node memory or by messages, and how."""
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
     if one_node := len(set(nodes_of(communicator))) == 1:
         check_one_node(options)
     asked = options.elastic or (one_node and of_messages(options))
-    return DistributedDataParallel(
-        *arguments,
-        node_memory="off" if options.node_memory == "auto" and asked else options.node_memory,
-        overlap=options.overlap,
-        bucket=options.bucket,
-        first_bucket=options.first_bucket,
-        limit=options.watch or math.inf,
-    )
+    return {
+        "node_memory": "off" if options.node_memory == "auto" and asked else options.node_memory,
+        "overlap": options.overlap,
+        "bucket": options.bucket,
+        "first_bucket": options.first_bucket,
+        "limit": options.watch or math.inf,
+    }
 
 
 def dp(options, network, loss, optimizer, communicator) -> Trainer:

@@ -41,6 +41,7 @@ BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and mo
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
 SHARDED = ("zero1", "zero2", "fsdp")
 SERVED = ("ps", "downpour")  # by servers
+AUTO, CHOSEN = "auto", ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")
 OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 # Option -> (another one, with which values of it this one is read at all).
 READ_BY = {
@@ -58,6 +59,7 @@ READ_BY = {
     "offload": ("strategy", SHARDED),
     "unit": ("strategy", SHARDED),
     "prefetch": ("strategy", ("fsdp",)),
+    "memory_limit": ("strategy", ("auto",)),
     "server_place": ("strategy", ("ps", "downpour", "sandblaster")),
 }
 # Option that sums gradients in a way of its own -> those that say how the usual way does it.
@@ -72,6 +74,7 @@ BETWEEN_RANKS = (
     "pipeline",
     "tensor",
     "owt",
+    "memory_limit",
     "consistency",
     "delay_compensation",
     "allreduce",
@@ -87,7 +90,7 @@ TEXTS = ("stdlib", "tinyshakespeare", "text:")  # how the names of data sets beg
 
 def check(options: Options) -> None:
     """Refuse numbers out of range, and options that do not go together."""
-    for rule in OF_OPTIONS:
+    for rule in OF_AUTO if options.strategy_name == AUTO else OF_OPTIONS:
         rule(options)
 
 
@@ -154,6 +157,8 @@ def _texts(options: Options) -> None:
 def _readers(options: Options) -> None:
     for name in changed(options, READ_BY):
         other, readers = READ_BY[name]
+        if other == "strategy" and options.strategy_name == AUTO:
+            continue  # what does not read it, is not taken
         if name_of(value := getattr(options, other)) not in readers:
             raise OptionError(
                 f"{flag(name)} has no effect with {flag(other)} {value}: leave it out, or use {', '.join(readers)}"
@@ -271,7 +276,7 @@ def _survivors(options: Options) -> None:
     can = ", ".join(name for name, can in CAPABILITIES.items() if can.elastic)
     if not (LATE if options.late else CAPABILITIES)[options.strategy_name].elastic:
         raise OptionError(f"--elastic does not go with {how}: what a rank alone has is lost with it: use {can}")
-    if axes.is_pipeline(options) or axes.is_tensor(options):
+    if axes.is_pipeline(options) or axes.is_tensor(options) or axes.together(options):
         raise OptionError(f"--elastic does not go with parts of the network on different ranks: use {can} on all ranks")
     for name, values, why in (
         ("compress", None, "what a rank has left out so far is lost with it"),
@@ -288,6 +293,17 @@ def _survivors(options: Options) -> None:
             raise OptionError(f"{flag(name)} does not go with --elastic: {why}: leave one of them out")
 
 
+def _samples_together(options: Options) -> None:
+    """Ranks that compute rows of the same images, or branches: with what, and no other way beside it."""
+    axis = axes.together(options)
+    if not axis:
+        return
+    given = axes.mesh(options)
+    if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
+        raise OptionError(f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: leave one out")
+    _of_axis(options, axis, f"--mesh {options.mesh}")
+
+
 def _of_axis(options: Options, axis: str, what: str) -> None:
     """What does not go with an axis, which has its own line among the capabilities."""
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
@@ -299,9 +315,23 @@ def _of_axis(options: Options, axis: str, what: str) -> None:
             raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
 
 
+def _auto(options: Options) -> None:
+    """What the plan chooses is not said beside it."""
+    from parallel.command.sizes import read_bytes
+
+    if given := changed(options, CHOSEN):
+        raise OptionError(f"{flag(given[0])} is for --strategy {AUTO} to choose: leave one of them out")
+    if options.memory_limit:
+        try:
+            read_bytes(options.memory_limit)
+        except ValueError as error:
+            raise OptionError(f"--memory-limit: {error}") from None
+
+
+OF_AUTO = (_values, _names, _parts_of_a_batch, _what_chooses, _texts, _readers, _one_batch_for_the_rate, _auto)
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _line_search, _one_batch_for_the_rate, _stages, _layers_together, kept_how, _survivors,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together, _samples_together, kept_how, _survivors,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -311,7 +341,7 @@ FREE_ON_RESUME = {
     "epochs", "data_dir", "ranks", "threads", "patience", "checkpoint_steps", "checkpoint", "resume", "out", "watch",
     "check_replicas", "servers", "server_place", "profile", "find_lr", "inspect", "timeline", "no_pictures",
     "strategy", "consistency", "delay_compensation", "mesh", "pipeline", "tensor", "owt", "offload", "prefetch", "unit",
-    "memory", "allreduce", "elastic", *MESSAGES,
+    "memory", "memory_limit", "allreduce", "elastic", *MESSAGES,
 }  # fmt: skip
 # What a run has whose config.json is from before there was the option, where that is not the default.
 UNTOLD = {"validation": 0.0}
@@ -531,8 +561,11 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     from parallel.exchange import compression, fixed_tree
     from parallel.exchange.push_pull import cut, roles
     from parallel.passes import virtual_shards
+    from parallel.strategies.operators import branches, space
     from parallel.strategies.tensor import boundary, rewriting
 
+    if options.strategy_name == AUTO:  # what is chosen is asked then
+        return 1
     if options.compress:
         if why := why_not(options.strategy_name, options.compress, late=options.late):
             how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
@@ -564,6 +597,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return found["data"]
     if not launcher.inside():
         check_one_node(options)
+    if axis := axes.together(options):
+        {"space": space.cut, "branch": branches.deal}[axis](network, 0, found[axis])
+        return found["data"]
     if options.strategy_name == "dp":
         check_scattered(options, ranks)
     if options.strategy_name == "owt":

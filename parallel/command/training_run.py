@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from parallel.command import factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
 from parallel.command.rules import (
+    AUTO,
     BETWEEN_RANKS,
     check_alike,
     check_checkpoints,
@@ -72,6 +73,8 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
 
     if world:
         agree_on_data(world, data)
+    if options.strategy_name == AUTO:
+        choose_strategy(options, parts, world, say)
     before = resident()
     traffic = counted(world) if options.memory and world else None
     trainer = make_trainer(options, parts, traffic or world)
@@ -184,6 +187,8 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         if rank == 0:
             survivor.close()
     trainer.close()  # not after an error: it needs all ranks
+    if world:  # MPI would free what is left at its end, in an order of each rank's own, and wait for ever
+        world.release()
     return result
 
 
@@ -201,7 +206,8 @@ def finishing(keeper: keeping.KeepCheckpoints):
     try:
         yield
     except nn.NonFiniteLoss:
-        keeper.finish()
+        with suppress(FloatingPointError):  # of the same parameters
+            keeper.finish()
         raise
     finally:
         keeper.wait()
@@ -328,6 +334,16 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
     from parallel.command.registry import STRATEGIES
 
     return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
+
+
+def choose_strategy(options: Options, parts: Parts, world, say) -> None:
+    """The options that the plan chooses, on many ranks; one process has no choice."""
+    if world is None:
+        options.strategy = "ddp"
+        return
+    from parallel.command import auto
+
+    auto.settle(options, parts, world, say)
 
 
 def agree_on_data(world, data: nn.data.Data) -> None:

@@ -7,6 +7,7 @@
 | partition.py | which layers form a stage, and on how many ranks each stage lies: PipeDream's programme |
 | job.py | a step to be predicted, a mesh, a prediction |
 | layer_times.py | a profile by measurement: every layer, both halves of backward |
+| choice.py | a prediction as options of a run, and why it is taken |
 | predict.py | what a step costs, every strategy on every mesh; the fastest that fits |
 | data_strategies.py, pipeline_strategies.py | the strategies one by one |
 | group_costs.py, pipelines.py | below them: collectives on two levels of a network, schedules of stages |

@@ -10,6 +10,7 @@ The gradient of the weights takes what backward takes longer than the backward t
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from nn.analysis.inspection import calls
 from nn.core.network import Network
 from nn.core.run import MicroBatch
 from nn.training.serial import Serial
+from parallel.planning.job import Job
 from parallel.planning.profile import LayerProfile, checked, count_layers
 
 
@@ -79,6 +81,27 @@ def measure_layers(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int =
     update = full.get(("optimizer", "backward"), 0.0)
     computed = sum(layer.forward + layer.backward for layer in layers)
     return Times(checked(layers), update, max(0.0, min(whole) - computed - update))
+
+
+def job_of(
+    network: Network,
+    times: Times,
+    samples: int,
+    batch: int,
+    moments: int,
+    node_memory: bool = True,
+    overlap: bool = True,
+) -> Job:
+    """A step of `batch` samples of a network, of which `times` were taken with `samples`; see Job."""
+    given, answered = sample_bytes(network)
+    sizes = moments, times.update, given, answered
+    return Job(times.layers, samples, batch, *sizes, node_memory, overlap, head=times.head)
+
+
+def sample_bytes(network: Network) -> tuple[float, float]:
+    """Of one sample, and of what the network answers."""
+    item = network.dtype.itemsize
+    return item * math.prod(network.in_shape) + 8.0, float(item * math.prod(network.out_shape))
 
 
 def halves(trainer: Serial, x: np.ndarray, y: np.ndarray, terms: int) -> None:

@@ -37,6 +37,8 @@ class Capabilities:
         Whether there are virtual shards.
     mixed : bool
         Whether a step that overflows float16 is skipped on all ranks alike (--dtype mixed).
+    not_reproducible : str
+        Why not.
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
     elastic : bool
@@ -53,6 +55,7 @@ class Capabilities:
     compress: tuple[str, ...] = ALL
     not_compressed: str = ""
     reproducible: bool = True
+    not_reproducible: str = "micro-batches are added up in each stage as they pass, and are no virtual shards"
     mixed: bool = False
     norms: str = ""
     elastic: bool = False
@@ -76,7 +79,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
+    "ddp": Capabilities(axes=(*ALL_AXES, "space", "branch"), mixed=True, elastic=True),
     "zero1": replace(SHARDED, axes=ALL_AXES, not_stages=""),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -120,6 +123,18 @@ CAPABILITIES = {
         replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
     ),
 }
+# What ddp can where the mesh has one of these axes.
+TOGETHER = {
+    axis: Capabilities(
+        mixed=True,
+        axes=("data", axis),
+        compress=(),
+        not_compressed="the terms of ranks that compute the same samples travel as they are",
+        reproducible=False,
+        not_reproducible="what is added up on one rank and what between them depends on how many there are",
+    )
+    for axis in ("space", "branch")
+}
 # What those can that have a --consistency, where it is not sync.
 LATE = {
     "ps": SERVED_APART,
@@ -142,11 +157,12 @@ OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
 
 
 def why_not(strategy: str, method: str | None = None, *options: str, late: bool = False) -> str:
-    """Why a strategy does not go with a method of compression and these of OPTIONS; '' where it does.
+    """Why a strategy, or an axis of TOGETHER, does not go with a method and these of OPTIONS; '' where it does.
 
     `late`: with a --consistency that is not sync.
     """
-    can = LATE.get(strategy, CAPABILITIES[strategy]) if late else CAPABILITIES[strategy]
+    can = (CAPABILITIES | TOGETHER)[strategy]
+    can = LATE.get(strategy, can) if late else can
     asked = (*options, *(["compress"] if method else []))
     for pair, why in APART.items():
         if set(pair) <= set(asked):
@@ -158,7 +174,7 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
     if "reproducible" in asked and not can.reproducible:
         if can.apart:
             return "what is added up when depends on who comes first, or on how many there are"
-        return "micro-batches are added up in each stage as they pass, and are no virtual shards"
+        return can.not_reproducible
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
@@ -167,8 +183,9 @@ def matrix() -> str:
     flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`", "`--elastic`"]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
+    several = {f"ddp --mesh {axis}=N": can for axis, can in TOGETHER.items()}
     late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
-    for strategy, can in (CAPABILITIES | late).items():
+    for strategy, can in (CAPABILITIES | several | late).items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
         if can.not_compressed:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")

@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
-from planning import measured_network, model_of, network_of, ranks, sample_bytes, shape, whole  # noqa: E402
+from planning import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
 
 from parallel.launch import launcher  # noqa: E402
 
@@ -209,7 +209,8 @@ def predicted(point: dict, task: dict, network) -> dict:
     """A point with what the model says of it."""
     from types import SimpleNamespace
 
-    from parallel.planning.job import Axes, Job
+    from parallel.planning.job import Axes
+    from parallel.planning.layer_times import Times, job_of
     from parallel.planning.predict import predict
     from parallel.planning.profile import count_layers
 
@@ -219,10 +220,8 @@ def predicted(point: dict, task: dict, network) -> dict:
         layer._replace(forward=f, backward=b, weight_gradient=min(w, b))
         for layer, (f, b, w) in zip(counted, point["profile"], strict=True)
     ]
-    given, answered = sample_bytes(model)
-    job = Job(
-        layers, point["samples"], point["batch"], 0, point["update"], given, answered, overlap=False, head=point["head"]
-    )
+    times = Times(layers, point["update"], point["head"])
+    job = job_of(model, times, point["samples"], point["batch"], 0, overlap=False)
     own = network.with_ranks_per_node(point["ranks_per_node"])
     found = predict(job, point["strategy"], Axes(point["ranks"]), own)
     return point | {"predicted": found.seconds, "parts": found.parts, "apart": found.seconds / point["seconds"] - 1}

@@ -10,11 +10,12 @@ from conftest import PATIENCE
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from collectives import ALGORITHMS, animate, check, draw, draw_buffers, draw_timeline, price
+from collectives import ALGORITHMS, animate, check, draw, draw_buffers, draw_race, draw_timeline, price
 from collectives.drawing.arrows import DASHES
 from collectives.drawing.contents import NOWHERE, Replay
 from collectives.drawing.marks import INK, RED, WHOLE, colour_at
-from collectives.pricing.networks import ROUNDS
+from collectives.pricing.lower_bounds import lower_bound
+from collectives.pricing.networks import ROUNDS, Network
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
 
 RING = ALGORITHMS["allreduce"]["ring"]
@@ -530,3 +531,24 @@ def test_colours_are_apart_for_the_colour_blind(cone):
         seen = np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055)
         gaps = np.linalg.norm(seen[:, None] - seen[None], axis=2)
         assert gaps[~np.eye(places, dtype=bool)].min() > least
+
+
+def test_race():
+    """Lines are what the clock says, or what was measured; with priced ones the lower bound."""
+    network, sizes = Network.hockney(1.0, 0.5), [4, 16, 64]
+    figure = draw_race({"mine": ring, "theirs": RING, "run": [1.0, 2.0, 3.0]}, 4, sizes, network=network, title="sum")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert list(lines) == ["mine", "theirs", "run", "lower bound"]
+    want = [price(ring, 4, n, 1, network).seconds for n in sizes]
+    np.testing.assert_allclose(lines["mine"].get_ydata(), want)
+    np.testing.assert_allclose(lines["theirs"].get_ydata(), want)
+    assert list(lines["run"].get_ydata()) == [1, 2, 3] and lines["run"].get_linestyle() == ":"
+    bound = [lower_bound("allreduce", 4, n, network) for n in sizes]
+    np.testing.assert_allclose(lines["lower bound"].get_ydata(), bound)
+    only = draw_race({"run": [1.0, 2.0, 3.0]}, 4, sizes)
+    assert [line.get_label() for line in only.axes[0].lines] == ["run"]
+    for wrong, said in (({}, "needs runners"), ({"run": [1.0]}, "run: 1 measurements for 3 sizes")):
+        with pytest.raises(ValueError, match=said):
+            draw_race(wrong, 4, sizes)
+    with pytest.raises(ValueError, match="network=moon: known are workstation"):
+        draw_race({"mine": ring}, 4, sizes, network="moon")

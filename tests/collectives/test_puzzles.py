@@ -159,3 +159,8 @@ def test_a_solved_one_is_drawn_too():
         figure = getattr(puzzles, name).grade(ANSWERS[name]).draw()
         assert figure.axes[0].get_title() or figure.texts or figure.axes[0].texts
         plt.close(figure)
+
+
+def test_layers_are_drawn_as_what_they_are():
+    figure = puzzles.fsdp.grade(ANSWERS["fsdp"]).draw()
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["wait", "compute"]

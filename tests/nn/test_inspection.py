@@ -180,3 +180,19 @@ def test_the_learning_rate_is_not_looked_for_behind_a_blow_up():
     batches = [(loss, None, None) for loss in losses]
     search = inspection.find_learning_rate(Scripted(), batches, 1e-4, 1e1, steps=100, smoothing=0.5)
     assert len(search.losses) == 100 and search.suggestion < search.rates[60]
+
+
+def test_pictures_of_filters_and_of_im2col(tmp_path):
+    weight = np.random.default_rng(0).standard_normal((3, 2, 2, 5))
+    figure = pictures.filters(weight)
+    assert saved(figure, tmp_path / "f.png") and len(figure.axes) == 10
+    np.testing.assert_array_equal(figure.axes[7].images[0].get_array(), weight[:, :, 1, 2])
+    figure = pictures.im2col(np.arange(12.0).reshape(3, 4), (2, 3), row=3)
+    assert saved(figure, tmp_path / "g.png")
+    texts = [text.get_text() for text in figure.axes[1].texts]
+    assert texts[:6] == ["0", "1", "2", "4", "5", "6"] and len(texts) == 4 * 6
+    assert [patch.get_xy() for ax in figure.axes for patch in ax.patches] == [(0.5, 0.5), (-0.5, 2.5)]
+    with pytest.raises(ValueError, match=r"filters: expected weights \(KH, KW, C, K\), given \(3, 3\)"):
+        pictures.filters(np.zeros((3, 3)))
+    with pytest.raises(ValueError, match=r"im2col: expected an image \(H, W\) of at least \(3, 3\), given \(2, 5\)"):
+        pictures.im2col(np.zeros((2, 5)), (3, 3))

@@ -138,6 +138,23 @@ def test_a_full_disk_keeps_the_last_whole_one(tmp_path):
     assert f"step-{kept.load()[0]['steps']:08d}.npz" == last and not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_parameters_that_are_not_finite_do_not_take_the_place_of_those_that_were(tmp_path, later):
+    """Else who continues finds NaN, every time."""
+
+    class Poison(nn.Callback):
+        def on_step(self, training, loss):
+            if training.trainer.steps == 5:
+                training.trainer.parameters[0] = np.nan
+
+    kept = nn.Checkpoints(tmp_path)
+    keeper = KeepCheckpoints(kept, 2, later=later)
+    with pytest.raises(ArithmeticError, match=r"parameter 2\.b (is not finite, so it is not saved|.* in step 4)"):
+        nn.fit(trainer(), loader(), FOREVER, [Poison(), keeper])  # or by the next step, where that is faster
+    keeper.wait()
+    assert kept.load()[0]["steps"] == 4 and not list(tmp_path.glob(".*"))
+
+
 class Terminate(nn.Callback):
     """SIGTERM to this process, after a step."""
 

@@ -265,3 +265,12 @@ def test_what_cannot_be_cut_is_refused_by_name():
             Spec((6, 6), nn.initializers.zeros, split=split)
     with pytest.raises(ValueError, match="split must be columns or rows"):
         nn.Linear(3, 3, split="heads")
+
+
+def test_all_parts_have_the_same_places():
+    """Uneven ones too: what is whole on ranks that sum it in pieces, each over others, is cut in the same places."""
+    whole = Network(Sequential(nn.LayerNorm(6), nn.Linear(6, 33), nn.BatchNorm1d(33)), (6,), np.float64)
+    for parts in ([whole.part(i, n).layout for i in range(n)] for n in (2, 4)):
+        assert len({layout.specs["1.W"].shape for layout in parts}) == 2
+        places = [[place.start for place in layout.slices.values()] for layout in parts]
+        assert all(each == places[0] for each in places) and len({layout.size for layout in parts}) == 1

@@ -70,6 +70,8 @@ def test_every_declared_combination_is_what_one_process_computes(comm):
             assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh})
         if "tensor" in can.axes:
             assert_as_one_process(comm, {"strategy": strategy, "mesh": "tensor=3"})
+        if "space" in can.axes:
+            assert_as_one_process(comm, {"strategy": strategy, "mesh": "space=3"}, cnn)
         if can.synchronized and can.parts:  # else over micro-batches
             assert_as_one_process(comm, {"strategy": strategy}, cnn)
 
@@ -129,7 +131,7 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
 
     fitting = ["--strategy", strategy, *(["--optimizer", "lbfgs"] if strategy == "sandblaster" else [])]
     for method in ALL:
-        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,10"]
+        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,9,9,10"]
         why = why_not(strategy, method)
         assert bool(why) == (method not in CAPABILITIES[strategy].compress)
         if why:

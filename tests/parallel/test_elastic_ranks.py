@@ -19,7 +19,7 @@ from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
-from parallel.elastic.chaos import result
+from parallel.elastic.chaos import Chaos, result
 from parallel.elastic.heartbeat import Heartbeat, Stuck, born
 from parallel.elastic.ledger import Ledger, LedgerError
 from parallel.elastic.mirrors import Mirrors
@@ -291,6 +291,20 @@ def test_too_few_end_and_can_be_continued(survive, undisturbed):
 def test_control_samples_that_are_left_out_or_trained_twice_are_found(survive, skew, times):
     status, said, _ = survive(2, "shrink:min=1", (0, 1, "step 3"), SKEW=skew)
     assert status == 1 and re.search(rf"error: epoch 1: 32 samples .* \({times}\)", said), said
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_ranks_are_killed_at_any_moment(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.chdir(ROOT)
+    options = [*OPTIONS, "--reproducible", "6", "--ranks", "3"]
+    for strategy, elastic in ("ddp", "shrink:min=1"), ("zero1", "respawn"):
+        given = [*options, "--strategy", strategy, "--elastic", elastic]
+        chaos = Chaos(given, tmp_path / strategy, seed=1, kinds=["kill a rank"])
+        chaos.undisturbed()
+        for number in range(10):
+            chaos.run(number, 1)
+        assert chaos.hits.total() + chaos.missed.total() == 10 and chaos.hits
 
 
 # ------------------------------------------------------------------------------------------------ the ledger alone

@@ -115,6 +115,22 @@ def test_ranks_that_compute_layers_together_skip_together(comm):
         many.close()
 
 
+@pytest.mark.mpi(ranks=4)
+def test_stages_that_ranks_compute_together_skip_together(comm):
+    from collectives import Communicator
+    from parallel.strategies.pipeline.strategy import Pipeline
+
+    one, losses = one_process()
+    given = network(), nn.CrossEntropyLoss(), nn.Adam(0.01, eps=1e-4), Communicator(comm), SEED
+    many = Pipeline(*given, schedule="zb-h1", micro_batches=3, tensor=2)
+    np.testing.assert_allclose(steps(many), losses, rtol=1e-12)
+    np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
+    assert many.loss_scale.skipped == 1
+    alone = many.alone()
+    assert alone is None or difference(alone.parameters, one.parameters) < 1e-12
+    many.close()
+
+
 @pytest.mark.mpi(ranks=2)
 def test_control_a_rank_that_keeps_it_to_itself_is_found(comm, monkeypatch):
     monkeypatch.setattr(Tail, "tell_overflow", lambda tail: None)

@@ -10,7 +10,7 @@ from conftest import PATIENCE
 from parallel.command import axes
 from parallel.command.factory import prepare
 from parallel.command.options import OptionError, Options
-from parallel.command.parsing import parse
+from parallel.command.parsing import parse, resumed
 from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +107,18 @@ def test_a_run_goes_on_without_its_pipeline(files, nothing_left):
     assert "2 ranks, DistributedDataParallel" in told and "epoch 2/2" in told
     assert (files / "run" / "pipeline.png").stat().st_size > 10000, "a step as it was, and as its schedule says"
     assert json.loads((files / "run" / "result.json").read_text())["epochs"] == 2
+
+
+def test_a_run_keeps_its_mesh_on_as_many_ranks(tmp_path):
+    """Then it goes on as it was; on other numbers of ranks, or by another strategy, without."""
+    config = {"strategy": "ddp", "mesh": "data=2,tensor=2", "tensor": "sequence", "model": "transformer"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = {"resume": str(tmp_path)}
+    same = resumed(asked | {"ranks": 4})
+    assert (same["mesh"], same["tensor"]) == ("data=2,tensor=2", "sequence")
+    for more in {"ranks": 2}, {"ranks": 8}, {}, {"ranks": 4, "strategy": "fsdp"}:
+        found = resumed(asked | more)
+        assert "mesh" not in found and "tensor" not in found, more
+    config["mesh"] = "pipeline=2"  # the others are data
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert [resumed(asked | {"ranks": n}).get("mesh") for n in (2, 3, 4)] == ["pipeline=2", None, "pipeline=2"]

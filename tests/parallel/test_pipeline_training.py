@@ -1,5 +1,6 @@
 """Stages on different ranks compute what one process computes, after every schedule and on every mesh."""
 
+import weakref
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,7 @@ from pipelines import (
 )
 
 import nn
-from nn.core.layer import Sequential
+from nn.core.layer import Layer, Sequential
 from nn.optim import clipping
 from nn.training.serial import NonFiniteLoss
 
@@ -205,6 +206,54 @@ def test_recompute_changes_nothing(comm):
             found.append((train(many), many.digest(), many.statistics.tobytes()))
             many.close()
         assert found[0] == found[1]
+
+
+class Witness(Layer):
+    """Keeps something from forward until the weights' gradients are made, and counts how many of these there are."""
+
+    output = gradient = "view"
+
+    def __init__(self, alive):
+        self.alive = alive
+
+    def __repr__(self):
+        return "Witness()"
+
+    def forward(self, p, x, run):
+        kept = Kept()
+        self.alive.add(kept)
+        self.alive.most = max(self.alive.most, len(self.alive))
+        return x, kept
+
+    def backward(self, p, g, gy, saved, run):
+        run.later(id, saved)
+        return gy
+
+
+class Kept:
+    """What a micro-batch keeps in a stage."""
+
+
+class Alive(weakref.WeakSet):
+    most = 0
+
+
+@pytest.mark.mpi(ranks=3)
+def test_measured_peaks_of_activations_are_the_predicted_ones(comm):
+    """Of every schedule: from F until B or W, as long as the executor holds them, and no longer."""
+    ranks = world(comm)
+    x, y, total = next(batches(mlp()))
+    for schedule in SCHEDULES:
+        stages = comm.size * (2 if schedule in ("interleaved", "zb-v", "dualpipev") else 1)
+        alive = Alive()
+        layers = [layer for _ in range(stages) for layer in (nn.Linear(12, 12), Witness(alive))]
+        network = nn.Network(Sequential(*layers), (12,), np.float64)
+        many = pipeline(ranks, network, schedule=schedule, micro_batches=7, cuts=range(2, 2 * stages, 2))
+        for _ in range(2):
+            many.step(x, y % 4, total)
+            assert alive.most == many.pass_.placement.report.peaks[comm.rank], schedule
+            assert not alive, "and nothing is left behind"
+        many.close()
 
 
 @pytest.mark.mpi(ranks=2)

@@ -1,8 +1,13 @@
 """Images cut in height, and branches on different ranks: they compute what one process computes."""
 
+from functools import partial
+from itertools import product
+
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from equality import CLIPS, OPTIMIZERS, SEED
+from threads import on_threads
 
 import nn
 from nn.core.layer import Sequential
@@ -52,7 +57,13 @@ def unnormalized():
     return inception(False)
 
 
-LOSSES = dict.fromkeys((inception, unnormalized), AuxiliaryLoss(nn.CrossEntropyLoss()))
+def halves():
+    """In mixed precision."""
+    layers = unnormalized().root
+    return nn.Network(layers, (12, 6, 2), np.float32, "halves", mixed=True)
+
+
+LOSSES = dict.fromkeys((inception, unnormalized, halves), AuxiliaryLoss(nn.CrossEntropyLoss()))
 SAMPLES = 9
 
 
@@ -60,7 +71,8 @@ def batches(network, shard, batch=4, steps=5):
     """The first steps' (x, y, total) of batches of 4, 4, 1: also fewer samples than ranks."""
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((SAMPLES, *network.in_shape)), rng.integers(0, 5, SAMPLES)
-    loader = nn.Loader(nn.data.Dataset(x, y, classes=5, dtype=np.float64), batch, seed=1, shard=shard, dtype=np.float64)
+    x, dtype = x.astype(network.dtype), network.dtype
+    loader = nn.Loader(nn.data.Dataset(x, y, classes=5, dtype=dtype), batch, seed=1, shard=shard, dtype=dtype)
     return [each for epoch in range(steps) for each in loader.epoch(epoch)][:steps]
 
 
@@ -117,7 +129,7 @@ def test_branches_on_different_ranks(comm, ranks):
 
 @pytest.mark.mpi(ranks=4)
 def test_groups_share_a_batch(comm):
-    """--mesh data=2,space=2: batches of one sample, too, of which a group has none; statistics of all ranks or not."""
+    """data=2,space=2: also of a batch of one sample, of which a group has none; statistics over all ranks."""
     messages = {"node_memory": "off", "overlap": "thread"}
     for make, kind, ranks, more, exchange in (
         (convolutions, "SpatialParallel", {"space": 2}, {"synchronized": True}, messages),
@@ -127,5 +139,265 @@ def test_groups_share_a_batch(comm):
         one, losses = one_process(make, "adam", 1, **more)
         many = together(comm, make, "adam", 1, kind, exchange, more, **ranks)
         assert many.shard == (comm.rank // 2, 2)
+        assert_same(many, one, losses)
+        many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_parts_half_precision_and_checkpoints(comm):
+    one, losses = one_process(unnormalized)
+    for kind in "SpatialParallel", "BranchParallel":
+        many = together(comm, unnormalized, kind=kind)
+        assert_same(many, one, losses, parts=2)
+        state = many.state()
+        many.close()
+        many = together(comm, unnormalized, kind=kind)
+        half = nn.Serial(unnormalized(), loss_of(unnormalized), OPTIMIZERS["adam"](), SEED)
+        given = batches(half.network, (0, 1))
+        [half.step(*batch) for batch in given[:2]]
+        many.load_state(half.state())
+        np.testing.assert_allclose([many.step(*batch) for batch in given[2:]], losses[2:], rtol=1e-12)
+        again = many.state()
+        for name, array in state.items():
+            np.testing.assert_allclose(again[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max(initial=0)))
+        digest, alone = many.digest(), many.alone()
+        assert alone is None or alone.digest() == digest
+        np.testing.assert_allclose(many.predict(given[0][0]), one.predict(given[0][0]), rtol=1e-10, atol=1e-12)
+        mine = many.sum(many.evaluate(*given[0][:2]))
+        np.testing.assert_allclose(mine, one.evaluate(*given[0][:2]), rtol=1e-10)
+        many.close()
+        mixed = together(comm, halves, "sgd", kind=kind)
+        single, expected = one_process(halves, "sgd")
+        np.testing.assert_allclose(train(mixed, single.network), expected, rtol=1e-3)
+        mixed.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_control_without_what_travels(comm, monkeypatch):
+    """Halos that do not travel, or a sum that is left out, make other parameters."""
+    from parallel.strategies.operators import branches, halo
+
+    for make, kind, place, name, instead in (
+        (residual, "SpatialParallel", halo.Halo, "moves", property(lambda self: False, lambda self, value: None)),
+        (unnormalized, "BranchParallel", branches.SumBack, "backward", lambda self, p, g, gy, saved, run: gy),
+    ):
+        one, losses = one_process(make)
+        monkeypatch.setattr(place, name, instead, raising=False)
+        many = together(comm, make, kind=kind)
+        with pytest.raises(AssertionError):
+            assert_same(many, one, losses)
+        many.close()
+        monkeypatch.undo()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_bad_sample_is_traced_and_nothing_hangs(comm):
+    many = together(comm, convolutions)
+    x, y, total = batches(convolutions(), (0, 1))[0]
+    x = x.copy()
+    x[2, 12, 3] = np.inf  # a row of the last rank
+    before = {name: np.array(array) for name, array in many.entries()}
+    with pytest.raises(nn.NonFiniteLoss, match=r"the input.*samples \[2\]"):
+        many.step(x, y, total)
+    assert all(np.array_equal(before[name], array) for name, array in many.entries())
+    many.close()
+
+
+@pytest.mark.mpi(ranks=[2], more=[3])
+def test_halos_on_the_wire(comm, ranks):
+    """Of 3x3 convolutions two rows each way between neighbours; the first one takes what every rank has."""
+    from collectives import Communicator
+    from parallel.reports.traffic import Traffic
+
+    def network(count):
+        layers = [each for _ in range(count) for each in (nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.ReLU())]
+        return nn.Network(Sequential(*layers, nn.GlobalAvgPool2d()), (12, 7, 4), np.float64)
+
+    found = {}
+    for count in (1, 2, 4):
+        traffic = Traffic(Communicator(comm))
+        many = together(traffic, lambda count=count: network(count), exchange={"node_memory": "off"})
+        x, y, total = batches(network(1), (0, 1))[0]
+        many.step(x, y % 4, total)
+        traffic.reset()
+        many.step(x, y % 4, total)
+        found[count] = traffic.bytes["run"], traffic.calls["run"]
+        many.close()
+    row = len(x) * 7 * 4 * 8
+    neighbours = 2 if 0 < comm.rank < ranks - 1 else 1
+    assert found[1] == (0, 0)
+    for count in (2, 4):
+        assert found[count] == ((count - 1) * 2 * neighbours * row, 2 * (count - 1))
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_rank_keeps_half_of_the_activations(comm):
+    def network():
+        layers = [each for i in range(4) for each in (nn.Conv2d(2 if i == 0 else 8, 8, 3, padding=1), nn.Tanh())]
+        return nn.Network(Sequential(*layers, nn.GlobalAvgPool2d()), (128, 32, 2), np.float64)
+
+    from nn.core.half import nbytes
+
+    many = together(comm, network)
+    x = np.zeros((1, 128, 32, 2))
+    one = network()
+    run = one.run()
+    w = one.layout.zeros(np.float64)
+    kept = nbytes(one.forward(one.layout.views(w), x, run)[1])
+    assert nbytes(many.forward(x, True)[1]) < 0.56 * kept
+    many.close()
+
+
+# ------------------------------------------------------------------------------------------ without ranks
+
+
+def test_halos_bring_what_is_needed_however_thin_the_parts():
+    """In the simulator, with sends that wait: every element that comes is the one that is needed; and home again."""
+    from collectives.checking.simulator import simulate
+    from parallel.strategies.operators.halo import halo, owned_rows, pieces
+    from parallel.strategies.operators.rows import needed_rows
+
+    size = 3
+    for ranks, height, kernel, stride, padding in product((2, 3, 5), (5, 7, 16), (1, 3, 9), (1, 2), (0, 1, 4)):
+        layer = nn.Conv2d(1, 1, (kernel, 1), (stride, 1), (padding, 0))
+        if height + 2 * padding < kernel or (out := layer.specs((height, 4, 1))[1][0]) < ranks:
+            continue
+        needs, owned = needed_rows(layer, (height, 4), out, ranks), owned_rows(height, ranks)
+        sent, due = ([pieces(rank, needs, owned)[way] for rank in range(ranks)] for way in (0, 1))
+
+        def elements(messages):
+            return [((row, i),) for _, (lo, hi) in messages for row in range(lo, hi) for i in range(size)]
+
+        for back in (False, True):
+            source, target, wanted = ("theirs", "mine", sent) if back else ("mine", "theirs", due)
+            given = due if back else sent
+            buffers = [
+                {source: elements(given[rank]), target: [None] * len(elements(wanted[rank]))} for rank in range(ranks)
+            ]
+            simulate(partial(halo, needs=needs, owned=owned, size=size, back=back), buffers)
+            assert [held[target] for held in buffers] == [elements(messages) for messages in wanted]
+
+
+class Post:
+    """Stands in for a communicator of threads: what `Run` sends is put where it belongs."""
+
+    def __init__(self, group, table):
+        self.group, self.table = group, table
+
+    def compile(self, rounds, **buffers):
+        return [step for steps in rounds for step in steps], buffers
+
+    def Run(self, plan, name=""):
+        from collectives.steps import Send
+
+        steps, buffers = plan
+        table, rank = self.table, self.group.rank
+        for step in steps:
+            if isinstance(step, Send):
+                table[rank, step.peer] = buffers[step.buf][step.lo : step.hi].copy()
+        self.group.barrier.wait(PATIENCE)
+        for step in steps:
+            if not isinstance(step, Send):
+                buffers[step.buf][step.lo : step.hi] = table.pop((step.peer, rank))
+        self.group.barrier.wait(PATIENCE)
+
+
+WINDOWS = [
+    nn.Conv2d(3, 4, (3, 1), padding=(1, 0)),
+    nn.Conv2d(3, 2, (4, 3), padding="same"),
+    nn.Conv2d(3, 3, (2, 2), stride=(3, 1), padding=(0, 1), groups=3),
+    nn.Conv2d(3, 2, (3, 1), padding=(5, 0), dilation=(4, 1)),
+    nn.Conv2d(3, 2, (1, 1), stride=(2, 2)),
+    nn.MaxPool2d(2),
+    nn.MaxPool2d((3, 2), (2, 1), (1, 0), ceil_mode=True),
+    nn.MaxPool2d((5, 1), (1, 1), (2, 0)),
+    nn.AvgPool2d((3, 2), (2, 2), (1, 1)),
+    nn.AvgPool2d((4, 1), (3, 1), (2, 0), ceil_mode=True, count_include_pad=False),
+    nn.AdaptiveAvgPool2d((7, 2)),
+    Subsample(2, 5),
+]
+
+
+@pytest.mark.parametrize("layer", WINDOWS, ids=repr)
+def test_every_window_on_many_ranks(layer):
+    """Outputs, gradients of the input and of parameters of one process, for heights that nothing divides."""
+    from parallel.strategies.operators.space import cut
+
+    for ranks, height in ((2, 11), (3, 16), (4, 23), (7, 22)):
+        network = nn.Network(Sequential(nn.Conv2d(2, 3, 1), nn.Tanh(), layer), (height, 5, 2), np.float64)
+        if network.out_shape[0] < ranks:
+            continue
+        rng = np.random.default_rng(0)
+        w = rng.standard_normal(network.layout.size)
+        x = rng.standard_normal((2, height, 5, 2))
+        gy = rng.standard_normal((2, *network.out_shape))
+
+        def passed(held, groups, w=w, x=x, gy=gy):
+            layout, g = held.layout, np.full_like(w, np.nan)
+            run = held.run()
+            run.context.input_gradient, run.context.groups = True, groups
+            y, saved = held.forward(layout.views(w), x, run)
+            y = y.copy()
+            gx = held.backward(layout.views(w), layout.views(g), gy.copy(), saved, run)
+            return y, gx, {name: array.copy() for name, array in layout.items(g)}
+
+        expected, table = passed(network, {}), {}
+
+        def work(group, network=network, table=table, passed=passed):
+            group.communicator = Post(group, table)
+            return passed(cut(network, group.rank, group.size), {"space": group})
+
+        found = on_threads(ranks, work)
+        for y, gx, _ in found:
+            np.testing.assert_allclose(y, expected[0], rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(gx, expected[1], rtol=1e-12, atol=1e-13)
+        for name, array in expected[2].items():
+            np.testing.assert_allclose(sum(g[name] for _, _, g in found), array, rtol=1e-11, atol=1e-12)
+
+
+def test_branches_are_dealt_by_what_they_cost():
+    from parallel.strategies.operators.branches import owners_of
+
+    assert owners_of([5, 1, 4, 3, 2], 2) == [0, 0, 1, 1, 0]
+    assert owners_of([0, 0, 0], 3) == [0, 1, 2] and owners_of([7], 3) == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--mesh space=2 --model mlp:64,10", "takes samples of shape .* 2 ranks cannot have some rows each: .*no conv"),
+        ("--mesh space=9", r"of which 9 ranks cannot have some rows each"),
+        ("--mesh branch=2", "has no branches that 2 ranks could compute: there is no nn.Branches"),
+        ("--mesh space=2,branch=2", "axes space and branch do not go together"),
+        ("--mesh space=2,pipeline=2", "axes space and pipeline do not go together"),
+        ("--mesh space=2,tensor=2", "axes space and tensor do not go together"),
+        ("--mesh space=2 --strategy ps", "has no effect with --strategy ps"),
+        ("--mesh space=2 --strategy zero1", "--strategy zero1 has no axis space: leave it out, or use ddp"),
+        ("--mesh space=2 --reproducible 4", "--reproducible does not go with --mesh space=2: what is added up"),
+        ("--mesh space=2 --compress fp16", "--compress does not go with --mesh space=2: the terms of ranks"),
+        ("--mesh space=2 --consistency stale:1", "--consistency does not go with --mesh space=2"),
+        ("--mesh space=2 --ranks 3", "does not make 3 ranks"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_time(given, words):
+    from parallel.command.factory import prepare
+    from parallel.command.options import OptionError
+    from parallel.command.parsing import parse
+
+    ranks = [] if "--ranks" in given else ["--ranks", "9" if "=9" in given else "4" if given.count("=") > 1 else "2"]
+    with pytest.raises(OptionError, match=words):
+        prepare(parse([*given.split(), *ranks, "--limit", "60"]))
+
+
+@pytest.mark.mpi(ranks=2)
+def test_the_command_line(comm):
+    from collectives import Communicator
+    from parallel.command.options import Options
+    from parallel.command.registry import STRATEGIES
+
+    for make, mesh in ((convolutions, "space=2"), (inception, "branch=2")):
+        one, losses = one_process(make)
+        rule = OPTIMIZERS["adam"]()
+        many = STRATEGIES["ddp"](Options(mesh=mesh, seed=SEED), make(), loss_of(make), rule, Communicator(comm))
         assert_same(many, one, losses)
         many.close()

@@ -103,9 +103,11 @@ def test_a_gap_that_nothing_checks_and_a_wrong_solution_are_found(folder, capsys
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_both_versions_of_every_notebook_are_python(path):
+def test_every_notebook_has_two_exercises_at_least_in_python_for_both(path):
+    text = path.read_text()
     for form in course.student, course.solution:
-        ast.parse(form(path.read_text()))
+        ast.parse(form(text))
+    assert len(course.GAP.findall(text)) >= 2 and len(course.CHECK.findall(text)) >= 2
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -164,4 +166,13 @@ def test_what_the_learner_raises_is_told_with_its_line(checks):
 
     with pytest.raises(module.NotYet, match=r"`divide` raises ZeroDivisionError: .*, at `return x / 0`"):
         module.call(divide, 1)
+    with pytest.raises(module.NotYet, match="`divide` raises"):
+        module.change(divide, 1)
+    assert module.change(list) == [] and module.change(print) is None, "what changes its arguments need not return"
+
+    def multiply(x):
+        return np.matmul(x, x.reshape(1, -1)[:, :1, None].sum(axis=3))
+
+    with pytest.raises(module.NotYet, match=r"`multiply` raises AxisError: .*, at `return np\.matmul"):
+        module.call(multiply, np.ones(3))  # raised within NumPy: the learner's line is told
     assert module.NotYet("why")._render_traceback_() == ["Not yet. why"]

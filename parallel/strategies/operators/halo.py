@@ -102,19 +102,28 @@ class Halo:
         found[...] = x[:, self.lo : self.hi]
         return found
 
-    def fetch(self, x: np.ndarray, run) -> np.ndarray:
-        """This rank's rows x (N, rows, W, C) with those it needs of others, and without those it does not need."""
+    def receive(self, x: np.ndarray, run) -> np.ndarray | None:
+        """Rows that others send, one rank's behind another's: (rows, N, W, C); of x (N, rows, W, C), this rank's."""
+        if not self.moves or not x.size:
+            return None
+        first = self.owned[self.rank][0]
+        mine, theirs, there, _ = self._plan(x, run)
+        for part, (lo, hi) in _parts(mine, self.sends):
+            part[...] = x[:, lo - first : hi - first]
+        run.group("space").communicator.Run(there, f"halo of layer {run.path}")
+        found = run.empty(theirs.shape, theirs.dtype)
+        found[...] = theirs
+        return found
+
+    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, run) -> np.ndarray:
+        """The rows that this rank needs (N, rows, W, C), from its own and what it has received."""
         if self._as_it_is():
             return x
         found = run.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
         first = self.owned[self.rank][0]
         lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
         found[:, lo - self.lo : hi - self.lo] = x[:, lo - first : hi - first]
-        if self.moves and x.size:
-            mine, theirs, there, _ = self._plan(x, run)
-            for part, (lo, hi) in _parts(mine, self.sends):
-                part[...] = x[:, lo - first : hi - first]
-            run.group("space").communicator.Run(there, f"halo of layer {run.path}")
+        if theirs is not None:
             for part, (lo, hi) in _parts(theirs, self.receives):
                 found[:, lo - self.lo : hi - self.lo] = part
         return found
@@ -155,6 +164,11 @@ class Halo:
             )
             self.plans[key] = mine, theirs, *plans
         return self.plans[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of messages."""
+        return sum(mine.nbytes + theirs.nbytes for mine, theirs, *_ in self.plans.values())
 
     def close(self) -> None:
         """Free the plans (collective)."""

@@ -6,7 +6,7 @@ What lies outside the image is what one process has there: zeros around a convol
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -89,13 +89,21 @@ class WindowRows(Inner):
         return np.ascontiguousarray(rows[slice(*self.out), self.halo.lo : self.halo.hi]), columns
 
     def forward(self, p, x, run):
-        halo = self.halo
-        x = halo.keep(x, run) if self.whole else halo.fetch(x, run)
+        theirs = None if self.whole else self.halo.receive(x, run)
+        rows = self._needed(x, theirs, run)
         if isinstance(self.layer, MaxPool2d) and any(self.outside):
-            x = self._surrounded(x, run)
-        return self.rows.forward(p, x, run)
+            rows = self._surrounded(rows, run)
+        y, saved = self.rows.forward(p, rows, run)
+        if isinstance(self.layer, Conv2d):  # which saves all rows that it needs: they are put together once more
+            saved = x, theirs
+        return y, saved
+
+    def _needed(self, x, theirs, run):
+        return self.halo.keep(x, run) if self.whole else self.halo.put_together(x, theirs, run)
 
     def backward(self, p, g, gy, saved, run):
+        if isinstance(self.layer, Conv2d):
+            saved = self._needed(*saved, run)
         gx = self.rows.backward(p, g, gy, saved, run)
         if gx is None or not run.wants_gx:
             return None
@@ -117,10 +125,6 @@ class WindowRows(Inner):
         found[:, :above] = found[:, above + x.shape[1] :] = -np.inf
         found[:, above : above + x.shape[1]] = x
         return found
-
-    def close(self) -> None:
-        """Free what messages need (collective)."""
-        self.halo.close()
 
 
 class BatchNormRows(Inner):
@@ -183,9 +187,9 @@ class GlobalMaxRows(Inner):
         return self.layer.backward(p, g, np.multiply(gy, won, run.empty(gy.shape, gy.dtype)), saved, run)
 
 
-def closed(layers: Sequence[Layer]) -> None:
-    """Free what messages of these layers, and those inside, need (collective)."""
-    for layer in layers:
-        if isinstance(layer, WindowRows):
-            layer.close()
-        closed(list(layer.children().values()))
+def halos(layer: Layer) -> Iterator[Halo]:
+    """Those of a layer and of the layers inside."""
+    if isinstance(layer, WindowRows):
+        yield layer.halo
+    for child in layer.children().values():
+        yield from halos(child)

@@ -26,7 +26,7 @@ from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
-from parallel.strategies.operators.rows import closed
+from parallel.strategies.operators.rows import halos
 from parallel.trainer import Trainer
 
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
@@ -86,8 +86,12 @@ class Together(Whole):
         sums = super().evaluate(trainer, x, y)
         return sums if self.knows else np.zeros_like(sums)
 
+    def in_transit(self):
+        return sum(halo.nbytes for halo in halos(self.root))
+
     def close(self):
-        closed([self.root])
+        for halo in halos(self.root):
+            halo.close()
 
     def describe(self):
         what = {"space": "some rows of every image", "branch": "some branches of every module"}

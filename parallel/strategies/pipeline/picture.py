@@ -119,7 +119,7 @@ def compare(seen: Sequence[Sequence[Span]], planned: Sequence[Sequence[Span]]):
     """What was measured, and below it what the schedule says; a matplotlib Figure."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.0 + 1.0 * len(seen)), layout="constrained")
+    figure = Figure(figsize=(10, 2.2 + 1.0 * len(seen)), layout="constrained")
     above, below = figure.subplots(2, 1)
     draw(seen, above, title="a step, as it was", seconds=True)
     draw(planned, below, title="as its schedule says, with messages that take no time")

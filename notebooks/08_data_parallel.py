@@ -1,0 +1,489 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+# %% [markdown]
+# # 8. Data parallelism: master, parameter server, allreduce
+#
+# The gradient of a batch is a **sum over its samples**. So several ranks can each take some samples, and somebody must
+# add up what they find. That is the whole idea of data parallelism; all the rest is *who adds, and who has the
+# parameters*:
+#
+# 1. on paper: why it is exact, and the one mistake;
+# 2. **parameter servers**: some ranks keep the parameters, the others compute. You write one;
+# 3. **master and workers**: one rank has everything, and deals out work;
+# 4. **decentralised**: everybody has the parameters, and all add up together;
+# 5. what the busiest rank has to carry: why the third won;
+# 6. one slow rank, and who waits for it.
+#
+# All of them compute what one process computes. That is checked, every time.
+
+# %%
+# %load_ext parallel.launch.notebook
+# %matplotlib inline
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import checks
+import collectives
+import nn
+from collectives import Compute, draw_timeline, price
+from collectives.algorithms import allreduce, broadcast, gather, reduce, scatter
+from collectives.pricing.networks import Network
+from nn.core.layer import Sequential
+from parallel.exchange.push_pull import pull, push
+from parallel.reports.timeline import excerpt
+
+checks.style()
+
+# %% [markdown]
+# ## On paper
+#
+# A linear model with three weights, and the mean of the squared errors over all B samples as its cost:
+#
+# $$ C(w) = \frac{1}{2B} \sum_{i=1}^{B} (x_i \cdot w - y_i)^2, \qquad
+#    \nabla C = \frac{1}{B} \sum_{i=1}^{B} (x_i \cdot w - y_i)\, x_i. $$
+#
+# Half of the samples can be summed on one rank, half on another, and the two sums added. The only care needed: each
+# rank divides by B, the samples of *all* ranks, not by its own number. Then it is right for uneven shares, too.
+
+# %%
+rng = np.random.default_rng(0)
+B = 101  # odd, so that two ranks get different numbers of samples
+w_true = np.array([2.0, -1.0, 0.5])
+X = rng.standard_normal((B, 3))
+y = X @ w_true + 0.1 * rng.standard_normal(B)
+
+
+def gradient(w, X, y, total):
+    """This share of the samples' part of the gradient; total is the number of samples of all ranks together."""
+    return X.T @ (X @ w - y) / total
+
+
+w, path_alone = np.zeros(3), []
+for _ in range(40):
+    w = w - 0.2 * gradient(w, X, y, len(X))
+    path_alone.append(w)
+path_alone = np.array(path_alone)
+print("one process:", path_alone[-1])
+
+# %% [markdown]
+# Now on two ranks. The ranks do not know this notebook; `--with` gives them what they need: `gradient` as source, `X`
+# and `y` as arrays.
+#
+# **Exercise 1.** One line is missing that makes two trainings into one: put it in. `comm.Allreduce(MPI.IN_PLACE, g)`
+# replaces g by the sum of everybody's g. And look at what the gradient is divided by.
+
+# %%
+# %%mpi -n 2 --with gradient,X,y -o path,count
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+
+comm = Communicator(MPI.COMM_WORLD)
+rank, size = comm.Get_rank(), comm.Get_size()
+mine, targets = X[rank::size], y[rank::size]  # this rank's share
+count = len(mine)
+
+w, path = np.zeros(3), []
+for _ in range(40):
+    # gap: this rank's part of the gradient of all samples, then the sum
+    # g = gradient(w, mine, targets, len(mine))
+    # solution
+    g = gradient(w, mine, targets, len(X))
+    comm.Allreduce(MPI.IN_PLACE, g)
+    # end
+    w -= 0.2 * g
+    path.append(w.copy())
+
+
+# %%
+def draw_paths(got, want):
+    """Each weight over the steps: in grey one process, in colour what the ranks have."""
+    _, axes = plt.subplots(1, 3, figsize=(11, 2.6))
+    for k, ax in enumerate(axes):
+        ax.plot(path_alone[:, k], color=checks.GREY, lw=5, alpha=0.5, label="one process")
+        for r, each in enumerate(path):
+            ax.plot(np.array(each)[:, k], color=(checks.RED, checks.ORANGE, checks.PINK)[r], label=f"rank {r}")
+        ax.set(title=f"w[{k}]", xlabel="step")
+    axes[0].legend()
+
+
+print("samples:", count)
+for rank in range(2):
+    checks.same(path[rank], path_alone, f"the path of rank {rank}", tolerance=1e-12, draw=draw_paths)
+assert np.array_equal(path[0], path[1]), "the two ranks have the same weights after every step, to the last bit"
+checks.right("two ranks make the steps of one process")
+draw_paths(path, path_alone)
+plt.show()
+
+# %% [markdown]
+# Without the sum there are two different models, each from half of the data. With the sum, but divided by one's own
+# number of samples, the step would be about twice too long: the mistake that one finds in real programs. (And with
+# uneven shares it is not even the gradient.)
+#
+# ## A parameter server
+#
+# In the first systems for large networks (DistBelief, 2012) the parameters lived on **servers**. In every step workers
+# *push* gradients, the server adds them up and makes the step, and the workers *pull* the new parameters.
+#
+# **Exercise 2.** Rank 2 serves two workers. Write its step. It adds in the order of the ranks, whoever comes first, so
+# that every run gives the same bits.
+
+# %%
+# %%mpi -n 3 --with gradient,X,y -o path -t 30
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+server, workers = size - 1, range(size - 1)
+w, path, got = np.zeros(3), [], np.empty(3)
+for _ in range(40):
+    if rank in workers:
+        mine, targets = X[rank :: size - 1], y[rank :: size - 1]
+        comm.Send(gradient(w, mine, targets, len(X)), dest=server)  # push
+        comm.Recv(w, source=server)  # pull
+    else:
+        # gap: add up what all workers send, one step of rate 0.2, and the new w to all
+        # for worker in workers:
+        #     comm.Recv(got, source=worker)
+        # w -= 0.2 * got
+        # solution
+        total = np.zeros(3)
+        for worker in workers:
+            comm.Recv(got, source=worker)
+            total += got
+        w -= 0.2 * total
+        # end
+        for worker in workers:
+            comm.Send(w, dest=worker)
+    path.append(w.copy())
+
+# %%
+for rank in range(3):
+    name = f"rank {rank}, {'a worker' if rank < 2 else 'the server'}: its path"
+    checks.same(path[rank], path_alone, name, tolerance=1e-12, draw=draw_paths)
+checks.right("workers and server have the steps of one process")
+
+# %% [markdown]
+# ## A real network
+#
+# From here on two hidden layers, and batches of 512 handwritten digits, in float64 so that rounding is far away. First
+# in one process. Then each family on the same four ranks: a **session** (`--session team`), whose ranks stay from cell
+# to cell with all that they have imported.
+
+
+# %%
+def work():
+    """(network, loss, optimizer): the same in every process."""
+    layers = nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    return nn.Network(Sequential(*layers), (64,), np.float64), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9)
+
+
+def train(trainer, epochs=4):
+    """Train on the trainer's part of every batch; returns the losses."""
+    data = nn.data.load("digits", flat=True, dtype=np.float64)
+    loader = nn.Loader(data.train, 512, shard=trainer.shard)
+    return [trainer.step(*batch) for epoch in range(epochs) for batch in loader.epoch(epoch)]
+
+
+one = nn.Serial(*work())
+losses = train(one)
+w_one = one.parameters.copy()
+print(f"{len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}, {one.network.layout.count:,} parameters")
+
+# %% [markdown]
+# How would it look with four machines? Schedules can compute, too: `Compute(name, ..., seconds)`. So each family is a
+# text, and the clock draws its timeline: forward 3, backward 6, update 1 units of time for a quarter of the batch; a
+# vector of parameters is 12 elements, of 0.25 each, 0.2 to start a message.
+
+# %%
+PARAMETERS, four = 12, Network.hockney(0.2, 0.25)
+
+
+def compute(name, seconds):
+    return (Compute(name, (), (), seconds),)
+
+
+def master_workers(rank, size, count):
+    """Rank 0 deals out samples and parameters, gathers outputs, scatters the loss's gradient, sums, and updates."""
+    for _ in range(2):
+        yield from scatter.flat(rank, size, 8)
+        yield from broadcast.binomial(rank, size, count)
+        yield compute("forward", 3.0)
+        yield from gather.flat(rank, size, 4)
+        if rank == 0:
+            yield compute("loss", 0.5)
+        yield from scatter.flat(rank, size, 4)
+        yield compute("backward", 6.0)
+        yield from reduce.binomial(rank, size, count)
+        if rank == 0:
+            yield compute("update", 1.0)
+
+
+def server_step(rank, size, count):
+    """Three workers, and a server on rank 3."""
+    for _ in range(2):
+        if rank < size - 1:
+            yield compute("forward", 4.0)
+            yield compute("backward", 8.0)
+        yield from push(rank, size, count, servers=1)
+        if rank == size - 1:
+            yield compute("update", 1.0)
+        yield from pull(rank, size, count, servers=1)
+
+
+def decentralised(rank, size, count):
+    """All compute, all sum, all update."""
+    for _ in range(2):
+        yield compute("forward", 3.0)
+        yield compute("backward", 6.0)
+        yield from allreduce.ring(rank, size, count)
+        yield compute("update", 1.0)
+
+
+families = {"master and workers": master_workers, "one parameter server": server_step, "allreduce": decentralised}
+figure, axes = plt.subplots(3, 1, figsize=(10, 8.5), layout="none", sharex=True)
+plt.subplots_adjust(left=0.08, right=0.98, top=0.92, bottom=0.1, hspace=0.85)
+for ax, (name, family) in zip(axes, families.items(), strict=True):
+    draw_timeline(price(family, 4, PARAMETERS, 1, four, trace=True), ax, title=f"{name}: two steps")
+    ax.set_xlim(0, 60)
+plt.show()
+
+# %% [markdown]
+# Grey is waiting, for messages or for each other. The master's workers stand still while it deals, computes the loss
+# and updates; the server stands still while workers compute, and they while it receives one vector after the other
+# through its one port. At the bottom nobody is special.
+#
+# ## Master and workers
+#
+# The real one, as in `--strategy dp`. `Timeline` notes what every rank does and when.
+
+# %%
+# %%mpi --session team -n 4 --with work,train,nn,np,Sequential -o w_dp,events
+from mpi4py import MPI
+
+from collectives import Communicator
+from parallel import DataParallel, DistributedDataParallel, ParameterServer
+from parallel.reports.timeline import Timeline
+
+communicator = Communicator(MPI.COMM_WORLD)
+trainer = DataParallel(*work(), communicator)
+timeline = Timeline(communicator)
+timeline.watch(trainer)
+train(trainer)
+events, w_dp = timeline.merge(), trainer.parameters
+
+# %%
+assert np.abs(w_dp[0] - w_one).max() < 1e-12, "the master has the parameters of one process"
+draw_timeline(excerpt(events[0], steps=2), title="master and workers: two steps, measured")
+
+# %% [markdown]
+# (Four ranks on a laptop share its cores, so bars are longer than they would be on four machines, and some of them are
+# not work but the wait for a core. The picture above shows what four machines would do; the order of things is the
+# same.)
+#
+# ## The parameter server
+#
+# Yours had one server for three numbers. The library's cuts the parameters among as many servers as one likes. Push and
+# pull are schedules like all others; the very text that runs is drawn here: on the left two workers, ranks 0 and 1, and
+# two servers, each with half; on the right a server on every worker, with a quarter each.
+
+
+# %%
+def step(rank, size, count, **servers):
+    """Gradients to the servers in round 1, parameters to the workers in round 2."""
+    yield from push(rank, size, count, **servers)
+    yield from pull(rank, size, count, **servers)
+
+
+figure, axes = plt.subplots(1, 2, figsize=(11, 5.2), layout="none")
+figure.subplots_adjust(left=0.06, right=0.97, bottom=0.28, top=0.79)
+collectives.draw(step, 4, 12, axes[0], title="two workers, two servers", servers=2)
+collectives.draw(step, 4, 12, axes[1], title="a server on every worker", servers=4, place="workers")
+plt.show()
+
+# %%
+# %%mpi --session team -o w_ps,events
+trainer = ParameterServer(*work(), communicator, servers=1)
+timeline = Timeline(communicator)
+timeline.watch(trainer)
+train(trainer)
+events, w_ps = timeline.merge(), trainer.parameters
+
+# %%
+assert all(np.abs(w - w_one).max() < 1e-12 for w in w_ps), "workers and server have the parameters of one process"
+assert np.array_equal(w_ps[0], w_ps[1]), "the workers have the same bits"
+draw_timeline(excerpt(events[0], steps=3), title="one parameter server, rank 3, measured")
+
+# %% [markdown]
+# Look at the right-hand picture of the servers once more, and follow one colour: in round 1 all that there is of it is
+# added up on one rank, in round 2 it goes out to all. After the push each rank has the sum of one quarter, after the
+# pull everybody has everything. That is a **reduce-scatter** and an **allgather**: with as many servers as workers the
+# parameter server *has become* an allreduce.
+#
+# ## Nobody is special
+#
+# Every rank has all parameters and an optimizer. Gradients are summed by an allreduce, and all make the same update.
+
+# %%
+# %%mpi --session team -o w_ddp,events
+ring = Communicator(MPI.COMM_WORLD, allreduce="ring")
+trainer = DistributedDataParallel(*work(), ring, node_memory="off", overlap="none")  # as between machines
+timeline = Timeline(ring)
+timeline.watch(trainer)
+train(trainer)
+events, w_ddp = timeline.merge(), trainer.parameters.copy()
+trainer.close()
+
+# %%
+assert all(np.array_equal(w, w_ddp[0]) for w in w_ddp), "all ranks have the same bits"
+assert np.abs(w_ddp[0] - w_one).max() < 1e-12, "and the parameters of one process"
+draw_timeline(excerpt(events[0], steps=4), title="decentralised: four steps, measured")
+
+# %% [markdown]
+# ## What the busiest rank carries
+#
+# A picture of four ranks says little about forty. So count: how many vectors (of n parameters) must the busiest rank
+# receive in a step, with s servers on ranks of their own and w workers?
+#
+# **Exercise 3.** Think of one server: what comes to it from each worker? And of one worker: what comes to it?
+
+
+# %%
+def busiest(workers, servers):
+    """Vectors of n that the busiest rank receives in a step."""
+    # gap: the larger of what a server receives and what a worker receives
+    # return workers
+    # solution
+    return max(workers / servers, 1.0)
+    # end
+
+
+# %%
+def counted(size, *schedules, **options):
+    """The same from the schedules themselves: the most that a rank sends, or receives, in units of n."""
+    N = 60_000
+    sent, received = np.zeros(size), np.zeros(size)
+    for schedule in schedules:
+        for flight in price(schedule, size, N, trace=True, **options).trace.flights:
+            sent[flight.source] += flight.send.hi - flight.send.lo
+            received[flight.dest] += flight.send.hi - flight.send.lo
+    return max(sent.max(), received.max()) / N
+
+
+cases = [(1, 1), (4, 1), (12, 1), (6, 2), (12, 4), (8, 8), (3, 6)]
+want = [counted(w + s, push, pull, servers=s) for w, s in cases]
+checks.same(
+    [checks.call(busiest, w, s) for w, s in cases],
+    want,
+    "vectors for (workers, servers) in " + ", ".join(f"({w}, {s})" for w, s in cases),
+    tolerance=1e-3,
+)
+checks.right("as counted in every message of push and pull")
+
+# %%
+ranks = range(2, 33, 2)
+moved = {
+    "master and workers (trees)": [counted(p, broadcast.binomial, reduce.binomial) for p in ranks],
+    "one parameter server": [busiest(p - 1, 1) for p in ranks],
+    "as many servers as workers": [busiest(p // 2, p // 2) for p in ranks],
+    "a server on every worker": [counted(p, push, pull, servers=p, place="workers") for p in ranks],
+    "ring allreduce": [counted(p, allreduce.ring) for p in ranks],
+}
+network = Network.hockney(20e-6, 8e-10)  # 10 Gbit/s, 20 us
+count, sizes, segment = 25_000_000, [2, 4, 8, 16, 32], {"segment": 1 << 20}
+seconds = {
+    "one parameter server": [
+        sum(price(s, p, count, network=network, servers=1, **segment).seconds for s in (push, pull)) for p in sizes
+    ],
+    "a server on every worker": [
+        sum(price(s, p, count, network=network, servers=p, place="workers", **segment).seconds for s in (push, pull))
+        for p in sizes
+    ],
+    "ring allreduce": [price(allreduce.ring, p, count, network=network).seconds for p in sizes],
+}
+looks = dict(zip(moved, ((checks.GREY, "-"), (checks.RED, "-"), (checks.ORANGE, "-"), (checks.BLUE, "-"), ("k", ":")),
+                 strict=True))  # fmt: skip
+_, (left, right) = plt.subplots(1, 2, figsize=(11.5, 3.8))
+for name, each in moved.items():
+    left.plot(ranks, each, label=name, color=looks[name][0], ls=looks[name][1], lw=2.4 if name[0] == "r" else 1.8)
+left.set(xlabel="ranks", ylabel="vectors of n", ylim=(0, 12), title="what the busiest rank carries in a step")
+left.legend()
+for name, each in seconds.items():
+    right.loglog(sizes, each, marker="o", color=looks[name][0], ls=looks[name][1], label=name)
+right.set_xticks(sizes, sizes)
+right.set_xticks([], minor=True)
+right.set(xlabel="ranks", ylabel="seconds a step", title="25 million parameters, 10 Gbit/s")
+plt.show()
+assert seconds["one parameter server"][-1] > 10 * seconds["ring allreduce"][-1]
+
+# %% [markdown]
+# One server: a line without end. The master's trees: a logarithm (and the batch and the outputs on top, and the
+# waiting). As many servers as workers: n, but only half of the ranks compute. A server on every worker carries exactly
+# what a ring does,
+# **2 (p - 1)/p n**: less than 2 n, however many ranks there are.
+#
+# ## One slow rank
+#
+# Synchronous training goes at the pace of the slowest. `--slow 1:5` stops rank 1 for four fifths of the time; nobody
+# else is touched. Look where *their* time goes.
+
+# %%
+# %%mpi --session team --slow 1:5 -o events
+trainer = DistributedDataParallel(*work(), ring, node_memory="off", overlap="none")
+timeline = Timeline(ring)
+timeline.watch(trainer)
+train(trainer, epochs=2)
+events = timeline.merge()
+trainer.close()
+
+# %%
+# %mpi --end team
+
+# %%
+draw_timeline(excerpt(events[0], steps=3), title="rank 1 is slow, measured")
+
+# %% [markdown]
+# And on four machines of their own, by the clock: grey is what a slow rank costs the others.
+
+
+# %%
+def one_slow(rank, size, count):
+    for _ in range(2):
+        yield compute("forward", 3.0 * (5 if rank == 1 else 1))
+        yield compute("backward", 6.0 * (5 if rank == 1 else 1))
+        yield from allreduce.ring(rank, size, count)
+        yield compute("update", 1.0)
+
+
+draw_timeline(price(one_slow, 4, PARAMETERS, 1, four, trace=True), title="rank 1 takes five times as long")
+
+# %% [markdown]
+# What can be done about it? Not to wait: notebook 10. To lose it altogether, and go on: notebook 16.
+#
+# **To try further.** Give the parameter server two servers (`servers=2`) and draw its timeline. Why do two servers and
+# two workers not compute as fast as three workers and one? `place="workers", servers=1`: what does the busiest rank
+# carry?
+#
+# The same from the command line, with the picture in `timeline.png`:
+#
+#     python scripts/train.py --strategy dp  --ranks 4 --timeline
+#     python scripts/train.py --strategy ps  --ranks 4 --servers 2 --timeline
+#     python scripts/train.py --strategy ddp --ranks 4 --timeline
+#
+# Next: `09_large_batches`: with more ranks the batch grows. How large may it be?
+#
+# *Sources: Dean et al. 2012 (DistBelief); Li et al. 2014 (parameter servers); Patarasuk, Yuan 2009; Li et al. 2020
+# (PyTorch's data parallelism).*

@@ -1,0 +1,140 @@
+"""--strategy auto: what is chosen of what was measured, what other options leave, and a run that goes on with it."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import nn
+from collectives.pricing.networks import NETWORKS
+from parallel.command import auto, sizes
+from parallel.command.factory import Parts
+from parallel.command.options import OptionError, Options
+from parallel.command.parsing import parse, resumed
+from parallel.planning.job import Job
+from parallel.planning.predict import ranking
+from parallel.planning.profile import LayerProfile
+
+SLOW = NETWORKS["gigabit"].with_ranks_per_node(1)
+
+
+def parts(model="mlp:64,12,12,12,10"):
+    network = nn.models.build(model, (8, 8, 1), 10)
+    return Parts(None, network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+
+
+def job(given, parameters, output=1e5):
+    """Of layers that take alike long, with so many bytes of parameters and of activations each."""
+    layers = [LayerProfile(path, 1e-3, 2e-3, output, parameters, 1e-3, output, 0.5) for path in "01234567"]
+    return Job(layers[: len(given.network.root.layers)], 8, 32)
+
+
+def chosen(job, ranks=4, network=SLOW, given=None, **options):
+    given = given or parts()
+    return auto.choose(Options(strategy="auto", batch=32, **options), given, job, network, ranks)
+
+
+def test_the_fastest_that_fits_is_taken():
+    given = parts()
+    small, large = job(given, 1e3), job(given, 1e9)
+    found, lines = chosen(small)
+    assert found == {"strategy": "ddp", "mesh": None, "pipeline": None}
+    assert "use ddp: " in "\n".join(lines) and " times as fast as " in lines[-1]
+    found, lines = chosen(large)  # a gigabyte of gradients a layer, on a cable of a gigabit
+    assert found["strategy"] == "pipeline" and found["mesh"] == "pipeline=4" and "cuts=" in found["pipeline"]
+    best = next(p for p in ranking(large, 4, SLOW, stale=False) if p.axes.pipeline > 1)
+    found, lines = chosen(large, memory_limit=f"{best.memory * 0.99:.0f}")
+    assert found is None or found["mesh"] != "pipeline=4"
+    found, lines = chosen(large, memory_limit="1MB")
+    assert found is None and lines[-1].startswith("nothing fits into 1 MB a rank: the least is ")
+    for found in chosen(small)[0], chosen(large)[0]:
+        words = [word for name, value in found.items() if value for word in (f"--{name}", value)]
+        parse([*words, "--ranks", "4"])
+
+
+def test_a_model_of_which_only_a_part_fits_gets_several_axes():
+    given = parts()
+    whole = ranking(job(given, 1e6), 4, SLOW, stale=False)
+    least = min(p.memory for p in whole if sum(size > 1 for size in p.axes) > 1)
+    assert least < min(p.memory for p in whole if p.strategy == "ddp" and p.axes.data == 4)
+    found, lines = chosen(job(given, 1e6), memory_limit=str(least * 1.01))
+    assert found["mesh"], lines
+    assert any(line.startswith("ddp does not fit: ") for line in lines)
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"reproducible": 4}, {"compress": "topk"}])
+def test_other_options_leave_less(options):
+    found, _ = chosen(job(parts(), 1e9), **options)
+    assert found["strategy"] != "pipeline" and (found["mesh"] is None or "accumulate" in options)
+    limit = {"memory_limit": "9.5GB"}  # a pipeline's ranks would have room
+    without, _ = chosen(job(parts(), 1e9), **limit)
+    assert without["mesh"]
+    if "compress" in options:  # which only ddp has of the method, and ddp does not fit
+        found, lines = chosen(job(parts(), 1e9), **options, **limit)
+        assert found is None and lines[-1].startswith("of what fits nothing can be: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    {
+        "--mesh data=2": "--mesh is for --strategy auto to choose: leave one of them out",
+        "--pipeline 1f1b": "--pipeline is for --strategy auto to choose",
+        "--memory-limit much": "--memory-limit: expected a number of bytes above 0, such as 16GiB, given 'much'",
+    }.items(),
+)
+def test_what_is_chosen_is_not_said_beside_it(words, why):
+    with pytest.raises(OptionError, match=why):
+        parse(["--strategy", "auto", *words.split()])
+
+
+def test_a_limit_is_for_the_plan_only():
+    with pytest.raises(OptionError, match="--memory-limit has no effect with --strategy ddp"):
+        parse(["--memory-limit", "1GB"])
+    read = sizes.read_bytes
+    assert [read("16GiB"), read("2e9"), read("1.5 MB"), read("7")] == [2**34, 2e9, 1.5e6, 7]
+    for text in "", "GB", "0", "-1", "1XB", "1e999":
+        with pytest.raises(ValueError, match="expected a number of bytes above 0"):
+            read(text)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_run_takes_the_plans_word_and_goes_on_with_it(comm, shared_tmp_path, monkeypatch, capsys):
+    from collectives.pricing import measure
+    from parallel.command.training_run import train
+
+    monkeypatch.setattr(measure, "measure_network", lambda *given: NETWORKS["workstation"])
+    common = {"model": "mlp:2,40,40,3", "data": "spirals", "batch": 30, "limit": 90, "no_pictures": True}
+    for limit, expected in (None, None), ("18kB", "stages"), ("1kB", "nothing"):
+        out = shared_tmp_path / str(limit)
+        options = Options(**common, epochs=1, strategy="auto", memory_limit=limit, out=str(out))
+        with np.errstate():
+            if expected == "nothing":
+                with pytest.raises(OptionError, match="nothing fits into 1 kB a rank: the least is "):
+                    train(options)
+                continue
+            train(options)
+            comm.Barrier()
+            told = json.loads((out / "config.json").read_text())
+            assert told["strategy"] != "auto"
+            if expected:
+                assert "=2" in told["mesh"]
+            again = Options(**resumed({"resume": str(out), "epochs": 2}))
+            assert [getattr(again, name) for name in ("strategy", "mesh", "pipeline")] == [
+                told[name] for name in ("strategy", "mesh", "pipeline")
+            ]
+            assert train(again)["epochs"] == 2
+    said = capsys.readouterr().out
+    assert comm.rank or ("the plan for 2 ranks, 15 samples each:" in said and "\nuse " in said)
+    assert comm.rank or "layers are counted, not measured" in said
+
+
+def test_one_process_has_no_choice(tmp_path):
+    from parallel.command import training_run
+
+    options = Options(strategy="auto")
+    training_run.choose_strategy(options, parts(), None, print)
+    assert options.strategy == "ddp"
+    alone = Options(strategy="auto")
+    auto.settle(alone, parts(), SimpleNamespace(size=1), print)
+    assert alone.strategy == "ddp"
