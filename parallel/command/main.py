@@ -82,6 +82,11 @@ def main(argv: list[str] | None = None) -> int:
             by_launcher = launcher.inside() and options.ranks  # then that one says the command
             return fail(error if by_launcher else f"{error}; to continue: {continue_with(options)}", TERMINATED, "\n")
         return fail(error)
+    except Exception as error:  # a mistake in the program: of one rank alone, the others go on
+        if not surviving():
+            raise
+        traceback.print_exception(error)
+        return fail(error)
 
 
 def start_mpi(limit: float) -> None:

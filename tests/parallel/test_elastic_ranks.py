@@ -50,7 +50,7 @@ def come_to(place):
                 os.kill(os.getpid(), signal.SIGSTOP)
             while what == "loops":
                 pass
-            raise ValueError("a mistake of one rank alone")
+            raise KeyError("a mistake of one rank alone")
 
 def before(owner, name, place):
     own = getattr(owner, name)
@@ -165,7 +165,7 @@ def test_shards_come_from_neighbours(survive, tmp_path):
     done = survive(4, "shrink", *blows, options=options)
     assert_as_if_nothing_had_been(done, result(tmp_path / "whole"), [1, 2])
     assert re.search(r"lost so far: rank 1; 3 ranks go on .*, from step 10\n", done[1]), done[1]
-    assert "error on rank 2: a mistake of one rank alone" in done[1]
+    assert "error on rank 2: 'a mistake of one rank alone'" in done[1]
 
 
 @pytest.mark.mpi(ranks=3)
