@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import asks_for_help, parse
@@ -26,7 +27,8 @@ NOISE = ("NBC_Progress: an error", "LAUNCHER JOB OBJECT NOT FOUND")  # of Open M
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
-JOINING = 60.0  # seconds in which MPI has started in a rank that takes the place of a lost one, or nobody waits for it
+STARTING = 60.0  # seconds in which MPI must have started where ranks survive others: before, they cannot
+RESTARTS = 3  # of a job that has ended so
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
@@ -56,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     set_threads(options.threads or max(1, launcher.cores() // here))
     try:
         if launcher.inside():
-            start_mpi(JOINING if launcher.joins() else options.watch)
+            start_mpi(STARTING if options.elastic else options.watch)
+            launcher.begun()
         else:
             signal.signal(signal.SIGTERM, terminated)
         from parallel.command.training_run import train
@@ -78,6 +81,11 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, Terminated):
             by_launcher = launcher.inside() and options.ranks  # then that one says the command
             return fail(error if by_launcher else f"{error}; to continue: {continue_with(options)}", TERMINATED, "\n")
+        return fail(error)
+    except Exception as error:  # a mistake in the program: of one rank alone, the others go on
+        if not surviving():
+            raise
+        traceback.print_exception(error)
         return fail(error)
 
 
@@ -111,13 +119,7 @@ def start_ranks(options: Options, argv: list[str]) -> int:
     inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
     try:
         heed_interrupts()
-        status = launcher.run(
-            inner,
-            options.ranks,
-            stdout=without_banners(sys.stdout),
-            patience=SAVING,
-            survive=options.elastic is not None,
-        )
+        status = run_ranks(options, inner)
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -129,6 +131,20 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     elif status > SIGNALLED or status == launcher.LOST:
         print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
+    return status
+
+
+def run_ranks(options: Options, inner: list[str]) -> int:
+    """The exit status of the ranks. Where they survive others, but have all gone, they are started again."""
+    out, survive, left = without_banners(sys.stdout), options.elastic is not None, RESTARTS
+    status = launcher.run(inner, options.ranks, stdout=out, patience=SAVING, survive=survive)
+    while status == launcher.NOT_BEGUN and left:
+        from parallel.elastic.supervisor import next_command
+
+        left -= 1
+        print("all ranks have ended, as before MPI has started none survives another: started again", file=sys.stderr)
+        again = next_command(inner, Path(options.resume or options.out))
+        status = launcher.run(again, options.ranks, stdout=out, patience=SAVING, survive=survive)
     return status
 
 

@@ -83,6 +83,7 @@ class Chaos:
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
         self.directory = Path(self.directory)
+        self.survives = any(word.split("=")[0] == "--elastic" for word in self.options)  # the death of a rank
         for kind in self.kinds:
             if kind not in BLOWS:
                 raise ValueError(f"no blow {kind!r}: there are {', '.join(BLOWS)}")
@@ -138,10 +139,12 @@ class Chaos:
         else:
             self.missed[kind] += kind != "full disk"
         hit = time.monotonic()
-        self._blow(kind, process)
+        struck = self._blow(kind, process)
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
         self.say(f"{out.name}: {kind} after {moment:.2f} s: exit status {status}, step {last_step(out)}")
+        if self.survives and kind == "kill a rank" and struck != process.pid and status:
+            raise Broken(f"{out}: {kind}: the others should have gone on, and ended with {status}:\n{said}")
         if begun and last_step(out) < 0:
             raise Broken(f"{out}: {kind}: no checkpoint is left of those that there were")
         if "Traceback" in said and kind in ("interrupt", "terminate", "full disk"):
@@ -168,7 +171,8 @@ class Chaos:
                 preexec_fn=full if kind == ["full disk"] else None,
             )
 
-    def _blow(self, kind: str, process: subprocess.Popen) -> None:
+    def _blow(self, kind: str, process: subprocess.Popen) -> int:
+        """Hit a run; returns which process was drawn."""
         ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) or [process.pid]
         one = int(self.rng.choice(ranks))
         match kind:
@@ -186,6 +190,7 @@ class Chaos:
                 processes.send([process.pid], signal.SIGINT)
             case "terminate":
                 processes.send([process.pid], signal.SIGTERM)
+        return one
 
     def _spoil(self, kind: str, out: Path) -> None:
         """Do to the newest checkpoint what a bad disk does, or a write that was cut short."""

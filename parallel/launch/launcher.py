@@ -36,6 +36,7 @@ from typing import IO
 from parallel.launch import processes
 
 TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
+NOT_BEGUN = 123  # of one whose ranks should have survived others, and have ended before MPI had started
 LOST = 125  # of one whose mpiexec itself died or hung: how its ranks ended is not known
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
 LOOK = 5.0  # seconds between two looks whether there are ranks
@@ -54,6 +55,7 @@ _MEMORY_FILES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_d
 # mpiexec's own exit status does not.
 _SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 FAULT_TOLERANT, ENDED = "OMPI_MCA_mpi_ft_enable", "RINGPROP_ENDED"
+BEGUN = "begun"  # beside that
 JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
 
 
@@ -147,6 +149,12 @@ def _major(mpiexec: Path) -> int:
 def joins() -> bool:
     """Whether this process was started in place of a rank that has died."""
     return JOINS in os.environ
+
+
+def begun() -> None:
+    """A rank of such a job: MPI has started, and from now on this one's death ends nobody else."""
+    if path := os.environ.get(ENDED):
+        Path(path).with_name(BEGUN).touch()
 
 
 def ended(status: int) -> None:
@@ -277,7 +285,9 @@ class Job:
         else:
             self._ended_at = time.monotonic()
         if code is not None and self._ended:
-            return int(self._ended.read_text()) if self._ended.exists() else code or LOST
+            if self._ended.exists():
+                return int(self._ended.read_text())
+            return (code or LOST) if self._told.joinpath(BEGUN).exists() else NOT_BEGUN
         return LOST if self.trouble else code
 
     def _end_without_ranks(self) -> None:

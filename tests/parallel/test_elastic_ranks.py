@@ -19,7 +19,7 @@ from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
-from parallel.elastic.chaos import result
+from parallel.elastic.chaos import Chaos, result
 from parallel.elastic.heartbeat import Heartbeat, Stuck, born
 from parallel.elastic.ledger import Ledger, LedgerError
 from parallel.elastic.mirrors import Mirrors
@@ -50,7 +50,7 @@ def come_to(place):
                 os.kill(os.getpid(), signal.SIGSTOP)
             while what == "loops":
                 pass
-            raise ValueError("a mistake of one rank alone")
+            raise KeyError("a mistake of one rank alone")
 
 def before(owner, name, place):
     own = getattr(owner, name)
@@ -66,7 +66,11 @@ def wrong(share):
         return point, trained
     return skewed
 
+if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and not os.path.exists(early):
+    open(early, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
 if launcher.inside():
+    main.STARTING = 15.0
     main.set_threads(1)
     from nn.training import callbacks, checkpoints
     from parallel.command import training_run
@@ -161,7 +165,7 @@ def test_shards_come_from_neighbours(survive, tmp_path):
     done = survive(4, "shrink", *blows, options=options)
     assert_as_if_nothing_had_been(done, result(tmp_path / "whole"), [1, 2])
     assert re.search(r"lost so far: rank 1; 3 ranks go on .*, from step 10\n", done[1]), done[1]
-    assert "error on rank 2: a mistake of one rank alone" in done[1]
+    assert "error on rank 2: 'a mistake of one rank alone'" in done[1]
 
 
 @pytest.mark.mpi(ranks=3)
@@ -206,9 +210,22 @@ def test_what_comes_after_training_is_done_again(survive, undisturbed):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
+def test_a_job_that_dies_before_mpi_starts_is_started_again(survive, undisturbed, tmp_path):
+    done = survive(2, "shrink", EARLY=str(tmp_path / "early"))
+    assert_as_if_nothing_had_been(done, undisturbed, [])
+    assert "started again" in done[1]
+
+
+@needs_survivors
 def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
-    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"))
-    assert_as_if_nothing_had_been(done, undisturbed, [1])
+    """In buckets of messages, which are no virtual shards: the same up to rounding."""
+    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"), options=())
+    assert done[0] == 0, done[1]
+    assert "gradients summed by messages, one bucket" in done[1] and "lost so far: rank 1; 2 ranks go on" in done[1]
+    found = result(done[2])
+    assert found["loss"] == pytest.approx(undisturbed["loss"], rel=1e-4) and found["elastic"]["lost"] == [1]
+    assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
     assert re.search(r"heartbeat: rank 1 \(process \d+ on \S+\) has been silent for .* s: killed", done[1]), done[1]
 
 
@@ -274,6 +291,20 @@ def test_too_few_end_and_can_be_continued(survive, undisturbed):
 def test_control_samples_that_are_left_out_or_trained_twice_are_found(survive, skew, times):
     status, said, _ = survive(2, "shrink:min=1", (0, 1, "step 3"), SKEW=skew)
     assert status == 1 and re.search(rf"error: epoch 1: 32 samples .* \({times}\)", said), said
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_ranks_are_killed_at_any_moment(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.chdir(ROOT)
+    options = [*OPTIONS, "--reproducible", "6", "--ranks", "3"]
+    for strategy, elastic in ("ddp", "shrink:min=1"), ("zero1", "respawn"):
+        given = [*options, "--strategy", strategy, "--elastic", elastic]
+        chaos = Chaos(given, tmp_path / strategy, seed=1, kinds=["kill a rank"])
+        chaos.undisturbed()
+        for number in range(10):
+            chaos.run(number, 1)
+        assert chaos.hits.total() + chaos.missed.total() == 10 and chaos.hits
 
 
 # ------------------------------------------------------------------------------------------------ the ledger alone
