@@ -31,7 +31,7 @@ from parallel.exchange.base import Exchange
 from parallel.exchange.homes import Homes
 from parallel.exchange.tail import Tail, differ
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
-from parallel.passes.whole import MicroBatch, Whole
+from parallel.passes.whole import Samples, Whole
 
 __all__ = ["CheckReplicas", "ReplicaError", "Trainer", "agree", "data_facts"]
 
@@ -141,9 +141,7 @@ class Trainer(Serial):
         self.end_step(overflowed)
         return loss
 
-    def compute_gradients(
-        self, x: np.ndarray, y: np.ndarray, total: int, micro: MicroBatch, before: float = 0.0
-    ) -> float:
+    def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
         batch, exchange = self.run.micro_batch, self.exchange
         if self.statistics.size and not micro.adds:
@@ -156,12 +154,12 @@ class Trainer(Serial):
             exchange.add()
         return loss
 
-    def tell(self, loss: float, total: int, micro: MicroBatch) -> None:
+    def tell(self, loss: float, total: int, micro: Samples) -> None:
         """The loss of an addend, where one ends: as soon as it is known."""
         if micro.addend is not None:
             self.exchange.tell(loss, total, micro.addend == 0)
 
-    def forward(self, x: np.ndarray, training: bool, micro: MicroBatch | None = None) -> tuple[np.ndarray, object]:
+    def forward(self, x: np.ndarray, training: bool, micro: Samples | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
         network = self.held
         self.run.micro_batch.training, self.run.context.ready = training, self.exchange.part(micro)

@@ -26,7 +26,7 @@ from nn.training.serial import check_state, state_kinds
 from nn.training.stored import Fragment
 from parallel.exchange.tail import Tail
 from parallel.mesh import Mesh
-from parallel.passes.whole import MicroBatch, Whole
+from parallel.passes.whole import Samples, Whole
 
 
 class Exchange:
@@ -110,11 +110,11 @@ class Exchange:
         self.step = step
         return {}
 
-    def part(self, micro: MicroBatch | None) -> Callable[[int], None] | None:
+    def part(self, micro: Samples | None) -> Callable[[int], None] | None:
         """A pass begins; of a micro-batch, or one that is only forward."""
         return None
 
-    def skip(self, micro: MicroBatch | None) -> None:
+    def skip(self, micro: Samples | None) -> None:
         """This rank has no samples in this pass."""
         if micro and not micro.adds:
             self.gradients[:] = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nn.training.serial import micro_batches
-from parallel.passes.whole import MicroBatch, Whole
+from parallel.passes.whole import Samples, Whole
 
 
 class Chunks(Whole):
@@ -22,10 +22,10 @@ class Chunks(Whole):
         self.mesh, self.addends = mesh, 1
         self.shard = (None if mesh.index is None else 0, 1)
 
-    def chunk(self, number: int, samples: int) -> MicroBatch:
+    def chunk(self, number: int, samples: int) -> Samples:
         """A chunk of a batch of so many samples."""
         first = number * self.size
-        return MicroBatch(slice(first, min(first + self.size, samples)), first, False, None)
+        return Samples(slice(first, min(first + self.size, samples)), first, False, None)
 
     def cut(self, samples, total, parts):
         """This replica's part of what is only evaluated."""
@@ -33,7 +33,7 @@ class Chunks(Whole):
             self.refuse(samples)
             return []
         rows = micro_batches(samples, self.mesh.count)[self.mesh.index]
-        return [MicroBatch(rows, rows.start, False, None)]
+        return [Samples(rows, rows.start, False, None)]
 
     def predict(self, trainer, x):
         if self.mesh.index is None:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from parallel.passes.whole import MicroBatch, Total, Whole
+from parallel.passes.whole import Samples, Total, Whole
 
 MASTER = 0
 
@@ -51,9 +51,7 @@ class Dealt(Whole):
         rounds = list(self.inner.deal(int(count[0]), parts, self.mesh.size))
         self.rounds = iter(rounds)
         mine = (dealt[self.mesh.rank] for dealt in rounds)
-        return [
-            MicroBatch(slice(lo, hi), lo, i > 0 and not self.fixed, addend) for i, (lo, hi, addend) in enumerate(mine)
-        ]
+        return [Samples(slice(lo, hi), lo, i > 0 and not self.fixed, addend) for i, (lo, hi, addend) in enumerate(mine)]
 
     def place(self, samples, total, parts):
         return None

@@ -22,7 +22,7 @@ from collectives.steps import part
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
-from parallel.passes.whole import MicroBatch, Total, Whole
+from parallel.passes.whole import Samples, Total, Whole
 
 FIXED_POINT = 2.0**24  # of the sums over test data
 
@@ -74,9 +74,9 @@ class VirtualShards(Whole):
         found = []
         for i, leaf in enumerate(range(first, last)):
             rows = slice(*part(samples, last - first, i))
-            found.append(MicroBatch(rows, part(total, self.shards, leaf)[0], False, leaf))
+            found.append(Samples(rows, part(total, self.shards, leaf)[0], False, leaf))
         if 0 < len(found) < -(-self.shards // self.mesh.count):
-            found.append(MicroBatch(slice(0, 0), found[-1].first, False, None))
+            found.append(Samples(slice(0, 0), found[-1].first, False, None))
         return found
 
     def place(self, samples, total, parts):

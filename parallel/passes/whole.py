@@ -24,7 +24,7 @@ class Total(int):
         return self
 
 
-class MicroBatch(NamedTuple):
+class Samples(NamedTuple):
     """Samples that go forward and backward together.
 
     Attributes
@@ -74,7 +74,7 @@ class Whole:
         """Called once, before the first step."""
         self.mesh, self.shard, self.addends = mesh, (mesh.index, mesh.count), mesh.count
 
-    def cut(self, samples: int, total: int, parts: int) -> list[MicroBatch]:
+    def cut(self, samples: int, total: int, parts: int) -> list[Samples]:
         """The micro-batches of a step for which this rank has so many samples of `total`; none where it has no part."""
         if self.mesh.index is None:
             self.refuse(samples)
@@ -82,7 +82,7 @@ class Whole:
         first = self.first_sample(total)
         cuts, last = micro_batches(samples, parts), parts - 1
         return [
-            MicroBatch(rows, first + rows.start, i > 0, self.mesh.index if i == last else None)
+            Samples(rows, first + rows.start, i > 0, self.mesh.index if i == last else None)
             for i, rows in enumerate(cuts)
         ]
 
@@ -117,13 +117,11 @@ class Whole:
                 for rank, (lo, hi) in enumerate(cuts)
             ]
 
-    def take(self, x: np.ndarray, y: np.ndarray, micro: MicroBatch) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, x: np.ndarray, y: np.ndarray, micro: Samples) -> tuple[np.ndarray, np.ndarray]:
         """The samples and targets of a micro-batch."""
         return x[micro.rows], y[micro.rows]
 
-    def compute(
-        self, trainer, x: np.ndarray, y: np.ndarray, total: int, micro: MicroBatch, before: float = 0.0
-    ) -> float:
+    def compute(self, trainer, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Forward and backward of a micro-batch; its part of the mean loss, and those `before` in the addend."""
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
