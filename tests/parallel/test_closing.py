@@ -44,8 +44,8 @@ def test_nothing_refers_to_a_closed_trainer(comm):
     cases += [{"strategy": "ps", "consistency": "async"}, {"strategy": "ddp", "consistency": "stale:1"}]
     cases += [{"strategy": "ddp", "overlap": way} for way in ("poke", "thread")]
     cases += [{"strategy": name, "compress": "topk:0.1"} for name in ("ddp", "ps")]
-    before, most = shared_memory(), 0
     with no_collector():
+        before, most = shared_memory(), 0  # without what tests before this one have left to the collector
         for case in cases:
             communicator = Communicator(comm)
             made = MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), Traffic(communicator)

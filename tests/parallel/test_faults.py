@@ -67,7 +67,7 @@ CELLS = [
     for strategy in STRATEGIES
     if phase not in (*NOT.get(kind, ()), *NOT.get(f"{kind}, {strategy}", ()))
 ]
-DRAWN = 18
+DRAWN = 10
 SAMPLE = set(random.Random(15).sample(CELLS, DRAWN))
 
 

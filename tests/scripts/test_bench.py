@@ -48,7 +48,8 @@ def test_both_sides_have_the_same_models():
         ours = models.build(case.model, case.in_shape, case.classes).layout
         theirs = torch_models.build(name)[0]
         shapes = lambda arrays: sorted(math.prod(shape) for shape in arrays)
-        expected = shapes(p.shape for p in theirs.parameters())
+        # PyTorch adds two biases to the same sums of an LSTM.
+        expected = shapes(p.shape for key, p in theirs.named_parameters() if "bias_hh" not in key)
         if name.startswith("transformer"):  # we may cut Q, K, V apart: only the sum is the same
             assert ours.count == sum(expected), name
         else:

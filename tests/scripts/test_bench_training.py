@@ -43,6 +43,7 @@ def test_shares_are_of_images_per_second():
     assert list(speed_rows(MLP, {"seconds": seconds, "lockstep": [1]}))[-1].note == "PyTorch is not installed"
 
 
+@pytest.mark.exhaustive
 def test_time_to_accuracy(capsys, monkeypatch):
     """The whole way, on little data to an accuracy that is soon there; and one that never is."""
     import bench_training
