@@ -172,8 +172,7 @@ x
 # needs to receive its n bytes only *once*. In a tree most ranks wait most of the time, for the whole vector.
 #
 # Cut the vector in pieces, and they need not wait: while a rank receives the second piece it can pass on the first. In
-# a
-# **chain**, 0 to 1 to 2 to 3, all links are busy at once, as in a fire brigade.
+# a **chain**, 0 to 1 to 2 to 3, all links are busy at once, as in a fire brigade.
 #
 # **Exercise 2.** The fire brigade: 4 ranks, 32 elements; a message takes 1 for its start and 1 for each element. The
 # tree needs 66, a chain without pieces 99. The record is 50.
