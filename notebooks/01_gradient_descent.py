@@ -178,6 +178,7 @@ print(f"curvature along the valley {curvature[0]:.2f}, across {curvature[1]:.2f}
       f"{2 / curvature[1]:.2f} must fail")  # fmt: skip
 _, axes = plt.subplots(1, 4, figsize=(12.5, 3.3), width_ratios=(1, 1, 1, 1.15))
 start = np.array([-1.2, 0.9])
+start.flags.writeable = False  # every walk begins here: w = w - ... makes a new array, w -= ... would move the start
 for ax, rate, colour in zip(
     axes, (0.05, 0.5, 2.05 / curvature[1]), (checks.ORANGE, checks.GREEN, checks.RED), strict=False
 ):

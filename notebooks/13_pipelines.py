@@ -16,7 +16,7 @@
 # A network that does not fit on one rank can be cut between its layers: rank 0 has the first ones, rank 1 the next, and
 # so on. These are **stages**. Activations go from stage to stage, and gradients come back the same way. Only one thing
 # is wrong with that: while one stage works, all others wait. This notebook mends it, in four steps that took the field
-# five years:
+# five years, and then looks at what surrounds them:
 #
 # 1. one batch at a time: the naive way;
 # 2. **GPipe**: many micro-batches, all forwards, then all backwards;
@@ -30,6 +30,7 @@
 # %load_ext parallel.launch.notebook
 
 # %%
+from functools import wraps
 from itertools import product
 
 import matplotlib.pyplot as plt
@@ -101,7 +102,8 @@ def my_gpipe(rank, ranks, micro_batches):
 # %%
 def look_at(schedule, ranks=4, micro_batches=8):
     """The report on a schedule; what cannot run is told in words."""
-    actions = [checks.call(lambda r=r: list(schedule(r, ranks, micro_batches))) for r in range(ranks)]
+    made = [checks.call(schedule, r, ranks, micro_batches) for r in range(ranks)]
+    actions = [checks.call(wraps(schedule)(lambda row=row: list(row))) for row in made]
     try:
         return check(actions, micro_batches=micro_batches)
     except PipelineError as error:

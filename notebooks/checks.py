@@ -103,7 +103,8 @@ def change(function, *arguments, **named):
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if f.line and f.filename != __file__ and "site-packages" not in f.filename]
         where = f", at `{own[-1].line}`" if own else ""
-        raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.") from None
+        hint = " Make a new array: w = w - ..., not w -= ..." if "read-only" in str(error) else ""
+        raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.{hint}") from None
 
 
 def written(value, name: str) -> None:

@@ -65,7 +65,8 @@ def whole(text: str) -> str:
 
 def sources(names: list[str]) -> list[Path]:
     """The notebooks whose names begin with one of these; of none: all. Raises SystemExit where there is none."""
-    found = [path for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")) if path.name.startswith(tuple(names or [""]))]
+    begins = tuple(name.zfill(2) if name.isdigit() else name for name in names) or ""
+    found = [path for path in sorted(FOLDER.glob("[0-9][0-9]_*.py")) if path.name.startswith(begins)]
     if not found and not FOLDER.is_dir():
         sys.exit(f"error: there is no {FOLDER}: the course is in the source tree, not in an installed package")
     if not found:

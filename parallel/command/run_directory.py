@@ -118,6 +118,6 @@ def what_next(options: Options) -> str:
     return (
         "what next:\n"
         + f"  {again(options)} --epochs {options.epochs + 10}   # train on\n" * saved
-        + f"  {call} --ranks 4 --allreduce doubling   # more ranks, another algorithm: the same network\n"
+        + f"  {call} --ranks 4 --allreduce doubling   # the default network: more ranks, another algorithm\n"
         + f"  {call} --help   # models, data sets, options; notebooks/ explain how it works"
     )

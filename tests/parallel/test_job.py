@@ -139,6 +139,7 @@ def test_training_on_is_advised_where_there_is_something_to_train_on(tmp_path):
     said = train("--model", "mlp", "--limit", "10", "--epochs", "0", "--no-pictures", "--out", tmp_path / "run")
     assert "what next:" in said and "# train on" not in said
     said = train("--model", "mlp", "--limit", "10", "--epochs", "1", "--no-pictures", "--out", tmp_path / "run")
+    assert "the default network" in said and "the same network" not in said  # that line leaves --model out
     assert f"--resume {tmp_path}/run --epochs 11   # train on" in said
 
 

@@ -218,6 +218,12 @@ F0, B0, I0, W0 = (Action(0, kind, 0) for kind in "FBIW")
         ),
         ([[F0, B0, Action(0, "F", 2), Action(0, "B", 2)]], "0F1 is missing: no rank does it"),
         ([[None]], "the schedule has no actions"),
+        ([[F0, "0B0"]], "rank 0, column 1: '0B0' cannot run: expected an action, such as Action(0, \"F\", 3)"),
+        (
+            [[Action(0, "G", 0)]],
+            "rank 0, column 0: 0G0 cannot run: no kind 'G': there are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, "
+            "UNSHARD, RESHARD, REDUCE_GRAD",
+        ),
     ],
 )
 def test_what_cannot_run_is_told_with_its_place(given, why):

@@ -53,6 +53,15 @@ def test_a_gap_needs_no_start_and_may_be_at_the_left():
     assert course.solution(text) == "# Solution: three\nx = 3\n"
 
 
+def test_a_notebook_is_found_by_its_number():
+    for name in ("6", "06", "06_coll"):
+        assert [path.name for path in course.sources([name])] == ["06_collectives.py"]
+    assert [path.name[:2] for path in course.sources(["1", "16"])] == ["01", "16"]
+    assert course.sources([]) == NOTEBOOKS
+    with pytest.raises(SystemExit, match="no notebook begins with 17; there are 01_gradient_descent"):
+        course.sources(["17"])
+
+
 @pytest.mark.parametrize("mark", ["    # end\n", "    # solution\n", "    # gap: against the gradient,\n"])
 def test_a_mark_without_its_others_is_named(mark):
     with pytest.raises(ValueError, match=r"line \d+: `# (gap:|solution|end)"):
@@ -156,6 +165,22 @@ def test_what_is_the_same_passes(checks):
     with pytest.raises(module.NotYet, match="no"):
         module.expect(False, "no", lambda: module.plt.figure())
     assert drawn
+
+
+def test_who_writes_into_what_was_given_is_told_what_to_do(checks):
+    module, _ = checks
+    w = np.ones(2)
+    w.flags.writeable = False
+
+    def step(w):
+        w -= 1
+        return w
+
+    with pytest.raises(module.NotYet, match=r"`step` raises .* read-only.* Make a new array: w = w - "):
+        module.call(step, w)
+    with pytest.raises(module.NotYet) as error:
+        module.call(lambda: 1 / 0)
+    assert "new array" not in str(error.value)
 
 
 def test_what_the_learner_raises_is_told_with_its_line(checks):

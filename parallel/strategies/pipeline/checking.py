@@ -14,9 +14,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collectives.checking.simulator import find_cycle
-from parallel.strategies.pipeline.actions import COMPUTE, MESSAGES, SHARDING, Action, PipelineError, Row, Rows, parts
+from parallel.strategies.pipeline.actions import (
+    COMPUTE,
+    MESSAGES,
+    SHARDING,
+    Action,
+    Overlap,
+    PipelineError,
+    Row,
+    Rows,
+    parts,
+)
 from parallel.strategies.pipeline.schedules import Actions, rows
 
+KINDS = COMPUTE + MESSAGES + SHARDING
 HERE = ("B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B")  # belong to the rank that does F of the same stage
 Places = dict[Action, tuple[int, int]]  # rank and column
 
@@ -189,7 +200,14 @@ def walk(
 
 
 def places(schedule: Rows) -> Places:
-    """Where every action is; refuses what is done twice, and what needs the memory of another rank."""
+    """Where every action is; refuses what is none, what is done twice, and what needs the memory of another rank."""
+    for rank, row in enumerate(schedule):
+        for column, cell in enumerate(row):
+            if not isinstance(cell, Action | Overlap | None):
+                refuse(rank, column, repr(cell), 'expected an action, such as Action(0, "F", 3)')
+            for action in parts(cell):
+                if action.kind not in KINDS:
+                    refuse(rank, column, action, f"no kind {action.kind!r}: there are {', '.join(KINDS)}")
     found = [
         (column, rank, action)
         for rank, row in enumerate(schedule)
