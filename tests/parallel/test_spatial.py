@@ -184,7 +184,7 @@ def test_a_control_without_what_travels(comm, monkeypatch):
         one, losses = one_process(make)
         monkeypatch.setattr(place, name, instead, raising=False)
         many = together(comm, make, kind=kind)
-        with pytest.raises(AssertionError):
+        with pytest.raises((AssertionError, nn.NonFiniteLoss)):  # a halo that does not come holds whatever was there
             assert_same(many, one, losses)
         many.close()
         monkeypatch.undo()
