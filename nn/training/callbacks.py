@@ -84,7 +84,13 @@ class EarlyStopping(Callback):
     metric : str
         "validation_accuracy" (larger is better) or "validation_loss" (smaller is better).
     checkpoints : Checkpoints or None
-        Where `KeepCheckpoints` keeps "best": needed where a resumed run's best epoch was before the stop.
+        Where `KeepCheckpoints` keeps "best": needed where a resumed run's best epoch was before the stop. Where that
+        cannot be read the last epoch counts, as with `RestoreBest`.
+
+    Attributes
+    ----------
+    epoch : int
+        After training: the epoch whose weights the trainer has.
     """
 
     def __init__(self, patience: int, metric: str = "validation_accuracy", checkpoints: Checkpoints | None = None):
@@ -104,12 +110,16 @@ class EarlyStopping(Callback):
         training.stop = len(training.history) - 1 - best >= self.patience
 
     def on_end(self, training):
+        self.epoch = training.epoch
         if not training.history:
             return
         if self.best is not None:
             training.trainer.restore(self.best)
+            self.epoch = best_epoch(training.history, self.metric) + 1
         elif self.checkpoints:
-            training.trainer.load_state(self.checkpoints.load("best")[0])
+            saved = RestoreBest(self.checkpoints, self.metric)
+            saved.on_end(training)
+            self.epoch = saved.epoch
 
 
 class RestoreBest(Callback):

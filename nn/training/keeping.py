@@ -215,7 +215,7 @@ class KeepCheckpoints(Callback):
     def _fail(self, error: BaseException | None) -> None:
         """All ranks end alike: none waits for one that has given up."""
         self.stage = self.writing = None
-        told = _tell(self.training.trainer, str(error) if error else "")
+        told = _tell(self.training.trainer, (str(error) or type(error).__name__) if error else "")
         if error:
             raise error
         rank, said = next((rank, line) for rank, line in enumerate(told) if line)

@@ -255,13 +255,9 @@ def describe_splits(data: nn.data.Data) -> str:
     return f"{train}, {len(data.validation):,} validation and {test}"
 
 
-def chosen(training: nn.Training, chooser: nn.Callback | None) -> dict:
+def chosen(training: nn.Training, chooser: callbacks.EarlyStopping | callbacks.RestoreBest | None) -> dict:
     """The epoch whose parameters the trainer has in the end, and its scores on the validation data."""
-    epoch = training.epoch
-    if isinstance(chooser, callbacks.RestoreBest):
-        epoch = chooser.epoch
-    elif isinstance(chooser, callbacks.EarlyStopping) and training.history:
-        epoch = callbacks.best_epoch(training.history, chooser.metric) + 1
+    epoch = chooser.epoch if chooser else training.epoch
     record = training.history[epoch - 1] if training.history else {}
     return {"chosen_epoch": epoch} | {name: record[name] for name in record if name.startswith("validation_")}
 

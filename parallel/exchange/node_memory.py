@@ -170,7 +170,7 @@ class NodeMemory(Exchange):
         lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
         self.share = slice(lo, hi)
         self.claims = not (self.between or optimizer.clip or optimizer.norms)
-        self.factors = Factors(self.window, wide_layers(network) if self.claims else ())
+        self.factors = Factors(self.window, wide_layers(network) if self.claims and self.pass_.by_samples else ())
         widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
         room = min(size, max(PRODUCTS[1] // dtype.itemsize, widest)) if self.claims else hi - lo
         self.sums = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes

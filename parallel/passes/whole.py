@@ -59,6 +59,7 @@ class Whole:
     """
 
     fixed = False
+    by_samples = True  # ranks compute the same layers, and differ only in their samples
     knows = True  # the loss of its samples; of ranks that have one network together, one does
     phases = ()  # as of an exchange, those of its own
     note = None  # told (name, start, end) of what is done inside the phases, where somebody records it

@@ -169,7 +169,7 @@ def test_an_empty_batch_is_refused_before_anything_moves():
     assert t.step(*empty, 5) == 0 and t.steps == 2  # a shard may be empty
 
 
-def test_early_stopping_keeps_the_best(tmp_path):
+def test_early_stopping_keeps_the_best(tmp_path, capsys):
     class Scores(nn.Callback):
         """Accuracies as if measured; weights are marked with the epoch."""
 
@@ -183,6 +183,17 @@ def test_early_stopping_keeps_the_best(tmp_path):
     training = nn.fit(t, loader(), 5, [Scores(), nn.KeepCheckpoints(kept), stop], loader(shuffle=False))
     assert training.epoch == 4 and t.parameters[0] == 2
     assert kept.load("best")[0]["param/0.W"][0, 0] == 2
+
+    # Resumed where nothing is left to do, it reads the best; where that is damaged the last epoch counts, and is told.
+    for damaged, epoch in (False, 2), (True, 4):
+        if damaged:
+            (tmp_path / "best.npz").write_bytes(b"")
+        again, (state, progress, _) = trainer(), kept.load()
+        again.load_state(state)
+        stop = nn.EarlyStopping(2, checkpoints=kept)
+        nn.fit(again, loader(), 4, [stop], progress=progress)
+        assert again.parameters[0] == stop.epoch == epoch
+        assert damaged == ("the best epoch, 2, cannot be put back" in capsys.readouterr().out)
 
 
 def test_wherever_a_run_is_killed_the_best_comes_back(tmp_path):

@@ -177,12 +177,22 @@ def test_a_rank_that_cannot_write_is_named_on_all_and_the_last_whole_one_stays(c
                 raise OSError(28, "No space left on device")
             return super().write_part(steps, number, place, *arguments)
 
+    def out_of_memory(*arguments):
+        raise MemoryError
+
     for later in (False, True):
         kept, many = Full(shared_tmp_path / str(later)), trainer(comm, ON_THREE["zero2"])
         said = "No space left" if comm.rank == 2 else "rank 2 could not write a checkpoint: .*No space left"
         with pytest.raises(OSError, match=said):
             nn.fit(many, loader(many), FOREVER, [KeepCheckpoints(kept, None, None, later)])
         many.digest()  # all could go on
+        comm.Barrier()
+        if comm.rank == 2:  # an error without words
+            kept.write_part = out_of_memory
+        with pytest.raises(
+            MemoryError if comm.rank == 2 else OSError, match="" if comm.rank == 2 else "rank 2 .*: MemoryError"
+        ):
+            nn.fit(many, loader(many), FOREVER, [KeepCheckpoints(kept, None, None, later)])
         comm.Barrier()
         assert [entry["file"] for entry in kept.entries()] == ["step-00000003.npz"] and kept.load()[1]["epoch"] == 1
         close(many)

@@ -57,6 +57,12 @@ def unnormalized():
     return inception(False)
 
 
+def wide():
+    """Layers whose factors are smaller than their gradients, and a rank has one of them."""
+    branches = nn.Branches(nn.Linear(24, 40), Sequential(nn.Linear(24, 8), nn.Tanh()))
+    return nn.Network(Sequential(nn.Flatten(), branches, nn.Linear(48, 5)), (4, 3, 2), np.float64, "wide")
+
+
 def halves():
     """In mixed precision."""
     layers = unnormalized().root
@@ -121,10 +127,11 @@ def test_rows_of_images(comm, ranks):
 @pytest.mark.mpi(ranks=[2, 4], more=[3])
 def test_branches_on_different_ranks(comm, ranks):
     """Three branches on two and three ranks, and on four, of which one has none."""
-    one, losses = one_process(inception, "lamb", 2)
-    many = together(comm, inception, "lamb", 2, "BranchParallel")
-    assert_same(many, one, losses)
-    many.close()
+    for make, optimizer, clip in ((inception, "lamb", 2), (wide, "adam", 0)):
+        one, losses = one_process(make, optimizer, clip)
+        many = together(comm, make, optimizer, clip, "BranchParallel")
+        assert_same(many, one, losses)
+        many.close()
 
 
 @pytest.mark.mpi(ranks=4)

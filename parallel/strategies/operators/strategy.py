@@ -40,6 +40,8 @@ class Together(Whole):
     axis : {"space", "branch"}
     """
 
+    by_samples = False
+
     def __init__(self, axis: str):
         self.axis = axis
 
