@@ -209,9 +209,9 @@ class Communicator(MPI.Intracomm):
         self._queue = Queue(changed, progress)
         self._stand_in_front(True)
 
-    def _left(self, error):
+    def _left(self, error, place):
         """A call has ended before its end: there is no later one, as that could take its messages for its own."""
-        rank, place = self.Get_rank(), where(outside())
+        rank, place = self.Get_rank(), place or where(outside())
         self._broken = (
             f"rank {rank} has left a collective before its end (at {place}: {type(error).__name__}), and its messages "
             f"may still come: go on with another Communicator, or with this one after release() on all ranks"

@@ -113,7 +113,7 @@ class Request:
                     return False
                 self.at += 1
         except Exception as error:
-            self.plan.leave(error)
+            self.plan.leave(error, self.place)  # this may be a thread of ours
             raise
         return True
 

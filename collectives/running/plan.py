@@ -42,7 +42,7 @@ class Plan:
     synchronous : send with Ssend semantics (for tests)
     before, after : calls to make around the rounds
     keep : what must live as long as the plan: the key of a cached plan holds ids of operations and datatypes
-    left : called with the exception that has ended a run before its end
+    left : called with the exception that has ended a run before its end, and where that began if not here
     """
 
     used, busy = False, 0  # run since the cache last looked; in flight so many times
@@ -65,7 +65,7 @@ class Plan:
         before: Iterable[Callable] = (),
         after: Iterable[Callable] = (),
         keep: Iterable = (),
-        left: Callable[[BaseException], None] = lambda error: None,
+        left: Callable[[BaseException, str], None] = lambda error, place: None,
     ):
         own = {name: allocate(n * extent) for name, n in program.reach.items() if name not in buffers}
         self.memory, self.datatype, self.extent, self.keep = buffers | own, datatype, extent, keep
@@ -109,12 +109,12 @@ class Plan:
             self.leave(error)
             raise
 
-    def leave(self, error):
+    def leave(self, error, place=""):
         """A run has ended before its end."""
         try:
             self.take_back()
         finally:
-            self.left(error)
+            self.left(error, place)
 
     def take_back(self):
         """Cancel the receives that are still posted: what comes late is not for the caller's memory."""

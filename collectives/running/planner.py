@@ -62,7 +62,7 @@ class Planner:
         self._window = None
         self.limit = 300.0  # seconds that ranks wait for each other in shared memory
         self.tag = 0
-        self.left = lambda error: None  # called with what ends a plan before its end
+        self.left = lambda error, place: None  # called with what ends a plan before its end
 
     def nonblocking(self) -> "Planner":
         """One that plans for messages only, with a tag of their own: they travel beside those of blocking calls."""
