@@ -99,15 +99,24 @@ class EarlyStopping(Callback):
         self.patience, self.metric, self.checkpoints = patience, metric, checkpoints
         self.best: dict[str, np.ndarray] | None = None
 
+    def on_begin(self, training):
+        told = bool(training.history) and all(self.metric in record for record in training.history)
+        if told and not training.batch:  # a run that had stopped, and was killed before its end
+            self._decide(training)
+
     def on_epoch(self, training, record):
         if self.metric not in record:
             raise ValueError(
                 f"EarlyStopping: {self.metric!r} is not in the record ({', '.join(record)}): no validation data?"
             )
-        best = best_epoch(training.history, self.metric)
-        if best == len(training.history) - 1:
+        if self._decide(training) == len(training.history) - 1:
             self.best = training.trainer.snapshot()
+
+    def _decide(self, training: Training) -> int:
+        """Stop where it is time to; returns the index of the best epoch."""
+        best = best_epoch(training.history, self.metric)
         training.stop = len(training.history) - 1 - best >= self.patience
+        return best
 
     def on_end(self, training):
         self.epoch = training.epoch

@@ -23,7 +23,10 @@ from parallel.launch import launcher
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 SIGNALLED = 128  # and the number of the signal
-NOISE = ("NBC_Progress: an error", "LAUNCHER JOB OBJECT NOT FOUND")  # of Open MPI, where ranks survive others
+# Of Open MPI, where ranks survive others.
+NOISE = re.compile(
+    r"NBC_Progress: an error|LAUNCHER JOB OBJECT NOT FOUND|\[\S+:\d+\] pmix_ptl_base: send_msg: write failed"
+)
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
@@ -170,7 +173,7 @@ def without_banners(out):
                 banner = ""
             return
         banner = line if held and line.startswith(BANNERS) else ""
-        if not banner and not ENDED.fullmatch(line) and not line.startswith(NOISE):
+        if not banner and not ENDED.fullmatch(line) and not NOISE.match(line):
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""

@@ -407,7 +407,7 @@ def check_surroundings(options: Options, ranks: int | None) -> None:
     if options.compress:
         compression.parse(options.compress)
     _keys(options)
-    if options.elastic and ranks != 0:
+    if options.elastic:
         check_survivors(options, ranks)
     if options.offload:
         check_directory("--offload", options.offload)
@@ -435,6 +435,8 @@ def check_survivors(options: Options, ranks: int | None) -> None:
     from parallel.elastic.policy import Policy
 
     policy = Policy.parse(options.elastic)
+    if ranks == 0:  # one process: without effect
+        return
     if why := launcher.why_all_end():
         raise OptionError(f"--elastic: {why}; or leave it out, and start the run by scripts/supervise.py")
     if ranks is not None and ranks < policy.min:

@@ -113,7 +113,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
     hooks += [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
-    termination = keeping.Termination()
+    termination = survivor.termination if survivor else keeping.Termination()
     keeper = keeping.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["later"], termination)
     hooks += [keeper, survivor.keeper.end] if survivor else [keeper]
     if options.check_replicas and world:

@@ -119,6 +119,7 @@ class Membership:
             self.root = living
         self.lost += sorted(set(self.numbers) - set(numbers))
         if len(numbers) < self.policy.min and found is living:
+            self.root, self.numbers = living, numbers  # those that end together
             raise TooFew(f"{count(len(numbers))} left, and --elastic has min={self.policy.min}")
         if found is not living:
             self.joined += sorted(set(range(self.size)) - set(numbers))

@@ -6,12 +6,13 @@
 | respawn | another process takes its place: min=2, as long as none can be started; buddy=10 |
 
 Ranks that are silent for heartbeat=30 seconds, or compute for loop=120 and ten times their longest step, are killed;
-with silent=wait they are named only. 0 is for ever. Where state is in shards, neighbours have copies, at most buddy=10
-steps old; with buddy=0 only checkpoints help.
+with silent=wait they are named only. 0 is for ever, and no other value may be below 1. Where state is in shards,
+neighbours have copies, at most buddy=10 steps old; with buddy=0 only checkpoints help.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from parallel.strategies.settings import Keyed, refuse
 
 KINDS = ("shrink", "respawn")
 SILENT = ("kill", "wait")
+SHORTEST = 1.0  # seconds: any rank may be silent as long, for it waits for a core or a disk
 
 
 @dataclass(frozen=True)
@@ -62,5 +64,11 @@ class Policy(Keyed):
         refuse(kind not in KINDS, f"elastic {text!r}: expected one of {', '.join(KINDS)}")
         kinds = {"min": int, "buddy": int, "heartbeat": float, "loop": float, "silent": str}
         found = cls(kind=kind, **keyed.convert(kind, parts, kinds))
+        for name in ("heartbeat", "loop"):
+            seconds = getattr(found, name)
+            refuse(
+                0 < seconds < SHORTEST or seconds == math.inf,
+                f"elastic {text!r}: {name} must be at least {SHORTEST:g} seconds, or 0 for ever, given {seconds:g}",
+            )
         refuse(found.silent not in SILENT, f"elastic {text!r}: silent must be one of {', '.join(SILENT)}")
         return found

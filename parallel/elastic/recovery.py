@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from collectives import Communicator
 from collectives.failures.launch_check import HANGING, abort, rank_of_world
+from nn.training.keeping import Termination
 from parallel.elastic import points
 from parallel.elastic.heartbeat import Heartbeat
 from parallel.elastic.ledger import Ledger, Place
@@ -55,6 +56,7 @@ class Survivor:
         self.keeper, self.ledger, self.trained = Keeper(Mirrors(policy.buddy)), None, False
         self.recoveries: list[float] = []
         self.noticed = 0.0
+        self.termination = Termination()  # who was asked to end, and recovers first, still is
         self.heart: Heartbeat | None = None
 
     @property
@@ -94,9 +96,15 @@ class Survivor:
         """The ledger of this attempt, which goes on from there (collective)."""
         told = progress or {}
         place: Place = told.get("epoch", 0), told.get("batch", 0)
+        root = self.members.root
         if self.ledger is None:
             self.ledger = Ledger(out / "ledger", self.members.number)
-        self.ledger.begin(step, place, self.members.root.allgather(self.ledger.known))
+        known = root.allgather(self.ledger.known)
+        if not any(begun for begun, _, _ in known):  # nobody goes on from what may be there, of a run that was killed
+            if root.rank == 0:
+                self.ledger.close()
+            root.Barrier()
+        self.ledger.begin(step, place, known)
         return self.ledger
 
     def relax(self) -> None:
@@ -119,8 +127,9 @@ class Survivor:
         """Who was lost, who goes on, in words."""
         members, after = self.members, f" after {time.monotonic() - self.noticed:.2f} s" * bool(self.noticed)
         lost = f"lost so far: rank {', '.join(map(str, members.lost))}"
+        goes = "goes" if members.root.size == 1 else "go"
         came = f"; {count(len(members.joined))} came in their place" * bool(members.joined)
-        return f"{lost}{came}; {count(members.root.size)} go on{after}"
+        return f"{lost}{came}; {count(members.root.size)} {goes} on{after}"
 
     def facts(self) -> dict:
         """For result.json."""

@@ -37,7 +37,7 @@ from parallel.launch import processes
 
 TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
 NOT_BEGUN = 123  # of one whose ranks should have survived others, and have ended before MPI had started
-LOST = 125  # of one whose mpiexec itself died or hung: how its ranks ended is not known
+LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died: how they ended is not known
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
 LOOK = 5.0  # seconds between two looks whether there are ranks
 # The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
@@ -442,7 +442,7 @@ def run(
 def ending(status: int) -> str:
     """An exit status in words: "the ranks ended by signal 9 (SIGKILL)"."""
     if status == LOST:
-        return "mpiexec itself died or hung"
+        return "mpiexec itself died or hung, or all ranks died"
     try:
         return f"the ranks ended by signal {status - 128} ({signal.Signals(status - 128).name})"
     except ValueError:  # no signal

@@ -183,6 +183,11 @@ def test_early_stopping_keeps_the_best(tmp_path, capsys):
     training = nn.fit(t, loader(), 5, [Scores(), nn.KeepCheckpoints(kept), stop], loader(shuffle=False))
     assert training.epoch == 4 and t.parameters[0] == 2
     assert kept.load("best")[0]["param/0.W"][0, 0] == 2
+    again, (state, progress, _) = trainer(), kept.load()  # it was killed after its last checkpoint
+    again.load_state(state)
+    hooks = [Scores(), nn.KeepCheckpoints(kept), nn.EarlyStopping(2, checkpoints=kept)]
+    training = nn.fit(again, loader(), 5, hooks, loader(shuffle=False), progress=progress)
+    assert training.epoch == 4 and again.parameters[0] == 2, "it had stopped, and trains no further"
 
     # Resumed where nothing is left to do, it reads the best; where that is damaged the last epoch counts, and is told.
     for damaged, epoch in (False, 2), (True, 4):

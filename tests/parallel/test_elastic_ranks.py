@@ -1,5 +1,6 @@
 """Ranks are killed at every moment of a run, and it ends as if nothing had been: the same bits, each sample once."""
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from conftest import PATIENCE
 import nn
 from collectives import Communicator
 from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
+from parallel.command.main import TERMINATED, without_banners
 from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
@@ -50,6 +52,9 @@ def come_to(place):
                 os.kill(os.getpid(), signal.SIGSTOP)
             while what == "loops":
                 pass
+            if what == "is asked to end":
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             raise KeyError("a mistake of one rank alone")
 
 def before(owner, name, place):
@@ -144,6 +149,7 @@ def test_the_others_go_on_down_to_one(survive, undisturbed):
     done = survive(4, "shrink:min=1", *blows)
     found = assert_as_if_nothing_had_been(done, undisturbed, [3, 0, 1])
     assert "lost so far: rank 3, 0; 2 ranks go on" in done[1] and found["ranks"] == 1
+    assert "lost so far: rank 3, 0, 1; 1 rank goes on" in done[1]
 
 
 @needs_survivors
@@ -276,12 +282,24 @@ def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
 
 @needs_survivors
 def test_too_few_end_and_can_be_continued(survive, undisturbed):
-    status, said, out = survive(2, "shrink", (0, 1, "step 9"))
+    """The first rank dies, so another one says it; what the ledger had beyond the last checkpoint counts no more."""
+    status, said, out = survive(2, "shrink", (0, 0, "step 9"))
     assert status == 1, said
     assert "error: 1 rank left, and --elastic has min=2" in said
-    command = [sys.executable, "scripts/train.py", "--resume", str(out), "--ranks", "1"]
+    (out / "ledger" / "1-7.bin").write_bytes(np.array([5, 8, 0, 200]).tobytes())  # of a fifth generation
+    command = [sys.executable, "scripts/train.py", "--resume", str(out), "--ranks", "2", "--elastic", "shrink"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
     assert result(out)["parameters_sha256"] == undisturbed["parameters_sha256"]
+    assert not (out / "ledger").exists() and not (out / "beats").exists()
+
+
+@needs_survivors
+def test_who_was_asked_to_end_and_recovers_still_ends(survive):
+    status, said, out = survive(
+        2, "shrink:min=1", (0, 0, "update of step 7", "is asked to end"), (0, 1, "sum of step 8")
+    )
+    assert status == TERMINATED and re.search(r"ended by SIGTERM after step \d+, which is saved", said), said
+    assert not (out / "result.json").exists()
 
 
 @needs_survivors
@@ -370,6 +388,8 @@ def test_what_cannot_be_is_refused(monkeypatch):
         ("shrink:most=3", "what is 'most=3'"),
         ("shrink:silent=shout", "silent must be one of kill, wait"),
         ("shrink:heartbeat=-1", "heartbeat must be at least 0"),
+        ("shrink:heartbeat=inf", "heartbeat must be at least 1 seconds, or 0 for ever, given inf"),
+        ("shrink:loop=0.1", "loop must be at least 1 seconds, or 0 for ever, given 0.1"),
     ):
         with pytest.raises(ValueError, match=said):
             Policy.parse(given)
@@ -384,6 +404,9 @@ def test_what_cannot_be_is_refused(monkeypatch):
     ):
         with pytest.raises(OptionError, match=said):
             parse(["--elastic", "shrink", *given.split()])
+    with pytest.raises(ValueError, match="expected one of shrink, respawn"):
+        check_survivors(parse(["--elastic", "grow"]), 0)
+    check_survivors(parse(["--elastic", "shrink"]), 0)
     options = parse(["--elastic", "shrink:min=3", "--ranks", "2"])
     monkeypatch.setattr(launcher, "why_all_end", lambda: "")
     with pytest.raises(OptionError, match="2 ranks are fewer than min=3: start more"):
@@ -391,6 +414,13 @@ def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr(launcher, "why_all_end", lambda: "this MPI has no fault tolerance")
     with pytest.raises(OptionError, match=r"no fault tolerance; or leave it out, and start the run by scripts/superv"):
         check_survivors(options, 4)
+
+
+def test_noise_of_the_launcher_is_left_out():
+    out = io.StringIO()
+    for line in ("[vm:7] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 24]\n", "[vm:7] pmix: other\n"):
+        without_banners(out)(line)
+    assert out.getvalue() == "[vm:7] pmix: other\n"
 
 
 def test_a_job_that_ends_with_any_rank_is_found_out(monkeypatch):

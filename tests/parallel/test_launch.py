@@ -93,7 +93,7 @@ def test_an_mpiexec_that_dies_or_hangs_when_its_ranks_have_ended_is_told(monkeyp
         log.seek(0)
         for text in ("".join(said), log.read()):
             assert re.fullmatch(says + r"; how its ranks ended is not known\n", text)
-    assert launcher.ending(launcher.LOST) == "mpiexec itself died or hung"
+    assert launcher.ending(launcher.LOST) == "mpiexec itself died or hung, or all ranks died"
 
 
 def test_an_mpiexec_with_ranks_is_left_alone():
