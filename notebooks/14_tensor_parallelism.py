@@ -33,14 +33,14 @@ import numpy as np
 
 import checks
 import nn
-from checks import BLUE, GREEN, GREY, INK, RED
+from checks import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED
 from collectives import price
 from collectives.algorithms import allreduce
 from collectives.pricing.networks import Network
 
 # %matplotlib inline
 checks.style()
-SHADES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # a colour is a rank
+SHADES = (BLUE, ORANGE, GREEN, PINK)  # a colour is a rank
 
 # %% [markdown]
 # ## 1. Two ways to cut a product

@@ -18,9 +18,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from cycler import cycler
 
-# Colours that differ for every kind of colour blindness, and in grey (Okabe, Ito 2008).
-BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
-INK, GREY, PALE = "#1f2430", "#5d6675", "#dfe3ea"
+from collectives.drawing.marks import GREY, INK
+from collectives.drawing.timeline import PALETTE
+
+# Colours that differ for every kind of colour blindness, and in grey (Okabe, Ito 2008): those of the library's figures.
+BLUE, ORANGE, GREEN, PINK, SKY, RED = PALETTE[:6]
+PALE = "#dfe3ea"
 
 
 class NotYet(AssertionError):

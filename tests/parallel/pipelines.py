@@ -5,6 +5,7 @@ import numpy as np
 import nn
 from collectives.steps import part
 from nn.core.layer import Sequential
+from nn.optim import clipping
 
 SEED = 5
 SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev"]
@@ -45,6 +46,12 @@ OPTIMIZERS = {
     "sgd": lambda clip=None: nn.SGD(0.3, 0.9, clip=clip),
     "adam": lambda clip=None: nn.Adam(0.01, eps=EPS, clip=clip),
 }
+OF_NORMS = [  # what needs norms of whole tensors, or of the whole network
+    lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipGlobalNorm(0.1)),
+    lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipNorm(0.05)),
+    lambda: nn.LARS(0.5, weight_decay=1e-3),
+    lambda: nn.LAMB(0.01, eps=EPS, clip=clipping.ClipGlobalNorm(0.1)),
+]
 
 
 def batches(network, shard=(0, 1), sizes=(10, 10, 3)):

@@ -6,7 +6,19 @@ from itertools import product
 
 import numpy as np
 import pytest
-from pipelines import NETWORKS, OPTIMIZERS, SCHEDULES, SEED, batches, cnn, difference, one_process, resnet, train
+from pipelines import (
+    NETWORKS,
+    OF_NORMS,
+    OPTIMIZERS,
+    SCHEDULES,
+    SEED,
+    batches,
+    cnn,
+    difference,
+    one_process,
+    resnet,
+    train,
+)
 
 import nn
 from nn.core.layer import Sequential
@@ -114,14 +126,8 @@ def test_every_factorisation_computes_what_one_process_computes(comm):
 @pytest.mark.mpi(ranks=4)
 def test_norms_are_those_of_whole_tensors_and_of_the_whole_network(comm):
     """Clipping, LARS, LAMB: what is cut, what is tied to another stage and what is whole on both count once."""
-    optimizers = [
-        lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipGlobalNorm(0.1)),
-        lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipNorm(0.05)),
-        lambda: nn.LARS(0.5, weight_decay=1e-3),
-        lambda: nn.LAMB(0.01, eps=1e-4, clip=clipping.ClipGlobalNorm(0.1)),
-    ]
     ranks = world(comm)
-    for optimizer, way in zip(optimizers, ("pairs", "sequence", "sequence", "width"), strict=True):
+    for optimizer, way in zip(OF_NORMS, ("pairs", "sequence", "sequence", "width"), strict=True):
         one, losses = one_process(transformer(1), optimizer(), MICRO)
         many = trainer(ranks, (1, 2, 2), transformer(1), optimizer(), tensor=way)
         np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{optimizer()}, {way}")

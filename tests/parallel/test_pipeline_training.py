@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pipelines import (
     NETWORKS,
+    OF_NORMS,
     OPTIMIZERS,
     SCHEDULES,
     SEED,
@@ -23,7 +24,6 @@ from pipelines import (
 
 import nn
 from nn.core.layer import Layer, Sequential
-from nn.optim import clipping
 from nn.training.serial import NonFiniteLoss
 
 
@@ -79,14 +79,8 @@ def test_every_mesh_computes_what_one_process_computes(comm):
 @pytest.mark.mpi(ranks=4)
 def test_norms_are_those_of_the_whole_network(comm):
     """Clipping, LARS and LAMB; with moments in shards, too. A tied array counts once."""
-    optimizers = [
-        lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipGlobalNorm(0.1)),
-        lambda: nn.SGD(0.3, 0.9, clip=clipping.ClipNorm(0.05)),
-        lambda: nn.LARS(0.5, weight_decay=1e-3),
-        lambda: nn.LAMB(0.01, eps=1e-4, clip=clipping.ClipGlobalNorm(0.1)),
-    ]
     ranks = world(comm)
-    for optimizer in optimizers:
+    for optimizer in OF_NORMS:
         one, losses = one_process(transformer(), optimizer(), 3)
         for more in {"data": 2, "zero1": True}, {"data": 1, "schedule": "zb-h1"}:
             many = pipeline(ranks, transformer(), optimizer(), micro_batches=3, **more)

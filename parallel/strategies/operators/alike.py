@@ -7,9 +7,6 @@ is the first rank's, and zero on others. A whole activation has a whole gradient
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-
 import numpy as np
 
 from nn.core.layer import Layer
@@ -54,16 +51,6 @@ class GatherRows(Move):
 
     def backward(self, p, g, gy, saved, run):
         return self.cut.take(gy, run.group("space"), run)
-
-
-def with_children(layer: Layer, children: Sequence[Layer]) -> Layer:
-    """A copy of a Sequential, Residual, Branches or Auxiliary that has other layers inside."""
-    other = copy.copy(layer)
-    if hasattr(layer, "layers"):
-        other.layers = tuple(children)
-    else:
-        vars(other).update(zip(layer.children(), children, strict=True))
-    return other
 
 
 def clear(g) -> None:

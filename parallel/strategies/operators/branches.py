@@ -20,8 +20,8 @@ from nn.core.containers import Branches, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.models.googlenet import Auxiliary
-from parallel.strategies.operators.alike import Once, clear, with_children
-from parallel.strategies.tensor.around import Around
+from parallel.strategies.operators.alike import Once, clear
+from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.moves import Move
 
 

@@ -31,7 +31,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import GlobalAvgPool2d, GlobalMaxPool2d
 from nn.models.googlenet import Auxiliary
-from parallel.strategies.operators.alike import GatherRows, Once, with_children
+from parallel.strategies.operators.alike import GatherRows, Once
 from parallel.strategies.operators.rows import (
     BatchNormRows,
     GlobalMaxRows,
@@ -40,7 +40,7 @@ from parallel.strategies.operators.rows import (
     needed_rows,
     window_of,
 )
-from parallel.strategies.tensor.around import Around
+from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.moves import Cut
 from parallel.strategies.tensor.parts import SplitDropout
 

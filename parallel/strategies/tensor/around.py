@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -112,3 +113,13 @@ def _cut(tree: dict, splits: Mapping[str, Split]) -> dict:
 
 def _with(spec: Spec, split: Split | None) -> Spec:
     return spec if spec.split == split else replace(spec, split=split)
+
+
+def with_children(layer: Layer, children: Iterable[Layer]) -> Layer:
+    """A copy of a Sequential, Residual, Branches or Auxiliary that has other layers inside."""
+    other = copy.copy(layer)
+    if hasattr(layer, "layers"):
+        other.layers = tuple(children)
+    else:
+        vars(other).update(zip(layer.children(), children, strict=True))
+    return other

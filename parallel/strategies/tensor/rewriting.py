@@ -37,7 +37,7 @@ from nn.layers.normalization import LayerNorm, RMSNorm
 from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss, Loss
 from nn.models.googlenet import Auxiliary
-from parallel.strategies.tensor.around import Around
+from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.layers import (
     ChannelParallelConv2d,
     ColumnLinear,
@@ -184,14 +184,8 @@ class _Sharing:
             return Around(inner, Once()), out
         if isinstance(layer, Residual) and type(layer).forward is Residual.forward:
             return self.residual(layer, path, in_shape, state)
-        if type(layer) is Branches:
-            other = copy.copy(layer)
-            other.layers = self.side_by_side(layer, path, in_shape, state)
-            return other, None
-        if type(layer) is Auxiliary:
-            other = copy.copy(layer)
-            other.rest, other.head = self.side_by_side(layer, path, in_shape, state)
-            return other, None
+        if type(layer) in (Branches, Auxiliary):
+            return with_children(layer, self.side_by_side(layer, path, in_shape, state)), None
         if type(layer) is Recompute:
             inner, out = self.layer(layer.layer, path, in_shape, state)
             return Recompute(inner), out
@@ -214,9 +208,7 @@ class _Sharing:
                 found, state = self.layer(child, _join(path, name), shape, state)
                 layers.append(found)
             shape = child.specs(shape)[1]
-        other = copy.copy(layer)
-        other.layers = tuple(layers)
-        return other, state
+        return with_children(layer, layers), state
 
     def residual(self, layer: Residual, path: str, in_shape: Shape, state: State) -> Found:
         """Both branches end alike: cut in the same way, or whole."""
@@ -335,9 +327,7 @@ class _Sharing:
         """The layer, and then the move; of a Sequential, behind its last child, so that its children stay its own."""
         if isinstance(layer, Sequential):
             *before, last = layer.layers
-            other = copy.copy(layer)
-            other.layers = (*before, self._behind(last, move))
-            return other
+            return with_children(layer, (*before, self._behind(last, move)))
         if isinstance(layer, Around) and layer.leave is None:
             return Around(layer.layer, layer.enter, move, layer.splits, layer.late, layer.terms)
         return Around(layer, leave=move)
