@@ -645,6 +645,30 @@ def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch)
 
 
 @pytest.mark.mpi(ranks=[3], more=[5])
+def test_between_nodes_slots_are_for_ranks_that_have_shared_arrays(comm, ranks, monkeypatch):
+    """Then all choose alike, whether a rank has called with the same array before or not."""
+    from collectives import Communicator
+    from collectives.running import planner
+
+    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    communicator, count = Communicator(comm), 20_000
+    x = np.ones(count)
+    communicator.Allreduce(None, x)
+    assert (x == ranks).all()
+    assert "two_level, because no array is in memory that ranks share" in communicator.explain("allreduce", count)
+    assert ": shared, because" in communicator.explain("allreduce", 5000)
+    assert ": shared, because asked for" in communicator.explain("allreduce", count, algorithm="shared")
+    shared = communicator.empty(count)
+    assert ": shared, because" in communicator.explain("allreduce", count)
+    x = x if comm.rank == 1 else np.empty(count)
+    for y in (x, shared):
+        y[:] = comm.rank
+        communicator.Allreduce(None, y)
+        assert (y == sum(range(ranks))).all()
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[3], more=[5])
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
 def test_two_levels_run_as_they_are_written(comm, ranks, monkeypatch, shared):
     """What the plans of an allreduce over nodes do, slice by slice, is what algorithms/shared.py has in one text."""
