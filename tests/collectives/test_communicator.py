@@ -5,6 +5,7 @@ and sends are synchronous, so that nothing passes because MPI happened to buffer
 """
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,24 @@ def test_reduce_scatter(communicator, ranks):
             assert (y == expected).all() and untouched(around)
             communicator.Reduce_scatter_block(MPI.IN_PLACE, x, algorithm=name)
             assert (x[:4] == expected).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_result_in_place_does_not_lie_where_others_still_read(comm, ranks, monkeypatch):
+    """Rank 0 is late with its reading, and the result of rank 1 goes where it reads."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator, count = Communicator(comm, reduce_scatter="shared"), 10_000
+    x = communicator.empty(2 * count)
+    flags = communicator._planner.window.flags
+    meet, late = flags.meet, 0.2 * (comm.rank == 0)
+    monkeypatch.setattr(flags, "meet", lambda *given: (meet(*given), time.sleep(late))[0])
+    x[:] = comm.rank + 1
+    communicator.Reduce_scatter_block(MPI.IN_PLACE, x)
+    assert (x[:count] == 3).all()
+    communicator.release()
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
