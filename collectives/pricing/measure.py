@@ -290,21 +290,22 @@ def measure_memory(comm: MPI.Intracomm, seconds: float) -> tuple[list, list]:
 
 def measure_meetings(node: MPI.Intracomm, seconds: float) -> list[tuple[int, float]]:
     """(ranks, seconds) that the ranks of a node take to wait for each other in shared memory: 2, 4, ... and all."""
-    from collectives.communicator import Communicator
+    from collectives.node_memory.window import SharedWindow
 
     size, meetings = node.Get_size(), []
     for ranks in sorted({2**k for k in range(1, size.bit_length()) if 2**k < size} | {size} - {1}):
         part = node.Split(0 if node.Get_rank() < ranks else MPI.UNDEFINED)
         taken = 0.0
         if part != MPI.COMM_NULL:
-            communicator = Communicator(part, barrier="shared")
+            window = SharedWindow(part)
+            meet = window.barrier()
 
-            def ten(communicator=communicator):
+            def ten(meet=meet):
                 for _ in range(10):
-                    communicator.Barrier()
+                    meet()
 
             taken = typical(repeated(part, lambda: clocked(ten), seconds)) / 10
-            communicator.release()
+            window.free()
             part.Free()
         meetings.append((ranks, node.bcast(taken)))
         quietly(node)
