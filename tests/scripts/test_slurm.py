@@ -44,16 +44,22 @@ def submit(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("template", ["one_node.sbatch", "many_nodes.sbatch"])
-def test_a_job_at_its_time_limit_saves_goes_back_and_continues(tmp_path, submit, template):
-    (tmp_path / "endless").touch()
+def begin_endless(directory, submit, template):
+    """A job that trains until it is told to end."""
+    (directory / "endless").touch()
     job = submit(template)
     end = time.monotonic() + PATIENCE
-    while not (tmp_path / "begun").exists():
+    while not (directory / "begun").exists():
         assert time.monotonic() < end and job.poll() is None
         time.sleep(0.01)
-    if "B:TERM" in (TEMPLATES / template).read_text():
-        job.send_signal(signal.SIGTERM)  # to the script
+    return job
+
+
+@pytest.mark.parametrize("template", ["one_node.sbatch", "many_nodes.sbatch"])
+def test_a_job_at_its_time_limit_saves_goes_back_and_continues(tmp_path, submit, template):
+    job = begin_endless(tmp_path, submit, template)
+    if "B:USR1" in (TEMPLATES / template).read_text():
+        job.send_signal(signal.SIGUSR1)  # to the script
     else:  # to the steps
         for child in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split():
             os.kill(int(child), signal.SIGTERM)
@@ -65,6 +71,12 @@ def test_a_job_at_its_time_limit_saves_goes_back_and_continues(tmp_path, submit,
     assert first.endswith("--model lenet5 --out runs/slurm-7")
     assert second.endswith("--model lenet5 --resume runs/slurm-7")
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n", "a job that is done does not go back"
+
+
+def test_a_cancelled_job_saves_and_does_not_go_back(tmp_path, submit):
+    job = begin_endless(tmp_path, submit, "one_node.sbatch")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143 and (tmp_path / "saved").exists() and not (tmp_path / "scontrolled").exists()
 
 
 @pytest.mark.parametrize("template", ["one_node.sbatch", "many_nodes.sbatch"])
