@@ -132,6 +132,7 @@ class Watchdog(threading.Thread):
         self.ended = threading.Event()
         self.asked = 0.0  # when another rank last asked: it reports, for all
         self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when so many were first seen
+        self.sending: list[MPI.Request] = []
 
     def run(self):
         try:
@@ -198,14 +199,19 @@ class Watchdog(threading.Thread):
         while self.comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             number = self.comm.recv(source=status.Get_source(), tag=QUESTION)
             self.asked = time.monotonic()
-            self.comm.send((number, self.state()), status.Get_source(), REPLY)
+            self.tell((number, self.state()), status.Get_source(), REPLY)
+
+    def tell(self, what, rank: int, tag: int):
+        """Send without waiting for the rank: where that has died between hosts, Open MPI 4.1 would wait for ever."""
+        self.sending = [request for request in self.sending if not request.Test()]
+        self.sending.append(self.comm.isend(what, rank, tag))
 
     def ask(self) -> dict[int, dict]:
         """The states of all ranks that answer in time."""
         number, states = time.monotonic(), {self.rank: self.state()}
         for rank in range(self.size):
             if rank != self.rank:
-                self.comm.send(number, rank, QUESTION)
+                self.tell(number, rank, QUESTION)
         status = MPI.Status()
         while len(states) < self.size and time.monotonic() < number + ANSWER:
             self.answer()

@@ -182,6 +182,8 @@ def test_at_the_time_limit_a_job_goes_back_and_on_and_cancelled_it_does_not(clus
         assert cluster.told(job)["JobState"] == "CANCELLED"
         told = cluster.epochs(job)
         assert told == list(range(1, len(told) + 1)), "no epoch twice, none left out"
+    # Of one node's mpiexec Slurm ends the ranks as well: then they may not have saved.
+    assert cluster.log(jobs[ONE]).count("which is saved") >= 1 and cluster.log(jobs[MANY]).count("which is saved") == 2
 
 
 @needs_slurm
@@ -189,11 +191,9 @@ def test_at_the_time_limit_a_job_goes_back_and_on_and_cancelled_it_does_not(clus
 def test_a_rank_that_dies_ends_the_job(cluster, site):
     job = cluster.submit(MANY, *ENDLESS, "--watch", 5)
     cluster.train_on(job)
-    second = cluster.told(job)["NodeList"]
-    assert second == "h[1-2]"
     assert cluster.on("h2", "pkill -9 -f scripts/train.py")[0] == 0
-    cluster.wait(job, "FAILED")
-    assert "task 1: Killed" in cluster.log(job)
+    assert cluster.wait(job, "FAILED")["ExitCode"] == "86:0"
+    assert "task 1: Killed" in cluster.log(job) and "missing from Allreduce: rank 1" in cluster.log(job)
 
 
 @needs_slurm
