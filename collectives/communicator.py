@@ -368,6 +368,13 @@ class Communicator(MPI.Intracomm):
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
         self._waiting(plan)
 
+    def Irun(self, plan, name: str = ""):
+        """Begin a plan of `compile` that sends messages only. Returns its request; see Iallreduce and its kin."""
+        self._prepared()
+        if self._broken:
+            raise RuntimeError(self._broken)
+        return self._queue.start(name or "plan", plan, ())
+
     def _prepared(self):
         if self._planner is None:
             beside(self._prepare)

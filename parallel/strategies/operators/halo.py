@@ -12,7 +12,7 @@ many rows it has: the share of communication falls as images grow. Source: Dryde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -80,7 +80,11 @@ class Halo:
         The rows that this rank needs.
     moves : bool
         Whether any rank needs anything of another.
+    far : bool
+        Whether some of them are on other nodes; whoever joins the ranks says it.
     """
+
+    far = False
 
     def __init__(self, height: int, needs: Sequence[Interval], rank: int):
         self.height, self.needs, self.rank = height, list(needs), rank
@@ -102,49 +106,76 @@ class Halo:
         found[...] = x[:, self.lo : self.hi]
         return found
 
-    def receive(self, x: np.ndarray, run) -> np.ndarray | None:
-        """Rows that others send, one rank's behind another's: (rows, N, W, C); of x (N, rows, W, C), this rank's."""
+    def receive(self, x: np.ndarray, run, meanwhile: Callable[[], object] | None = None) -> np.ndarray | None:
+        """Rows that others send, one rank's behind another's: (rows, N, W, C); of x (N, rows, W, C), this rank's.
+
+        `meanwhile` is called when they are on their way, and they are waited for when it has returned.
+        """
         if not self.moves or not x.size:
             return None
         first = self.owned[self.rank][0]
         mine, theirs, there, _ = self._plan(x, run)
         for part, (lo, hi) in _parts(mine, self.sends):
             part[...] = x[:, lo - first : hi - first]
-        run.group("space").communicator.Run(there, f"halo of layer {run.path}")
+        self._move(there, f"halo of layer {run.path}", run, meanwhile)
         found = run.empty(theirs.shape, theirs.dtype)
         found[...] = theirs
         return found
 
-    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, run) -> np.ndarray:
-        """The rows that this rank needs (N, rows, W, C), from its own and what it has received."""
-        if self._as_it_is():
+    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, run, rows: Interval | None = None) -> np.ndarray:
+        """The rows that this rank needs (N, rows, W, C), or some of them, from its own and what it has received."""
+        if rows is None and self._as_it_is():
             return x
-        found = run.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
+        start, stop = rows or (self.lo, self.hi)
+        found = run.empty((len(x), stop - start, *x.shape[2:]), x.dtype)
         first = self.owned[self.rank][0]
-        lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
-        found[:, lo - self.lo : hi - self.lo] = x[:, lo - first : hi - first]
-        if theirs is not None:
-            for part, (lo, hi) in _parts(theirs, self.receives):
-                found[:, lo - self.lo : hi - self.lo] = part
+        lo, hi = common(self.owned[self.rank], (start, stop))
+        found[:, lo - start : hi - start] = x[:, lo - first : hi - first]
+        for part, there in _parts(theirs, self.receives) if theirs is not None else ():
+            lo, hi = common(there, (start, stop))
+            found[:, lo - start : hi - start] = part[:, lo - there[0] : hi - there[0]]
         return found
 
     def give_back(self, gx: np.ndarray, run) -> np.ndarray:
         """The gradient of this rank's rows from that of the rows it needs, and what other ranks have for it."""
         if self._as_it_is():
             return gx
-        first = self.owned[self.rank][0]
+        self.send_back([((self.lo, self.hi), gx)], run)
+        return self.add_back(gx, run)
+
+    def send_back(self, borders: Sequence, run, meanwhile: Callable[[], object] | None = None) -> None:
+        """Bring gradients of other ranks' rows home, of borders (rows, gradient); `meanwhile` as for `receive`."""
+        _, gx = borders[0]
+        if not self.moves or not gx.size:
+            return
+        _, theirs, _, back = self._plan(gx, run)
+        for part, (lo, hi) in _parts(theirs, self.receives):
+            start, g = next((rows[0], g) for rows, g in borders if rows[0] <= lo and hi <= rows[1])
+            part[...] = g[:, lo - start : hi - start]
+        self._move(back, f"halo of layer {run.path}, backward", run, meanwhile)
+
+    def add_back(self, gx: np.ndarray, run) -> np.ndarray:
+        """The gradient of this rank's rows: its own, and what has come home."""
         found = run.empty((len(gx), self.rows, *gx.shape[2:]), gx.dtype)
         found[...] = 0
+        first = self.owned[self.rank][0]
         lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
         found[:, lo - first : hi - first] = gx[:, lo - self.lo : hi - self.lo]
         if self.moves and gx.size:
-            mine, theirs, _, back = self._plan(gx, run)
-            for part, (lo, hi) in _parts(theirs, self.receives):
-                part[...] = gx[:, lo - self.lo : hi - self.lo]
-            run.group("space").communicator.Run(back, f"halo of layer {run.path}, backward")
+            mine, *_ = self._plan(gx, run)
             for part, (lo, hi) in _parts(mine, self.sends):
                 found[:, lo - first : hi - first] += part
         return found
+
+    def _move(self, plan, name: str, run, meanwhile: Callable[[], object] | None) -> None:
+        """Carry out a plan, while something else is done."""
+        communicator = run.group("space").communicator
+        if meanwhile is None:
+            communicator.Run(plan, name)
+            return
+        request = communicator.Irun(plan, name)
+        meanwhile()
+        request.Wait()
 
     def _as_it_is(self) -> bool:
         """Whether every rank needs what it has."""
