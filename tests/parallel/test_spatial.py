@@ -131,20 +131,23 @@ def test_rows_of_images(comm, ranks):
 def test_rows_on_their_way_while_others_are_computed(comm, ranks, monkeypatch):
     """As between nodes, where that pays: what needs no other rank's rows first."""
     from collectives import Communicator
+    from parallel.exchange import messages
     from parallel.strategies.operators import rows, strategy
 
     monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
+    monkeypatch.setattr(messages, "ROUNDS", 2)  # two steps of each way, then one that was found better
+    begin = Communicator.Irun
     for least, begun in (0, True), (1 << 40, False):
         monkeypatch.setattr(rows, "HIDES", least)
         calls = []
-        monkeypatch.setattr(Communicator, "Irun", recorded(calls, Communicator.Irun))
+        monkeypatch.setattr(Communicator, "Irun", recorded(calls, begin))
         for make in convolutions, residual:
             one, losses = one_process(make)
-            many = together(comm, make)
-            assert_same(many, one, losses, parts=1)
+            many, said = together(comm, make), []
+            many.say = said.append
+            assert_same(many, one, losses)
             many.close()
-        monkeypatch.undo()
-        monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
+            assert len(said) == 1 and said[0].startswith("rows of other ranks ")
         assert bool(calls) == begun
         assert not begun or sum("backward" in name for name in calls) >= len(calls) / 3
 
@@ -402,10 +405,9 @@ def test_every_window_on_many_ranks(layer, hidden, monkeypatch):
 
     Also where rows of others are on their way while the rest is computed, however small it is.
     """
-    from parallel.strategies.operators import halo, rows
+    from parallel.strategies.operators import rows
     from parallel.strategies.operators.space import cut
 
-    monkeypatch.setattr(halo.Halo, "far", hidden)
     monkeypatch.setattr(rows, "HIDES", 0)
 
     for ranks, height in ((2, 11), (3, 16), (4, 23), (7, 22)):
@@ -430,7 +432,10 @@ def test_every_window_on_many_ranks(layer, hidden, monkeypatch):
 
         def work(group, network=network, table=table, passed=passed):
             group.communicator = Post(group, table)
-            return passed(cut(network, group.rank, group.size), {"space": group})
+            held = cut(network, group.rank, group.size)
+            for halo in rows.halos(held.root) if hidden else ():
+                halo.beside = group.communicator
+            return passed(held, {"space": group})
 
         found = on_threads(ranks, work)
         for y, gx, _ in found:

@@ -80,11 +80,14 @@ class Halo:
         The rows that this rank needs.
     moves : bool
         Whether any rank needs anything of another.
-    far : bool
-        Whether some of them are on other nodes; whoever joins the ranks says it.
+    beside : Communicator or None
+        Of the same ranks, with a thread that moves its messages while layers compute; whoever joins the ranks gives it
+        where some are on other nodes.
+    hides : bool
+        Whether messages are hidden so, as far as a layer has enough to compute meanwhile.
     """
 
-    far = False
+    beside, hides = None, True
 
     def __init__(self, height: int, needs: Sequence[Interval], rank: int):
         self.height, self.needs, self.rank = height, list(needs), rank
@@ -169,13 +172,16 @@ class Halo:
 
     def _move(self, plan, name: str, run, meanwhile: Callable[[], object] | None) -> None:
         """Carry out a plan, while something else is done."""
-        communicator = run.group("space").communicator
+        communicator = self._communicator(run)
         if meanwhile is None:
             communicator.Run(plan, name)
             return
         request = communicator.Irun(plan, name)
         meanwhile()
         request.Wait()
+
+    def _communicator(self, run):
+        return self.beside or run.group("space").communicator
 
     def _as_it_is(self) -> bool:
         """Whether every rank needs what it has."""
@@ -187,7 +193,7 @@ class Halo:
         if (key := (shape, dtype)) not in self.plans:
             counts = (sum(hi - lo for _, (lo, hi) in messages) for messages in (self.sends, self.receives))
             mine, theirs = (np.empty((count, *shape), dtype) for count in counts)
-            communicator, size = run.group("space").communicator, int(np.prod(shape))
+            communicator, size = self._communicator(run), int(np.prod(shape))
             flat = {"mine": mine.reshape(-1), "theirs": theirs.reshape(-1)}
             plans = (
                 communicator.compile(halo(self.rank, self.needs, self.owned, size, back), **flat)

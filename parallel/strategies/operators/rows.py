@@ -20,7 +20,7 @@ from nn.models.resnet import Subsample
 from parallel.strategies.operators.halo import Halo, Interval, common, owned_rows
 from parallel.strategies.tensor.parts import Inner
 
-HIDES = 1 << 24  # multiply-accumulates behind which it pays to hide messages between nodes
+HIDES = 1 << 24  # multiply-accumulates behind which messages between nodes are hidden, at least
 Needs = Callable[[int, int], Interval]  # rows of the output -> those of the input, also outside the image
 
 
@@ -72,8 +72,9 @@ def part_of(window: Needs, height: int, out: Interval) -> Part:
 class WindowRows(Inner):
     """A convolution or pool of some rows.
 
-    Rows that come from other nodes are on their way while a convolution computes what it can without, if that is
-    enough to hide them behind; and the gradients of those rows while it computes all others.
+    Rows that come from other nodes may be on their way while a convolution computes what it can without; and the
+    gradients of those rows while it computes all others. The borders are computed by themselves then, and their
+    gradients twice, so it pays where messages take longer than that.
 
     Parameters
     ----------
@@ -170,8 +171,9 @@ class WindowRows(Inner):
         return whole
 
     def _hides(self, x: np.ndarray) -> bool:
-        """Whether rows are on their way for so long, and so much is to be computed meanwhile, that it pays."""
-        return self.inside is not None and self.halo.far and len(x) * self.macs_inside >= HIDES
+        """Whether rows that are on their way are to be hidden behind what needs none, and there is enough of that."""
+        halo = self.halo
+        return bool(self.inside and halo.beside and halo.hides) and len(x) * self.macs_inside >= HIDES
 
     def _forward_in_parts(self, p, x, run):
         """What is made of this rank's rows alone, while others are on their way; then what is at the borders."""

@@ -16,15 +16,18 @@ Sources: Dryden et al. 2019 (space); Szegedy et al. 2014 (inception modules), De
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.failures.launch_check import nodes_of
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.compression.exchange import Compressed
+from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.data_parallel import summing
@@ -59,10 +62,11 @@ class Together(Whole):
 
     def join(self, trainer):
         held = trainer.held
-        self.root, ranks = held.root, self.mesh.space
-        far = ranks is not None and len(set(nodes_of(ranks))) > 1
-        for halo in halos(self.root):
-            halo.far = far
+        self.root, self.beside, self.trial = held.root, None, None
+        if self.mesh.space and len(set(nodes_of(self.mesh.space))) > 1 and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+            self.beside, self.trial = self.mesh.space.Dup(progress=True), OverlapTrial(["hidden", "waited for"])
+            for halo in halos(self.root):
+                halo.beside = self.beside
         if trainer.communicator:
             trainer.run.context.groups["everyone"] = Ranks(trainer.communicator)
         self.counted = None
@@ -83,6 +87,24 @@ class Together(Whole):
         """Not by samples."""
         return None
 
+    def compute(self, trainer, x, y, total, micro, before=0.0):
+        """As Whole. Between nodes the first steps show whether it pays to compute while rows are on their way."""
+        trial = self.trial
+        if not trial or not len(x):
+            return super().compute(trainer, x, y, total, micro, before)
+        self._hide(trial.next())
+        start = time.perf_counter()
+        loss = super().compute(trainer, x, y, total, micro, before)
+        if trial.add(time.perf_counter() - start):
+            self._hide(way := self.beside.bcast(trial.best()))
+            trainer.say(f"rows of other ranks {way}: {trial.describe()}")
+            self.trial = None
+        return loss
+
+    def _hide(self, way: str) -> None:
+        for halo in halos(self.root):
+            halo.hides = way == "hidden"
+
     def loss(self, trainer, z, y, total):
         """All ranks of the axis have the outputs; one tells the loss."""
         loss, gz = super().loss(trainer, z, y, total)
@@ -101,6 +123,8 @@ class Together(Whole):
     def close(self):
         for halo in halos(self.root):
             halo.close()
+        if self.beside:
+            self.beside.Free()
 
     def describe(self):
         what = {"space": "some rows of every image", "branch": "some branches of every module"}
