@@ -369,7 +369,9 @@ class Communicator(MPI.Intracomm):
         self._waiting(plan)
 
     def Irun(self, plan, name: str = ""):
-        """Begin a plan of `compile` that sends messages only. Returns its request; see Iallreduce and its kin."""
+        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does."""
+        if plan.program.named is not None:
+            raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
         self._prepared()
         if self._broken:
             raise RuntimeError(self._broken)
