@@ -1,12 +1,21 @@
 """Images cut in height at the edge of what can be, and what is around a step: evaluation, checkpoints, bad values."""
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from equality import OPTIMIZERS, SEED
 from test_spatial import assert_same, exchange_of, inception, loss_of, one_process, residual, together
 
 import nn
 from nn.core.layer import Sequential
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import netlab
 
 
 def thin():
@@ -97,3 +106,36 @@ def test_what_one_mesh_has_trained_goes_on_on_another(comm):
         for name, array in one.state().items():
             np.testing.assert_allclose(state[name], array, rtol=0, atol=1e-11 * max(1e-3, np.abs(array).max(initial=0)))
         many.close()
+
+
+ACROSS_HOSTS = """
+    import sys
+    sys.path[:0] = sys.argv[1:]
+    from mpi4py import MPI
+    from parallel.exchange import messages
+    from parallel.strategies.operators import rows
+    from test_spatial import assert_same, convolutions, one_process, together
+
+    rows.HIDES, messages.ROUNDS = 0, 2
+    for exchange in ({}, {"stage": 3, "unit_bytes": 400, "prefetch": 1}):
+        one, losses = one_process(convolutions)
+        many, said = together(MPI.COMM_WORLD, convolutions, exchange=exchange), []
+        many.say = said.append
+        assert_same(many, one, losses)
+        many.close()
+        print(MPI.COMM_WORLD.rank, *said, flush=True)
+"""
+
+
+@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+def test_between_hosts_rows_are_hidden_or_waited_for_as_is_faster(tmp_path):
+    """Equal to one process, either way; all ranks are told what was found."""
+    program, here = tmp_path / "program.py", Path(__file__).parent
+    program.write_text(textwrap.dedent(ACROSS_HOSTS))
+    python = [sys.executable, "-m", "mpi4py", program, here.parents[1], here, here.parent]  # tests/nn is not nn
+    ranks = [Path(sys.executable).with_name("mpiexec"), "-n", 2, *python]
+    command = [sys.executable, netlab.__file__, "run", "--hosts", 2, "--slots", 1, "--", *ranks]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if "rows of other ranks" in line]
+    assert len(told) == 4 and all("hidden" in line and "waited for" in line for line in told), done.stdout

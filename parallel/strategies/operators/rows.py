@@ -20,7 +20,7 @@ from nn.models.resnet import Subsample
 from parallel.strategies.operators.halo import Halo, Interval, common, owned_rows
 from parallel.strategies.tensor.parts import Inner
 
-HIDES = 1 << 24  # multiply-accumulates behind which messages between nodes are hidden, at least
+HIDES = 1 << 24  # multiply-accumulates behind which messages between nodes may be hidden: more of them
 Needs = Callable[[int, int], Interval]  # rows of the output -> those of the input, also outside the image
 
 
@@ -173,7 +173,7 @@ class WindowRows(Inner):
     def _hides(self, x: np.ndarray) -> bool:
         """Whether rows that are on their way are to be hidden behind what needs none, and there is enough of that."""
         halo = self.halo
-        return bool(self.inside and halo.beside and halo.hides) and len(x) * self.macs_inside >= HIDES
+        return bool(self.inside and halo.beside and halo.hides) and len(x) * self.macs_inside > HIDES
 
     def _forward_in_parts(self, p, x, run):
         """What is made of this rank's rows alone, while others are on their way; then what is at the borders."""
