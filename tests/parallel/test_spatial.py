@@ -128,34 +128,34 @@ def test_rows_of_images(comm, ranks):
 
 
 @pytest.mark.mpi(ranks=[2], more=[3, 4])
-def test_rows_on_their_way_while_others_are_computed(comm, ranks, monkeypatch):
-    """As between nodes, where that pays: what needs no other rank's rows first."""
+@pytest.mark.parametrize(("least", "ways"), [(0, {"forward", "backward"}), (1 << 40, set())])
+def test_rows_on_their_way_while_others_are_computed(comm, ranks, monkeypatch, least, ways):
+    """As between nodes, where that pays: what needs no other rank's rows first. All ranks make the same calls."""
     from collectives import Communicator
     from parallel.exchange import messages
     from parallel.strategies.operators import rows, strategy
 
     monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
     monkeypatch.setattr(messages, "ROUNDS", 2)  # two steps of each way, then one that was found better
-    begin = Communicator.Irun
-    for least, begun in (0, True), (1 << 40, False):
-        monkeypatch.setattr(rows, "HIDES", least)
-        calls = []
-        monkeypatch.setattr(Communicator, "Irun", recorded(calls, begin))
-        for make in convolutions, residual:
-            one, losses = one_process(make)
-            many, said = together(comm, make), []
-            many.say = said.append
-            assert_same(many, one, losses)
-            many.close()
-            assert len(said) == 1 and said[0].startswith("rows of other ranks ")
-        assert bool(calls) == begun
-        assert not begun or sum("backward" in name for name in calls) >= len(calls) / 3
+    monkeypatch.setattr(rows, "HIDES", least)
+    found = set()
+    for way in "forward", "backward":
+        name = f"_{way}_in_parts"
+        monkeypatch.setattr(rows.WindowRows, name, noted(found, way, getattr(rows.WindowRows, name)))
+    for make in convolutions, residual:
+        one, losses = one_process(make)
+        many, said = together(Communicator(comm, debug=True), make), []
+        many.say = said.append
+        assert_same(many, one, losses)
+        many.close()
+        assert len(said) == 1 and said[0].startswith("rows of other ranks ")
+    assert found == ways
 
 
-def recorded(calls, method):
-    def call(self, plan, name=""):
-        calls.append(name)
-        return method(self, plan, name)
+def noted(found, way, method):
+    def call(self, *arguments):
+        found.add(way)
+        return method(self, *arguments)
 
     return call
 

@@ -171,17 +171,14 @@ class Halo:
         return found
 
     def _move(self, plan, name: str, run, meanwhile: Callable[[], object] | None) -> None:
-        """Carry out a plan, while something else is done."""
-        communicator = self._communicator(run)
-        if meanwhile is None:
-            communicator.Run(plan, name)
+        """Carry out a plan; where there is a communicator for that, while something else is done."""
+        if self.beside is None:
+            run.group("space").communicator.Run(plan, name)
             return
-        request = communicator.Irun(plan, name)
-        meanwhile()
+        request = self.beside.Irun(plan, name)  # of all ranks, whether they have something to do meanwhile or not
+        if meanwhile:
+            meanwhile()
         request.Wait()
-
-    def _communicator(self, run):
-        return self.beside or run.group("space").communicator
 
     def _as_it_is(self) -> bool:
         """Whether every rank needs what it has."""
@@ -193,7 +190,7 @@ class Halo:
         if (key := (shape, dtype)) not in self.plans:
             counts = (sum(hi - lo for _, (lo, hi) in messages) for messages in (self.sends, self.receives))
             mine, theirs = (np.empty((count, *shape), dtype) for count in counts)
-            communicator, size = self._communicator(run), int(np.prod(shape))
+            communicator, size = self.beside or run.group("space").communicator, int(np.prod(shape))
             flat = {"mine": mine.reshape(-1), "theirs": theirs.reshape(-1)}
             plans = (
                 communicator.compile(halo(self.rank, self.needs, self.owned, size, back), **flat)
