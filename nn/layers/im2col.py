@@ -231,6 +231,6 @@ def _padded(x, geometry, run) -> np.ndarray:
     return padded
 
 
-def strided(array, shape, strides) -> np.ndarray:
-    """A view of a contiguous array with any shape and strides; NumPy's as_strided takes 30 us, this one."""
-    return np.ndarray(shape, array.dtype, array, 0, strides)
+def strided(array, shape, strides, offset: int = 0) -> np.ndarray:
+    """A view of a contiguous array with any shape and strides (bytes); NumPy's as_strided takes 30 us, this one."""
+    return np.ndarray(shape, array.dtype, array, offset, strides)

@@ -142,8 +142,8 @@ def test_winograd_of_rows_is_the_definition(kernel, padding, extra, channels, im
     layer = Forced(winograd_rows, *channels, kernel, padding=padding, bias=bias)
     size = (max(1, k - 2 * p) + e for k, p, e in zip(kernel, padding, extra, strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        if small:  # one image and one output column at a time
-            patch.setattr(winograd_rows, "VALUES", 1)
+        if small:  # one image at a time
+            patch.setattr(winograd_rows, "SMALL", 1)
         compare_with_definition(layer, sample((images, *size, channels[0])))
 
 
