@@ -86,18 +86,20 @@ class _Recurrence(Layer):
         W, U, b = self.parameters(p, run)
         steps = run.empty((T, N, D), dtype)
         steps[...] = x.swapaxes(0, 1)
-        z = run.empty((B, T, N, H), dtype)
-        _multiply(_rows(steps), W, z.reshape(B, T * N, H))
+        z = run.empty((T, B, N, H), dtype)
         h = run.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
         more = self.begin(p, h, run)
-        product = run.scratch("step", (B, N, H), dtype)
-        for t in range(T):
-            _multiply(h[t], U, product)
-            if b is not None:  # here, where it is a part of what is in the cache
-                product += b
-            zt = z[:, t]
-            zt += product
-            self.step(t, zt, h, more, product[0])
+        work = run.scratch("step", (N, H), dtype)
+        for part in _parts(T, z):
+            inputs = run.scratch("inputs", (B, part.stop - part.start, N, H), dtype)
+            _multiply(_rows(steps[part]), W, inputs.reshape(B, -1, H))
+            if b is not None:
+                inputs += b[:, None]
+            for t in range(*part.indices(T)):
+                _multiply(h[t], U, z[t])
+                zt = z[t]
+                zt += inputs[:, t - part.start]
+                self.step(t, zt, h, more, work)
         y = run.empty((N, H) if self.last else (N, T, H), dtype)
         y[...] = h[T] if self.last else h[1:].swapaxes(0, 1)
         return y, (steps, z, h, *more)
@@ -111,18 +113,17 @@ class _Recurrence(Layer):
         for gstate in gstates:
             gstate[...] = 0
         gh = gstates[0]
-        product = run.scratch("step", (N, H), dtype)
-        back = _transposed("U", p.U, run)
-        together = max(1, BLOCK // max(1, B * N * H))
-        for start in reversed(range(0, T, together)):
-            part = slice(start, min(T, start + together))
-            slopes = self.slopes(z[:, part], h[1:][part], [array[part] for array in more], run)
+        work = run.scratch("step", (N, H), dtype)
+        back = run.scratch("U", p.U.shape[::-1], dtype)
+        back[...] = p.U.T  # with rows that lie together a third faster
+        for part in reversed(_parts(T, z)):
+            slopes = self.slopes(z[part], h[1:][part], [array[part] for array in more], run)
             for t in reversed(range(*part.indices(T))):
                 if not self.last:
                     gh += gy[:, t]
                 elif t == T - 1:
                     gh += gy
-                self.step_back(z[:, t], slopes[:, t - start], gstates, blocks[t], product)
+                self.step_back(z[t], slopes[:, t - part.start], gstates, blocks[t], work)
                 if t and self.truncate and t % self.truncate == 0:
                     for gstate in gstates:
                         gstate[...] = 0
@@ -140,7 +141,7 @@ class _Recurrence(Layer):
         if not run.wants_gx:
             return None
         gsteps = run.scratch("gradient of steps", steps.shape, dtype)
-        _multiply(rows, _transposed("W", p.W, run), _rows(gsteps)[None])
+        np.dot(rows, p.W.T, _rows(gsteps))
         gx = run.empty((N, T, D), dtype)
         gx[...] = gsteps.swapaxes(0, 1)
         return gx
@@ -217,7 +218,7 @@ class Recurrent(_Recurrence):
             np.maximum(z[0], 0, out=h[t + 1])
 
     def slopes(self, z, h, more, run):
-        slope = run.scratch("slopes", z.shape, z.dtype)
+        slope = run.scratch("slopes", (1, *h.shape), h.dtype)
         if self.activation == "tanh":
             np.multiply(h, h, slope[0])
             np.subtract(1, slope, slope)
@@ -308,7 +309,8 @@ class LSTM(_Recurrence):
         np.multiply(o, squashed[t], h[t + 1])
 
     def slopes(self, z, h, more, run):
-        (before, squashed), gates, (o, i, _, g) = more, z[:3], z
+        z, (before, squashed) = z.swapaxes(0, 1), more
+        gates, (o, i, _, g) = z[:3], z
         slopes = run.scratch("slopes", (5, *h.shape), h.dtype)
         np.multiply(gates, gates, slopes[:3])  # dy/dz: y - y^2 of gates, 1 - g^2
         np.subtract(gates, slopes[:3], slopes[:3])
@@ -327,16 +329,15 @@ class LSTM(_Recurrence):
         gc *= z[2]
 
 
+def _parts(steps: int, z: np.ndarray) -> list[slice]:
+    """Steps that are taken together, where they do not wait for each other: what belongs to them stays in the cache."""
+    together = max(1, BLOCK // max(1, z[0].size))
+    return [slice(start, min(steps, start + together)) for start in range(0, steps, together)]
+
+
 def _rows(array: np.ndarray) -> np.ndarray:
     """(T, N, ...) as a matrix of T N rows: a view."""
     return array.reshape(-1, array.shape[-1])
-
-
-def _transposed(name: str, matrix: np.ndarray, run) -> np.ndarray:
-    """The transpose, as a matrix of its own in the workspace `name`: with rows that lie together a third faster."""
-    transposed = run.scratch(name, matrix.shape[::-1], matrix.dtype)
-    transposed[...] = matrix.T
-    return transposed
 
 
 def _multiply(rows: np.ndarray, matrices: np.ndarray, out: np.ndarray) -> None:
