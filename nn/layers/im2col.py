@@ -23,6 +23,11 @@ RUN = 8  # values that a copy should find side by side, at least
 OUTPUTS = 32  # columns that a product should have, at least
 
 
+def cost(geometry, channels: int, out_channels: int) -> float:
+    """Multiplications for an image."""
+    return math.prod(geometry.out) * math.prod(geometry.kernel) * channels * out_channels / geometry.groups
+
+
 def forward(x, weight, bias, y, geometry, run) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
     matrices = _lowered(weight, geometry, run)

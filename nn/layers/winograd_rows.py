@@ -6,10 +6,11 @@ Tiles of m rows of outputs are settled by m + r - 1 = 6 points a column, for a k
 
 so a 3 x 3 kernel costs 18 multiplications a channel for four outputs instead of 36. Both axes would save more, but here
 nothing is gathered and scattered: rows of channels-last images are contiguous, so the transforms are products of small
-matrices with whole rows, and what is under the kernel is a piece of a transformed row. Of a kernel of k columns, the
-pieces of every k-th output lie one behind the other and are all of the row, so a slot (what belongs to one point, of
-all tiles) is a matrix as it lies in memory, and again one column further right, k times in all. That is faster up to
-some 50 channels. The rounding error in float32 is at most twice that of the direct sum.
+matrices with whole rows, and what is under the kernel is a piece of a transformed row. The pieces of outputs that are
+`apart` columns from each other are a matrix, a view. Where channels are many, these are the outputs of one column of
+all tiles; where they are few, and the kernel has k columns, every k-th, whose pieces lie one behind the other and fill
+the rows. That is faster than both axes up to some 90 channels. The rounding error in float32 is at most twice that of
+the direct sum.
 
 Backward: gx is a convolution of gy with the flipped kernel, and the kernel's gradient has the same slots of gy as one
 of its factors.
@@ -29,27 +30,28 @@ from nn.layers.winograd import SIDE, cook_toom, step
 
 SMALL = 1_000_000  # multiplications of a product, at most: so OpenBLAS needs no copies of its factors
 LIMIT = 1 << 20  # values of one transformed image
+FEW = 32  # channels
 
 
-def pays(geometry, channels: int, out_channels: int) -> bool:
-    """Whether this takes less time than the direct sum, both counted in multiplications, those of transforms double."""
-    (kh, kw), (oh, ow), width = geometry.kernel, geometry.out, geometry.padded[1]
+def cost(geometry, channels: int, out_channels: int) -> float:
+    """Multiplications for an image, those of transforms counted double; infinity where this form cannot be used."""
+    (kh, kw), (oh, ow) = geometry.kernel, geometry.out
     if geometry.dilation != (1, 1) or geometry.groups > 1 or geometry.adjoint() is None or not 3 <= kh < SIDE:
-        return False
-    rows, m = SIDE * _tiles(geometry), step(kh)
+        return math.inf
+    rows, (width, apart) = SIDE * _tiles(geometry), _row(geometry, channels, out_channels)
     if rows * width * max(channels, out_channels) > LIMIT or 2 * math.prod(geometry.size) > 3 * oh * ow:
-        return False
-    transforms = rows * width * channels * (2 * m + kh - 1) + oh * ow * out_channels * 2 * SIDE
-    products = rows * ow * kw * channels * out_channels
-    return products + 2 * transforms < oh * ow * kh * kw * channels * out_channels
+        return math.inf
+    outputs = width if apart == kw else ow
+    return rows * (outputs * kw * channels * out_channels + 2 * SIDE * (width * channels + ow * out_channels))
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
-    kernels = _transform_weight(weight, run)
-    for images in _pieces(len(x), kernels, geometry):
+    kernels, row = _transform_weight(weight, run), _row(geometry, x.shape[3], y.shape[3])
+    for images in _pieces(len(x), kernels, geometry, row):
         piece = y[images]
-        _convolve(_to_slots(x[images], geometry, run), kernels, piece, geometry, run)
+        patches = _transform_input(x[images], geometry, row, run)
+        _convolve(patches, kernels, piece, geometry, row, run)
         if bias is not None:
             piece += bias
 
@@ -61,18 +63,22 @@ def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
     """
     adjoint = geometry.adjoint()
     (kh, kw), channels, out_channels = geometry.kernel, x.shape[3], gy.shape[3]
+    row = _row(adjoint, out_channels, channels)
     flipped = run.scratch("flipped", (kh, kw, out_channels, channels), gy.dtype)
     if gx is not None:
         flip(weight, flipped, 1)
         kernels = _transform_weight(flipped, run)
     total = run.scratch("winograd weight gradient", (SIDE, kw * out_channels, channels), gy.dtype)
+    product = run.scratch("product", total.shape, total.dtype)
     total[...] = 0
-    for images in _pieces(len(x), total, adjoint):
-        slots = _to_slots(gy[images], adjoint, run)
+    for images in _pieces(len(x), total, adjoint, row):
+        patches = _transform_input(gy[images], adjoint, row, run)
         if gx is not None:
-            _convolve(slots, kernels, gx[images], adjoint, run)
+            _convolve(patches, kernels, gx[images], adjoint, row, run)
         if g_weight is not None:
-            _add_products(total, slots, _spread(x[images], adjoint, run), adjoint, run)
+            spread = _spread(x[images], adjoint, row, run)
+            for k in range(patches.shape[1]):
+                total += np.matmul(patches[:, k].transpose(0, 2, 1), spread[:, k], out=product)
     if g_weight is None:
         return
     np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=flipped.reshape(kh, -1))
@@ -120,15 +126,21 @@ def _tiles(geometry) -> int:
     return -(-geometry.out[0] // step(geometry.kernel[0]))
 
 
-def _width(geometry) -> int:
-    """Columns of a transformed row: those of the padded image, and zeros up to a multiple of the kernel's."""
-    return -(-geometry.padded[1] // geometry.kernel[1]) * geometry.kernel[1]
+def _row(geometry, channels: int, out_channels: int) -> tuple[int, int]:
+    """Columns of a transformed row, and how far those are apart whose patches make a matrix: a divisor of the columns.
+
+    They are those of the padded image, and zeros where that makes the kernel's width a divisor.
+    """
+    kw, width = geometry.kernel[1], geometry.padded[1]
+    rounded = -(-width // kw) * kw
+    few = max(channels, out_channels) <= FEW and rounded <= 1.25 * geometry.out[1]
+    return (rounded, kw) if few else (width, width)
 
 
-def _pieces(n: int, kernels, geometry):
+def _pieces(n: int, kernels, geometry, row):
     """Slices of as many images as make products that are SMALL, at least one."""
-    rows = _tiles(geometry) * _width(geometry) // geometry.kernel[1]
-    images = max(1, SMALL // (rows * kernels[0].size))
+    width, apart = row
+    images = max(1, SMALL // (_tiles(geometry) * width // apart * kernels[0].size))
     parts = -(-n // images)
     for i in range(parts):
         yield slice(n * i // parts, n * (i + 1) // parts)
@@ -149,10 +161,13 @@ def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray
     return strided(image, shape, (sn, step(geometry.kernel[0]) * sy, sy, item), first * sy)
 
 
-def _to_slots(x, geometry, run) -> np.ndarray:
-    """B^T x down the columns, zeros left and right: (SIDE, n, tiles, width, channels), flat, with zeros behind it."""
-    n, _, w, c = x.shape
-    shape, spare = (SIDE, n, _tiles(geometry), _width(geometry) * c), geometry.kernel[1] * c
+def _transform_input(x, geometry, row, run) -> np.ndarray:
+    """B^T x down the columns, as patches: (SIDE, columns, images and tiles and columns apart, kw c), a view.
+
+    Where a row has no output left, a patch may reach into the next row; nobody takes what becomes of it.
+    """
+    (n, _, w, c), kw, (width, apart) = x.shape, geometry.kernel[1], row
+    shape, spare = (SIDE, n, _tiles(geometry), width * c), kw * c
     flat = run.scratch("winograd slots", (math.prod(shape) + spare,), x.dtype)
     flat[-spare:] = 0
     slots, left = flat[:-spare].reshape(shape), geometry.padding[1][0] * c
@@ -161,48 +176,33 @@ def _to_slots(x, geometry, run) -> np.ndarray:
     target = slots[..., left : left + w * c].transpose(1, 2, 0, 3)
     for tiles, first, matrix in _axis(geometry, x.dtype)[0]:
         np.matmul(matrix, _windows(x, tiles, first, matrix.shape[1], geometry), out=target[:, tiles])
-    return flat
+    count, item = slots[0].size // (apart * c), x.itemsize
+    strides = (slots.strides[0], c * item, apart * c * item, item)
+    return strided(flat, (SIDE, min(apart, geometry.out[1]), count, kw * c), strides)
 
 
-def _convolve(slots, kernels, y, geometry, run) -> None:
+def _convolve(patches, kernels, y, geometry, row, run) -> None:
     """Products of every slot with its kernel, and A^T of them: into y, the outputs of these images."""
     n, _, ow, o = y.shape
-    kw, width = geometry.kernel[1], _width(geometry)
-    products = run.scratch("winograd products", (SIDE, n, _tiles(geometry), width * o), y.dtype)
-    columns = products.reshape(SIDE, -1, kw, o)
-    for k in range(kw):
-        np.matmul(_patches(slots, k, columns.shape[1], kernels.shape[1], geometry), kernels, out=columns[:, :, k])
+    products = run.scratch("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), y.dtype)
+    np.matmul(patches, kernels[:, None], out=_columns(products, ow, o, row))
     source = products[..., : ow * o].transpose(1, 2, 0, 3)
     for tiles, first, matrix in _axis(geometry, y.dtype)[1]:
         np.matmul(matrix, source[:, tiles], out=_windows(y, tiles, first, len(matrix), geometry))
 
 
-def _spread(gy, geometry, run) -> np.ndarray:
-    """A gy down the columns, zeros on the right: (SIDE, n, tiles, width, channels)."""
+def _spread(gy, geometry, row, run) -> np.ndarray:
+    """A gy down the columns, zeros on the right, in the order of the patches."""
     n, _, ow, o = gy.shape
-    spread = run.scratch("winograd products", (SIDE, n, _tiles(geometry), _width(geometry) * o), gy.dtype)
+    spread = run.scratch("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), gy.dtype)
     spread[..., ow * o :] = 0
     target = spread[..., : ow * o].transpose(1, 2, 0, 3)
     for tiles, first, matrix in _axis(geometry, gy.dtype)[1]:
         np.matmul(matrix.T, _windows(gy, tiles, first, len(matrix), geometry), out=target[:, tiles])
-    return spread
+    return _columns(spread, ow, o, row)
 
 
-def _add_products(total, slots, spread, geometry, run) -> None:
-    """total += patches^T spread, summed over images, tiles and columns."""
-    kw = geometry.kernel[1]
-    columns = spread.reshape(SIDE, -1, kw, total.shape[2])
-    product = run.scratch("product", total.shape, total.dtype)
-    for k in range(kw):
-        patches = _patches(slots, k, columns.shape[1], total.shape[1], geometry)
-        total += np.matmul(patches.transpose(0, 2, 1), columns[:, :, k], out=product)
-
-
-def _patches(slots, first: int, count: int, width: int, geometry) -> np.ndarray:
-    """What is under the kernel at every kw-th column from `first` on, (SIDE, count, kw c): a view.
-
-    Where a row has no output left, the last one reaches into the next row; nobody takes what becomes of it.
-    """
-    item = slots.itemsize
-    offset = first * width // geometry.kernel[1] * item
-    return strided(slots, (SIDE, count, width), (count * width * item, width * item, item), offset)
+def _columns(rows, columns: int, channels: int, row) -> np.ndarray:
+    """Rows (SIDE, n, tiles, width channels) in the order of the patches: a view."""
+    apart = row[1]
+    return rows.reshape(SIDE, -1, apart, channels)[:, :, : min(apart, columns)].swapaxes(1, 2)

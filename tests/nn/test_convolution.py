@@ -161,10 +161,11 @@ def test_winograd_of_rows_is_the_definition(kernel, padding, extra, channels, im
         ((8, 12, 1, 2), (7, 5), im2col),
         ((8, 12, 3, 2, 1), (9, 12), im2col),
         ((8, 12, 3, 1, 2, 2), (9, 12), im2col),
-        ((64, 48, 3, 1, 1), (16, 15), winograd),
-        ((48, 64, 5, 1, 2), (8, 11), winograd),
+        ((192, 128, 3, 1, 1), (12, 15), winograd),
+        ((160, 192, 5, 1, 2), (8, 8), winograd),
         ((16, 16, 3, 1, 1), (32, 32), winograd_rows),
         ((24, 32, (3, 5), 1, (0, 2)), (13, 9), winograd_rows),
+        ((64, 48, 3, 1, 1), (16, 15), winograd_rows),
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
@@ -289,9 +290,9 @@ def test_choice_of_algorithm():
     choose = lambda size, *arguments, **options: (layer := Conv2d(*arguments, **options)).algorithm(
         layer.geometry(size)
     )
-    assert choose((32, 32), 64, 64, 3, padding=1) is winograd
+    assert choose((32, 32), 128, 128, 3, padding=1) is winograd
     assert choose((8, 8), 256, 256, 3, padding=1) is winograd
-    assert choose((32, 32), 32, 32, 3, padding=1) is winograd_rows  # its transforms cost less
+    assert choose((32, 32), 64, 64, 3, padding=1) is winograd_rows  # its transforms cost less
     assert choose((32, 32), 16, 16, 3, padding=1) is winograd_rows
     assert choose((12, 12), 20, 50, 5) is im2col  # backward, the outputs are more than twice as many
     assert choose((32, 32), 3, 64, 3, padding=1) is im2col  # transforms would cost more than they save
