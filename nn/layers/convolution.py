@@ -173,7 +173,9 @@ class Conv2d(Layer):
     def algorithm(self, geometry: Geometry, out_channels: int | None = None):
         """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""
         out_channels = out_channels or self.out_channels
-        return min((im2col, winograd, winograd_rows), key=lambda form: form.cost(geometry, self.in_channels, out_channels))
+        return min(
+            (im2col, winograd, winograd_rows), key=lambda form: form.cost(geometry, self.in_channels, out_channels)
+        )
 
 
 def pair(name: str, value: Pair, least: int) -> tuple[int, int]:

@@ -11,9 +11,10 @@ step behind it took (Werbos 1990). `truncate=k` lets that go back to the last mu
 products with U.
 
 Cost of N sequences of T steps, D features in and H out: N T (D + H) B H multiply-accumulates forward, twice that
-backward, B = 1 or 4 blocks. The products with the input are one matrix product for all steps, as are all gradients of
-parameters and of the input; one product of (N, H) and (H, B H) a step is left, each way. Those are small, so what counts
-as much is how often NumPy is called, and that all of a step stays in the cache.
+backward, B = 1 or 4 blocks. The products with the input are made for some steps at a time, all gradients of parameters
+and of the input for all steps; one product of (N, H) and (H, B H) a step is left, each way. It is small, so how often
+NumPy is called counts as much, and that what a step needs is in the cache: all that needs no other step is made for as
+many steps as fit there.
 
 **What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, however many ranks there are.
 Ranks can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
@@ -92,12 +93,11 @@ class _Recurrence(Layer):
         work = run.scratch("step", (N, H), dtype)
         for part in _parts(T, z):
             inputs = run.scratch("inputs", (B, part.stop - part.start, N, H), dtype)
-            _multiply(_rows(steps[part]), W, inputs.reshape(B, -1, H))
+            np.matmul(_rows(steps[part]), W, out=inputs.reshape(B, (part.stop - part.start) * N, H))
             if b is not None:
                 inputs += b[:, None]
             for t in range(*part.indices(T)):
-                _multiply(h[t], U, z[t])
-                zt = z[t]
+                zt = np.matmul(h[t], U, out=z[t])
                 zt += inputs[:, t - part.start]
                 self.step(t, zt, h, more, work)
         y = run.empty((N, H) if self.last else (N, T, H), dtype)
@@ -128,7 +128,7 @@ class _Recurrence(Layer):
                     for gstate in gstates:
                         gstate[...] = 0
                 elif t or self.learn_state:
-                    _multiply(gz[t], back, gh[None])
+                    _multiply(gz[t], back, gh)
 
         rows = _rows(gz)
         run.add_product(g.W, _rows(steps).T, rows)
@@ -340,13 +340,10 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1, array.shape[-1])
 
 
-def _multiply(rows: np.ndarray, matrices: np.ndarray, out: np.ndarray) -> None:
-    """out = rows matrices, for (R, D) rows and (D, H) or (B, D, H) matrices: out is (B, R, H).
-
-    So many rows at a time that OpenBLAS takes a matrix as it is, and does not copy it first: that pays for few rows.
-    """
-    most = SMALL // (matrices.shape[-2] * matrices.shape[-1])
-    parts = -(-len(rows) // most) if most >= LEAST else 1
+def _multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a b for a few rows a: so many at a time that OpenBLAS takes b as it is, and does not copy it first."""
+    most = SMALL // b.size
+    parts = -(-len(a) // most) if most >= LEAST else 1
     for k in range(parts):
-        part = slice(len(rows) * k // parts, len(rows) * (k + 1) // parts)
-        np.matmul(rows[part], matrices, out[:, part])
+        part = slice(len(a) * k // parts, len(a) * (k + 1) // parts)
+        np.dot(a[part], b, out[part])

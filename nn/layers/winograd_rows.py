@@ -35,14 +35,26 @@ FEW = 32  # channels
 
 def cost(geometry, channels: int, out_channels: int) -> float:
     """Multiplications for an image, those of transforms counted double; infinity where this form cannot be used."""
-    (kh, kw), (oh, ow) = geometry.kernel, geometry.out
-    if geometry.dilation != (1, 1) or geometry.groups > 1 or geometry.adjoint() is None or not 3 <= kh < SIDE:
+    adjoint, kh = geometry.adjoint(), geometry.kernel[0]
+    if geometry.dilation != (1, 1) or geometry.groups > 1 or adjoint is None or not 3 <= kh < SIDE:
         return math.inf
-    rows, (width, apart) = SIDE * _tiles(geometry), _row(geometry, channels, out_channels)
-    if rows * width * max(channels, out_channels) > LIMIT or 2 * math.prod(geometry.size) > 3 * oh * ow:
+    own = _multiplications(geometry, channels, out_channels)
+    return (2 * own + _multiplications(adjoint, out_channels, channels)) / 3 if _larger(geometry) else own
+
+
+def _multiplications(geometry, channels: int, out_channels: int) -> float:
+    """Those of one direction."""
+    kw, ow, rows = geometry.kernel[1], geometry.out[1], SIDE * _tiles(geometry)
+    width, apart = _row(geometry, channels, out_channels)
+    if rows * width * max(channels, out_channels) > LIMIT:
         return math.inf
     outputs = width if apart == kw else ow
     return rows * (outputs * kw * channels * out_channels + 2 * SIDE * (width * channels + ow * out_channels))
+
+
+def _larger(geometry) -> bool:
+    """Whether the image has so many more places than the output that roles are not exchanged for the kernel."""
+    return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:
@@ -59,32 +71,44 @@ def forward(x, weight, bias, y, geometry, run) -> None:
 def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
     """Add to g_weight, and write dLoss/dx to gx; what is None is left out. g_weight needs no weight.
 
-    Roles are exchanged: gy is transformed as an input, x as the gradient of an output, and the kernel is flipped.
+    gx is the convolution of gy with the flipped kernel. As gy is transformed for it, roles are exchanged for the
+    kernel's gradient, unless the image is much larger: x is taken for the gradient of an output, and it comes flipped.
     """
-    adjoint = geometry.adjoint()
-    (kh, kw), channels, out_channels = geometry.kernel, x.shape[3], gy.shape[3]
-    row = _row(adjoint, out_channels, channels)
-    flipped = run.scratch("flipped", (kh, kw, out_channels, channels), gy.dtype)
+    adjoint, exchanged, (kh, kw) = geometry.adjoint(), not _larger(geometry), geometry.kernel
+    flipped = None
     if gx is not None:
+        flipped = run.scratch("flipped", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
         flip(weight, flipped, 1)
-        kernels = _transform_weight(flipped, run)
-    total = run.scratch("winograd weight gradient", (SIDE, kw * out_channels, channels), gy.dtype)
-    product = run.scratch("product", total.shape, total.dtype)
-    total[...] = 0
-    for images in _pieces(len(x), total, adjoint, row):
-        patches = _transform_input(gy[images], adjoint, row, run)
-        if gx is not None:
-            _convolve(patches, kernels, gx[images], adjoint, row, run)
-        if g_weight is not None:
-            spread = _spread(x[images], adjoint, row, run)
-            for k in range(patches.shape[1]):
-                total += np.matmul(patches[:, k].transpose(0, 2, 1), spread[:, k], out=product)
+        if g_weight is None or not exchanged:
+            forward(gy, flipped, None, gx, adjoint, run)
     if g_weight is None:
         return
-    np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=flipped.reshape(kh, -1))
     gradient = run.scratch("gradient", g_weight.shape, gy.dtype)
-    flip(flipped, gradient, 1)
+    if exchanged:
+        turned = run.scratch("turned", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
+        _kernel_gradient(gy, x, turned, flipped, gx, adjoint, run)
+        flip(turned, gradient, 1)
+    else:
+        _kernel_gradient(x, gy, gradient, None, None, geometry, run)
     run.add(g_weight, gradient)
+
+
+def _kernel_gradient(x, gy, gradient, weight, y, geometry, run) -> None:
+    """Write the kernel's gradient; and where y is given, to y the convolution with weight: x is transformed once."""
+    kernels = None if y is None else _transform_weight(weight, run)
+    row = _row(geometry, x.shape[3], gy.shape[3])
+    kh, kw, c, o = gradient.shape
+    total = run.scratch("winograd weight gradient", (SIDE, kw * c, o), gy.dtype)
+    product = run.scratch("product", total.shape, total.dtype)
+    total[...] = 0
+    for images in _pieces(len(x), total, geometry, row):
+        patches = _transform_input(x[images], geometry, row, run)
+        if y is not None:
+            _convolve(patches, kernels, y[images], geometry, row, run)
+        spread = _spread(gy[images], geometry, row, run)
+        for k in range(patches.shape[1]):
+            total += np.matmul(patches[:, k].transpose(0, 2, 1), spread[:, k], out=product)
+    np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=gradient.reshape(kh, -1))
 
 
 @cache
