@@ -181,7 +181,7 @@ class Recompute(Layer):
     def forward(self, p, x, run):
         y, _ = self.layer.forward(p, x, run)
         half = run.context.half
-        return y, (half.keep(x) if half else x, replace(run.micro_batch, waiting=None))
+        return y, (half.keep(x, y) if half else x, replace(run.micro_batch, waiting=None))
 
     def backward(self, p, g, gy, saved, run):
         x, seen = saved
@@ -222,7 +222,7 @@ def _forward(layer: Layer, p, x, run):
     y, kept = layer.forward(p, x, run)
     if run.context.watch:
         run.context.watch(run.path, layer, y)
-    return y, (kept if half is None or run.children else half.keep(kept))
+    return y, (kept if half is None or run.children else half.keep(kept, y))
 
 
 def _backward(layer: Layer, p, g, gy, saved: list, i: int, run):

@@ -80,11 +80,12 @@ class Half:
         self.made[id(x)] = weakref.ref(x), weakref.ref(self.taken)
         return x
 
-    def keep(self, saved: Any) -> Any:
-        """What a layer has saved, with float16 for its activations; one that two layers save stays one."""
+    def keep(self, saved: Any, y: np.ndarray) -> Any:
+        """What a layer with the output y has saved, with float16 for its activations; one that two save stays one."""
         if not self.training:
             return saved
-        return _each(saved, self._kept)
+        least = min(2, y.shape[-1])  # on a rank with one channel, an activation has one number a row, too
+        return _each(saved, lambda array: self._kept(array, least))
 
     def restore(self, p: Any, gy: np.ndarray, saved: Any, run) -> tuple[np.ndarray, Any]:
         """(gradient, what was saved) as the backward of a layer takes them; p: its parameters."""
@@ -116,8 +117,8 @@ class Half:
             target *= UP / np.float32(scale)
         return out
 
-    def _kept(self, array: np.ndarray) -> np.ndarray:
-        if array.dtype not in WIDE or array.ndim < 2 or array.shape[-1] == 1 or self._is_given(array):
+    def _kept(self, array: np.ndarray, least: int) -> np.ndarray:
+        if array.dtype not in WIDE or array.ndim < 2 or array.shape[-1] < least or self._is_given(array):
             return array
         return self._packed(array)
 

@@ -237,7 +237,7 @@ class Sequential(Layer):
             if half:
                 x = half.take(pl, x, rl)
             x, kept = layer.forward(pl, x, rl)
-            saved.append(kept if half is None or rl.children else half.keep(kept))
+            saved.append(kept if half is None or rl.children else half.keep(kept, x))
             if watch:
                 watch(rl.path, layer, x)
         return x, saved
