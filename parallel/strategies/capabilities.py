@@ -111,7 +111,11 @@ CAPABILITIES = {
         reproducible=False,
     ),
     "owt": Capabilities(
-        axes=(), compress=(), not_compressed="few gradients travel, those of convolutions", reproducible=False
+        axes=(),
+        mixed=True,
+        compress=(),
+        not_compressed="few gradients travel, those of convolutions",
+        reproducible=False,
     ),
     "downpour": SERVED_APART,
     "sandblaster": replace(

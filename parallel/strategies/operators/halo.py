@@ -7,11 +7,13 @@ them; the same round the other way takes their gradients home, where they are ad
     halo(rank, needs, owned, size)     # a schedule: rounds for collectives
 
 Cost of a 3x3 convolution of N images of width W and C channels: each rank sends 2 N W C elements, each way, however
-many rows it has: the share of communication falls as images grow. Source: Dryden et al. 2019 (spatial parallelism).
+many rows it has: the share of communication falls as images grow. In mixed precision rows travel as float16, and their
+gradients, which are terms of sums, as float32. Source: Dryden et al. 2019 (spatial parallelism).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -95,7 +97,8 @@ class Halo:
         self.lo, self.hi = needs[rank]
         self.sends, self.receives = pieces(rank, needs, self.owned)
         self.moves = any(any(pieces(r, needs, self.owned)) for r in range(len(needs)))
-        self.plans: dict[tuple, tuple] = {}  # shape of a row of all samples -> buffers, plan there, plan back
+        self.buffers: dict[tuple, tuple] = {}  # shape of a row of all samples, dtype -> what is sent, and what comes
+        self.plans: dict[tuple, object] = {}  # the same, and whether back
 
     @property
     def rows(self) -> int:
@@ -117,10 +120,16 @@ class Halo:
         if not self.moves or not x.size:
             return None
         first = self.owned[self.rank][0]
-        mine, theirs, there, _ = self._plan(x, run)
-        for part, (lo, hi) in _parts(mine, self.sends):
+        rows = run.scratch("halo", (_rows(self.sends), len(x), *x.shape[2:]), x.dtype)
+        for part, (lo, hi) in _parts(rows, self.sends):
             part[...] = x[:, lo - first : hi - first]
-        self._move(there, f"halo of layer {run.path}", run, meanwhile)
+        return run.moved(lambda sent: self._exchanged(sent, run, meanwhile), rows)
+
+    def _exchanged(self, sent: np.ndarray, run, meanwhile) -> np.ndarray:
+        """What comes for the rows that are sent."""
+        mine, theirs = self._buffers(sent.shape[1:], sent.dtype)
+        mine[...] = sent
+        self._move(mine, theirs, run, meanwhile)
         found = run.empty(theirs.shape, theirs.dtype)
         found[...] = theirs
         return found
@@ -151,11 +160,11 @@ class Halo:
         _, gx = borders[0]
         if not self.moves or not gx.size:
             return
-        _, theirs, _, back = self._plan(gx, run)
+        mine, theirs = self._buffers((len(gx), *gx.shape[2:]), gx.dtype)
         for part, (lo, hi) in _parts(theirs, self.receives):
             start, g = next((rows[0], g) for rows, g in borders if rows[0] <= lo and hi <= rows[1])
             part[...] = g[:, lo - start : hi - start]
-        self._move(back, f"halo of layer {run.path}, backward", run, meanwhile)
+        self._move(mine, theirs, run, meanwhile, back=True)
 
     def add_back(self, gx: np.ndarray, run) -> np.ndarray:
         """The gradient of this rank's rows: its own, and what has come home."""
@@ -165,15 +174,20 @@ class Halo:
         lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
         found[:, lo - first : hi - first] = gx[:, lo - self.lo : hi - self.lo]
         if self.moves and gx.size:
-            mine, *_ = self._plan(gx, run)
+            mine, _ = self._buffers((len(gx), *gx.shape[2:]), gx.dtype)
             for part, (lo, hi) in _parts(mine, self.sends):
                 found[:, lo - first : hi - first] += part
         return found
 
-    def _move(self, plan, name: str, run, meanwhile: Callable[[], object] | None) -> None:
-        """Carry out a plan; where there is a communicator for that, while something else is done."""
-        if self.beside is None:
-            run.group("space").communicator.Run(plan, name)
+    def _move(self, mine: np.ndarray, theirs: np.ndarray, run, meanwhile, back: bool = False) -> None:
+        """Let what lies in the buffers travel; where there is a communicator for that, while something else is done."""
+        communicator = self.beside or run.group("space").communicator
+        if (key := (mine.shape[1:], mine.dtype, back)) not in self.plans:
+            rounds = halo(self.rank, self.needs, self.owned, math.prod(mine.shape[1:]), back)
+            self.plans[key] = communicator.compile(rounds, mine=mine.reshape(-1), theirs=theirs.reshape(-1))
+        plan, name = self.plans[key], f"halo of layer {run.path}{', backward' * back}"
+        if not self.beside:
+            communicator.Run(plan, name)
             return
         request = self.beside.Irun(plan, name)  # of all ranks, whether they have something to do meanwhile or not
         if meanwhile:
@@ -184,32 +198,28 @@ class Halo:
         """Whether every rank needs what it has."""
         return self.needs == self.owned
 
-    def _plan(self, x: np.ndarray, run) -> tuple:
-        """(buffer of what is sent, of what comes, plan, plan back) for samples of that number and kind (collective)."""
-        shape, dtype = (len(x), *x.shape[2:]), x.dtype
-        if (key := (shape, dtype)) not in self.plans:
-            counts = (sum(hi - lo for _, (lo, hi) in messages) for messages in (self.sends, self.receives))
-            mine, theirs = (np.empty((count, *shape), dtype) for count in counts)
-            communicator, size = self.beside or run.group("space").communicator, int(np.prod(shape))
-            flat = {"mine": mine.reshape(-1), "theirs": theirs.reshape(-1)}
-            plans = (
-                communicator.compile(halo(self.rank, self.needs, self.owned, size, back), **flat)
-                for back in (False, True)
-            )
-            self.plans[key] = mine, theirs, *plans
-        return self.plans[key]
+    def _buffers(self, shape: tuple[int, ...], dtype) -> tuple[np.ndarray, np.ndarray]:
+        """(of what is sent, of what comes) for rows of all samples of that shape."""
+        if (key := (shape, dtype)) not in self.buffers:
+            counts = map(_rows, (self.sends, self.receives))
+            self.buffers[key] = tuple(np.empty((count, *shape), dtype) for count in counts)
+        return self.buffers[key]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers of messages."""
-        return sum(mine.nbytes + theirs.nbytes for mine, theirs, *_ in self.plans.values())
+        return sum(mine.nbytes + theirs.nbytes for mine, theirs in self.buffers.values())
 
     def close(self) -> None:
         """Free the plans (collective)."""
-        for *_, there, back in self.plans.values():
-            there.free()
-            back.free()
-        self.plans = {}
+        for plan in self.plans.values():
+            plan.free()
+        self.plans, self.buffers = {}, {}
+
+
+def _rows(messages: list) -> int:
+    """How many rows they have together."""
+    return sum(hi - lo for _, (lo, hi) in messages)
 
 
 def _parts(buffer: np.ndarray, messages: list) -> Iterator[tuple[np.ndarray, Interval]]:

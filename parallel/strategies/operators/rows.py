@@ -266,7 +266,7 @@ class GlobalMaxRows(Inner):
     def forward(self, p, x, run):
         y, saved = self.layer.forward(p, x, run)
         group = run.group("space")
-        everyones = group.gather(y)
+        everyones = run.moved(group.gather, y)
         winner = everyones.argmax(axis=0)
         return np.take_along_axis(everyones, winner[None], axis=0)[0], (saved, winner == group.rank)
 
