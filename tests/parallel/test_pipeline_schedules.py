@@ -130,7 +130,7 @@ def test_replicas_sum_their_gradients_together():
     seconds = {"F": 1.0, "B": 2.0, "REDUCE_GRAD": 5.0}
     spans = check(given, seconds=seconds).spans
     sums = [[(s.start, s.end) for s in row if s.actions[0].kind == "REDUCE_GRAD"] for row in spans]
-    assert sums == [[(9.0, 14.0), (17.0, 22.0)]] * 2 + [[]]
+    assert sums == [[(9.0, 14.0), (16.0, 21.0)]] * 2 + [[]]
     assert spans[0][2].end == 6.0, "rank 0 waits for rank 1"
 
 

@@ -167,7 +167,7 @@ def walk(
     ------
     PipelineError
     """
-    cost = seconds if callable(seconds) else lambda action: seconds[action.kind]
+    cost = seconds if callable(seconds) else lambda action: ({MEETING: 0.0} | dict(seconds))[action.kind]
     size = len(schedule)
     table = places(schedule)
     last = max((action.stage for action in table), default=0)
