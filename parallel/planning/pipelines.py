@@ -149,9 +149,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
     return Timed(max(micro_batches * hop, *(row[-1].end for row in spans)), peaks, sent, "walk")
 
 
-def time_stream(
-    stages: Sequence[Piece], extra: Sequence[float], replicas: Sequence[int], network: Network
-) -> float:
+def time_stream(stages: Sequence[Piece], extra: Sequence[float], replicas: Sequence[int], network: Network) -> float:
     """Seconds a mini-batch of pipedream, once it is full: by the clock, of what more mini-batches take.
 
     Parameters

@@ -15,7 +15,7 @@ seconds of these forward and backward, U seconds of the optimizer. Costs of coll
 | dp | scatter, broadcast, F, gather, loss, scatter, B, reduce, U: the master's | 2 + k | 1 |
 | ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
 | gpipe ... | stages in a schedule (pipelines.py), then an allreduce of the largest over replicas | 2 + k of one | |
-| pipedream | partition.py: the slowest stage or link; nobody waits, so weights are stale | versions of a stage | |
+| pipedream | stages and replicas of partition.py, never flushed: by the clock, for few ranks | versions of a stage | |
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums its output (LayerProfile).
 Activations are counted with what is kept, and a unit or two that are whole for a moment.

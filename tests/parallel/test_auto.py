@@ -151,7 +151,7 @@ def test_stale_weights_only_where_they_are_asked_for():
     clipped = given._replace(optimizer=nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)))
     found, _ = auto.choose(options, clipped, heavy_end(given), SLOW, 4)
     assert "pipedream" not in str(found), "whose stages never know the whole gradient's norm"
-    with pytest.raises(OptionError, match="what is 'fast=1'. auto takes stale=NUMBER"):
+    with pytest.raises(OptionError, match=r"what is 'fast=1'\? auto takes stale=NUMBER"):
         prepare(Options(strategy="auto:fast=1"))
 
 

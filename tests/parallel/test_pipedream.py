@@ -170,7 +170,9 @@ def test_replicated_stages_are_their_equations_exactly(comm):
                 exact = max(replicas) < 3 and replicas[-1] < 3
                 equal = np.array_equal if exact else lambda a, b: np.allclose(a, b, rtol=1e-12, atol=1e-14)
                 several = replicas[-1] > 1  # parts of a step's loss are added up
-                np.testing.assert_allclose(said, late(losses, many.pass_.delay), rtol=1e-14 * several, err_msg=str(what))
+                np.testing.assert_allclose(
+                    said, late(losses, many.pass_.delay), rtol=1e-14 * several, err_msg=str(what)
+                )
                 for name, array in expected.items() if comm.rank == 0 else ():
                     assert equal(state[name], array), (*what, name)
                 many.close()
@@ -304,11 +306,11 @@ def test_a_loss_that_is_not_finite_is_applied_nowhere(comm):
         many.step(x, y, total)
         bad = x.copy()
         bad[9] = np.inf
-        with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[9\]") as error:
-            with np.errstate(invalid="ignore", over="ignore"):
-                many.step(bad, y, total)
-                many.step(x, y, total)
-                many.meet(0.0)
+        wrong, quiet = r"is in the input on rank 0 \(samples \[9\]", np.errstate(invalid="ignore", over="ignore")
+        with pytest.raises(NonFiniteLoss, match=wrong) as error, quiet:
+            many.step(bad, y, total)
+            many.step(x, y, total)
+            many.meet(0.0)
         assert error.value.samples == [], "of which batch they are nobody knows"
         assert all(np.isfinite(array).all() for array in many.snapshot().values())
         many.check_replicas()

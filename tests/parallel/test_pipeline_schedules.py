@@ -7,7 +7,7 @@ every p to 16 and m to 32.
 import os
 import random
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -108,7 +108,7 @@ def test_replicas_take_mini_batches_in_turn():
             assert [a.micro_batch for a in given[rank] if a.kind == kind] == list(range(replica, 20, n))
         kinds = [a.kind for a in given[rank]]
         assert kinds.count("REDUCE_GRAD") == (-(-20 // n) if n > 1 else 0), "rounds, the last one with fewer"
-        after = [kind for before, kind in zip(kinds, kinds[1:], strict=False) if before == "B"]
+        after = [kind for before, kind in pairwise(kinds) if before == "B"]
         assert n == 1 or set(after) == {"REDUCE_GRAD"}
     assert report.peaks == [2, 2, 2, 3, 1, 1]
     with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 6, given \(3, 1\)"):
@@ -136,7 +136,9 @@ def test_replicas_sum_their_gradients_together():
 
 def test_sums_that_never_end():
     given = rows("pipedream", 3, 4, replicas=(2, 1))
-    with pytest.raises(PipelineError, match="rank 1, column 5: 0REDUCE_GRAD cannot run: it is sum 1 over its stage, and"):
+    with pytest.raises(
+        PipelineError, match="rank 1, column 5: 0REDUCE_GRAD cannot run: it is sum 1 over its stage, and"
+    ):
         check([given[0][:-1], *given[1:]])
     late = given[0][:1] + given[0][2:4] + given[0][1:2] + given[0][4:]  # F2 after a sum for which B1 must come
     last = [given[2][i] for i in (0, 1, 4, 5, 2, 3, 6, 7)]  # and the last stage has it before

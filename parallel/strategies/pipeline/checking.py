@@ -5,8 +5,9 @@
 
 Who waits for whom: F of a stage for F of the stage before it; B or I for F of its own stage and for B or I of the stage
 behind it; W for I; REDUCE_GRAD, where several ranks have its stage, until all of them have come to theirs, the first of
-each together, then the second. Ranks do their actions in the order of their rows. Where a text has messages of its own, an action
-waits for those instead; sends and receives wait for nobody, the computation that needs them does (so it is in PyTorch).
+each together, then the second. Ranks do their actions in the order of their rows. Where a text has messages of its own,
+an action waits for those instead; sends and receives wait for nobody, the computation that needs them does (so it is in
+PyTorch).
 What lies in the memory of one rank cannot be used on another.
 """
 

@@ -42,7 +42,7 @@ from parallel.strategies.pipeline.checking import MEETING, Span, check, walk
 
 
 class Stage(NamedTuple):
-    """What one micro-batch costs in a stage: seconds of each kind, elements of each buffer; of `gradients` once in all."""
+    """What one micro-batch costs in a stage: seconds of each kind, elements of each buffer (`gradients`: in all)."""
 
     forward: float = 1.0
     input_gradient: float = 1.0
@@ -270,7 +270,7 @@ class Memory:
         return (Slice(f"gradients{stage}", 0, n),) if n else ()
 
     def summed(self, action: Action, made: bool) -> Iterator[Round]:
-        """The gradients of a stage, summed over its ranks; before that none (0) where no micro-batch was this rank's."""
+        """The gradients of a stage, summed over its ranks; before that zeros, where this rank has made none."""
         peers, there = self.peers[action.stage], self.gradients(action.stage)
         if there and not made:
             yield (Compute(str(action), (), there, 0.0),)

@@ -22,9 +22,9 @@ ones that have seen no more mini-batches than those that b has met on the first 
 So this is not what one process computes, but it is the same every time. A step is the mini-batches of one global batch;
 at its end some are still in flight, and go on with those of the next step (stream.py). A step returns the loss of some
 steps before, which is known by then without waiting (of the first step, as long as there is none). Where all is looked
-at (the end of an epoch, a checkpoint, evaluation) what is in flight comes to its end and is applied, so nothing is lost,
-and the pipeline fills again. A step's mini-batches are updates at that step's learning rate. Running statistics are
-each replica's own until then, and become their mean.
+at (the end of an epoch, a checkpoint, evaluation) what is in flight comes to its end and is applied, so nothing is
+lost, and the pipeline fills again. A step's mini-batches are updates at that step's learning rate. Running statistics
+are each replica's own until then, and become their mean.
 
 A loss that is not finite is told as late; neither that mini-batch's gradient nor one after it is applied by a stage.
 Sources: Harlap et al. 2018, Narayanan et al. 2019.

@@ -1,7 +1,7 @@
 """Which layers make which stage, and which rank has it: a schedule applied to a network, or refused.
 
 plan = place(network, ranks=2, schedule="1f1b", micro_batches=8)
-plan.networks, plan.home                 # every stage, and its rank
+plan.networks, plan.replicas             # every stage, and its rank or ranks
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ def even_cuts(network: Network, count: int, ranks: Sequence[int] = ()) -> list[i
         for i, end in enumerate(ends):
             found = [(best[k, n - 1], k) for k in ends[:i] if (k, n - 1) in best]
             if found:
-                best[end, n] = min((max(most, (sums[end] - sums[k]) / ranks[n - 1]), [*at, k]) for (most, at), k in found)
+                best[end, n] = min(
+                    (max(most, (sums[end] - sums[k]) / ranks[n - 1]), [*at, k]) for (most, at), k in found
+                )
     return [root.first + k for k in best[len(macs), count][1]]
 
 

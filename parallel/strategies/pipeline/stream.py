@@ -5,11 +5,12 @@ a mini-batch that nobody has given yet. So what waits for its backward pass then
 alone has done all. `drain` does what is left, in the row's order: what no mini-batch is there for is passed over.
 
 Mini-batches are counted from the last time at which nothing was in flight. Receives are posted some ahead, into arrays
-of their own, which layers may keep. Messages of a pair of ranks are all of one kind, in the order of their mini-batches.
+of their own, which layers may keep. Messages from one rank to another are all of one kind, in the order of their
+mini-batches.
 
 **Losses.** The ranks of the last stage tell all others the loss of a step as soon as they have it; who reads it some
-steps later does not wait. **What is not finite**: the gradient of a loss that is none is sent back as NaN, so each stage
-learns of it in its turn, and applies neither this gradient nor any after it.
+steps later does not wait. **What is not finite**: the gradient of a loss that is none is sent back as NaN, so each
+stage learns of it in its turn, and applies neither this gradient nor any after it.
 """
 
 from __future__ import annotations
