@@ -296,6 +296,11 @@ class Communicator(MPI.Intracomm):
         return self._waiting(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
+        selection = self._planner.selection
+        if selection.place == "nodes" and not selection.arrays:  # what is planned has counted on there being none
+            selection.arrays = True
+            self._planner.choose_for.cache_clear()
+            self._cache.free()
         return self._planner.window.empty(shape, dtype)
 
     def explain(self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: Algorithm = None) -> str:

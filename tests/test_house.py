@@ -43,7 +43,6 @@ FOREIGN = {
 # What is not yet as it should be: (importing file, imported file). To be emptied; nothing may be added.
 AGAINST_THE_ORDER = {
     ("collectives.checking.check", "collectives.drawing.diagrams"),
-    ("collectives.pricing.measure", "collectives.communicator"),
 }
 CIRCLES: set[frozenset[str]] = set()
 # Modules that somebody imports under another name: (importing file, module).

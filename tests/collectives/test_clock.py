@@ -405,6 +405,38 @@ def test_what_another_rank_has_written_has_to_be_fetched():
     assert price(gets, 2, 1000, 4, network).seconds == pytest.approx(MEETING + 2 * own + 2 * further + 4e-6)
 
 
+def test_what_others_have_read_takes_longer_to_write():
+    """Into a slot; and into what has left as a long message: once, as far as it was sent. A short one is a copy."""
+    posts = ((100, 1e-7), (10_000, 1e-5))  # 1e-9 a byte, where a copy takes 5e-10
+    network = dataclasses.replace(in_memory(2), posts=posts)
+
+    def puts(rank, size, count):
+        yield Copy("odd", 0, count, "x", 0), Reduce("even", 0, count, "x", 0), Copy("y", 0, count, "x", 0)
+
+    own = 4000 * (5e-10 + GAMMA)
+    assert price(puts, 2, 1000, 4, network).seconds == pytest.approx(4e-6 + own + 4000 * 5e-10)
+    assert price(puts, 2, 1000, 4, in_memory(2)).seconds == pytest.approx(own + 4000 * 5e-10)
+
+    def exchange(rank, size, count, lo=0):
+        yield Send(1 - rank, "x", 0, count), Recv(1 - rank, "tmp", 0, count)
+        yield (Copy("z", 0, count, "x", 0),)
+        yield (Reduce("x", lo, lo + count, "tmp", 0),)
+        yield (Reduce("x", lo, lo + count, "tmp", 0),)
+
+    def further(**options):
+        link = dataclasses.replace(network.inside, eager=options.pop("eager", 100))
+        with_link = dataclasses.replace(network, inside=link)
+        without = dataclasses.replace(with_link, posts=())
+        return (
+            price(exchange, 2, 1000, 4, with_link, **options).seconds
+            - price(exchange, 2, 1000, 4, without, **options).seconds
+        )
+
+    assert further() == pytest.approx(4000 * 5e-10)
+    assert further(lo=250) == pytest.approx(3000 * 5e-10)
+    assert further(lo=1000) == further(eager=4000) == 0
+
+
 def test_ranks_of_a_node_share_its_memory():
     """A copy of one rank takes half of what the memory carries: two go on undisturbed, of four each takes twice."""
 
@@ -653,7 +685,7 @@ def test_files_of_networks_without_lengths_are_read(tmp_path):
     file.write_text(json.dumps(old))
     assert Network.load(file) == Network(Link(1e-6, 1e-9, 2e-7), Link(1e-6, 1e-9, 2e-7), 2, 1e-10, 2e-10, "measured")
     full = dataclasses.replace(
-        measured(64), copies=((1, 2.0),), memory=1e-11, meetings=((2, 1e-6),), fetches=((1, 3.0),)
+        measured(64), copies=((1, 2.0),), memory=1e-11, meetings=((2, 1e-6),), fetches=((1, 3.0),), posts=((1, 4.0),)
     )
     full.save(file)
     assert Network.load(file) == full

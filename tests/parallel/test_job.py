@@ -178,6 +178,8 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
     """What `make train` does, half as long."""
     train("--ranks", "2", "--epochs", "15", "--no-pictures", "--out", tmp_path / "run")
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["command"].count("--out") == 1 and environment["ranks"] == 2
     assert result(tmp_path / "run")["accuracy"] >= 0.97
 
 
