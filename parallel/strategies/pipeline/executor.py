@@ -36,9 +36,6 @@ from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
-NEVER = 28  # a tag that no message has
-
-
 @dataclass
 class OwnStage:
     """A stage of this rank: its layers, and how they see the buffers that belong to them.
@@ -160,7 +157,6 @@ class PipelinePass(whole.Whole):
             statistics = trainer.statistics[state : state + network.state_layout.size]
             run = network.run(statistics, trainer.seed, outer.memory)
             run.context.input_gradient, run.context.groups, run.context.half = number > 0, outer.groups, outer.half
-            run.context.fetch = self.poke if self.communicator else None
             p, g = trainer.p[child:end], trainer.g[child:end]
             self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
             child = end
@@ -255,10 +251,6 @@ class PipelinePass(whole.Whole):
             if stage.finished < stage.network.layout.own:
                 break
         self.tell(min(end, self.all_but_late))
-
-    def poke(self, run: Run) -> None:
-        """Between layers: let MPI move what is on its way, which it does in calls only."""
-        self.communicator.Iprobe(tag=NEVER)
 
     def wait(self, request: MPI.Request, peer: int, what: str) -> None:
         """Wait for a message of another rank; it is part of a step's idle time."""
