@@ -142,8 +142,8 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     given, limit = axes.arguments(options, sizes["data"]), options.watch or math.inf
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
-        sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
-        return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
+        keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
+        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
     return Pipeline(
         *arguments,
         data=sizes["data"],

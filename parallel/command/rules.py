@@ -652,7 +652,8 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     if stale and (found["data"] * found["tensor"] > 1 or options.strategy == "zero1"):
         raise OptionError(
             f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
-            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1"
+            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1; a stage on several "
+            "ranks, which take turns, is pipedream:replicas=2/1"
         )
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
     network = share(network, Loss(), found["tensor"], options.tensor).network

@@ -118,6 +118,18 @@ def test_a_pipeline_without_flush_is_the_programme():
     assert dense.sent > 5 * found.sent or dense.seconds > found.seconds
 
 
+def test_a_stream_by_the_clock():
+    """Where messages are free and sums hide nothing: the programme's formula; then what the ring of a stage adds."""
+    layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e3, 1.0) for _ in range(3)]
+    layers.append(LayerProfile("", 1.0, 2.0, 0.0, 1e6, 1.0))
+    job, slow = Job(layers, 8, 32), Network.hockney(0.0, 1e-5)
+    formula, clock = (predict(job, "pipedream", Axes(4), slow, quick=quick) for quick in (True, False))
+    assert formula.replicas == clock.replicas == (3, 1) and clock.cuts == (3,) and clock.micro_batches == 4
+    ring = 4 * 2 * 2 / 3 * 3e3 * 1e-5 / 3  # of a step's four mini-batches; every third has one
+    assert formula.seconds == pytest.approx(12.0), "as if sums were made while layers compute"
+    assert 12.0 + ring < clock.seconds < 12.0 + 1.5 * ring, "replicas leave the ring one after the other"
+
+
 @pytest.mark.parametrize("network", ["gigabit", "gpu-100g"])
 def test_every_strategy_at_every_scale(network):
     for ranks in (1, 6, 64, 65_536):
