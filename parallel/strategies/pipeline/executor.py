@@ -36,6 +36,7 @@ from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
+
 @dataclass
 class OwnStage:
     """A stage of this rank: its layers, and how they see the buffers that belong to them.
