@@ -85,7 +85,7 @@ def measured_job(options: Options, parts: Parts, world, network: Network, say) -
     update, head = np.mean(world.allgather((mine.update, mine.head)), axis=0)
     layers = [
         layer._replace(forward=forward, backward=backward, weight_gradient=weights)
-        for layer, (forward, backward, weights) in zip(mine.layers, mean.tolist(), strict=True)
+        for layer, (forward, backward, weights) in zip(counted.layers, mean.tolist(), strict=True)
     ]
     return job_of(parts.network, Times(layers, float(update), float(head)), samples, options.batch, moments)
 

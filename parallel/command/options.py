@@ -64,7 +64,7 @@ class NetworkOptions:
     init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
     dtype: str = option(
         "float32",
-        "of parameters and activations; mixed: float32, with activations kept as float16",
+        "of parameters and activations; mixed: float32, with activations kept and sent as float16",
         ("float32", "float64", "mixed"),
     )
     seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)

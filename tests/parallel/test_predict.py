@@ -184,3 +184,31 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_mixed_precision_sends_half_the_bytes_where_nothing_is_summed():
+    """Between stages, and where layers are gathered; sums are of float32."""
+    found = {}
+    for mixed in False, True:
+        network = nn.models.build("mlp:784,512,512,10", (28, 28, 1), 10)
+        network.mixed = mixed
+        layers = count_layers(network, 64, 1e10, 1e-10)
+        job = Job(layers, 64, 64)
+        found[mixed] = {
+            "pipeline": predict(job, "gpipe", Axes(1, 2, 1), NETWORKS["gigabit"], micro_batches=4),
+            "tensor": predict(job, "ddp", Axes(1, 1, 2), NETWORKS["gigabit"]),
+            "text": count_layers(halved_text(mixed), 1, 1e9, 0.0),
+        }
+    full, half = found[False], found[True]
+    assert half["pipeline"].sent == full["pipeline"].sent / 2 > 0
+    assert half["pipeline"].seconds < full["pipeline"].seconds and half["pipeline"].memory < full["pipeline"].memory
+    assert half["tensor"].sent == 0.75 * full["tensor"].sent > 0, "gathered forward, summed backward"
+    for one, other in zip(full["text"], half["text"], strict=True):
+        assert other.output == one.output / 2 and other.saved == one.saved / 2 and other.parameters == one.parameters
+        assert other.summed == one.output and (other.tensor_sums == one.tensor_sums or one.tensor_sums == 0.5)
+
+
+def halved_text(mixed):
+    network = nn.models.build("transformer:32,2,2", (16,), 10)
+    network.mixed = mixed
+    return network
