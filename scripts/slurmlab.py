@@ -6,20 +6,19 @@
     slurmlab.py run --hosts 2 -- bash       a shell on the head, for sbatch, squeue, scancel
     netlab.py crash h2                      within a lab: a node fails
 
-The command runs on the head, as root. Jobs see files as the machine has them; only /dev/shm is of a node alone. Nodes are
-said to have --cpus cores each, however many there are: what is tried here is how jobs start, end and go on, not how fast
-they are.
+The command runs on the head, as root. Jobs see files as the machine has them; only /dev/shm is of a node alone. Nodes
+are said to have --cpus cores each, however many there are: what is tried here is how jobs start, end and go on, not how
+fast they are.
 
-Slurm's files (configuration, key, state, logs: /etc/slurm/*.log) lie in a memory file system that only the lab sees, and
-its daemons among the lab's processes: with the lab all of it ends (netlab.py says how), and nothing of the machine's own
-/etc/slurm is read or changed. Needs root and Debian's packages slurm-wlm and munge. Up in 2 s.
+Slurm's files (configuration, key, state, logs: /etc/slurm/*.log) lie in a memory file system that only the lab sees,
+and its daemons are among the lab's processes: with the lab all of it ends (netlab.py says how), and nothing of the
+machine's own /etc/slurm is read or changed. Needs root and Debian's packages slurm-wlm and munge. Up in 2 s.
 """
 
 import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -91,6 +90,8 @@ def why_not() -> str | None:
         return reason
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)} (Debian's packages slurm-wlm and munge)"
+    if not HOME.is_dir():
+        return f"needs a Slurm that reads {HOME}, as that of Debian's package slurm-wlm does"
     return None
 
 
@@ -101,7 +102,7 @@ def run(options):
     lab = [sys.executable, netlab.__file__, "run", "--hosts", options.hosts, "--rate", options.rate]
     again = [sys.executable, os.path.abspath(__file__), "inside", "--hosts", options.hosts, "--cpus", options.cpus]
     command = [*lab, "--timeout", options.timeout, "--", *again, "--", *options.command]
-    mount = f'mkdir -p {HOME}; mount -t tmpfs slurmlab {HOME}; exec "$@"'
+    mount = f'mount -t tmpfs slurmlab {HOME}; exec "$@"'
     os.execvp("unshare", ["unshare", "-m", "sh", "-ec", mount, "sh", *map(str, command)])
 
 

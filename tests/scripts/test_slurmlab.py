@@ -1,4 +1,4 @@
-"""The templates for Slurm on a real one, on the hosts of a lab: a job ends, is cancelled, goes on, loses a rank, a node."""
+"""The templates for Slurm on a real one, in a lab: a job ends, is cancelled, goes on, loses a rank, loses a node."""
 
 import fcntl
 import json
@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -34,7 +35,8 @@ needs_slurm = pytest.mark.skipif(bool(slurmlab.why_not()), reason=str(slurmlab.w
 needs_wheel = pytest.mark.skipif(
     not Path(sys.executable).with_name("mpiexec").exists(), reason="no mpiexec beside this Python"
 )
-needs_site = pytest.mark.skipif(MPICC is None, reason="needs Debian's packages openmpi-bin and libopenmpi-dev")
+BUILDS = MPICC and Path(sysconfig.get_path("include"), "Python.h").exists()
+needs_site = pytest.mark.skipif(not BUILDS, reason="needs Debian's openmpi-bin, libopenmpi-dev, and this Python's headers")
 
 
 def until(done, what, told=lambda: ""):
@@ -242,6 +244,10 @@ def test_refusals_are_clear(monkeypatch, capsys):
         monkeypatch.setattr(slurmlab.shutil, "which", lambda tool, absent=absent: None if tool == absent else tool)
         with pytest.raises(SystemExit, match=rf"slurmlab: needs {absent} \(Debian's packages .*{package}"):
             slurmlab.main(["run", "--", "true"])
+    monkeypatch.setattr(slurmlab.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(slurmlab, "HOME", Path("/no/slurm"))
+    with pytest.raises(SystemExit, match="slurmlab: needs a Slurm that reads /no/slurm"):
+        slurmlab.main(["run", "--", "true"])
     with pytest.raises(SystemExit):
         slurmlab.main(["run", "--cpus", "0", "--", "true"])
     assert "--cpus 0: a node has at least one" in capsys.readouterr().err
