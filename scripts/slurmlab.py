@@ -39,6 +39,8 @@ SlurmdUser=root
 AuthType=auth/munge
 # cred_expire: seconds that a job waits that goes back into the queue (on a cluster 120, unless set).
 AuthInfo=socket={home}/munge.socket,cred_expire=5
+# Seconds between two looks at the queue (60 unless set).
+SchedulerParameters=sched_interval=1
 StateSaveLocation={home}/state
 SlurmctldPidFile={home}/slurmctld.pid
 SlurmctldLogFile={home}/slurmctld.log

@@ -30,13 +30,16 @@ SMALL = {
     ONE: (["--cpus-per-task=2"], ["--ranks", "2"]),
     MANY: (["--ntasks-per-node=1", "--cpus-per-task=1"], []),
 }
+GOING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "NODE_FAIL", "REQUEUED")  # not the last state of a job
 ENDLESS = ["--model", "mlp:64,8,10", "--epochs", "1000000"]
 needs_slurm = pytest.mark.skipif(bool(slurmlab.why_not()), reason=str(slurmlab.why_not()))
 needs_wheel = pytest.mark.skipif(
     not Path(sys.executable).with_name("mpiexec").exists(), reason="no mpiexec beside this Python"
 )
 BUILDS = MPICC and Path(sysconfig.get_path("include"), "Python.h").exists()
-needs_site = pytest.mark.skipif(not BUILDS, reason="needs Debian's openmpi-bin, libopenmpi-dev, and this Python's headers")
+needs_site = pytest.mark.skipif(
+    not BUILDS, reason="needs Debian's openmpi-bin, libopenmpi-dev, and this Python's headers"
+)
 
 
 def until(done, what, told=lambda: ""):
@@ -88,10 +91,11 @@ class Cluster:
         return file.read_text() if file.exists() else ""
 
     def wait(self, job, state, restarts=0) -> dict[str, str]:
-        """What Slurm knows of a job as soon as it is in this state."""
+        """What Slurm knows of a job as soon as it is in this state; at once an error if it has ended in another."""
 
         def there():
             told = self.told(job)
+            assert told["JobState"] in (state, *GOING), f"{told}\n{self.log(job)[-3000:]}"
             return told if (told["JobState"], told["Restarts"]) == (state, str(restarts)) else None
 
         return until(there, f"job {job} is {state}", lambda: f"{self.told(job)}\n{self.log(job)[-3000:]}")
@@ -170,7 +174,7 @@ def test_at_the_time_limit_a_job_goes_back_and_on_and_cancelled_it_does_not(clus
         cluster.run("scontrol", "update", f"jobid={job}", "TimeLimit=1")  # less than the 60 s before it
     for job in jobs.values():
         cluster.wait(job, "PENDING", restarts=1)
-        cluster.run("scontrol", "update", f"jobid={job}", "TimeLimit=60", "StartTime=now")
+        cluster.run("scontrol", "update", f"jobid={job}", "TimeLimit=60")
     before = {job: cluster.epochs(job) for job in jobs.values()}
     for job in jobs.values():
         cluster.wait(job, "RUNNING", restarts=1)
@@ -194,8 +198,8 @@ def test_a_rank_that_dies_ends_the_job(cluster, site):
     job = cluster.submit(MANY, *ENDLESS, "--watch", 5)
     cluster.train_on(job)
     assert cluster.on("h2", "pkill -9 -f scripts/train.py")[0] == 0
-    assert cluster.wait(job, "FAILED")["ExitCode"] == "86:0"
-    assert "task 1: Killed" in cluster.log(job) and "missing from Allreduce: rank 1" in cluster.log(job)
+    cluster.wait(job, "FAILED")
+    assert "task 1: Killed" in cluster.log(job) and "rank 1: no answer" in cluster.log(job)
 
 
 @needs_slurm
