@@ -373,6 +373,15 @@ class Communicator(MPI.Intracomm):
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
         self._waiting(plan)
 
+    def Irun(self, plan, name: str = ""):
+        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does."""
+        if plan.program.named is not None:
+            raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
+        self._prepared()
+        if self._broken:
+            raise RuntimeError(self._broken)
+        return self._queue.start(name or "plan", plan, ())
+
     def _prepared(self):
         if self._planner is None:
             beside(self._prepare)

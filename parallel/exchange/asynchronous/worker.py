@@ -180,6 +180,7 @@ class Worker:
             body = None
             if self.samples and self.pieces:
                 body = self.pieces.encoders[number].encode(self.gathered[share], self.clock - 1)
+                self.pieces.sent += body.nbytes * (self.hosts[number] != self.wire.rank)
             elif self.samples:
                 body = self.gathered[share]
             self.send(number, [PUSH, self.clock, self.used[number], rate], body)

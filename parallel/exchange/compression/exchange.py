@@ -209,6 +209,7 @@ class Pieces:
         )
         self.encoders = [attached(region, senders.index(rank)) for region in regions] if rank in senders else []
         self.decoder = attached(regions[hosts.index(rank)], 0) if rank in hosts else None
+        self.sent = 0  # bytes
 
     def reduce(self, pieces: Sequence[np.ndarray], out: np.ndarray | None, step: int) -> None:
         """out += what the messages of all ranks stand for, in the piece that this rank keeps (collective)."""
@@ -219,6 +220,7 @@ class Pieces:
                 mine = message
             else:
                 requests.append((message, self.communicator.Isend(message, host, TAG)))
+                self.sent += message.nbytes
         for sender in self.senders if self.decoder else ():
             self.decoder.decode(mine if sender == rank else self._receive(sender), out)
         for _, request in requests:
