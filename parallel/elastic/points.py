@@ -1,14 +1,15 @@
 """Where a run could go on: the state of a trainer between two steps, and how far training was.
 
 Every member keeps its place as it trains. A death may find some in step s and others past it; the sum of a step is
-there on all or comes to none, so whoever is past it has all of it, and all go on from the place of those. Where a rank
-has what no other has, it gives another one copies (mirrors.py). What is done after the last step (the best epoch's
+there on all or comes to none, so whoever is past it has all of it, and all go on from the place of those. What ranks
+have in memory together is as after that step again (exchange/shadow.py). Where a rank has what no other has, it gives
+another one copies (mirrors.py). What is done after the last step (the best epoch's
 weights are put back) begins anew from the last checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +91,11 @@ class Keeper(Callback):
             return self.training.trainer.steps
         return self.point.step if self.point and self.point.state is not None else -1
 
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The last change of what ranks have in memory together that is whole, as this member knows."""
+        return self.training.trainer.exchange.whole if self.training else Exchange.whole
+
     def here(self) -> tuple[dict, dict[str, np.ndarray]]:
         """(progress, state) of this member, where it has a step."""
         if self.training:
@@ -109,17 +115,20 @@ class End(Callback):
 
 def share(comm: MPI.Intracomm, keeper: Keeper) -> tuple[Point | None, bool]:
     """(the latest point that members have, on all; whether all steps were made, where there is none) (collective)."""
-    told = comm.allgather((keeper.step, keeper.ended, bool(keeper.mirrors.copies)))
-    steps, latest = [step for step, _, _ in told], max(step for step, _, _ in told)
+    told = comm.allgather((keeper.step, keeper.ended, bool(keeper.mirrors.copies), keeper.whole))
+    steps, ended, copied, whole = zip(*told, strict=True)
+    latest = max(steps)
     if latest >= 0:
+        if keeper.training and keeper.step == latest:
+            keeper.training.trainer.exchange.part_from(whole)
         return _spread(comm, keeper, steps, latest), False
-    if any(ended for _, ended, _ in told):
+    if any(ended):
         return None, True
-    copies = keeper.mirrors.whole(comm) if any(copied for _, _, copied in told) else None
+    copies = keeper.mirrors.whole(comm) if any(copied) else None
     return Point(copies.step, copies.progress, copies.state) if copies else None, False
 
 
-def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: list[int], latest: int) -> Point:
+def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: Sequence[int], latest: int) -> Point:
     """The point of the members that are at the latest step, on all."""
     source = steps.index(latest)
     if set(steps) == {latest}:

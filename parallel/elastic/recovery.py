@@ -89,7 +89,7 @@ class Survivor:
             self.noticed = 0.0
 
     def communicator(self, **settings) -> Communicator:
-        """Of all members, by messages: in memory that ranks share, nobody would be told of a death (collective)."""
+        """Of all members, by messages: a collective in memory that ranks share can be half made (collective)."""
         return Communicator(self.members.work(), memory=False, **settings)
 
     def write_down(self, out: Path, step: int, progress: dict | None) -> Ledger:
