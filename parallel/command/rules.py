@@ -276,8 +276,8 @@ def _survivors(options: Options) -> None:
     can = ", ".join(name for name, can in CAPABILITIES.items() if can.elastic)
     if not (LATE if options.late else CAPABILITIES)[options.strategy_name].elastic:
         raise OptionError(f"--elastic does not go with {how}: what a rank alone has is lost with it: use {can}")
-    if axes.is_pipeline(options) or axes.is_tensor(options) or axes.together(options):
-        raise OptionError(f"--elastic does not go with parts of the network on different ranks: use {can} on all ranks")
+    if axes.is_pipeline(options) and axes.schedule(options).name == "pipedream":
+        raise OptionError("--elastic does not go with --pipeline pipedream: weights of several steps are in its stages")
     for name, values, why in (
         ("compress", None, "what a rank has left out so far is lost with it"),
         ("allreduce", ("shared",), "what dies in it leaves sums half made"),

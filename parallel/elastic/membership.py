@@ -26,6 +26,7 @@ from collectives.progress import in_flight
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
+PAUSE = 0.002  # seconds between two looks whether a process has come
 SEEN = 1.0  # seconds within which a death shows that has ended a call in another way than MPI's
 
 
@@ -70,9 +71,10 @@ class Membership:
 
     # ------------------------------------------------------------------------------------------------- an attempt
 
-    def work(self) -> MPI.Intracomm:
-        """A communicator to train on (collective)."""
-        return revocation.note(self.root.Dup())
+    def work(self, ranks: int) -> MPI.Intracomm:
+        """A communicator of the first so many ranks to train on; COMM_NULL on others (collective)."""
+        trains = self.root.rank < ranks
+        return revocation.note(self.root.Split(0 if trains else MPI.UNDEFINED, self.root.rank))
 
     def died(self, error: BaseException) -> bool:
         """Whether an exception is the consequence of a death."""
@@ -139,7 +141,7 @@ class Membership:
             between = self._spawn(found)
             if between is None:
                 return living
-            between.Recv(bytearray(0), 0)  # in Merge nobody would be told of its death
+            wait_for(between.Irecv(bytearray(0), 0))  # in Merge nobody would be told of its death
             found = between.Merge(high=False)
             found.bcast((missing, place, self.size, self.generation + 1, lost, joined, threads()), 0)
         return found.Split(0, self.number) if missing else living
@@ -171,7 +173,7 @@ class Membership:
             between = self._spawn(merged)
             if between is None:
                 raise RuntimeError("no process can be started for another lost rank")
-            between.Recv(bytearray(0), 0)
+            wait_for(between.Irecv(bytearray(0), 0))
             merged = between.Merge(high=False)
             merged.bcast((), 0)
         self.root, self.numbers = revocation.note(merged.Split(0, self.number)), list(range(self.size))
@@ -191,6 +193,12 @@ def agree(comm: MPI.Intracomm, fine: bool) -> bool:
         return bool(comm.Agree(int(fine)))
     except MPI.Exception:
         return False
+
+
+def wait_for(request: MPI.Request) -> None:
+    """Return when it is done, and leave the core to others meanwhile: who comes has much to load."""
+    while not request.Test():
+        time.sleep(PAUSE)
 
 
 def threads() -> int:

@@ -29,13 +29,16 @@ class Point(NamedTuple):
         -1 where nothing was trained.
     progress : dict
         As `Training.progress`.
-    state : callable (Exchange) -> dict of arrays
+    state : callable () -> dict of arrays
         As `Trainer.load_state` takes it.
+    everywhere : bool
+        Whether all members have the state; otherwise the first one.
     """
 
     step: int
     progress: dict
-    state: Callable[[Exchange], dict[str, np.ndarray]]
+    state: Callable[[], dict[str, np.ndarray]]
+    everywhere: bool = True
 
 
 class Keeper(Callback):
@@ -44,7 +47,7 @@ class Keeper(Callback):
     Parameters
     ----------
     mirrors : Mirrors
-        For trainers whose ranks do not have all of the state.
+        For trainers whose ranks do not have all of the state. Where ranks train apart, checkpoints take their place.
     """
 
     def __init__(self, mirrors: Mirrors):
@@ -52,7 +55,7 @@ class Keeper(Callback):
         self.point: Point | None = None  # that this attempt has begun with
         self.training: Training | None = None
         self.trains: Callable[[], None] | None = None
-        self.ended = self.shards = False
+        self.ended = self.scattered = False
 
     def begin(self, generation: int, point: Point | None, trains: Callable[[], None]) -> None:
         """An attempt of so many begins, with this point; `trains` is called after its first step."""
@@ -61,14 +64,16 @@ class Keeper(Callback):
 
     def on_begin(self, training):
         self.training = training
-        self.shards = training.trainer.exchange.from_first
+        trainer = training.trainer
+        self.scattered = trainer.scattered or trainer.apart
+        self.mirrored = trainer.scattered and not trainer.apart and self.mirrors.every
         self._note(training)
-        if self.shards and self.mirrors.every and training.epoch < training.epochs:
+        if self.mirrored and training.epoch < training.epochs:
             self.mirrors.take(training, self.progress, self.generation)
 
     def on_step(self, training, loss):
         self._note(training)
-        if self.shards and self.mirrors.every and training.trainer.steps % self.mirrors.every == 0:
+        if self.mirrored and training.trainer.steps % self.mirrored == 0:
             self.mirrors.take(training, self.progress, self.generation)
         if self.trains:
             self.trains()
@@ -85,11 +90,11 @@ class Keeper(Callback):
     @property
     def step(self) -> int:
         """After which step this member is, and -1 where it has no state."""
-        if self.ended or (self.training and self.shards):
+        if self.ended or (self.training and self.scattered):
             return -1
         if self.training:
             return self.training.trainer.steps
-        return self.point.step if self.point and self.point.state is not None else -1
+        return self.point.step if self.point and self.point.everywhere else -1
 
     @property
     def whole(self) -> tuple[int, int]:
@@ -100,7 +105,7 @@ class Keeper(Callback):
         """(progress, state) of this member, where it has a step."""
         if self.training:
             return self.progress, self.training.trainer.state()
-        return self.point.progress, self.point.state(None)
+        return self.point.progress, self.point.state()
 
 
 class End(Callback):
@@ -125,7 +130,7 @@ def share(comm: MPI.Intracomm, keeper: Keeper) -> tuple[Point | None, bool]:
     if any(ended):
         return None, True
     copies = keeper.mirrors.whole(comm) if any(copied) else None
-    return Point(copies.step, copies.progress, copies.state) if copies else None, False
+    return Point(copies.step, copies.progress, copies.state, everywhere=False) if copies else None, False
 
 
 def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: Sequence[int], latest: int) -> Point:
@@ -141,4 +146,4 @@ def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: Sequence[int], latest: i
         state = state or {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
         for array in state.values():
             comm.Bcast([array, MPI.BYTE], source)
-    return Point(latest, progress, lambda exchange: state)
+    return Point(latest, progress, lambda: state)

@@ -73,12 +73,21 @@ def wrong(share):
 if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and not os.path.exists(early):
     open(early, "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
+def joining(place):
+    # Whoever takes another one's place dies there, once for each file.
+    if launcher.joins() and os.environ.get("JOINING") == place and not os.path.exists(os.environ["TORN"]):
+        open(os.environ["TORN"], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+joining("before MPI")
 if launcher.inside():
     main.STARTING = 15.0
     main.set_threads(1)
+    from mpi4py import MPI
+    joining("before it says so")
     from nn.training import callbacks, checkpoints
     from parallel.command import training_run
-    from parallel.elastic import recovery
+    from parallel.elastic import membership, recovery
     from parallel.trainer import Trainer
     before(recovery.Survivor, "communicator", "start")
     before(Trainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
@@ -91,6 +100,19 @@ if launcher.inside():
     before(Trainer, "close", "close")
     before(recovery.Membership, "recover", "recovery")
     before(recovery.points, "share", "state")
+    if launcher.joins():
+        class Parent(MPI.Intercomm):
+            def Merge(self, high=False):
+                joining("before it merges")
+                merged = super().Merge(high)
+                joining("after it has merged")
+                return merged
+        class Library:
+            class Comm:
+                Get_parent = staticmethod(lambda: Parent(MPI.Comm.Get_parent()))
+            def __getattr__(self, name):
+                return getattr(MPI, name)
+        membership.MPI = Library()
     from parallel.exchange import node_memory
     node_memory.Block.update = tearing(node_memory.Block.update)
     if "KEEPS NOTHING" in os.environ:

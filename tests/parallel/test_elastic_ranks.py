@@ -61,6 +61,23 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 
 @needs_survivors
+@pytest.mark.parametrize(
+    "place",
+    [
+        "before it says so",
+        *(
+            pytest.param(place, marks=pytest.mark.exhaustive)
+            for place in ("before MPI", "before it merges", "after it has merged")
+        ),
+    ],
+)
+def test_who_dies_before_it_has_joined_neither_ends_nor_stops_the_others(survive, undisturbed, place):
+    done = survive(3, "respawn", (0, 1, "update of step 3"), JOINING=place)
+    found = assert_as_if_nothing_had_been(done, undisturbed, [1])
+    assert (found["ranks"], found["elastic"]["joined"]) == (3, [1])
+
+
+@needs_survivors
 def test_shards_come_from_neighbours(survive, tmp_path):
     """One dies three steps after the last copies were made, another by a mistake when they were made again."""
     options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
@@ -96,7 +113,7 @@ def test_copies_make_the_state_whole(comm):
                 assert (found.step, found.progress) == (3, {"batch": 3})
                 fewer = Communicator(living)
                 others = make(*parts, fewer, unit_bytes=64)
-                others.load_state(found.state(others.exchange))
+                others.load_state(found.state())
                 whole = fewer.bcast(others.state())
                 assert all(np.array_equal(want[name], whole[name]) for name in want)
                 others.close()
