@@ -49,10 +49,10 @@ def train(options: Options) -> dict:
     if options.elastic and launcher.inside():
         from parallel.elastic import recovery
 
-        mesh = options.mesh
+        mesh, servers = options.mesh, options.servers
 
         def attempt(survivor):
-            options.mesh = mesh  # which is a shorter one where ranks are lost
+            options.mesh, options.servers = mesh, servers  # there are fewer where ranks are lost
             return run(options, parts, survivor)
 
         return recovery.survive(recovery.Policy.parse(options.elastic), attempt, options.watch)
@@ -309,6 +309,7 @@ def ranks(options: Options, survivor=None):
         root, train = survivor.members.root, survivor.members.root.size
         if survivor.again and train < survivor.members.size:
             train, options.mesh = axes.fitting(options, train)
+            options.servers = max(1, min(options.servers, train - (options.server_place == "own")))
         options.out = root.bcast((options.out or default_directory(options)) if root.rank == 0 else None)
         return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch)
     with starting(options.watch):

@@ -310,9 +310,9 @@ def test_what_cannot_be_is_refused(monkeypatch):
         with pytest.raises(ValueError, match=said):
             Policy.parse(given)
     for given, said in (
-        ("--strategy ps", "does not go with --strategy ps: what a rank alone has is lost with it: use"),
-        ("--consistency stale:1", "does not go with --strategy ddp --consistency stale:1"),
-        ("--mesh data=1,tensor=2", "parts of the network on different ranks"),
+        ("--strategy dp", "does not go with --strategy dp: what a rank alone has is lost with it: use"),
+        ("--strategy sandblaster", "does not go with --strategy sandblaster: what a rank alone has"),
+        ("--mesh pipeline=2 --pipeline pipedream", "weights of several steps are in its stages"),
         ("--compress topk:0.1", "what a rank has left out so far"),
         ("--allreduce shared", "what dies in it leaves sums half made"),
         ("--find-lr", "trying rates makes no run"),
