@@ -79,7 +79,6 @@ def joining(place):
         open(os.environ["TORN"], "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
 
-joining("before MPI")
 if launcher.inside():
     main.STARTING = 15.0
     main.set_threads(1)
@@ -103,7 +102,6 @@ if launcher.inside():
     if launcher.joins():
         class Parent(MPI.Intercomm):
             def Merge(self, high=False):
-                joining("before it merges")
                 merged = super().Merge(high)
                 joining("after it has merged")
                 return merged

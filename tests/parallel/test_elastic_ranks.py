@@ -62,14 +62,7 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 @needs_survivors
 @pytest.mark.parametrize(
-    "place",
-    [
-        "before it says so",
-        *(
-            pytest.param(place, marks=pytest.mark.exhaustive)
-            for place in ("before MPI", "before it merges", "after it has merged")
-        ),
-    ],
+    "place", ["before it says so", pytest.param("after it has merged", marks=pytest.mark.exhaustive)]
 )
 def test_who_dies_before_it_has_joined_neither_ends_nor_stops_the_others(survive, undisturbed, place):
     done = survive(3, "respawn", (0, 1, "update of step 3"), JOINING=place)
