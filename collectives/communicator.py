@@ -296,6 +296,11 @@ class Communicator(MPI.Intracomm):
         return self._waiting(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
+        selection = self._planner.selection
+        if selection.place == "nodes" and not selection.arrays:  # what is planned has counted on there being none
+            selection.arrays = True
+            self._planner.choose_for.cache_clear()
+            self._cache.free()
         return self._planner.window.empty(shape, dtype)
 
     def explain(self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: Algorithm = None) -> str:
@@ -367,6 +372,15 @@ class Communicator(MPI.Intracomm):
     def Run(self, plan, name: str = "") -> None:
         """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
         self._waiting(plan)
+
+    def Irun(self, plan, name: str = ""):
+        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does."""
+        if plan.program.named is not None:
+            raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
+        self._prepared()
+        if self._broken:
+            raise RuntimeError(self._broken)
+        return self._queue.start(name or "plan", plan, ())
 
     def _prepared(self):
         if self._planner is None:

@@ -146,7 +146,10 @@ class Mesh:
             self.line = self
             return
         if model > 1 < same:
-            raise ValueError("mesh: the axes pipeline and tensor do not go with space and branch")
+            raise ValueError(
+                "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space "
+                "and branch, whose ranks sum the gradients of all"
+            )
         self.sizes = sizes(self.size, data, pipeline, tensor, space, branch)
         self.places = self.places_of(self.rank)
         self.index, self.count = self.places["data"], self.sizes["data"]

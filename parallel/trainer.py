@@ -182,7 +182,7 @@ class Trainer(Serial):
         """
         loss, mean, first = summed.read(self.exchange.addends, self.statistics)
         mesh, wrong, overflowed = self.mesh, differ(mean, first) or differ(total, first), summed.overflowed
-        if mesh.model:  # of the ranks that have one network together, one knows the loss
+        if mesh.model and not self.exchange.apart:  # of the ranks that have one network together, one knows the loss
             told = np.array([loss if self.pass_.knows else 0.0, wrong, total, overflowed])
             mesh.sum_model(told)
             loss, wrong, overflowed = float(told[0]), told[1] > 0 or told[2] != total * mesh.model.size, told[3] > 0
@@ -216,6 +216,12 @@ class Trainer(Serial):
         self.exchange.rescale(slot, factor)
 
     # ------------------------------------------------------------------------------------------------ a bad step
+
+    def bad_step(self, loss, parts):
+        error = super().bad_step(loss, parts)
+        if self.apart:  # found steps later: of which batch the samples are is not known
+            error.samples = []
+        return error
 
     def first_bad(self, parts):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
@@ -262,6 +268,8 @@ class Trainer(Serial):
         if not self.exchange.apart:
             return loss
         self.settle()
+        if self.mesh.model:  # all ranks were told the same
+            return loss + self.pass_.owed()
         return float(self.sum([loss if self.mesh.index is not None else 0.0])[0]) / self.mesh.count
 
     def counted(self) -> dict[str, object]:
@@ -368,6 +376,8 @@ class Trainer(Serial):
         if self.mesh.tensor:  # what is not cut is whole on every rank
             whole = {name: digest for name, digest in mine.items() if not self.homes.is_cut(name)}
             found = found or self._differing(self.mesh.tensor, whole)
+        if self.pass_.peers:  # of a stage on several ranks
+            found = found or self._differing(self.pass_.peers, mine)
         if self.mesh.model:  # ranks with other parts of the network are told
             found = next(filter(None, self.mesh.model.allgather(found)), "")
         if found:

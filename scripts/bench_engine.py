@@ -3,7 +3,8 @@
 Ours and the peer's run in two processes that take turns, each with the same BLAS threads, on the same batches, which
 lie in memory; the median over all steps counts. Each model has rows for its time, for the memory of a step, and for the
 allocations of a step; every time's note has the roofline: what the step's matrix products would take at the speed of a
-large one (direct convolution; Winograd needs fewer), and which part of the step is not that.
+large one (direct convolution; Winograd needs fewer), and which part of the step is not that. Beside it the time that
+our products take in the step, in the shapes that they have: a floor for whoever writes layers in NumPy.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:
         if has_peer:
             sides["peer"] = Worker("peer", case, threads)
         times, cpu = {side: [] for side in sides}, {side: [] for side in sides}
-        peak = 0.0
+        peak, products = 0.0, []
         for _ in range(rounds):
             for side, worker in sides.items():
                 steps, cpu_of_a_step = worker.ask({"seconds": seconds})
                 times[side] += steps
                 cpu[side].append(cpu_of_a_step)
+            products += sides["ours"].ask({"products": 3})
             peak = max(peak, sides["ours"].ask({"peak": quick}))
         facts = {side: worker.ask({"facts": threads == 1}) for side, worker in sides.items()}
     finally:
@@ -89,9 +91,11 @@ def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:
     floor = 2e3 * ours["macs"] / (1e9 * peak)
     note = f"GEMM floor {floor:.3g} ms at {peak:.0f} GF/s, "
     note += f"{1 - floor / step:.0%} of the step is not GEMM" if step > floor else "the step is below it, by Winograd"
+    theirs = 1e3 * median(times["peer"]) if has_peer else None
+    alone = 1e3 * median(products)
+    note += f"; products alone {alone:.3g} ms" + (f", {alone / theirs:.2f} of the peer's step" if theirs else "")
     note += "; CPU time of a step " + " and ".join(f"{1e3 * min(costs):.3g} ms" for costs in cpu.values())
     note += f"; {peer['note']}" if peer["note"] else ""
-    theirs = 1e3 * median(times["peer"]) if has_peer else None
     yield Row(case, step, theirs, peer["name"], "ms", 1, threads, note)
     if threads == 1:
         note = "peak above what the process had before the model, batches included"
@@ -145,6 +149,8 @@ def work(side: str, case: str) -> None:
         question = json.loads(line)
         if "seconds" in question:
             answer = run(runner, question["seconds"])
+        elif "products" in question:
+            answer = runner.products(question["products"])
         elif "peak" in question:
             answer = matmul_speed(2 if question["peak"] else 6)
         else:
@@ -227,6 +233,32 @@ class Ours(Measured):
 
     def step(self, x, y) -> None:
         self.trainer.step(x, y)
+
+    def products(self, steps: int) -> list[float]:
+        """Seconds of each of some steps in NumPy's matrix products."""
+        import numpy as np
+
+        times, originals = [], {name: getattr(np, name) for name in ("dot", "matmul")}
+
+        def timed(product):
+            def call(*args, **kwargs):
+                start = time.perf_counter()
+                result = product(*args, **kwargs)
+                times[-1] += time.perf_counter() - start
+                return result
+
+            return call
+
+        try:
+            for name, product in originals.items():
+                setattr(np, name, timed(product))
+            for x, y in self.batches[:steps]:
+                times.append(0.0)
+                self.step(x, y)
+        finally:
+            for name, product in originals.items():
+                setattr(np, name, product)
+        return times
 
     def facts(self, allocations: bool) -> dict:
         """What there is to tell besides times."""

@@ -14,6 +14,10 @@ of two. Those in node memory run where all ranks share a node, on the lengths fo
 begins (between nodes after a rest) when all ranks have met, and ends with the last rank. Runs in which a rank lost its
 core to another process are not calm, and do not count where there are enough others. Where price and median are more
 than 15% apart, the note says what, in the clock's trace, the last rank waited for.
+
+Two cores may talk to each other at one speed now and at a half of it seconds later. So here network and algorithms are
+measured by turns: rows hold the median of the turns' medians against the price on the median network, and the notes
+what both were in single turns.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -48,6 +53,7 @@ SIZES = tuple(3 * 4**k for k in range(1, 12))  # 12 B ... 12 MiB, between those 
 VECTORS = (4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB)
 QUICK = (4 * KIB, 256 * KIB)
 SECONDS = 0.2  # for each length
+TURNS = 7  # where all ranks share a node
 ITEMSIZE = 4
 NEAR = 0.15  # of the measured median
 REST = 4e-3  # seconds in which a token bucket fills
@@ -112,20 +118,46 @@ def compare(result: dict, network: Network) -> Iterator[Row]:
 
 
 def prices(result: dict, network: Network, place: str) -> Iterator[Row]:
-    """A row for each algorithm and length: measured median, price."""
-    for operation, name, nbytes, seconds, calm, runs in result["schedules"]:
+    """A row for each algorithm and length: measured, price."""
+    turns = [Network.of(fields) for fields in result["networks"]]
+    for measured in zip(*result["schedules"], strict=True):
+        operation, name, nbytes = measured[0][:3]
+        medians, calm, runs = zip(*(row[3:] for row in measured), strict=True)
         entry, (count, options) = ALGORITHMS[operation][name], call(operation, name, nbytes, result["nodes"])
 
-        def priced(trace=False, entry=entry, count=count, options=options):
+        def priced(network=network, trace=False, entry=entry, count=count, options=options):
             return price(entry, result["ranks"], count, ITEMSIZE, network, trace, **options)
 
-        said = priced().seconds
-        note = f"{calm} of {runs} runs calm"
+        seconds, said = median(medians), priced().seconds
+        note = f"{sum(calm)} of {sum(runs)} runs calm"
+        if len(turns) > 1:
+            note += f"; in single turns {span(medians)}, priced {span(priced(turn).seconds for turn in turns)}"
         if abs(said - seconds) > NEAR * seconds:
             note += f"; {1e6 * said:.4g} us: {waits(priced(trace=True))}"
         size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
         case = f"{place}, {operation} {name}" + (f", {size}" if nbytes else "")
         yield Row(case, 1e6 * seconds, 1e6 * said, "price", "us", result["ranks"], 1, note)
+
+
+def span(seconds: Iterable[float]) -> str:
+    """Microseconds from the least to the most."""
+    lowest, *_, highest = sorted(seconds)
+    return f"{1e6 * lowest:.4g}-{1e6 * highest:.4g} us"
+
+
+def median_network(networks: Sequence[Network]) -> Network:
+    """The median of what was measured by turns, of the lengths that all have."""
+
+    def merge(each):
+        if isinstance(each[0], dict):
+            return {name: merge([fields[name] for fields in each]) for name in each[0]}
+        if not isinstance(each[0], list | tuple):
+            return median(each) if isinstance(each[0], float) else each[0]
+        lengths = set.intersection(*({point[0] for point in points} for points in each))
+        kept = [[point for point in points if point[0] in lengths] for points in each]
+        return [tuple(map(median, zip(*points, strict=True))) for points in zip(*kept, strict=True)]
+
+    return Network.of(merge([asdict(network) for network in networks]))
 
 
 def call(operation: str, name: str, nbytes: int, nodes: list[int]) -> tuple[int | None, dict]:
@@ -149,7 +181,12 @@ def work(file: str, seconds: float, vectors: list[int]) -> None:
     from collectives.pricing.measure import measure_network, neighbours, ping_pong, quietly, repeated, typical
 
     world = MPI.COMM_WORLD
-    network = measure_network(world, seconds=seconds)
+    names = nodes_of(world)
+    nodes = [sorted(set(names), key=names.index).index(name) for name in names]
+    networks, schedules = [], []
+    for _ in range(TURNS if len(set(nodes)) == 1 else 1):
+        networks.append(measure_network(world, seconds=seconds))
+        schedules.append(measure_schedules(world, nodes, seconds, vectors))
     levels = {}
     for level, peers in zip(("inside", "between"), neighbours(world), strict=True):
         if peers:
@@ -164,13 +201,10 @@ def work(file: str, seconds: float, vectors: list[int]) -> None:
                     levels[level].append((nbytes, typical(times) / 2))
                 pair.Free()
         quietly(world)
-    names = nodes_of(world)
-    nodes = [sorted(set(names), key=names.index).index(name) for name in names]
-    schedules = measure_schedules(world, nodes, seconds, vectors)
     if world.Get_rank() == 0:
-        network.save(file)
+        median_network(networks).save(file)
         told = {"ranks": world.Get_size(), "nodes": nodes, "levels": levels, "schedules": schedules}
-        print(json.dumps(told), flush=True)
+        print(json.dumps(told | {"networks": [asdict(network) for network in networks]}), flush=True)
 
 
 def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int]) -> list[tuple]:

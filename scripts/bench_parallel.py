@@ -3,6 +3,8 @@
 one stage         a pipeline on one rank beside the same micro-batches, one after the other, without it
 of the clock      a step of every schedule, and of tensor parallelism, beside what planning/predict.py says of it from
                   layers and messages measured on the same two ranks: here, and on two hosts of the lab (netlab.py)
+the plan's word   a step of a small VGG on four hosts of the lab as `--strategy auto:stale=1` would run it, beside data
+                  parallelism; and by how much the plan said that it is faster
 PyTorch           the same network, micro-batches and cut with torch.distributed.pipelining, and with its
                   tensor.parallel, over gloo
 
@@ -26,6 +28,7 @@ from benchmarking import Row, arguments, in_lab
 from threadpoolctl import threadpool_limits
 
 import nn
+from collectives.steps import part
 
 MICRO_BATCHES = 4
 MODELS = {"mlp:784,1024,1024,1024,10": (784,), "cnn": (28, 28, 1)}
@@ -36,6 +39,8 @@ SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", 
 IN_TORCH = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 TENSOR = "tensor"
 LAB_RATE = 100  # Mbit/s
+PLANNED_BATCH = 64
+HOSTS, PLANNED = 4, "the plan's word for a small VGG"
 SIZES = tuple(4**k for k in range(1, 12))  # bytes of the messages that are measured
 
 
@@ -57,6 +62,15 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
             yield from shared_rows(lab, in_lab(__file__, [json.dumps(task)], RANKS, LAB_RATE), only)
         except RuntimeError as error:
             yield Row(lab, None, note=f"failed: {error}")
+    if only in (case := f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s"):
+        if reason := netlab.why_not():
+            yield Row(case, None, note=reason)
+            return
+        try:
+            task = {"quick": quick, "planned": True}
+            yield planned_row(case, in_lab(__file__, [json.dumps(task)], HOSTS, LAB_RATE))
+        except RuntimeError as error:
+            yield Row(case, None, note=f"failed: {error}")
 
 
 def cases(where: str) -> list[str]:
@@ -104,6 +118,18 @@ def shared_rows(where: str, found: dict, only: str = "") -> Iterator[Row]:
             yield Row(case, measured, 1e3 * median(peer), found["torch"], "ms", RANKS, 1, found["what"])
 
 
+def planned_row(case: str, found: dict) -> Row:
+    """What the plan chose beside data parallelism, and how far its word of both is off."""
+    said, seen = found["predicted"], {name: median(each) for name, each in found["seconds"].items()}
+    factor, promised = seen["ddp"] / seen["plan"], said["ddp"] / said["plan"]
+    off = ", ".join(f"{name} {seen[name] / said[name] - 1:+.0%}" for name in said)
+    note = (
+        f"{found['what']}: {found['words']}; {factor:.2f} times as fast, {promised:.2f} were promised: "
+        f"{factor / promised - 1:+.0%}; steps beside the clock's: {off}"
+    )
+    return Row(case, 1e3 * seen["plan"], 1e3 * seen["ddp"], "ddp", "ms", HOSTS, 1, note)
+
+
 # ------------------------------------------------------------------------------------- what runs on the ranks
 
 
@@ -115,9 +141,78 @@ def work(task: dict) -> None:
 
     world = Communicator(MPI.COMM_WORLD)
     with threadpool_limits(1, user_api="blas"):
-        found = shared(world, task["quick"], task["meeting"])
+        found = planned(world, task["quick"]) if "planned" in task else shared(world, task["quick"], task["meeting"])
     if world.rank == 0:
         print(json.dumps(found), flush=True)
+
+
+def small_vgg() -> nn.Network:
+    """Two pairs of convolutions and pools, then what has nearly all parameters: two linear layers."""
+    layers, before = [], 3
+    for channels in (16, 32):
+        for _ in "12":
+            layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
+            before = channels
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.Flatten(), nn.Linear(8 * 8 * before, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    return nn.Network(nn.Sequential(*layers), (32, 32, 3))
+
+
+def planned(world, quick: bool) -> dict:
+    """Seconds a step, for each round, of data parallelism and of what the plan chooses; and what it says of both."""
+    from collectives.pricing.measure import measure_network
+    from parallel.command import auto
+    from parallel.command.factory import Parts
+    from parallel.command.options import Options
+    from parallel.command.registry import STRATEGIES
+    from parallel.planning.choice import options_of
+    from parallel.planning.job import Axes
+    from parallel.planning.predict import predict, ranking
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((PLANNED_BATCH, 32, 32, 3), np.float32), rng.integers(0, 10, PLANNED_BATCH)
+    parts = Parts(None, small_vgg(), nn.CrossEntropyLoss(), nn.SGD(0.01))
+    measured = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.05)
+    job = measured_job(world, small_vgg, x, y, PLANNED_BATCH // world.size, quick)
+    told = None
+    if world.rank == 0:
+        options = Options(strategy="auto:stale=1", batch=PLANNED_BATCH)
+        chosen, _ = auto.choose(options, parts, job, measured, world.size)
+        best = next(
+            p for p in ranking(job, world.size, measured) if auto.as_told(options_of(p, parts.network)) == chosen
+        )
+        told = chosen, {"plan": best.seconds, "ddp": predict(job, "ddp", Axes(world.size), measured).seconds}
+    chosen, predicted = world.bcast(told)
+
+    def side(words: dict) -> Callable:
+        options = Options(batch=PLANNED_BATCH, **words)
+        trainer = STRATEGIES[options.strategy_name](options, small_vgg(), parts.loss, nn.SGD(0.01), world)
+        index, count = trainer.shard
+        mine = slice(*part(PLANNED_BATCH, count, index))
+
+        def steps(count: int) -> float:
+            """Seconds of one, of so many; before them the pipeline fills, and behind them it is drained."""
+            for _ in range(2):
+                trainer.step(x[mine], y[mine], PLANNED_BATCH)
+            start = time.perf_counter()
+            for _ in range(count):
+                trainer.step(x[mine], y[mine], PLANNED_BATCH)
+            taken = (time.perf_counter() - start) / count
+            trainer.meet(0.0)
+            return taken
+
+        return steps
+
+    sides = {"plan": side(chosen), "ddp": side({"strategy": "ddp"})}
+    words = " ".join(f"--{name} {value}" for name, value in chosen.items() if value)
+    found = {"what": f"{parts.network.layout.count:,} parameters, {PLANNED_BATCH} samples", "words": words}
+    found |= {"predicted": predicted, "seconds": {name: [] for name in sides}}
+    order = np.random.default_rng(0)  # the same on all ranks
+    for _ in range(2 if quick else 6):
+        for name in order.permutation(list(sides)).tolist():
+            quiet_barrier(world)
+            found["seconds"][name].append(mean(world.allgather(sides[name](2 if quick else 6))))
+    return found
 
 
 def network() -> nn.Network:
@@ -159,29 +254,33 @@ def shared(world, quick: bool, meeting: str) -> dict:
 def predictions(world, x, y, quick: bool) -> dict[str, float]:
     """Seconds a step by the clock: layers measured on both ranks at once, as they share the machine; then messages."""
     from collectives.pricing.measure import measure_network
-    from parallel.planning.job import Axes, Job
-    from parallel.planning.layer_times import measure_layers
+    from parallel.planning.job import Axes
     from parallel.planning.predict import predict
 
-    def job(samples: int) -> Job:
-        quiet_barrier(world)
-        part = x[:samples], y[:samples]
-        times = measure_layers(nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.01)), *part, 2 if quick else 20)
-        layers = [each.forward for each in times.layers], [each.backward for each in times.layers]
-        told = world.allgather((*layers, [each.weight_gradient for each in times.layers], times.update, times.head))
-        both = [np.mean(each, axis=0).tolist() for each in zip(*told, strict=True)]
-        layers = [
-            layer._replace(forward=f, backward=b, weight_gradient=w)
-            for layer, f, b, w in zip(times.layers, *both[:3], strict=True)
-        ]
-        return Job(layers, samples, BATCH, update=both[3], sample_bytes=4.0 * WIDTHS[0], head=both[4])
-
-    small, whole = job(BATCH // MICRO), job(BATCH)
+    small, whole = (measured_job(world, network, x, y, samples, quick) for samples in (BATCH // MICRO, BATCH))
     measured = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.05)
     seconds = {
         name: predict(small, name, Axes(pipeline=RANKS), measured, micro_batches=MICRO).seconds for name in SCHEDULES
     }
     return seconds | {TENSOR: predict(whole, "ddp", Axes(tensor=RANKS), measured).seconds}
+
+
+def measured_job(world, build: Callable, x, y, samples: int, quick: bool):
+    """A step whose layers all ranks measure at once, with so many samples: the mean."""
+    from parallel.planning.job import Job
+    from parallel.planning.layer_times import measure_layers
+
+    quiet_barrier(world)
+    mine = x[:samples], y[:samples]
+    times = measure_layers(nn.Serial(build(), nn.CrossEntropyLoss(), nn.SGD(0.01)), *mine, 2 if quick else 20)
+    layers = [each.forward for each in times.layers], [each.backward for each in times.layers]
+    told = world.allgather((*layers, [each.weight_gradient for each in times.layers], times.update, times.head))
+    both = [np.mean(each, axis=0).tolist() for each in zip(*told, strict=True)]
+    layers = [
+        layer._replace(forward=f, backward=b, weight_gradient=w)
+        for layer, f, b, w in zip(times.layers, *both[:3], strict=True)
+    ]
+    return Job(layers, samples, len(x), update=both[3], sample_bytes=4.0 * x[0].size, head=both[4])
 
 
 def torch_sides(world) -> dict[str, Callable]:

@@ -146,7 +146,7 @@ def trainable(prediction, options) -> bool:
 
     name = prediction.strategy.partition(":")[0]
     used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
-    can = CAPABILITIES.get("pipeline" if name in TIMED else name)
+    can = CAPABILITIES.get("pipeline" if name in (*TIMED, "pipedream") else name)
     if prediction.ranks == 1 or can is None or not used <= set(can.axes):
         return prediction.ranks == 1
     try:

@@ -32,6 +32,12 @@ def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> Non
     trained.add_argument("--batch", type=whole, default=256, help="samples of a step over all ranks (default: 256)")
     trained.add_argument("--optimizer", choices=MOMENTS, default="sgd", help="0, 1 or 2 moments (default: sgd)")
     trained.add_argument(
+        "--dtype",
+        choices=("float32", "mixed"),
+        default="float32",
+        help="mixed: activations are kept and sent as float16 (default: float32)",
+    )
+    trained.add_argument(
         "--profile", metavar="CSV", help="seconds and bytes of every layer (parallel/planning/profile.py)"
     )
     trained.add_argument(
@@ -124,7 +130,9 @@ def model_of(options) -> nn.Network:  # noqa: F821
     from nn.models import build
 
     in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
-    return build(options.model, options.input or in_shape, options.classes or classes)
+    found = build(options.model, options.input or in_shape, options.classes or classes)
+    found.mixed = getattr(options, "dtype", "float32") == "mixed"
+    return found
 
 
 def whole(text: str) -> int:

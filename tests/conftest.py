@@ -26,6 +26,9 @@ def longer(first):
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# What waits for messages looks again and again: cores are shared with other tests, so it gives way to them meanwhile.
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
 # Started in the background by a script, pytest would hand down to all its children that Ctrl-C is to be ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

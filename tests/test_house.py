@@ -43,7 +43,6 @@ FOREIGN = {
 # What is not yet as it should be: (importing file, imported file). To be emptied; nothing may be added.
 AGAINST_THE_ORDER = {
     ("collectives.checking.check", "collectives.drawing.diagrams"),
-    ("collectives.pricing.measure", "collectives.communicator"),
 }
 CIRCLES: set[frozenset[str]] = set()
 # Modules that somebody imports under another name: (importing file, module).
@@ -78,13 +77,18 @@ def files() -> dict[str, Path]:
     return {module_of(path): path for path in found}
 
 
+@cache
+def tree_of(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def imports_in(text: str, package: str, known: Container[str] = frozenset()) -> Iterator[str]:
     """The modules that a text imports, wherever in it; `known` are all of ours.
 
     `from nn.data import loader` is nn.data.loader where that is a module, and nn.data otherwise. Importing
     collectives.running.plan also runs the `__init__` of what is around it, which is not counted: it is a map.
     """
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(text)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -205,7 +209,7 @@ def test_modules_are_imported_under_their_names():
     known, found = set(files()), set()
     places = [path for room in (*FLOORS, "scripts", "tests", "notebooks") for path in (ROOT / room).rglob("*.py")]
     for path in places:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path.read_text())):
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
             before = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -222,7 +226,7 @@ FOLDERS = sorted(path.parent for path in files().values() if path.name == "__ini
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT).as_posix())
 def test_a_folder_begins_with_a_map(folder):
     """Some ten lines at the top of its `__init__` name every file and folder in it; there is no code but imports."""
-    tree = ast.parse((folder / "__init__.py").read_text())
+    tree = tree_of((folder / "__init__.py").read_text())
     text = ast.get_docstring(tree) or ""
     inside = [path.name for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     missing = [name for name in sorted(inside) if name != "__init__.py" and name not in text]
@@ -243,7 +247,7 @@ def test_public_names_say_what_they_do():
     for path in files().values():
         if not path.relative_to(ROOT).as_posix().startswith(TOLD):
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 missing += [] if ast.get_docstring(node) else [f"{path.relative_to(ROOT)}: {node.name}"]
     for callback in (nn.Callback.on_begin, nn.Callback.on_step, nn.Callback.on_epoch, nn.Callback.on_end):

@@ -67,8 +67,8 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     for wanted in ("nn/py.typed", "parallel/py.typed", "parallel/__init__.pyi", "nn/data/digits.npz", "ringprop.py"):
         assert wanted in names
     assert not [name for name in names if name.startswith(("tests", "scripts", "notebooks"))]
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    call(*pip, "--target", place, wheel)
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    call(*pip, "--no-deps", "--no-index", "--no-compile", "--target", place, wheel)
     command, python = (sys.executable, place / "bin" / "ringprop"), {"PYTHONPATH": place}
     said = call(*command, "--help", cwd=here, **python)
     assert {"train", "bench", "data", "report", "sample", "predict-images"} <= set(

@@ -87,6 +87,10 @@ LIBRARIES: dict[str, dict[str, Rows]] = {
     },
 }
 
+# Between nodes private arrays of more bytes go by messages inside nodes too, as the cable would wait for copies into
+# slots and out of them: a twentieth of the time of 16 MiB (2 x 2 and 3 x 2 ranks, 400 Mbit/s).
+SLOTS_BETWEEN_NODES = 64 << 10
+
 # The library counts elements in 32 bits. So many bytes are at most so many elements, whatever their datatype is.
 COUNTED = (1 << 31) - 1
 
@@ -152,6 +156,7 @@ class Selection:
         self.size = len(nodes)
         self.file = os.environ.get("RINGPROP_TUNE", "")
         self.refused = ""  # why the ranks may have no shared memory, where that was found
+        self.arrays = False  # whether the ranks were ever given arrays in shared memory: alike on all
         self.table = default_table(self.place, library) | (load(self.file).get(self.place, {}) if self.file else {})
 
     def without_memory(self) -> "Selection":
@@ -194,6 +199,9 @@ class Selection:
         if asked == "auto" and call.half and operation in HALF:
             shared = self.place == "node" and operation in SHARED and call.shareable and not self.refused
             name, why = "shared" if shared else HALF[operation], "float16 is summed in float32 and rounded once"
+        slots = name == "shared" != asked and self.place == "nodes" and not self.arrays
+        if slots and call.nbytes > SLOTS_BETWEEN_NODES:
+            name, why = "two_level", "no array is in memory that ranks share"
         if name == "shared" and (reason := self.cannot_share(call)):
             name, why = self.by_messages(call), f"shared is {why}, but {reason}"
         if call.ordered and name not in ("native", "shared") and not ALGORITHMS[operation][name].ordered:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collectives.algorithms.shared import SLOTS
 from collectives.pricing.networks import ROUNDS
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send
 
@@ -128,7 +129,7 @@ class Walk:
         share = network.memory_share * min(node, size) / min(node, mine)
         costs: tuple[dict, dict] = {}, {}  # inside, between: elements -> MessageCost
         reducing: dict[int, float] = {}  # elements -> seconds, of what a message brings
-        moves: dict[tuple, float] = {}  # Copy or Reduce, whether of another rank's buffer, elements -> seconds
+        moves: dict[tuple, float] = {}  # Copy or Reduce, whether of another's buffer, into a slot, elements -> seconds
         inbox: list[dict[int, list]] = [{} for _ in range(mine)]  # what has come, by source
         posted: list[dict[int, int]] = [{} for _ in range(mine)]  # receives, by source, whose send has not begun
         parked: list[dict[int, list]] = [{} for _ in range(mine)]  # sends, by source, that began before their receive
@@ -138,6 +139,9 @@ class Walk:
         ended: list = [None] * mine  # of rounds that are over but for those: time, begin, steps
         met: dict[tuple[int, ...], list] = {}  # who has come to a meeting: rank, begin, steps
         state: list = [None] * mine
+        # What other cores of the node have read of a rank, where somebody has measured what it takes to write there.
+        lent: list[list[tuple[str, int, int]]] = [[] for _ in range(mine)]
+        lends = bool(network.posts)
         in_rounds = network is ROUNDS
         rounds, elements, programs = self.rounds, self.elements, self.programs
         copied, meetings = self.copied, self.meetings
@@ -202,12 +206,22 @@ class Walk:
                 events[t] = [(rank,)]
                 heappush(times, t)
 
-        def move(kind, other, nbytes):
-            """Seconds of a Copy or Reduce; what is another rank's has to be fetched first."""
-            if kind is Copy:
-                return network.fetching(nbytes) if other else network.copying(nbytes)
-            further = max(0.0, network.fetching(nbytes) - network.copying(nbytes)) if other else 0.0
-            return network.reducing(nbytes) + further
+        def move(kind, other, slot, nbytes):
+            """Seconds of a Copy or Reduce; what other ranks have written, or read in a slot, their cores hold."""
+            copying = network.copying(nbytes)
+            moving = network.fetching(nbytes) if other else network.posting(nbytes) if slot else copying
+            return moving if kind is Copy else network.reducing(nbytes) + max(0.0, moving - copying)
+
+        def back(rank, step):
+            """Seconds to get back from other cores what this rank writes after they have read it as messages."""
+            among, buf, lo, hi, elements = lent[rank], step.buf, step.lo, step.hi, 0
+            for i in range(len(among) - 1, -1, -1):
+                name, a, b = among[i]
+                if name == buf and a < hi and lo < b:
+                    elements += min(b, hi) - max(a, lo)
+                    among[i : i + 1] = [(buf, c, d) for c, d in ((a, lo), (hi, b)) if c < d]
+            nbytes = elements * itemsize
+            return max(0.0, network.posting(nbytes) - network.copying(nbytes)) if nbytes else 0.0
 
         def meet(rank, step, now, steps):
             """A rank comes to a meeting; with the last one all leave."""
@@ -260,6 +274,8 @@ class Walk:
                                 cost = costs[far][n] = links[far].cost(n * itemsize)
                             t += cost[0]
                             messages += 1
+                            if lends and not far and cost[8]:  # shorter ones are copied, and lie elsewhere
+                                lent[rank].append((step.buf, step.lo, step.hi))
                             elements[far][rank] += n
                             if rendezvous:
                                 dest = peer % mine
@@ -286,9 +302,12 @@ class Walk:
                             if n <= 0:
                                 continue
                             other = step.of not in (None, rank) or step.to not in (None, rank)
-                            seconds = moves.get((kind, other, n))
+                            what = kind, other, step.buf in SLOTS, n
+                            seconds = moves.get(what)
                             if seconds is None:
-                                seconds = moves[kind, other, n] = move(kind, other, n * itemsize)
+                                seconds = moves[what] = move(*what[:3], n * itemsize)
+                            if lent[rank]:
+                                seconds += back(rank, step)
                             busy += seconds
                             copied[rank] += n
                             named = step.of is not None or step.to is not None
@@ -380,6 +399,8 @@ class Walk:
                         if n not in reducing:
                             reducing[n] = network.reducing(n * itemsize)
                         t += reducing[n]
+                    if lent[rank]:
+                        t += back(rank, step)
                     i += 1
                 else:
                     if unsent[rank]:

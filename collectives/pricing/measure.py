@@ -10,6 +10,8 @@ that is sent before its receive is there is found by bisection, and measured bes
 library changes its protocol between them. Of many repetitions the fast quartile counts, as other processes only ever
 add; of messages that go at once the median, as whether two directions hinder each other is a matter of chance.
 
+What is sent has just been written, as in a run: else the receiver's core would hold it since the last time.
+
 Between nodes all but the streams begin after a rest. Cables that are shaped by token buckets (the lab's, a cloud's) let
 a rested sender's first bytes through at once; the stream shows what they do in the long run.
 """
@@ -71,7 +73,7 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
     quietly(comm)
     reductions, copies = measure_memory(comm, seconds)
     memory = interpolate(copies, 16 * MIB)[1] / (2 * 16 * MIB * node.Get_size())
-    meetings, fetches = measure_meetings(node, seconds), measure_fetches(node, seconds)
+    meetings, (posts, fetches) = measure_meetings(node, seconds), measure_sharing(node, seconds)
     quietly(comm)
     gamma, copy = interpolate(reductions, MIB)[1] / MIB, interpolate(copies, MIB)[1] / MIB
     source = f"measured with {MPI.get_vendor()[0]}, {len(near) + 1} ranks a node"
@@ -87,6 +89,7 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
         memory,
         meetings,
         fetches,
+        posts,
     )
     for each in (node, leaders):
         each.Free()
@@ -152,6 +155,7 @@ def ping_pong(comm: MPI.Intracomm, nbytes: int, rest: float = 0.0) -> tuple[floa
     out, into = arrays(nbytes)
     if rest:
         time.sleep(rest)
+    out.fill(1)
     for _ in range(2):
         wake(comm, other)
     begin = time.perf_counter()
@@ -171,6 +175,7 @@ def receive_late(comm: MPI.Intracomm, nbytes: int, busy: float) -> float:
     rank, other = comm.Get_rank(), 1 - comm.Get_rank()
     out, into = arrays(nbytes)
     request = comm.Irecv(into, other, MESSAGE) if rank else None
+    out.fill(1)
     wake(comm, other)
     if rank == 0:
         comm.Send(out, other, MESSAGE)
@@ -195,6 +200,7 @@ def at_once(comm: MPI.Intracomm, nbytes: int, rest: float, around: bool) -> floa
     for to, source in [((rank + 1) % size, (rank - 1) % size)] if around else zip(partners, partners, strict=True):
         if rest:
             time.sleep(rest)
+        out.fill(1)
         comm.Barrier()
         begin = end = time.perf_counter()
         if to < size:
@@ -211,13 +217,16 @@ def spacing(comm: MPI.Intracomm, nbytes: int, seconds: float) -> float:
     """
     rank, other = comm.Get_rank(), 1 - comm.Get_rank()
     number = int(np.clip(STREAM // nbytes, 1, 64))
-    out, into = arrays(nbytes)
+    whole = arrays(2 * number * nbytes)[rank]
+    messages = whole.reshape(-1, nbytes)
 
     def stream(number):
+        if rank == 0:
+            whole.fill(1)
         wake(comm, other)
         begin = time.perf_counter()
-        each = (lambda: comm.Irecv(into, other, MESSAGE)) if rank else (lambda: comm.Isend(out, other, MESSAGE))
-        MPI.Request.Waitall([each() for _ in range(number)])
+        each = comm.Irecv if rank else comm.Isend
+        MPI.Request.Waitall([each(message, other, MESSAGE) for message in messages[:number]])
         wake(comm, other)
         return time.perf_counter() - begin
 
@@ -281,51 +290,56 @@ def measure_memory(comm: MPI.Intracomm, seconds: float) -> tuple[list, list]:
 
 def measure_meetings(node: MPI.Intracomm, seconds: float) -> list[tuple[int, float]]:
     """(ranks, seconds) that the ranks of a node take to wait for each other in shared memory: 2, 4, ... and all."""
-    from collectives.communicator import Communicator
+    from collectives.node_memory.window import SharedWindow
 
     size, meetings = node.Get_size(), []
     for ranks in sorted({2**k for k in range(1, size.bit_length()) if 2**k < size} | {size} - {1}):
         part = node.Split(0 if node.Get_rank() < ranks else MPI.UNDEFINED)
         taken = 0.0
         if part != MPI.COMM_NULL:
-            communicator = Communicator(part, barrier="shared")
+            window = SharedWindow(part)
+            meet = window.barrier()
 
-            def ten(communicator=communicator):
+            def ten(meet=meet):
                 for _ in range(10):
-                    communicator.Barrier()
+                    meet()
 
             taken = typical(repeated(part, lambda: clocked(ten), seconds)) / 10
-            communicator.release()
+            window.free()
             part.Free()
         meetings.append((ranks, node.bcast(taken)))
         quietly(node)
     return meetings
 
 
-def measure_fetches(node: MPI.Intracomm, seconds: float) -> list[tuple[int, float]]:
-    """(bytes, seconds) to copy what the next rank has just written, by all ranks of a node at once; [] for one rank."""
+def measure_sharing(node: MPI.Intracomm, seconds: float) -> tuple[list, list]:
+    """((bytes, seconds) to write over what the next rank has read, and to copy what it has just written).
+
+    By all ranks of a node at once, so that each core has to ask the other for its lines; [], [] for one rank.
+    """
     from collectives.node_memory.window import SharedWindow
 
-    size, fetches = node.Get_size(), []
+    size, posts, fetches = node.Get_size(), [], []
     if size == 1:
-        return fetches
+        return posts, fetches
     window = SharedWindow(node)
     meet = window.barrier()
     for nbytes in MEMORY_SIZES:
-        own, target = window.empty(nbytes, "u1"), np.ones(nbytes, "u1")
+        own, (source, target) = window.empty(nbytes, "u1"), arrays(nbytes)
         theirs = window.peers(own).parts[(window.rank + 1) % size]
 
-        def fetch(own=own, target=target, theirs=theirs):
-            own.fill(1)
+        def both(own=own, source=source, target=target, theirs=theirs):
+            posted = clocked(partial(own.__setitem__, ..., source))
             meet()
-            taken = clocked(partial(target.__setitem__, ..., theirs))
+            fetched = clocked(partial(target.__setitem__, ..., theirs))
             meet()
-            return taken
+            return posted, fetched
 
-        times = list(islice(repeated(node, fetch, seconds / 4), MANY))
-        fetches.append((nbytes, node.allreduce(typical(times), MPI.SUM) / size))
+        times = zip(*islice(repeated(node, both, seconds / 4), MANY), strict=True)
+        for points, each in zip((posts, fetches), times, strict=True):
+            points.append((nbytes, node.allreduce(typical(each), MPI.SUM) / size))
     window.free()
-    return fetches
+    return posts, fetches
 
 
 def wake(comm: MPI.Intracomm, other: int) -> None:

@@ -207,6 +207,8 @@ class Network:
     fetches : sequence of (bytes, seconds)
         Copies from or to what another rank of the node has written, which its core may still hold; where nobody has
         measured them they cost what copies cost.
+    posts : sequence of (bytes, seconds)
+        Copies into a slot: over what other ranks of the node have read, so that their cores hold it too; likewise.
     """
 
     inside: Link
@@ -220,13 +222,14 @@ class Network:
     memory: float = 0.0
     meetings: tuple[tuple[int, float], ...] = ()
     fetches: tuple[tuple[float, float], ...] = ()
+    posts: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self):
         if not isinstance(self.ranks_per_node, (int, np.integer)) or self.ranks_per_node < 1:
             raise ValueError(f"{self}: ranks_per_node must be a whole number >= 1")
         if not all(math.isfinite(value) and value >= 0 for value in (self.gamma, self.copy, self.memory)):
             raise ValueError(f"{self}: gamma, copy and memory must be >= 0 and finite")
-        for name in ("reductions", "copies", "meetings", "fetches"):
+        for name in ("reductions", "copies", "meetings", "fetches", "posts"):
             points = tuple((x, seconds) for x, seconds in getattr(self, name))
             xs = [x for x, _ in points]
             if xs != sorted(set(xs)) or not all(
@@ -252,6 +255,10 @@ class Network:
     def fetching(self, nbytes: float) -> float:
         """Seconds for a copy of so many bytes from or to another rank's memory."""
         return interpolate(self.fetches, nbytes)[1] if self.fetches else self.copying(nbytes)
+
+    def posting(self, nbytes: float) -> float:
+        """Seconds for a copy of so many bytes into a slot that others have read."""
+        return interpolate(self.posts, nbytes)[1] if self.posts else self.copying(nbytes)
 
     def meeting(self, ranks: int) -> float:
         """Seconds from when the last of so many ranks of a node has come until all go on.
@@ -280,6 +287,12 @@ class Network:
         Path(file).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @classmethod
+    def of(cls, fields: dict) -> "Network":
+        """From plain dictionaries, as dataclasses.asdict makes them."""
+        links = {level: Link(**fields[level]) for level in ("inside", "between")}
+        return cls(**fields | links)
+
+    @classmethod
     def load(cls, file: str | Path) -> "Network":
         """Read what `save` wrote; what a file does not say of lengths, memory and meetings is left out.
 
@@ -289,9 +302,7 @@ class Network:
             The file is not JSON, or a field is missing, unknown or out of range; the message names the file.
         """
         try:
-            fields = json.loads(Path(file).read_text())
-            links = {level: Link(**fields.pop(level)) for level in ("inside", "between")}
-            return cls(**links, **fields)
+            return cls.of(json.loads(Path(file).read_text()))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
             raise ValueError(f"{file}: not a network description ({type(error).__name__}: {error})") from error
 

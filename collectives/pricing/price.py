@@ -10,8 +10,8 @@ served; the ranks of a node share the node's. On Network.hockney the result is t
 messages alpha + moved beta + reduced gamma (test_closed_forms.py).
 
 In node memory, copies and reductions cost the same whoever's buffer they name, unless somebody has measured what it
-takes to fetch another rank's; and the ranks of a node share what its memory can carry, if the network says what that
-is. Those who meet leave together, a meeting's time after the last has
+takes to fetch another rank's, and to write into a slot that others have read; and the ranks of a node share what its
+memory can carry, if the network says what that is. Those who meet leave together, a meeting's time after the last has
 come. A Compute keeps its rank busy for its seconds, while the messages of its round travel.
 
 On a measured network all of this depends on the length of the message (parameterised LogP, Kielmann 2000), and so do

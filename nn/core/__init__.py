@@ -8,6 +8,6 @@
 | containers.py | layers made of layers: residual, branches, recomputation |
 | network.py | a layer with an input shape: one pass forward and backward |
 | stages.py, parts.py | a network cut between layers, and tensors cut among ranks |
-| half.py | what is kept as float16 until backward |
+| half.py | what is kept until backward, and sent, as float16 |
 | pool.py | memory for activations that is taken again at every step |
 """

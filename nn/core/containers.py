@@ -181,7 +181,7 @@ class Recompute(Layer):
     def forward(self, p, x, run):
         y, _ = self.layer.forward(p, x, run)
         half = run.context.half
-        return y, (half.keep(x) if half else x, replace(run.micro_batch, waiting=None))
+        return y, (half.keep(x, y) if half else x, replace(run.micro_batch, waiting=None))
 
     def backward(self, p, g, gy, saved, run):
         x, seen = saved
@@ -216,17 +216,19 @@ def _states(run):
 
 
 def _forward(layer: Layer, p, x, run):
+    half = run.context.half
+    if half:
+        x = half.take(p, x, run)
     y, kept = layer.forward(p, x, run)
     if run.context.watch:
         run.context.watch(run.path, layer, y)
-    half = run.context.half
-    return y, (kept if half is None or run.children else half.keep(kept))
+    return y, (kept if half is None or run.children else half.keep(kept, y))
 
 
 def _backward(layer: Layer, p, g, gy, saved: list, i: int, run):
     """Backward of child i, which lets go of what it saved and tells that its gradients are finished."""
     child, half = run.children[i], run.context.half
-    if half and not child.children:
+    if half:
         gy, saved[i] = half.restore(p, gy, saved[i], child)
     gx = layer.backward(p, g, gy, saved[i], child)
     saved[i] = None

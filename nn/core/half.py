@@ -1,21 +1,24 @@
-"""Half precision of what is kept: activations as float16, products and sums as float32 (Micikevicius et al. 2018).
+"""Half precision: activations are kept and sent as float16, products and sums are float32 (Micikevicius et al. 2018).
 
 A layer computes in the network's dtype and knows nothing of this. Where a container would keep what a layer has saved,
 `Half.keep` makes float16 of its activations, and before the layer's backward `Half.restore` makes them what they were:
-so the activations of a network take half the memory until backward comes. The gradient that a layer with parameters
-gets is rounded to float16 too, as it would be on a machine that multiplies float16: what backward's products take fits
-float16, what they give is float32. Such gradients are small, and float16 ends at 6e-8; so they are multiplied by a
-**loss scale**, a power of two, when they become float16, and divided by it when they are float32 again. That is the
-same, bit for bit, as a loss multiplied by it and gradients divided by it in the end; and nothing that is summed,
-clipped or kept from step to step is ever scaled. It also ends at 65504: what is larger sets `overflowed`, and whoever
-trains makes no update.
+so the activations of a network take half the memory until backward comes. What a layer with parameters takes is rounded
+to float16, too, and so is the gradient that it gets, as it would be on a machine that multiplies float16: what goes
+into products fits float16, what comes out is float32. The same is done between the children of the root. So what
+passes from stage to stage of a pipeline, or is gathered before a layer that ranks compute together, is a float16
+already: it is sent as such (Context.packed), and many ranks compute what one does.
+
+Gradients are small, and float16 ends at 6e-8; so they are multiplied by a **loss scale**, a power of two, when they
+become float16, and divided by it when they are float32 again. That is the same, bit for bit, as a loss multiplied by it
+and gradients divided by it in the end; and nothing that is summed, clipped or kept from step to step is ever scaled. It
+also ends at 65504: what is larger becomes that and sets `overflowed`, and whoever trains makes no update.
 
 NumPy converts one number at a time, 4.5 ns down and 2 ns up, and below 6e-5 70 ns. Here whole blocks are converted by
 integer arithmetic on their bits, which takes 1.2 and 0.6 ns (measured, one core). Rounding is to nearest, ties away
 from zero.
 
-Left as they are: integers, masks, statistics (vectors, or one number a row), and the batch that the network is given,
-which whoever gave it has anyway.
+Left as they are: integers, masks, statistics (vectors, or one number a row), the batch that the network is given, which
+whoever gave it has anyway, its outputs, and all of evaluation.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ LARGEST = 65504.0  # of float16
 # A float32 times 2^-112 has the exponent of a float16: its bits are those of the float16, but for 13 more behind and 3
 # zeros behind the sign. Smaller numbers become subnormal in both at the same place.
 SHIFT, UP, DOWN = 13, np.float32(2.0**112), np.float32(2.0**-112)
+INFINITE, MINUS_INFINITE = 0x7C00, 0xFC00  # the bits of a float16; larger ones with that sign are no numbers
 HALF_UNIT, SIGN, MAGNITUDE = 1 << (SHIFT - 1), np.int32(-1 << 31), np.int32(-0x70000001)
 
 
@@ -57,23 +61,37 @@ class Half:
         self.training = False
         self.made: dict[int, tuple[weakref.ref, weakref.ref]] = {}  # id of an array -> itself, its float16
         self.last: tuple[np.ndarray, np.ndarray] | None = None  # a float16 array, and what it became
+        self.taken: np.ndarray | None = None  # what a layer has taken, as float16: it may be about to save it
 
     def begin(self, x: np.ndarray | None, training: bool) -> None:
         """A forward pass begins, of the batch x; None where its input is an activation, of a stage before."""
-        self.given, self.training, self.last = x, training, None
+        self.given, self.training, self.last, self.taken = x, training, None, None
         self.made.clear()
 
-    def keep(self, saved: Any) -> Any:
-        """What a layer has saved, with float16 for its activations; one that two layers save stays one."""
+    def take(self, p: Any, x: np.ndarray, run) -> np.ndarray:
+        """An activation as a layer takes it, forward; p: its parameters."""
+        if not self.training or x.dtype not in WIDE or not _rounds(p, run) or self._is_given(x):
+            return x
+        if run.x_free:
+            x = np.ascontiguousarray(x)
+            return self._round(x, x)
+        self.taken = self._packed(x)  # who made it has often saved it, and the layer will: as the same float16
+        x = self.unpack(self.taken, x.dtype)
+        self.made[id(x)] = weakref.ref(x), weakref.ref(self.taken)
+        return x
+
+    def keep(self, saved: Any, y: np.ndarray) -> Any:
+        """What a layer with the output y has saved, with float16 for its activations; one that two save stays one."""
         if not self.training:
             return saved
-        return _each(saved, self._kept)
+        least = min(2, y.shape[-1])  # on a rank with one channel, an activation has one number a row, too
+        return _each(saved, lambda array: self._kept(array, least))
 
     def restore(self, p: Any, gy: np.ndarray, saved: Any, run) -> tuple[np.ndarray, Any]:
         """(gradient, what was saved) as the backward of a layer takes them; p: its parameters."""
-        if vars(p):
+        if _rounds(p, run):
             gy = self.rounded(gy, run)
-        return gy, self.restored(saved, gy.dtype)
+        return gy, saved if run.children else self.restored(saved, gy.dtype)
 
     def restored(self, saved: Any, dtype) -> Any:
         """What `keep` was given, as arrays of `dtype`."""
@@ -82,21 +100,30 @@ class Half:
     def rounded(self, gy: np.ndarray, run) -> np.ndarray:
         """A gradient as it comes out of float16, with the loss scale: in its own memory where that is free."""
         gy = np.ascontiguousarray(gy)
-        out = run.like_gy(gy)
-        if gy.dtype != np.float32:
-            return self.unpack(self.pack(gy, self.scale), gy.dtype, self.scale, out)
-        for part, target in _blocks(gy, out):
-            self._check(part, self.scale)
-            np.multiply(part, DOWN * np.float32(self.scale), target)
+        return self._round(gy, run.like_gy(gy), self.scale)
+
+    def _round(self, x: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        """What `unpack` would make of what `pack` makes of x."""
+        if x.dtype != np.float32:
+            return self.unpack(self.pack(x, scale), x.dtype, scale, out)
+        for part, target in _blocks(x, out):
+            if not self._fits(part, scale):
+                target[...] = _within(part, scale).astype(np.float32) / scale
+                continue
+            np.multiply(part, DOWN * np.float32(scale), target)
             bits = target.view(np.int32)
             bits += HALF_UNIT
             bits &= -2 * HALF_UNIT
-            target *= UP / np.float32(self.scale)
+            target *= UP / np.float32(scale)
         return out
 
-    def _kept(self, array: np.ndarray) -> np.ndarray:
-        if array.dtype not in WIDE or array.ndim < 2 or array.shape[-1] == 1 or self._is_given(array):
+    def _kept(self, array: np.ndarray, least: int) -> np.ndarray:
+        if array.dtype not in WIDE or array.ndim < 2 or array.shape[-1] < least or self._is_given(array):
             return array
+        return self._packed(array)
+
+    def _packed(self, array: np.ndarray) -> np.ndarray:
+        """An activation as float16: the array that was made of it before, if there is one."""
         known, made = self.made.get(id(array), (None, None))
         if known is not None and known() is array and (found := made()) is not None:
             return found
@@ -123,11 +150,15 @@ class Half:
         if x.dtype != np.float32:
             with np.errstate(over="ignore"):
                 np.multiply(x, scale, out=out, casting="unsafe")
-            self.overflowed |= not np.isfinite(out).all()
+            if not np.isfinite(out).all():
+                self.overflowed = True
+                out[...] = _within(x, scale)
             return out
         values, signs = (self.memory.scratch(name, (BLOCK,), kind) for name, kind in SCRATCH)
         for part, target in _blocks(np.ascontiguousarray(x), out.view(np.int16)):
-            self._check(part, scale)
+            if not self._fits(part, scale):
+                target.view(np.float16)[...] = _within(part, scale)
+                continue
             value, sign = values[: part.size], signs[: part.size]
             np.multiply(part, DOWN * np.float32(scale), value)
             bits = value.view(np.int32)
@@ -138,13 +169,14 @@ class Half:
             np.right_shift(bits, SHIFT, target, casting="unsafe")
         return out
 
-    def _check(self, part: np.ndarray, scale: float) -> None:
-        """Note whether scale times a number is too large, or is none."""
+    def _fits(self, part: np.ndarray, scale: float) -> bool:
+        """Whether no number is too large, times scale, or is none; else that is noted."""
         limit = LARGEST / scale
         with np.errstate(over="ignore"):
             squares = float(part @ part)
-        if not squares < limit * limit:  # else each is smaller
-            self.overflowed |= not (part.max() <= limit and part.min() >= -limit)
+        fit = squares < limit * limit or (part.max() <= limit and part.min() >= -limit)  # of the first each is smaller
+        self.overflowed |= not fit
+        return bool(fit)
 
     def unpack(self, half: np.ndarray, dtype, scale: float = 1.0, out: np.ndarray | None = None) -> np.ndarray:
         """What `pack` has packed, as an array of `dtype`."""
@@ -152,6 +184,9 @@ class Half:
         if out.dtype != np.float32:
             return np.divide(half, scale, out=out, dtype=out.dtype)
         for part, target in _blocks(half.view(np.int16), out):
+            if part.max() >= INFINITE or part.view(np.uint16).max() >= MINUS_INFINITE:
+                np.divide(part.view(np.float16), scale, out=target, dtype=target.dtype)
+                continue
             bits = target.view(np.int32)
             np.copyto(bits, part)
             bits <<= SHIFT
@@ -160,8 +195,20 @@ class Half:
         return out
 
 
+def _rounds(p: Any, run) -> bool:
+    """Whether a layer takes, and gets, float16 numbers: one with parameters, and every child of the root."""
+    return "." not in run.path or (not run.children and bool(vars(p)))
+
+
 WIDE = (np.float32, np.float64)
 SCRATCH = ("half, as float32", np.float32), ("half, its signs", np.int32)
+
+
+def _within(x: np.ndarray, scale: float) -> np.ndarray:
+    """scale x as float16, where some is too large: as large as there is; what is not finite stays so."""
+    with np.errstate(over="ignore"):
+        fitting = np.clip(x * x.dtype.type(scale), -LARGEST, LARGEST)
+    return np.where(np.isfinite(x), fitting, x).astype(np.float16)
 
 
 def _blocks(*arrays: np.ndarray):

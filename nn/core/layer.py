@@ -234,8 +234,10 @@ class Sequential(Layer):
         for layer, pl, rl in zip(self.layers, p, run.children, strict=True):
             if fetch:
                 fetch(rl)
+            if half:
+                x = half.take(pl, x, rl)
             x, kept = layer.forward(pl, x, rl)
-            saved.append(kept if half is None or rl.children else half.keep(kept))
+            saved.append(kept if half is None or rl.children else half.keep(kept, x))
             if watch:
                 watch(rl.path, layer, x)
         return x, saved
@@ -246,7 +248,7 @@ class Sequential(Layer):
             child = run.children[i]
             if fetch:
                 fetch(child)
-            if half and not child.children:
+            if half:
                 gy, saved[i] = half.restore(p[i], gy, saved[i], child)
             gy = self.layers[i].backward(p[i], g[i], gy, saved[i], child)
             saved[i] = None  # its memory can serve the layers below

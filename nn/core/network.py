@@ -70,7 +70,7 @@ class Network:
     name : str
         For reports.
     mixed : bool
-        Mixed precision: what is kept for backward is float16; see nn/core/half.py.
+        Mixed precision: what is kept for backward, and sent, is float16; see nn/core/half.py.
     whole : Layout or None
         Of the network of which this is a stage; layers here may be tied to arrays of others.
 
@@ -215,7 +215,7 @@ class Network:
         y, saved = self.root.forward(p, x, run)
         if run.context.watch and not run.children:
             run.context.watch(run.path, self.root, y)
-        return y, (saved if half is None or run.children else half.keep(saved))
+        return y, (saved if half is None or run.children else half.keep(saved, y))
 
     def check_input(self, x: np.ndarray) -> None:
         """Refuse what is no batch for this network; the message says what is missing.

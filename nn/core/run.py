@@ -22,7 +22,8 @@ Shape = tuple[int, ...]
 class Group:
     """Ranks that compute something together. This is a rank by itself; `parallel` has those of several ranks.
 
-    Every rank of a group takes part in every call, in the same order, with arrays of one shape and dtype.
+    Every rank of a group takes part in every call, in the same order, with arrays of one shape and dtype, and they
+    travel as they are. Activations, and their gradients, that are moved and not summed go by `Run.moved`.
 
     Attributes
     ----------
@@ -149,6 +150,22 @@ class Context:
         self.fetch: Callable[[Run], None] | None = None
         self.factors: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {}
 
+    def wire(self, dtype) -> np.dtype:
+        """The dtype with which an activation of `dtype` travels between ranks: in training that in which it is kept."""
+        return np.dtype(np.float16 if self.half and self.micro_batch.training else dtype)
+
+    def packed(self, array: np.ndarray, gradient: bool = False) -> np.ndarray:
+        """An activation, or the gradient of one, as it travels."""
+        if self.wire(array.dtype) == array.dtype:
+            return array
+        return self.half.pack(array, self.half.scale if gradient else 1.0)
+
+    def unpacked(self, array: np.ndarray, dtype, gradient: bool = False) -> np.ndarray:
+        """What a rank has packed, as an array of `dtype`."""
+        if array.dtype != np.float16:
+            return array
+        return self.half.unpack(array, dtype, self.half.scale if gradient else 1.0)
+
 
 class Run:
     """What one layer is told about the pass it takes part in. Built once for each layer of a network.
@@ -200,6 +217,14 @@ class Run:
         if name not in AXES:
             raise ValueError(f"layer {self.path}: ranks share {' or '.join(AXES)}, not {name!r}")
         return self.context.groups.get(name, ALONE)
+
+    def moved(self, move: Callable[[np.ndarray], np.ndarray], array: np.ndarray, gradient: bool = False) -> np.ndarray:
+        """What `move`, a Group's gather or swap, makes of an activation, or of the gradient of one.
+
+        What is not summed travels as it is kept: as float16 in mixed precision. Terms of a sum do not.
+        """
+        context = self.context
+        return context.unpacked(move(context.packed(array, gradient)), array.dtype, gradient)
 
     # ------------------------------------------------------------------------------------ memory
 

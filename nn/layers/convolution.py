@@ -172,10 +172,10 @@ class Conv2d(Layer):
 
     def algorithm(self, geometry: Geometry, out_channels: int | None = None):
         """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""
-        for fast in (winograd, winograd_rows):
-            if fast.pays(geometry, self.in_channels, out_channels or self.out_channels):
-                return fast
-        return im2col
+        out_channels = out_channels or self.out_channels
+        return min(
+            (im2col, winograd, winograd_rows), key=lambda form: form.cost(geometry, self.in_channels, out_channels)
+        )
 
 
 def pair(name: str, value: Pair, least: int) -> tuple[int, int]:

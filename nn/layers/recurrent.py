@@ -11,8 +11,10 @@ step behind it took (Werbos 1990). `truncate=k` lets that go back to the last mu
 products with U.
 
 Cost of N sequences of T steps, D features in and H out: N T (D + H) B H multiply-accumulates forward, twice that
-backward, B = 1 or 4 blocks. The products with the input are one matrix product for all steps, as are all gradients of
-parameters and of the input; one product of (N, H) and (H, B H) a step is left, each way.
+backward, B = 1 or 4 blocks. The products with the input are made for some steps at a time, all gradients of parameters
+and of the input for all steps; one product of (N, H) and (H, B H) a step is left, each way. It is small, so how often
+NumPy is called counts as much, and that what a step needs is in the cache: all that needs no other step is made for as
+many steps as fit there.
 
 **What cannot be cut in time.** h_t needs h_(t-1): those T products wait for each other, however many ranks there are.
 Ranks can share the samples, the features or the layers (a layer can be at step t while the one above is at t - 1), but
@@ -23,16 +25,21 @@ apart, so that work can be cut along the sequence as well; it pays by T^2 scores
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
 from nn.initializers import glorot, orthogonal, zeros
 
+BLOCK = 1 << 16  # elements of z worked on at a time, where steps do not wait for each other
+SMALL = 1_000_000  # multiply-accumulates of a product: up to so many OpenBLAS has kernels that copy nothing
+LEAST = 8  # rows that such a product should have
+
 
 class _Recurrence(Layer):
-    """Base: what all steps have in common, and the loops over them. Inside arrays are (T, N, ...), a step a block."""
+    """Base: what all steps have in common, and the loops over them.
+
+    Inside arrays are (T, N, ...), a step together, and what is B times as wide (B, ..., H), a block together.
+    """
 
     blocks = 1
     states: tuple[str, ...] = ("h0",)
@@ -76,47 +83,52 @@ class _Recurrence(Layer):
         return in_shape[0] * (self.in_features + self.features) * self.blocks * self.features
 
     def forward(self, p, x, run):
-        (N, T, D), H, dtype = x.shape, self.features, x.dtype
+        (N, T, D), H, B, dtype = x.shape, self.features, self.blocks, x.dtype
         W, U, b = self.parameters(p, run)
         steps = run.empty((T, N, D), dtype)
         steps[...] = x.swapaxes(0, 1)
-        z = run.empty((T, N, W.shape[1]), dtype)
-        np.dot(_rows(steps), W, _rows(z))
+        z = run.empty((T, B, N, H), dtype)
         h = run.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
         more = self.begin(p, h, run)
-        product = run.scratch("step", z.shape[1:], dtype)
-        for t in range(T):
-            np.dot(h[t], U, product)
-            if b is not None:  # here, where it is a part of what is in the cache
-                product += b
-            zt = z[t]
-            zt += product
-            self.step(t, zt, h, more, run)
+        work = run.scratch("step", (N, H), dtype)
+        for part in _parts(T, z):
+            inputs = run.scratch("inputs", (B, part.stop - part.start, N, H), dtype)
+            np.matmul(_rows(steps[part]), W, out=inputs.reshape(B, (part.stop - part.start) * N, H))
+            if b is not None:
+                inputs += b[:, None]
+            for t in range(*part.indices(T)):
+                zt = np.matmul(h[t], U, out=z[t])
+                zt += inputs[:, t - part.start]
+                self.step(t, zt, h, more, work)
         y = run.empty((N, H) if self.last else (N, T, H), dtype)
         y[...] = h[T] if self.last else h[1:].swapaxes(0, 1)
         return y, (steps, z, h, *more)
 
     def backward(self, p, g, gy, saved, run):
         steps, z, h, *more = saved
-        (T, N, D), H, dtype = steps.shape, self.features, steps.dtype
-        gz = run.operand("steps", z.shape, dtype)
+        (T, N, D), H, B, dtype = steps.shape, self.features, self.blocks, steps.dtype
+        gz = run.operand("steps", (T, N, B * H), dtype)
+        blocks = gz.reshape(T, N, B, H).swapaxes(1, 2)
         gstates = [run.scratch(f"gradient of {name}", (N, H), dtype) for name in self.states]
         for gstate in gstates:
             gstate[...] = 0
         gh = gstates[0]
+        work = run.scratch("step", (N, H), dtype)
         back = run.scratch("U", p.U.shape[::-1], dtype)
         back[...] = p.U.T  # with rows that lie together a third faster
-        for t in reversed(range(T)):
-            if not self.last:
-                gh += gy[:, t]
-            elif t == T - 1:
-                gh += gy
-            self.step_back(t, z[t], h, more, gstates, gz[t], run)
-            if t and self.truncate and t % self.truncate == 0:
-                for gstate in gstates:
-                    gstate[...] = 0
-            elif t or self.learn_state:
-                np.dot(gz[t], back, gh)
+        for part in reversed(_parts(T, z)):
+            slopes = self.slopes(z[part], h[1:][part], [array[part] for array in more], run)
+            for t in reversed(range(*part.indices(T))):
+                if not self.last:
+                    gh += gy[:, t]
+                elif t == T - 1:
+                    gh += gy
+                self.step_back(z[t], slopes[:, t - part.start], gstates, blocks[t], work)
+                if t and self.truncate and t % self.truncate == 0:
+                    for gstate in gstates:
+                        gstate[...] = 0
+                elif t or self.learn_state:
+                    _multiply(gz[t], back, gh)
 
         rows = _rows(gz)
         run.add_product(g.W, _rows(steps).T, rows)
@@ -135,20 +147,25 @@ class _Recurrence(Layer):
         return gx
 
     def parameters(self, p, run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """W, U and b (or None) as forward multiplies them."""
-        return p.W, p.U, getattr(p, "b", None)
+        """W (B, D, H), U (B, H, H), and b (B, 1, H) or None, as forward multiplies them."""
+        return p.W[None], p.U[None], p.b[None, None] if self.bias else None
 
     def begin(self, p, h: np.ndarray, run) -> tuple[np.ndarray, ...]:
         """Write the first state, h[0]; returns what else is kept of the steps."""
         h[0] = p.h0 if self.learn_state else 0
         return ()
 
-    def step(self, t: int, z: np.ndarray, h: np.ndarray, more: tuple, run) -> None:
-        """From z (N, B H), which becomes what backward needs, the state h[t + 1]."""
+    def step(self, t: int, z: np.ndarray, h: np.ndarray, more: tuple, work: np.ndarray) -> None:
+        """From z (B, N, H), which becomes what backward needs, the state h[t + 1]; `work` is an (N, H) to use."""
         raise TypeError(f"{type(self).__name__} does not define step")
 
-    def step_back(self, t: int, z: np.ndarray, h: np.ndarray, more: list, gstates: list, gz: np.ndarray, run) -> None:
-        """From the gradients of the states behind step t that of z; of states that U has no part in, those before."""
+    def slopes(self, z: np.ndarray, h: np.ndarray, more: list, run) -> np.ndarray:
+        """What `step_back` multiplies gradients with, of some steps at once: (any number, steps, N, H)."""
+        raise TypeError(f"{type(self).__name__} does not define slopes")
+
+    def step_back(self, z: np.ndarray, slopes: np.ndarray, gstates: list, gz: np.ndarray, work: np.ndarray) -> None:
+        """From the gradients of the states behind a step that of z, gz (B, N, H) with blocks as parameters have them;
+        of states that U has no part in, those before."""
         raise TypeError(f"{type(self).__name__} does not define step_back")
 
 
@@ -194,20 +211,23 @@ class Recurrent(_Recurrence):
         more = f", activation={self.activation!r}" if self.activation != "tanh" else ""
         return super().__repr__()[:-1] + f"{more})"
 
-    def step(self, t, z, h, more, run):
+    def step(self, t, z, h, more, work):
         if self.activation == "tanh":
-            np.tanh(z, h[t + 1])
+            np.tanh(z[0], h[t + 1])
         else:
-            np.maximum(z, 0, out=h[t + 1])
+            np.maximum(z[0], 0, out=h[t + 1])
 
-    def step_back(self, t, z, h, more, gstates, gz, run):
-        y = h[t + 1]
+    def slopes(self, z, h, more, run):
+        slope = run.scratch("slopes", (1, *h.shape), h.dtype)
         if self.activation == "tanh":
-            np.multiply(y, y, gz)
-            np.subtract(1, gz, gz)
+            np.multiply(h, h, slope[0])
+            np.subtract(1, slope, slope)
         else:
-            np.greater(y, 0, gz)
-        gz *= gstates[0]
+            np.greater(h, 0, slope[0])
+        return slope
+
+    def step_back(self, z, slopes, gstates, gz, work):
+        np.multiply(slopes, gstates[0], gz)
 
 
 class LSTM(_Recurrence):
@@ -255,10 +275,20 @@ class LSTM(_Recurrence):
         return b
 
     def parameters(self, p, run):
-        """sigmoid(z) = (1 + tanh(z / 2)) / 2: with halves of these columns one tanh serves all four blocks."""
-        half, _ = _halves(self.features, p.U.dtype)
-        W, U = (np.multiply(w, half, run.scratch(name, w.shape, w.dtype)) for name, w in (("W", p.W), ("U", p.U)))
-        return W, U, p.b * half if self.bias else None
+        """Inside, blocks are in the order o, i, f, g: the gates lie together, and so does what makes c.
+
+        sigmoid(z) = (1 + tanh(z / 2)) / 2: with halves of the gates' columns one tanh serves all four blocks.
+        """
+        found = []
+        for name, w in (("W", p.W), ("U", p.U), ("b", p.b[None] if self.bias else None)):
+            if w is None:
+                return *found, None
+            blocks = w.reshape(len(w), 4, self.features).swapaxes(0, 1)
+            inside = run.scratch(f"blocks of {name}", blocks.shape, w.dtype)
+            for k, factor in enumerate((0.5, 0.5, 1, 0.5)):
+                np.multiply(blocks[k], factor, inside[(k + 1) % 4])
+            found.append(inside)
+        return tuple(found)
 
     def begin(self, p, h, run):
         super().begin(p, h, run)
@@ -266,38 +296,43 @@ class LSTM(_Recurrence):
         c[0] = p.c0 if self.learn_state else 0
         return c, squashed
 
-    def step(self, t, z, h, more, run):
+    def step(self, t, z, h, more, work):
         c, squashed = more
-        half, rest = _halves(self.features, z.dtype)
         np.tanh(z, z)
-        z *= half
-        z += rest
-        i, f, g, o = (_block(z, k) for k in range(4))
-        np.multiply(f, c[t], c[t + 1])
-        product = run.scratch("i g", g.shape, g.dtype)
-        c[t + 1] += np.multiply(i, g, product)
-        np.tanh(c[t + 1], squashed[t])
+        gates = z[:3]
+        gates *= 0.5
+        gates += 0.5
+        o, i, f, g = z
+        cell = np.multiply(f, c[t], c[t + 1])
+        cell += np.multiply(i, g, work)
+        np.tanh(cell, squashed[t])
         np.multiply(o, squashed[t], h[t + 1])
 
-    def step_back(self, t, z, h, more, gstates, gz, run):
-        (c, squashed), (gh, gc) = more, gstates
-        i, f, g, o = (_block(z, k) for k in range(4))
-        through = run.scratch("through", gh.shape, gh.dtype)
-        np.multiply(squashed[t], squashed[t], through)  # gc += gh o (1 - tanh(c)^2)
-        np.subtract(1, through, through)
-        through *= o
-        through *= gh
-        gc += through
-        np.multiply(z, z, gz)  # dy/dz: y - y^2 of gates, 1 - g^2
-        np.subtract(z, gz, gz)
-        slope = _block(gz, 2)
-        slope -= g
-        slope += 1
-        for block, (one, other) in enumerate(((gc, g), (gc, c[t]), (gc, i), (gh, squashed[t]))):
-            np.multiply(one, other, through)
-            part = _block(gz, block)
-            part *= through
-        gc *= f
+    def slopes(self, z, h, more, run):
+        z, (before, squashed) = z.swapaxes(0, 1), more
+        gates, (o, i, _, g) = z[:3], z
+        slopes = run.scratch("slopes", (5, *h.shape), h.dtype)
+        np.multiply(gates, gates, slopes[:3])  # dy/dz: y - y^2 of gates, 1 - g^2
+        np.subtract(gates, slopes[:3], slopes[:3])
+        np.multiply(g, g, slopes[3])
+        np.multiply(squashed, squashed, slopes[4])
+        np.subtract(1, slopes[3:], slopes[3:])
+        for slope, other in zip(slopes, (squashed, g, before, i, o), strict=True):
+            slope *= other  # of o: dh/dz; of i, f and g: dc/dz; the last one is dh/dc
+        return slopes
+
+    def step_back(self, z, slopes, gstates, gz, work):
+        gh, gc = gstates
+        gc += np.multiply(gh, slopes[4], work)
+        np.multiply(slopes[1:4], gc, gz[:3])
+        np.multiply(slopes[0], gh, gz[3])
+        gc *= z[2]
+
+
+def _parts(steps: int, z: np.ndarray) -> list[slice]:
+    """Steps that are taken together, where they do not wait for each other: what belongs to them stays in the cache."""
+    together = max(1, BLOCK // max(1, z[0].size))
+    return [slice(start, min(steps, start + together)) for start in range(0, steps, together)]
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
@@ -305,17 +340,10 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1, array.shape[-1])
 
 
-def _block(array: np.ndarray, index: int) -> np.ndarray:
-    """One of the four blocks of (N, 4H)."""
-    size = array.shape[1] // 4
-    return array[:, index * size : (index + 1) * size]
-
-
-@functools.lru_cache(maxsize=8)
-def _halves(features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """1/2 for the columns of i, f and o, 1 for those of g; and what is left of 1."""
-    half = np.full(4 * features, 0.5, dtype)
-    half[2 * features : 3 * features] = 1
-    rest = 1 - half
-    half.flags.writeable = rest.flags.writeable = False
-    return half, rest
+def _multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a b for a few rows a: so many at a time that OpenBLAS takes b as it is, and does not copy it first."""
+    most = SMALL // b.size
+    parts = -(-len(a) // most) if most >= LEAST else 1
+    for k in range(parts):
+        part = slice(len(a) * k // parts, len(a) * (k + 1) // parts)
+        np.dot(a[part], b, out[part])

@@ -33,20 +33,19 @@ LEAST = 128  # tiles at a time; more where there are so few channels that a slot
 VALUES = 8192
 
 
-def pays(geometry, channels: int, out_channels: int) -> bool:
-    """Whether this takes less time than the direct sum, both counted in multiplications.
+def cost(geometry, channels: int, out_channels: int) -> float:
+    """Multiplications for an image, infinity where this form cannot be used.
 
-    Those of the transforms count double: their matrices are small, and data is copied from and to tiles.
+    Those of the transforms count two and a half times: their matrices are small, and data goes to and from tiles.
     """
     kh, kw = geometry.kernel
     if not (geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1):
-        return False
+        return math.inf
     if not (3 <= kh < SIDE and 3 <= kw < SIDE):
-        return False
+        return math.inf
     outputs = step(kh) * step(kw)
-    tiled = math.prod(_tiles(geometry)) * SLOTS
-    tiled *= channels * out_channels + 2 * (SLOTS * channels + outputs * out_channels)
-    return tiled < math.prod(geometry.out) * kh * kw * channels * out_channels
+    tiles = math.prod(_tiles(geometry)) * SLOTS
+    return tiles * (channels * out_channels + 2.5 * (SLOTS * channels + outputs * out_channels))
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:

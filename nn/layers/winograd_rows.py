@@ -6,8 +6,11 @@ Tiles of m rows of outputs are settled by m + r - 1 = 6 points a column, for a k
 
 so a 3 x 3 kernel costs 18 multiplications a channel for four outputs instead of 36. Both axes would save more, but here
 nothing is gathered and scattered: rows of channels-last images are contiguous, so the transforms are products of small
-matrices with whole rows, and what is under the kernel is a piece of a transformed row: an overlapping view. That is
-faster up to some 50 channels. The rounding error in float32 is at most twice that of the direct sum.
+matrices with whole rows, and what is under the kernel is a piece of a transformed row. The pieces of outputs that are
+`apart` columns from each other are a matrix, a view. Where channels are many, these are the outputs of one column of
+all tiles; where they are few, and the kernel has k columns, every k-th, whose pieces lie one behind the other and fill
+the rows. That is faster than both axes up to some 90 channels. The rounding error in float32 is at most twice that of
+the direct sum.
 
 Backward: gx is a convolution of gy with the flipped kernel, and the kernel's gradient has the same slots of gy as one
 of its factors.
@@ -25,31 +28,42 @@ import numpy as np
 from nn.layers.im2col import flip, strided
 from nn.layers.winograd import SIDE, cook_toom, step
 
-PAIR = 2  # tiles that one product transforms: its matrix is a third zeros, but wide enough for BLAS
-VALUES = 1 << 19  # of transformed images at a time, about
-LIMIT = 1 << 20  # of one transformed image
+SMALL = 1_000_000  # multiplications of a product, at most: so OpenBLAS needs no copies of its factors
+LIMIT = 1 << 20  # values of one transformed image
+FEW = 32  # channels
 
 
-def pays(geometry, channels: int, out_channels: int) -> bool:
-    """Whether this takes less time than the direct sum, both counted in multiplications, those of transforms double."""
-    (kh, kw), (oh, ow), width = geometry.kernel, geometry.out, geometry.padded[1]
-    if geometry.dilation != (1, 1) or geometry.groups > 1 or geometry.adjoint() is None or not 3 <= kh < SIDE:
-        return False
-    rows, m = _slot_rows(geometry), step(kh)
-    if rows * width * max(channels, out_channels) > LIMIT or 2 * math.prod(geometry.size) > 3 * oh * ow:
-        return False
-    transforms = rows * width * channels * (PAIR * m + kh - 1) + oh * ow * out_channels * PAIR * SIDE
-    products = rows * ow * kw * channels * out_channels
-    return products + 2 * transforms < oh * ow * kh * kw * channels * out_channels
+def cost(geometry, channels: int, out_channels: int) -> float:
+    """Multiplications for an image, those of transforms counted double; infinity where this form cannot be used."""
+    adjoint, kh = geometry.adjoint(), geometry.kernel[0]
+    if geometry.dilation != (1, 1) or geometry.groups > 1 or adjoint is None or not 3 <= kh < SIDE:
+        return math.inf
+    own = _multiplications(geometry, channels, out_channels)
+    return (2 * own + _multiplications(adjoint, out_channels, channels)) / 3 if _larger(geometry) else own
+
+
+def _multiplications(geometry, channels: int, out_channels: int) -> float:
+    """Those of one direction."""
+    kw, ow, rows = geometry.kernel[1], geometry.out[1], SIDE * _tiles(geometry)
+    width, apart = _row(geometry, channels, out_channels)
+    if rows * width * max(channels, out_channels) > LIMIT:
+        return math.inf
+    outputs = width if apart == kw else ow
+    return rows * (outputs * kw * channels * out_channels + 2 * SIDE * (width * channels + ow * out_channels))
+
+
+def _larger(geometry) -> bool:
+    """Whether the image has so many more places than the output that roles are not exchanged for the kernel."""
+    return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
 
 
 def forward(x, weight, bias, y, geometry, run) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
-    kernels = _transform_weight(weight, run)
-    for images in _pieces(len(x), geometry, x.shape[3]):
+    kernels, row = _transform_weight(weight, run), _row(geometry, x.shape[3], y.shape[3])
+    for images in _pieces(len(x), kernels, geometry, row):
         piece = y[images]
-        slots = _to_slots(x[images], geometry, run)
-        _convolve_rows(slots, kernels, piece, geometry, run)
+        patches = _transform_input(x[images], geometry, row, run)
+        _convolve(patches, kernels, piece, geometry, row, run)
         if bias is not None:
             piece += bias
 
@@ -57,50 +71,68 @@ def forward(x, weight, bias, y, geometry, run) -> None:
 def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
     """Add to g_weight, and write dLoss/dx to gx; what is None is left out. g_weight needs no weight.
 
-    Roles are exchanged: gy is transformed as an input, x as the gradient of an output, and the kernel is flipped.
+    gx is the convolution of gy with the flipped kernel. As gy is transformed for it, roles are exchanged for the
+    kernel's gradient, unless the image is much larger: x is taken for the gradient of an output, and it comes flipped.
     """
-    adjoint = geometry.adjoint()
-    (kh, kw), channels, out_channels = geometry.kernel, x.shape[3], gy.shape[3]
-    flipped = run.scratch("flipped", (kh, kw, out_channels, channels), gy.dtype)
+    adjoint, exchanged, (kh, kw) = geometry.adjoint(), not _larger(geometry), geometry.kernel
+    flipped = None
     if gx is not None:
+        flipped = run.scratch("flipped", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
         flip(weight, flipped, 1)
-        kernels = _transform_weight(flipped, run)
-    total = run.scratch("winograd weight gradient", (SIDE, kw * out_channels, channels), gy.dtype)
-    total[...] = 0
-    for images in _pieces(len(x), adjoint, out_channels):
-        slots = _to_slots(gy[images], adjoint, run)
-        if gx is not None:
-            _convolve_rows(slots, kernels, gx[images], adjoint, run)
-        if g_weight is not None:
-            _add_products(total, slots, _spread(x[images], adjoint, run), adjoint, run)
+        if g_weight is None or not exchanged:
+            forward(gy, flipped, None, gx, adjoint, run)
     if g_weight is None:
         return
-    np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=flipped.reshape(kh, -1))
     gradient = run.scratch("gradient", g_weight.shape, gy.dtype)
-    flip(flipped, gradient, 1)
+    if exchanged:
+        turned = run.scratch("turned", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
+        _kernel_gradient(gy, x, turned, flipped, gx, adjoint, run)
+        flip(turned, gradient, 1)
+    else:
+        _kernel_gradient(x, gy, gradient, None, None, geometry, run)
     run.add(g_weight, gradient)
+
+
+def _kernel_gradient(x, gy, gradient, weight, y, geometry, run) -> None:
+    """Write the kernel's gradient; and where y is given, to y the convolution with weight: x is transformed once."""
+    kernels = None if y is None else _transform_weight(weight, run)
+    row = _row(geometry, x.shape[3], gy.shape[3])
+    kh, kw, c, o = gradient.shape
+    total = run.scratch("winograd weight gradient", (SIDE, kw * c, o), gy.dtype)
+    product = run.scratch("product", total.shape, total.dtype)
+    total[...] = 0
+    for images in _pieces(len(x), total, geometry, row):
+        patches = _transform_input(x[images], geometry, row, run)
+        if y is not None:
+            _convolve(patches, kernels, y[images], geometry, row, run)
+        spread = _spread(gy[images], geometry, row, run)
+        for k in range(patches.shape[1]):
+            total += np.matmul(patches[:, k].transpose(0, 2, 1), spread[:, k], out=product)
+    np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=gradient.reshape(kh, -1))
 
 
 @cache
 def _transforms(size: int, outputs: int, padding: int, taps: int, dtype) -> tuple[list, list]:
-    """What takes rows of an image to slots, and slots to rows of outputs: lists of (to rows, from rows, matrix).
+    """What takes rows of an image to slots, and slots to rows of outputs: lists of (tiles, first row, matrix).
 
-    Each is one banded matrix for the whole axis, here cut into blocks of PAIR tiles; rows of padding have no columns.
+    Tiles that see as many rows are one entry: the first starts at that row, the others m rows further each. The matrix
+    has no columns for rows of padding, nor rows for outputs that are not there.
     """
     m = step(taps)
     a, b, _ = cook_toom(m, taps)
-    to_slots, to_outputs = [], []
-    for t in range(0, -(-outputs // m), PAIR):
-        count = min(PAIR, -(-outputs // m) - t)
-        matrix = np.zeros((count * SIDE, (count - 1) * m + SIDE), dtype)
-        for i in range(count):
-            matrix[i * SIDE : (i + 1) * SIDE, i * m : i * m + SIDE] = b.T
-        start = t * m - padding  # the image's row that belongs to the first column
-        seen = slice(max(0, start), min(size, start + matrix.shape[1]))
-        slots, rows = slice(t * SIDE, (t + count) * SIDE), slice(t * m, min(outputs, (t + count) * m))
-        to_slots.append((slots, seen, matrix[:, seen.start - start : seen.stop - start].copy()))
-        to_outputs.append((rows, slots, np.kron(np.eye(count), a.T)[: rows.stop - rows.start].astype(dtype)))
-    return to_slots, to_outputs
+    to_slots, to_outputs = {}, {}
+    for tile in range(-(-outputs // m)):
+        start = tile * m - padding
+        to_slots.setdefault((max(0, -start), min(SIDE, size - start)), []).append(tile)
+        to_outputs.setdefault(min(m, outputs - tile * m), []).append(tile)
+    span = lambda tiles: slice(tiles[0], tiles[-1] + 1)
+    return (
+        [
+            (span(tiles), tiles[0] * m - padding + above, b.T[:, above:below].astype(dtype))
+            for (above, below), tiles in to_slots.items()
+        ],
+        [(span(tiles), tiles[0] * m, a.T[:rows].astype(dtype)) for rows, tiles in to_outputs.items()],
+    )
 
 
 @cache
@@ -113,16 +145,29 @@ def _axis(geometry, dtype) -> tuple[list, list]:
     return _transforms(geometry.size[0], geometry.out[0], geometry.padding[0][0], geometry.kernel[0], dtype)
 
 
-def _slot_rows(geometry) -> int:
-    """Rows of a transformed image: SIDE for each row of tiles."""
-    return SIDE * -(-geometry.out[0] // step(geometry.kernel[0]))
+def _tiles(geometry) -> int:
+    """Rows of tiles."""
+    return -(-geometry.out[0] // step(geometry.kernel[0]))
 
 
-def _pieces(n: int, geometry, channels: int):
-    """Slices of as many images as make VALUES when transformed, at least one."""
-    images = max(1, VALUES // (_slot_rows(geometry) * geometry.padded[1] * channels))
-    for a in range(0, n, images):
-        yield slice(a, min(n, a + images))
+def _row(geometry, channels: int, out_channels: int) -> tuple[int, int]:
+    """Columns of a transformed row, and how far those are apart whose patches make a matrix: a divisor of the columns.
+
+    They are those of the padded image, and zeros where that makes the kernel's width a divisor.
+    """
+    kw, width = geometry.kernel[1], geometry.padded[1]
+    rounded = -(-width // kw) * kw
+    few = max(channels, out_channels) <= FEW and rounded <= 1.25 * geometry.out[1]
+    return (rounded, kw) if few else (width, width)
+
+
+def _pieces(n: int, kernels, geometry, row):
+    """Slices of as many images as make products that are SMALL, at least one."""
+    width, apart = row
+    images = max(1, SMALL // (_tiles(geometry) * width // apart * kernels[0].size))
+    parts = -(-n // images)
+    for i in range(parts):
+        yield slice(n * i // parts, n * (i + 1) // parts)
 
 
 def _transform_weight(weight, run) -> np.ndarray:
@@ -133,54 +178,55 @@ def _transform_weight(weight, run) -> np.ndarray:
     return kernels
 
 
-def _to_slots(x, geometry, run) -> np.ndarray:
-    """B^T x down the columns, with zeros left and right: (n, slot rows, padded width, channels)."""
-    n, _, w, c = x.shape
-    slots = run.scratch("winograd slots", (n, _slot_rows(geometry), geometry.padded[1], c), x.dtype)
-    flat, left = slots.reshape(*slots.shape[:2], -1), geometry.padding[1][0] * c
-    flat[:, :, :left] = 0
-    flat[:, :, left + w * c :] = 0
-    for to, source, matrix in _axis(geometry, x.dtype)[0]:
-        np.matmul(matrix, x[:, source].reshape(n, -1, w * c), out=flat[:, to, left : left + w * c])
-    return slots
+def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray:
+    """The rows of each tile, (n, tiles, rows, values of a row): a view in which tiles may overlap."""
+    sn, sy, _, item = image.strides
+    shape = len(image), tiles.stop - tiles.start, rows, sy // item
+    return strided(image, shape, (sn, step(geometry.kernel[0]) * sy, sy, item), first * sy)
 
 
-def _convolve_rows(slots, kernels, y, geometry, run) -> None:
+def _transform_input(x, geometry, row, run) -> np.ndarray:
+    """B^T x down the columns, as patches: (SIDE, columns, images and tiles and columns apart, kw c), a view.
+
+    Where a row has no output left, a patch may reach into the next row; nobody takes what becomes of it.
+    """
+    (n, _, w, c), kw, (width, apart) = x.shape, geometry.kernel[1], row
+    shape, spare = (SIDE, n, _tiles(geometry), width * c), kw * c
+    flat = run.scratch("winograd slots", (math.prod(shape) + spare,), x.dtype)
+    flat[-spare:] = 0
+    slots, left = flat[:-spare].reshape(shape), geometry.padding[1][0] * c
+    slots[..., :left] = 0
+    slots[..., left + w * c :] = 0
+    target = slots[..., left : left + w * c].transpose(1, 2, 0, 3)
+    for tiles, first, matrix in _axis(geometry, x.dtype)[0]:
+        np.matmul(matrix, _windows(x, tiles, first, matrix.shape[1], geometry), out=target[:, tiles])
+    count, item = slots[0].size // (apart * c), x.itemsize
+    strides = (slots.strides[0], c * item, apart * c * item, item)
+    return strided(flat, (SIDE, min(apart, geometry.out[1]), count, kw * c), strides)
+
+
+def _convolve(patches, kernels, y, geometry, row, run) -> None:
     """Products of every slot with its kernel, and A^T of them: into y, the outputs of these images."""
     n, _, ow, o = y.shape
-    products = run.scratch("winograd products", (n, slots.shape[1], ow, o), y.dtype)
-    np.matmul(_patches(slots, ow, geometry), kernels[:, None], out=_patches(products, ow))
-    flat = products.reshape(n, -1, ow * o)
-    for to, source, matrix in _axis(geometry, y.dtype)[1]:
-        np.matmul(matrix, flat[:, source], out=y[:, to].reshape(n, -1, ow * o))
+    products = run.scratch("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), y.dtype)
+    np.matmul(patches, kernels[:, None], out=_columns(products, ow, o, row))
+    source = products[..., : ow * o].transpose(1, 2, 0, 3)
+    for tiles, first, matrix in _axis(geometry, y.dtype)[1]:
+        np.matmul(matrix, source[:, tiles], out=_windows(y, tiles, first, len(matrix), geometry))
 
 
-def _spread(gy, geometry, run) -> np.ndarray:
-    """A gy down the columns: (n, slot rows, width, channels)."""
+def _spread(gy, geometry, row, run) -> np.ndarray:
+    """A gy down the columns, zeros on the right, in the order of the patches."""
     n, _, ow, o = gy.shape
-    spread = run.scratch("winograd products", (n, _slot_rows(geometry), ow, o), gy.dtype)
-    flat = spread.reshape(n, -1, ow * o)
-    for source, to, matrix in _axis(geometry, gy.dtype)[1]:
-        np.matmul(matrix.T, gy[:, source].reshape(n, -1, ow * o), out=flat[:, to])
-    return spread
+    spread = run.scratch("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), gy.dtype)
+    spread[..., ow * o :] = 0
+    target = spread[..., : ow * o].transpose(1, 2, 0, 3)
+    for tiles, first, matrix in _axis(geometry, gy.dtype)[1]:
+        np.matmul(matrix.T, _windows(gy, tiles, first, len(matrix), geometry), out=target[:, tiles])
+    return _columns(spread, ow, o, row)
 
 
-def _add_products(total, slots, spread, geometry, run) -> None:
-    """total += patches^T spread, summed over images, tiles and columns; some columns at a time."""
-    ow = spread.shape[2]
-    patches, values = _patches(slots, ow, geometry).transpose(0, 1, 3, 2), _patches(spread, ow)
-    columns = max(1, VALUES // total.size)
-    for j in range(0, ow, columns):
-        part = slice(j, j + columns)
-        product = run.scratch("product", (SIDE, min(columns, ow - j), *total.shape[1:]), total.dtype)
-        np.matmul(patches[:, part], values[:, part], out=product)
-        total += np.add.reduce(product, axis=1, out=run.scratch("sum", total.shape, total.dtype))
-
-
-def _patches(slots, columns: int, geometry=None) -> np.ndarray:
-    """Matrices for each slot and output column, (SIDE, columns, images and tiles, kw c), a view; one column wide
-    if no geometry is given."""
-    n, rows, _, c = slots.shape
-    _, row, column, item = slots.strides
-    width = geometry.kernel[1] if geometry else 1
-    return strided(slots, (SIDE, columns, n * rows // SIDE, width * c), (row, column, SIDE * row, item))
+def _columns(rows, columns: int, channels: int, row) -> np.ndarray:
+    """Rows (SIDE, n, tiles, width channels) in the order of the patches: a view."""
+    apart = row[1]
+    return rows.reshape(SIDE, -1, apart, channels)[:, :, : min(apart, columns)].swapaxes(1, 2)

@@ -119,7 +119,7 @@ class Auxiliary(Layer):
         if not run.training:
             return main, [saved, None]
         row, saved_head = self.head.forward(p[1], x, run.children[1])
-        rows = main.reshape(len(x), -1, row.shape[-1])
+        rows = main if main.ndim == 3 else main[:, None]
         y = run.empty((len(x), rows.shape[1] + 1, row.shape[-1]), x.dtype)
         y[:, :-1], y[:, -1] = rows, row
         return y, [saved, saved_head]

@@ -2,8 +2,9 @@
 
 Every rank measures the layers at the same time, with samples of the data; all of them the network. Rank 0 prices every
 strategy and mesh (planning/predict.py) and takes the fastest that computes what one process computes, fits into
---memory-limit, and that no other option forbids. Options are from then on those of a run that was told so, config.json
-has them, and the run is continued with them.
+--memory-limit, and that no other option forbids. With auto:stale=1 it may also be a pipeline that is never flushed, on
+the stages and replicas that PipeDream's programme finds: its weights are stale. Options are from then on those of a run
+that was told so, config.json has them, and the run is continued with them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from parallel.planning.layer_times import Times, job_of, measure_layers
 from parallel.planning.predict import ranking, serial, strong_and_weak
 from parallel.planning.profile import count_layers
 from parallel.planning.tables import Scaled, nbytes, table
+from parallel.strategies import settings
 
 LENGTHS = tuple(4**k for k in (2, 4, 6, 8, 10, 11))  # of messages
 SECONDS = 0.004  # for each thing that is measured
@@ -83,7 +85,7 @@ def measured_job(options: Options, parts: Parts, world, network: Network, say) -
     update, head = np.mean(world.allgather((mine.update, mine.head)), axis=0)
     layers = [
         layer._replace(forward=forward, backward=backward, weight_gradient=weights)
-        for layer, (forward, backward, weights) in zip(mine.layers, mean.tolist(), strict=True)
+        for layer, (forward, backward, weights) in zip(counted.layers, mean.tolist(), strict=True)
     ]
     return job_of(parts.network, Times(layers, float(update), float(head)), samples, options.batch, moments)
 
@@ -93,7 +95,9 @@ def choose(
 ) -> tuple[dict[str, str] | None, list[str]]:
     """(options of the run, None where there are none; what to say of it, why not in the last line)."""
     limit = limit_of(options)
-    found = ranking(job, ranks, network, limit, options.servers, stale=False)
+    stale = settings.Auto.parse(options.strategy).stale
+    priced = lambda job: ranking(job, ranks, network, limit, options.servers, stale=stale)
+    found = priced(job)
     whys: dict[int, str] = {}
 
     def usable(prediction: Prediction) -> bool:
@@ -105,8 +109,7 @@ def choose(
         return id(prediction) not in whys
 
     fitting = [p for p in found if p.memory <= limit]
-    again = lambda job: ranking(job, ranks, network, limit, options.servers, stale=False)[0]
-    shown = [Scaled(p, *strong_and_weak(job, p, again)) for p in best_of_each(found, SHOWN)]
+    shown = [Scaled(p, *strong_and_weak(job, p, lambda job: priced(job)[0])) for p in best_of_each(found, SHOWN)]
     lines = [f"the plan for {ranks} ranks, {job.samples:,} samples each:", table(shown, options.batch, memory=limit)]
     if not fitting:
         least = nbytes(min(p.memory for p in found))

@@ -7,6 +7,7 @@
 --pipeline 1f1b:micro=8           a schedule by its name (strategies/pipeline/schedules.py), with keys
 --pipeline gpipe:recompute        a key without a value is switched on
 --pipeline pipedream:micro=16     an update after each; also vertical_sync
+--pipeline pipedream:replicas=3/1 the same, the first stage on three ranks that take turns, the second on one
 --pipeline mine.csv:cuts=3/5      a schedule that is written down, as PyTorch writes them
 """
 
@@ -35,7 +36,7 @@ class Schedule(NamedTuple):
     cuts : list of int or None
     recompute : bool
     options : dict
-        Of the schedule, such as chunks; vertical_sync of pipedream.
+        Of the schedule, such as chunks; vertical_sync, replicas of pipedream.
     """
 
     name: str
@@ -127,23 +128,25 @@ def schedule(options: Options) -> Schedule:
     if written:
         kinds.pop("micro")
     if name == "pipedream":
-        kinds = {"micro": int, "cuts": tuple, "vertical_sync": bool}
+        kinds = {"micro": int, "cuts": tuple, "vertical_sync": bool, "replicas": tuple}
     try:
         found = keyed.convert(name, parts, kinds, by_place=False)
     except ValueError as error:
         raise OptionError(f"--pipeline {options.pipeline}: {error}") from None
-    cuts = found.get("cuts")
     for key in ("micro", "chunks"):
         if found.get(key, 1) < 1:
             raise OptionError(f"--pipeline {options.pipeline}: {key} must be at least 1")
-    if cuts and any(cut != int(cut) for cut in cuts):
-        raise OptionError(f"--pipeline {options.pipeline}: cuts are numbers of layers, such as cuts=3/5")
+    for key, what in ("cuts", "numbers of layers, such as cuts=3/5"), ("replicas", "ranks of each stage, such as 3/1"):
+        if any(number != int(number) for number in found.get(key, ())):
+            raise OptionError(f"--pipeline {options.pipeline}: {key} are {what}")
+        if key in found:
+            found[key] = [int(number) for number in found[key]]
     return Schedule(
         name,
         found.get("micro", 0),
-        [int(cut) for cut in cuts] if cuts else None,
+        found.get("cuts") or None,
         found.get("recompute", False),
-        {key: found[key] for key in ("chunks", "vertical_sync") if key in found},
+        {key: found[key] for key in ("chunks", "vertical_sync", "replicas") if key in found},
     )
 
 

@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
             from parallel.command.factory import prepare
 
             prepare(options)
-            options.out = options.out or default_directory(options)
+            if not options.out:
+                options.out = default_directory(options)
+                argv += [] if options.resume else ["--out", options.out]
             return start_ranks(options, argv)
     except OptionError as error:
         return fail(error, WRONG_OPTION)
@@ -121,7 +123,7 @@ def terminated(number, frame) -> None:
 
 def start_ranks(options: Options, argv: list[str]) -> int:
     """Start --ranks ranks of this program on this machine, and end with their exit status."""
-    inner = [sys.argv[0], *argv, *([] if options.resume else ["--out", options.out])]
+    inner = [sys.argv[0], *argv]
     try:
         heed_interrupts()
         status = run_ranks(options, inner)

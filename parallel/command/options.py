@@ -64,7 +64,7 @@ class NetworkOptions:
     init: str | None = option(None, "first weights: glorot, he, lecun, normal, ... (default: the model's own)")
     dtype: str = option(
         "float32",
-        "of parameters and activations; mixed: float32, with activations kept as float16",
+        "of parameters and activations; mixed: float32, with activations kept and sent as float16",
         ("float32", "float64", "mixed"),
     )
     seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)
@@ -186,8 +186,8 @@ class MeshOptions:
     pipeline: str | None = option(
         None,
         "layers on different ranks: naive, gpipe, 1f1b, pipedream, interleaved, zb-h1, zb-h2, zb-v, dualpipev or "
-        "FILE.csv, with keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2, pipedream:vertical_sync "
-        "(pipeline: 1f1b)",
+        "FILE.csv, with keys as 1f1b:micro=8,cuts=3/5, gpipe:recompute, interleaved:chunks=2, pipedream:vertical_sync, "
+        "pipedream:replicas=3/1 (pipeline: 1f1b)",
         metavar="SCHEDULE",
     )
     tensor: str = option(

@@ -35,11 +35,8 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
         return pipeline(options, network, loss, optimizer, communicator)
     if axes.is_tensor(options):
         return tensor(options, network, loss, optimizer, communicator)
-    if axis := axes.together(options):
-        ranks = axes.sizes(options, communicator.size)[axis]
-        make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
-        arguments = network, loss, optimizer, communicator, options.seed
-        return make(*arguments, **{axis: ranks}, **summing(options, communicator))
+    if axes.together(options):
+        return together(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
@@ -115,11 +112,29 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
         return pipeline(options, network, loss, optimizer, communicator)
     if axes.is_tensor(options):
         return tensor(options, network, loss, optimizer, communicator)
+    if axes.together(options):
+        return together(options, network, loss, optimizer, communicator)
     make = SHARDED[options.strategy_name]
-    more = {"prefetch": options.prefetch} if make is FullyShardedDataParallel else {}
-    unit = int(options.unit * 2**20)
-    arguments = network, loss, optimizer, communicator, options.seed, unit, options.offload
-    return make(*arguments, **more, **summed(options))
+    return make(network, loss, optimizer, communicator, options.seed, **cutting(options), **summed(options))
+
+
+def cutting(options) -> dict:
+    """How ZeRO cuts a network, and where shards lie."""
+    more = {"prefetch": options.prefetch} if options.strategy_name == "fsdp" else {}
+    return {"unit_bytes": int(options.unit * 2**20), "offload": options.offload, **more}
+
+
+def together(options, network, loss, optimizer, communicator) -> Trainer:
+    """Ranks compute rows of the same images, or branches; several such groups share every batch."""
+    axis, stage = axes.together(options), STAGES.get(options.strategy_name, 0)
+    compressor = summed(options)["compressor"]
+    if stage or compressor:
+        how = {"stage": stage, "compressor": compressor, **(cutting(options) if stage else {})}
+    else:
+        how = summing(options, communicator)
+    make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
+    ranks = axes.sizes(options, communicator.size)[axis]
+    return make(network, loss, optimizer, communicator, options.seed, **{axis: ranks}, **how)
 
 
 def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
@@ -128,8 +143,8 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     given, limit = axes.arguments(options, sizes["data"]), options.watch or math.inf
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
-        sync, mini_batches = given.get("vertical_sync", False), given["micro_batches"]
-        return PipeDream(*arguments, mini_batches=mini_batches, cuts=given["cuts"], vertical_sync=sync, limit=limit)
+        keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
+        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
     return Pipeline(
         *arguments,
         data=sizes["data"],

@@ -25,7 +25,8 @@ from pathlib import Path
 from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, LATE, why_not
+from parallel.strategies.capabilities import CAPABILITIES, LATE, NOT_BESIDE, TOGETHER, why_not
+from parallel.strategies.capabilities import IN_SHARDS as SHARDED
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
 
 # ------------------------------------------------------------------------------------------------------ options alone
@@ -39,7 +40,6 @@ MOST = {"threads": 1024, "accumulate": 2**16, "reproducible": 2**16, "ranks": 2*
 
 BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and moved
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
-SHARDED = ("zero1", "zero2", "fsdp")
 SERVED = ("ps", "downpour")  # by servers
 AUTO, CHOSEN = "auto", ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")
 OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
@@ -295,7 +295,10 @@ def _samples_together(options: Options) -> None:
         return
     given = axes.mesh(options)
     if others := [name for name in axes.AXES[1:] if name != axis and given.get(name, 1) > 1]:
-        raise OptionError(f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: leave one out")
+        raise OptionError(
+            f"--mesh {options.mesh}: the axes {axis} and {others[0]} do not go together: {NOT_BESIDE[others[0]]}: "
+            "leave one out"
+        )
     _of_axis(options, axis, f"--mesh {options.mesh}")
 
 
@@ -304,9 +307,10 @@ def _of_axis(options: Options, axis: str, what: str) -> None:
     for name in ("accumulate", "reproducible", "compress", "offload", "consistency"):
         method = options.compress if name == "compress" else None
         why = why_not(axis, method, name)
-        if method and options.strategy_name in SHARDED:
+        if method and options.strategy_name in SHARDED and axis not in TOGETHER:
             why = CAPABILITIES[axis].not_compressed
-        if changed(options, [name]) and (why or name in ("offload", "consistency")):
+        never = ("consistency",) if axis in TOGETHER else ("offload", "consistency")
+        if changed(options, [name]) and (why or name in never):
             raise OptionError(f"{flag(name)} does not go with {what}{': ' * bool(why)}{why}: leave it out")
 
 
@@ -643,7 +647,8 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     if stale and (found["data"] * found["tensor"] > 1 or options.strategy == "zero1"):
         raise OptionError(
             f"--pipeline {options.pipeline}: every mini-batch has an update of its own, which several ranks with a "
-            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1"
+            "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1; a stage on several "
+            "ranks, which take turns, is pipedream:replicas=2/1"
         )
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
     network = share(network, Loss(), found["tensor"], options.tensor).network

@@ -95,15 +95,16 @@ class Homes:
         for fragment in mine:
             if "/" in fragment.name and self.home[array_of(fragment.name)] != here:
                 continue  # borrowed from another stage
-            if ranks and "/" in fragment.name and self.is_cut(fragment.name):
+            if ranks and self.is_cut(fragment.name):
                 spec = self.specs[array_of(fragment.name)]
                 yield replace(fragment, shape=spec.shape, part=(ranks.rank, ranks.size), split=spec.split)
             elif ranks is None or ranks.rank == 0:
                 yield fragment
 
     def is_cut(self, name: str) -> bool:
-        """Whether the ranks of the axis "tensor" have a part each of an entry."""
-        return self.specs[array_of(name)].split is not None
+        """Whether the ranks of the axis "tensor" have a part each of an entry; of the loss scale they have not."""
+        spec = self.specs.get(array_of(name))
+        return spec is not None and spec.split is not None
 
     def _join(self, name: str, array: np.ndarray) -> np.ndarray:
         """The whole array from its parts, on the first of the ranks that have them; elsewhere as it is."""

@@ -62,6 +62,7 @@ class Whole:
     by_samples = True  # ranks compute the same layers, and differ only in their samples
     knows = True  # the loss of its samples; of ranks that have one network together, one does
     phases = ()  # as of an exchange, those of its own
+    peers = None  # a communicator of ranks on the axis "pipeline" that have the same of the network
     note = None  # told (name, start, end) of what is done inside the phases, where somebody records it
 
     def hold(self, network: Network, mesh: Mesh) -> Network:
@@ -151,6 +152,10 @@ class Whole:
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears among samples: (place of the first one, they)."""
         return trainer.look(part)
+
+    def owed(self) -> float:
+        """What the sum of the losses that steps have returned lacks, where ranks train apart and have met."""
+        return 0.0
 
     def close(self) -> None:
         """Free what is held beside arrays."""

@@ -22,9 +22,11 @@ def options_of(prediction: Prediction, network: Network | None = None) -> dict[s
     if prediction.ranks == 1:
         return {}
     found = {"strategy": prediction.strategy}
-    if axes.pipeline > 1:
+    if axes.pipeline > 1 or prediction.replicas:
         name, _, more = prediction.strategy.partition(":")
         keys = [f"micro={prediction.micro_batches}", *["chunks=2"] * (name == "interleaved"), *filter(None, [more])]
+        if prediction.replicas:
+            keys.append(f"replicas={'/'.join(map(str, prediction.replicas))}")
         if network and _can_be_cut(network, prediction.cuts):
             keys.append(f"cuts={'/'.join(map(str, prediction.cuts))}")
         found = {"strategy": "pipeline", "pipeline": f"{name}:{','.join(keys)}"}

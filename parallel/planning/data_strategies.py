@@ -60,9 +60,10 @@ def part_of(job: Job, axes: Axes, network: Network, readers: int = 0, waiting: b
     layers, group = job.of(share), axes.group("tensor", job.node_memory)
     found, seconds, nbytes = [], 0.0, 0.0
     for layer in layers:
-        each = layer.tensor_sums * group.allreduce(layer.output, network)
+        summed = layer.summed or layer.output
+        each = layer.tensor_sums * group.allreduce(summed, network)
         seconds += 2 * each
-        nbytes += 4 * layer.tensor_sums * group.sent(layer.output)
+        nbytes += 4 * layer.tensor_sums * group.sent(summed)
         cut = {name: getattr(layer, name) / t for name in ("forward", "backward", "weight_gradient", "saved")}
         cut["parameters"] = layer.parameters / t
         if waiting:

@@ -148,6 +148,8 @@ class Prediction:
         what else there is to say
     micro_batches, cuts : int, tuple of int
         of pipelines: how many, and the layers with which the second stage and all after it begin
+    replicas : tuple of int
+        of pipedream: ranks of each stage
     """
 
     strategy: str
@@ -159,6 +161,7 @@ class Prediction:
     note: str = ""
     micro_batches: int = 0
     cuts: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -11,10 +11,11 @@ from collectives.pricing.networks import Network
 from parallel.planning.data_strategies import part_of
 from parallel.planning.job import Axes, Job, Prediction
 from parallel.planning.partition import Plan, PlannedStage, partition
-from parallel.planning.pipelines import CHUNKS, cut_evenly, homes, pieces, time_pipeline
+from parallel.planning.pipelines import CHUNKS, cut_evenly, homes, pieces, time_pipeline, time_stream
 from parallel.planning.profile import LayerProfile
 
 MOST_PLANNED = 64  # workers of the dynamic programme, which takes the square of them
+MOST_CLOCKED = 16  # ranks whose stream is priced by the clock
 MICRO = 4  # micro-batches a stage, where nothing else is said
 
 
@@ -57,24 +58,36 @@ def pipeline(
     return Prediction(name, axes, parts, computing, sent, memory, note, m, tuple(at[1:-1]))
 
 
-def pipedream(job: Job, axes: Axes, network: Network) -> Prediction:
-    """Stages and replicas by the dynamic programme, never flushed: a rank's samples are a mini-batch of their own."""
+def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False) -> Prediction:
+    """Stages and replicas by the dynamic programme, never flushed: a rank's samples are a mini-batch of their own.
+
+    `quick`: by the programme's own formula, in which messages and computation hide behind each other; otherwise by the
+    clock, on the schedule that is run.
+    """
     ranks = axes.ranks
     plan, layers = plan_stages(job, ranks, network), job.of(job.share(ranks))
     batches = -(-job.batch // job.share(ranks))
-    update = job.update / max(plan.replicas)
-    parts = {"slowest stage or link": plan.seconds * batches, "update": update}
 
     def weights(stage: PlannedStage) -> float:
         return sum(layer.parameters for layer in layers[stage.first : stage.last + 1])
 
+    if quick or len(plan.stages) == 1 or ranks > MOST_CLOCKED:
+        parts = {"slowest stage or link": plan.seconds * batches, "update": job.update / max(plan.replicas)}
+    else:
+        at = [*(stage.first for stage in plan.stages), len(layers)]
+        stages = pieces(layers, at, job.sample_bytes * job.share(ranks))
+        share = job.update / job.parameters if job.parameters else 0.0  # seconds a byte, and a copy is kept
+        extra = [share * weights(s) + network.copying(weights(s)) * (s.versions > 1) for s in plan.stages]
+        extra[-1] += job.loss(job.share(ranks))
+        parts = {"pipeline": batches * time_stream(stages, extra, plan.replicas, network)}
     memory = max(stage.bytes + (1 + job.moments) * weights(stage) for stage in plan.stages)
     sent = max(
         batches / s.replicas * (2 * weights(s) * (s.replicas - 1) / s.replicas + edges(layers, s)) for s in plan.stages
     )
     computing = batches * sum(layer.forward + layer.backward for layer in layers)
     note = f"stages on {'-'.join(map(str, plan.replicas))}; weights are stale"
-    return Prediction("pipedream", axes, parts, computing, sent, memory, note)
+    cuts = tuple(stage.first for stage in plan.stages[1:])
+    return Prediction("pipedream", axes, parts, computing, sent, memory, note, batches, cuts, plan.replicas)
 
 
 def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("inf")) -> Plan:

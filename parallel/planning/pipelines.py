@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 from collectives.pricing.networks import Network
@@ -146,6 +147,28 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
         return Timed(priced.seconds, peaks, sent, "clock")
     spans = walk(order, lambda action: costs[action.stage].seconds(action.kind), hop)
     return Timed(max(micro_batches * hop, *(row[-1].end for row in spans)), peaks, sent, "walk")
+
+
+def time_stream(stages: Sequence[Piece], extra: Sequence[float], replicas: Sequence[int], network: Network) -> float:
+    """Seconds a mini-batch of pipedream, once it is full: by the clock, of what more mini-batches take.
+
+    Parameters
+    ----------
+    extra : seconds of each stage behind a backward pass: its update
+    replicas : ranks of each stage, one behind the other; they sum their gradients in a ring
+    """
+    ranks, costs = sum(replicas), []
+    for stage, more in zip(stages, extra, strict=True):
+        seconds = max(stage.forward, LEAST), max(stage.input_gradient, LEAST), stage.weight_gradient + more
+        costs.append(Stage(*seconds, max(1, round(stage.input)), 1, 1, gradients=round(stage.parameters)))
+    unit = lcm(*replicas) * -(-2 * ranks // lcm(*replicas))  # whole rounds
+
+    def taken(micro_batches):
+        order = rows("pipedream", ranks, micro_batches, replicas=replicas)
+        program = lower(order, costs, max(_hop(network, ranks, stage.input) for stage in stages))
+        return price(lambda rank, *_: iter(program[rank]), ranks, 1, 1, network).seconds
+
+    return (taken(3 * unit) - taken(unit)) / (2 * unit)
 
 
 def closed_form(schedule: str, stages: Sequence[Piece], micro_batches: int, recompute: bool = False) -> float:

@@ -15,7 +15,7 @@ seconds of these forward and backward, U seconds of the optimizer. Costs of coll
 | dp | scatter, broadcast, F, gather, loss, scatter, B, reduce, U: the master's | 2 + k | 1 |
 | ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
 | gpipe ... | stages in a schedule (pipelines.py), then an allreduce of the largest over replicas | 2 + k of one | |
-| pipedream | partition.py: the slowest stage or link; nobody waits, so weights are stale | versions of a stage | |
+| pipedream | stages and replicas of partition.py, never flushed: by the clock, for few ranks | versions of a stage | |
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums its output (LayerProfile).
 Activations are counted with what is kept, and a unit or two that are whole for a moment.
@@ -36,8 +36,8 @@ from parallel.planning.pipeline_strategies import MOST_PLANNED
 from parallel.planning.pipelines import CHUNKS, TIMED
 
 SHARED = {name: getattr(data_strategies, name) for name in ("ddp", "zero1", "zero2", "fsdp")}  # go with "tensor"
-ALONE = {"dp": data_strategies.dp, "ps": data_strategies.ps, "pipedream": pipeline_strategies.pipedream}
-STRATEGIES = (*SHARED, "dp", "ps", *TIMED, "pipedream")
+ALONE = ("dp", "ps", "pipedream")
+STRATEGIES = (*SHARED, *TIMED, *ALONE)
 MOST_PARTS = 64  # of a layer, that are tried
 REFINED = 4  # pipelines, of those that the closed form says are fastest
 SEARCHED = ("1f1b", "interleaved", "zb-h1")  # schedules that are tried on every mesh
@@ -78,7 +78,9 @@ def predict(
         return pipeline_strategies.pipeline(job, strategy, axes, network, micro_batches, recompute, quick)
     if strategy == "ps":
         return data_strategies.ps(job, axes, network, servers)
-    return (SHARED | ALONE)[strategy](job, axes, network)
+    if strategy == "pipedream":
+        return pipeline_strategies.pipedream(job, axes, network, quick)
+    return (SHARED | {"dp": data_strategies.dp})[strategy](job, axes, network)
 
 
 def serial(job: Job) -> Prediction:
@@ -141,7 +143,7 @@ def ranking(
         each = predict(job, name, axes, network, servers, micro_batches, quick=True)
         if name != "pipedream" or "-" in each.note:  # one stage on all ranks is data parallelism
             found.append(each)
-    lines = sorted((p for p in found if p.axes.pipeline > 1), key=lambda p: (not fits(p), p.seconds))
+    lines = sorted((p for p in found if p.axes.pipeline > 1 or p.replicas), key=lambda p: (not fits(p), p.seconds))
     for near in lines[:REFINED]:  # what may come first is walked, or priced by the clock
         found[found.index(near)] = predict(job, near.strategy, near.axes, network, servers, micro_batches)
     return sorted(found, key=lambda p: (not fits(p), p.seconds))

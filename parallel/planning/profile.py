@@ -3,9 +3,10 @@
 layer,forward_ms,backward_ms,output_bytes,parameter_bytes
 Linear(4096 1000),0.453,0.474,1024000,16388000
 
-Three more columns are written, and read where a file has them: weight_gradient_ms, saved_bytes, tensor_sums. Where it
-has not, the weights' gradient takes half of backward, a layer keeps its output, and ranks that share a layer with
-parameters gather its output forward and scatter its gradient backward: half a sum each way.
+Four more columns are written, and read where a file has them: weight_gradient_ms, saved_bytes, tensor_sums, sum_bytes.
+Where it has not, the weights' gradient takes half of backward, a layer keeps its output, ranks that share a layer with
+parameters gather its output forward and scatter its gradient backward: half a sum each way, and of as many bytes. In
+mixed precision outputs are kept and sent as float16, but summed as float32.
 
 `count_layers` makes a profile from multiply-accumulates alone, `layer_times.py` one from measurements.
 """
@@ -22,7 +23,8 @@ from nn.core.network import Network
 from nn.layers.attention import TransformerBlock
 
 COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_bytes")
-MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums")
+HALF = 2  # bytes of a float16
+MORE = ("weight_gradient_ms", "saved_bytes", "tensor_sums", "sum_bytes")
 
 
 class LayerProfile(NamedTuple):
@@ -34,7 +36,7 @@ class LayerProfile(NamedTuple):
     forward, backward : float
         seconds
     output, parameters : float
-        bytes of what it gives to the next layer, and of its parameters
+        bytes of what it gives to the next layer, as that travels, and of its parameters
     weight_gradient : float
         seconds of backward for which no other layer waits
     saved : float
@@ -42,6 +44,8 @@ class LayerProfile(NamedTuple):
     tensor_sums : float
         sums over the ranks that share its weights, of its output forward, and as many backward (an allgather or a
         reduce-scatter is half a sum)
+    summed : float
+        bytes of such a sum; 0: as many as the output has
     """
 
     name: str
@@ -52,10 +56,11 @@ class LayerProfile(NamedTuple):
     weight_gradient: float = 0.0
     saved: float = 0.0
     tensor_sums: float = 0.0
+    summed: float = 0.0
 
     def of_samples(self, share: float) -> "LayerProfile":
         """The same layer with so many times the samples: all but its parameters grows alike."""
-        scaled = {"forward", "backward", "output", "weight_gradient", "saved"}
+        scaled = {"forward", "backward", "output", "weight_gradient", "saved", "summed"}
         return self._replace(**{name: getattr(self, name) * share for name in scaled})
 
 
@@ -87,6 +92,7 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
                     value.get("weight_gradient", value["backward"] / 2 * with_weights),
                     value.get("saved_bytes", value["output_bytes"]),
                     value.get("tensor_sums", 0.5 * with_weights),
+                    value.get("sum_bytes", 0.0),
                 )
             )
     return checked(layers, path)
@@ -100,9 +106,8 @@ def write_profile(layers: Sequence[LayerProfile]) -> str:
     for layer in layers:
         times = (f"{1e3 * seconds:.6g}" for seconds in (layer.forward, layer.backward, layer.weight_gradient))
         forward, backward, weights = times
-        sizes = (f"{value:.12g}" for value in (layer.output, layer.parameters, layer.saved, layer.tensor_sums))
-        output, parameters, saved, sums = sizes
-        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, saved, sums))
+        output, parameters, *more = (f"{value:.12g}" for value in (layer.output, layer.parameters, *layer[6:]))
+        out.writerow((layer.name.replace(",", ""), forward, backward, output, parameters, weights, *more))
     return text.getvalue()
 
 
@@ -120,6 +125,7 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
     if not (flops > 0 and math.isfinite(flops)):
         raise ValueError(f"flops: expected operations a second above 0, given {flops}")
     item, found = network.dtype.itemsize, {}
+    kept = HALF if network.mixed else item
     for row in count(network):
         found.setdefault(row.path.partition(".")[0], []).append(row)
     layers = []
@@ -132,11 +138,12 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
                 title(network, path),
                 forward,
                 backward,
-                samples * math.prod(child_shape(network, path)) * item,
+                samples * math.prod(child_shape(network, path)) * kept,
                 sum(row.parameters for row in rows) * item,
                 min(backward, samples * 2 * sum(row.forward for row in rows) / flops),
-                stored,
+                stored * kept / item,
                 tensor_sums(network, path),
+                samples * math.prod(child_shape(network, path)) * item * network.mixed,
             )
         )
     return checked(layers)
@@ -165,11 +172,15 @@ def title(network: Network, path: str) -> str:
 
 
 def tensor_sums(network: Network, path: str) -> float:
-    """See LayerProfile: two each way in a transformer's block (Shoeybi et al. 2019), half a one around weights."""
+    """See LayerProfile: two each way in a transformer's block (Shoeybi et al. 2019), half a one around weights.
+
+    Of these halves the one forward sums nothing: in mixed precision it moves half the bytes.
+    """
     layer = child(network, path)
     if isinstance(layer, TransformerBlock):
         return 2.0
-    return 0.5 * any(layer.macs(shape) for p, layer, shape, _ in network.layers() if p.partition(".")[0] == path)
+    weights = any(layer.macs(shape) for p, layer, shape, _ in network.layers() if p.partition(".")[0] == path)
+    return (0.375 if network.mixed else 0.5) * weights
 
 
 def number(path, line: int, row: dict, column: str) -> float:

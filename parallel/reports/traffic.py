@@ -88,9 +88,16 @@ class Traffic:
         return plan
 
     def Run(self, plan, name: str = "") -> None:
+        self._count(plan)
+        self.communicator.Run(plan, name)
+
+    def Irun(self, plan, name: str = ""):
+        self._count(plan)
+        return self.communicator.Irun(plan, name)
+
+    def _count(self, plan) -> None:
         self.calls["run"] += 1
         self.bytes["run"] += self.plans[plan]
-        self.communicator.Run(plan, name)
 
     def __getattr__(self, name: str):
         method = getattr(self.communicator, name)

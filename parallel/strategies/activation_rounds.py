@@ -12,6 +12,7 @@ import numpy as np
 
 from collectives.steps import part
 from nn.core.pool import Memory
+from nn.core.run import Run
 from parallel.mesh import Ranks
 from parallel.strategies.tensor.moves import Cut
 
@@ -48,10 +49,13 @@ class Rounds:
     group : Ranks
     features : int
         Of a sample, in the last axis.
+    run : Run
+        Of the network.
     """
 
-    def __init__(self, scheme: str, group: Ranks, features: int):
+    def __init__(self, scheme: str, group: Ranks, features: int, run: Run):
         self.scheme, self.group, self.cut, self.memory = scheme, group, Cut(-1, features), Memory()
+        self.run, self.context = run, run.context
         self.rank, self.ranks = group.rank, group.size
 
     def samples(self, count: int, first: int) -> list[tuple[int, int]]:
@@ -86,20 +90,26 @@ class Rounds:
         if self.scheme == "turns":
             turn = int(np.argmax(counts))
             mine = turn == self.rank
-            x = np.ascontiguousarray(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), a.dtype)
+            wire = self.context.wire(a.dtype)
+            x = self._sent(a) if mine else self.memory.empty((counts[turn], *a.shape[1:]), wire)
             request = communicator.Ibcast(x, turn)
-            return lambda: (request.Wait(), x)[1]
+            return lambda: (request.Wait(), self.context.unpacked(x, a.dtype))[1]
         most = max(counts)
         mine = self.memory.empty((most, *a.shape[1:]), a.dtype)
         mine[: hi - lo], mine[hi - lo :] = a[lo:hi], 0
-        found = self.memory.empty((self.ranks, *mine.shape), a.dtype)
+        mine = self._sent(mine)
+        found = self.memory.empty((self.ranks, *mine.shape), mine.dtype)
         request = communicator.Iallgather(mine, found)
 
         def arrive(sent=mine):  # which must not be used again before
             request.Wait()
-            return found.reshape(-1, *a.shape[1:]) if min(counts) == most else _joined(found, counts)
+            there = self.context.unpacked(found, a.dtype)
+            return there.reshape(-1, *a.shape[1:]) if min(counts) == most else _joined(there, counts)
 
         return arrive
+
+    def _sent(self, a: np.ndarray) -> np.ndarray:
+        return self.context.packed(np.ascontiguousarray(a))
 
     def take_back(self, gx: np.ndarray, one: Round, ga: np.ndarray) -> None:
         """The gradients of a round's activations to those who have made them, summed."""
@@ -119,7 +129,7 @@ class Rounds:
         for rank, piece in enumerate(out):
             f, t = self.cut.bounds(rank, self.ranks)
             piece[: len(a), : t - f] = a[:, f:t]
-        return _joined(self.group.swap(out), one.counts)[:, : self.cut.share(self.group)]
+        return _joined(self.run.moved(self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
 
     def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
         """The gradient of this rank's samples, of all features: nothing is to be summed."""
@@ -129,7 +139,7 @@ class Rounds:
         mine = one.counts[self.rank]
         back = [
             piece[:mine, : t - f]
-            for rank, piece in enumerate(self.group.swap(out))
+            for rank, piece in enumerate(self.run.moved(self.group.swap, out, gradient=True))
             for f, t in [self.cut.bounds(rank, self.ranks)]
         ]
         return np.concatenate(back, axis=1)

@@ -62,9 +62,10 @@ class Capabilities:
     apart: bool = False
 
 
-ALL_AXES = ("data", "pipeline", "tensor")
+WITH_PARTS = ("data", "pipeline", "tensor")  # along which ranks may have parts of the network
+ALL_AXES = (*WITH_PARTS, "space", "branch")
 SHARDED = Capabilities(
-    axes=("data", "tensor"),
+    axes=("data", "tensor", "space", "branch"),
     not_stages="a stage would reduce its gradients, and gather its parameters, once for each micro-batch; use zero1",
     mixed=True,
     elastic=True,
@@ -72,6 +73,7 @@ SHARDED = Capabilities(
     not_compressed="what a method keeps of all parameters on every rank is what shards are to save",
     norms="no LARS, LAMB or clipping by norms",
 )
+IN_SHARDS = ("zero1", "zero2", "fsdp")
 ROUNDED = (
     "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
 )
@@ -79,7 +81,7 @@ NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp,
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, elastic=True, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
-    "ddp": Capabilities(axes=(*ALL_AXES, "space", "branch"), mixed=True, elastic=True),
+    "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
     "zero1": replace(SHARDED, axes=ALL_AXES, not_stages=""),
     "zero2": SHARDED,
     "fsdp": SHARDED,
@@ -95,7 +97,7 @@ CAPABILITIES = {
     "pipeline": Capabilities(
         mixed=True,
         elastic=True,
-        axes=ALL_AXES,
+        axes=WITH_PARTS,
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
         compress=ALIKE,
@@ -106,13 +108,17 @@ CAPABILITIES = {
     "tensor": Capabilities(
         mixed=True,
         elastic=True,
-        axes=ALL_AXES,
+        axes=WITH_PARTS,
         compress=ALIKE,
         not_compressed=ROUNDED,
         reproducible=False,
     ),
     "owt": Capabilities(
-        axes=(), compress=(), not_compressed="few gradients travel, those of convolutions", reproducible=False
+        axes=(),
+        mixed=True,
+        compress=(),
+        not_compressed="few gradients travel, those of convolutions",
+        reproducible=False,
     ),
     "downpour": SERVED_APART,
     "sandblaster": replace(
@@ -127,18 +133,24 @@ CAPABILITIES = {
         replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients"),
     ),
 }
-# What ddp can where the mesh has one of these axes.
+# What ddp can where the mesh has one of these axes; and ZeRO's stages, less what they can without.
 TOGETHER = {
     axis: Capabilities(
         mixed=True,
         elastic=True,
         axes=("data", axis),
-        compress=(),
-        not_compressed="the terms of ranks that compute the same samples travel as they are",
         reproducible=False,
         not_reproducible="what is added up on one rank and what between them depends on how many there are",
     )
     for axis in ("space", "branch")
+}
+# Why those axes go with no other but "data", by the other one.
+NOT_BESIDE = {
+    **dict.fromkeys(
+        ("pipeline", "tensor"),
+        "ranks that share rows or branches have all parameters and sum the gradients of all, others have parts of them",
+    ),
+    **dict.fromkeys(("space", "branch"), "a rank has rows for all branches, or branches for all rows"),
 }
 # What those can that have a --consistency, where it is not sync.
 LATE = {
@@ -189,10 +201,14 @@ def matrix() -> str:
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
     whys: dict[str, list[str]] = {}
     several = {f"ddp --mesh {axis}=N": can for axis, can in TOGETHER.items()}
+    several |= {
+        f"{', '.join(IN_SHARDS)} --mesh {axis}=N": replace(can, compress=SHARDED.compress)
+        for axis, can in TOGETHER.items()
+    }
     late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
     for strategy, can in (CAPABILITIES | several | late).items():
         methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
-        if can.not_compressed:
+        if can.not_compressed and strategy not in several:
             whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
         shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
         yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
@@ -202,6 +218,9 @@ def matrix() -> str:
     reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
     stages = [f"`{name}`" for name, can in CAPABILITIES.items() if can.not_stages]
     reasons.append(f"an axis `pipeline` with {', '.join(stages)}: {CAPABILITIES['fsdp'].not_stages}")
+    for why in dict.fromkeys(NOT_BESIDE.values()):
+        others = " or ".join(f"`{axis}`" for axis, reason in NOT_BESIDE.items() if reason == why)
+        reasons.append(f"an axis `space` or `branch` beside {others}: {why}")
     reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"

@@ -88,7 +88,7 @@ class WeirdTrick(Whole):
             self.group.communicator, trainer.gradients[start:], ends, layout.size - start, **self.bucketing
         )
         self.start_of_convolutions = start
-        self.moves = Rounds(self.scheme, self.group, self.shape[-1])
+        self.moves = Rounds(self.scheme, self.group, self.shape[-1], run)
         statistics = held.state_layout.items(trainer.statistics)
         self.statistics = [array for name, array in statistics if int(name.partition(".")[0]) < at]
 
@@ -124,9 +124,16 @@ class WeirdTrick(Whole):
     def convolve(self, context, x: np.ndarray) -> tuple[np.ndarray, object]:
         """The activations of this rank's samples, and what backward needs. Here ranks share a batch, behind none do."""
         context.groups["data"] = self.group
-        found = self.halves[0].forward(self.views[0][0], x, self.runs[0])
+        found = self.forward(0, x)
         context.groups["data"] = ALONE
         return found
+
+    def forward(self, half: int, x: np.ndarray) -> tuple[np.ndarray, object]:
+        """One half of the network, as its root would do it."""
+        context = self.runs[half].context
+        if context.half:
+            context.half.begin(None if half else x, context.micro_batch.training)
+        return self.halves[half].forward(self.views[half][0], x, self.runs[half])
 
     def rounds(self, trainer, a, y, total, pieces, adds: bool) -> tuple[float, np.ndarray]:
         """The loss of everybody's activations a, and its gradient with respect to this rank's."""
@@ -136,7 +143,7 @@ class WeirdTrick(Whole):
         for number, (one, x, targets) in enumerate(self.moves.moved(a, y, [n for _, n in pieces])):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples, accumulate=adds or number > 0)
-            z, saved = self.halves[1].forward(p, x, self.runs[1])
+            z, saved = self.forward(1, x)
             value, gz = trainer.loss(z, targets, total * trainer.terms, self.runs[1])
             loss += value
             gx = self.halves[1].backward(p, g, gz, saved, self.runs[1])
@@ -162,7 +169,7 @@ class WeirdTrick(Whole):
         for one, given, _ in self.moves.moved(a, np.empty(len(x)), [n for _, n in pieces]):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples)
-            z, _ = self.halves[1].forward(self.views[1][0], given, self.runs[1])
+            z, _ = self.forward(1, given)
             at = sum(one.counts[: self.rank])
             lo, hi = one.rows[self.rank]
             if not training:
@@ -217,12 +224,10 @@ def OneWeirdTrick(
     Raises
     ------
     ValueError
-        A network without two such parts, or whose linear layers cannot be shared by so many ranks; mixed precision.
+        A network without two such parts, or whose linear layers cannot be shared by so many ranks.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    if network.mixed:
-        raise ValueError("OneWeirdTrick: its ranks do not skip a step together: build the network without mixed")
     bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
     mesh = Mesh(communicator, tensor=communicator.size)
     return Trainer(

@@ -8,6 +8,7 @@
 | --strategy diloco | every=500 steps; outer=0.7, momentum=0.9, nesterov=1 of the outer optimizer |
 | --strategy sandblaster | chunk=64 samples that a replica is dealt; history=10 pairs of L-BFGS |
 | --strategy easgd | every=10 steps; alpha=0.9/ranks |
+| --strategy auto | stale=0 (1: also what is not what one process computes: pipedream) |
 """
 
 from __future__ import annotations
@@ -111,6 +112,14 @@ class Sandblaster(Keyed):
 
 
 @dataclass(frozen=True)
+class Auto(Keyed):
+    """Whether the plan may choose pipelines whose weights are stale."""
+
+    name = "auto"
+    stale: bool = False
+
+
+@dataclass(frozen=True)
 class Consistency(Keyed):
     """How old gradients or parameters may be: sync, ssp:S, async (parameter servers), stale:S (without).
 
@@ -150,5 +159,5 @@ class Consistency(Keyed):
         return cls(name, **{"bound": math.inf if name == "async" else 0} | found)
 
 
-OF_STRATEGIES = {kind.name: kind for kind in (Downpour, LocalSGD, DiLoCo, EASGD, Sandblaster)}
+OF_STRATEGIES = {kind.name: kind for kind in (Downpour, LocalSGD, DiLoCo, EASGD, Sandblaster, Auto)}
 CONSISTENCIES = {"ps": ("sync", "ssp", "async"), "ddp": ("sync", "stale")}

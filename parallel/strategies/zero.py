@@ -18,6 +18,7 @@ Sources: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP).
 from __future__ import annotations
 
 from collectives.failures.launch_check import nodes_of
+from parallel.exchange.compression.base import Compressor
 from parallel.exchange.sharded import Sharded
 from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
@@ -114,12 +115,29 @@ def ReproducibleFullyShardedDataParallel(*arguments, shards: int = 8, **options)
     return FullyShardedDataParallel(*arguments, shards=shards, **options)
 
 
-def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> Trainer:
-    unit_bytes, offload, prefetch = cut
+def sharding(
+    communicator,
+    stage: int,
+    unit_bytes: int = UNIT_BYTES,
+    offload=None,
+    prefetch: int | None = None,
+    compressor: Compressor | None = None,
+) -> Sharded:
+    """What keeps the shards of these ranks, as FullyShardedDataParallel is told to.
+
+    Raises
+    ------
+    ValueError
+        A compressor that keeps something.
+    """
     if compressor and (compressor.memories or compressor.no_messages):
         raise ValueError(f"{compressor!r} does not work with shards: {CAPABILITIES['zero1'].not_compressed}")
     together = len(set(nodes_of(communicator))) == 1  # ranks can read each other's memory
-    exchange = Sharded(stage, unit_bytes, offload, together, prefetch, compressor)
+    return Sharded(stage, unit_bytes, offload, together, prefetch, compressor)
+
+
+def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> Trainer:
+    exchange = sharding(communicator, stage, *cut, compressor)
     pass_ = VirtualShards(shards) if shards else Whole()
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}{name}"
     return Trainer(network, loss, optimizer, Mesh(communicator), pass_, exchange, seed, name)

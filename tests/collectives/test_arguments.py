@@ -53,11 +53,13 @@ def test_buffers_that_lie_between_each_other_do_not_overlap(communicator, ranks)
     expected[[0, 2, 4, 6]] = mine[::2]
     every_other = MPI.INT32_T.Create_vector(2, 1, 2).Create_resized(0, 16).Commit()
     for name in by_messages("alltoall"):
-        x = mine.astype("i4")
+        x = np.append(mine, range(8)).astype("i4")
         communicator.Alltoall([x, 1, every_other], [x[1:], 1, every_other], algorithm=name)
-        assert x.tolist() == expected.tolist()
-        with pytest.raises(ValueError, match="overlap"):
-            communicator.Alltoall([x, 1, every_other], [x, 1, every_other], algorithm=name)
+        assert x[:8].tolist() == expected.tolist()
+        for other in (x, x[6:]):  # here the last element of one is the first of the other
+            for pair in ((x, other), (other, x)):
+                with pytest.raises(ValueError, match="overlap"):
+                    communicator.Alltoall(*([each, 1, every_other] for each in pair), algorithm=name)
     x = mine.astype("f8")  # the root's own block may lie where it belongs
     communicator.Gather(x[:4], x if rank == 0 else None)
     assert rank or x.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]

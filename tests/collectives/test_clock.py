@@ -167,16 +167,18 @@ def test_a_very_large_ring_equals_its_closed_form():
     assert got.messages == 2 * p * (p - 1)
 
 
-def test_two_levels_on_many_nodes_take_time_that_grows_with_the_ranks():
+@pytest.mark.parametrize("sizes", [(256, 2048), pytest.param((512, 4096), marks=pytest.mark.exhaustive)], ids=max)
+def test_two_levels_on_many_nodes_take_time_that_grows_with_the_ranks(sizes, monkeypatch):
     """Not with their square: the ranks of a node are found in one pass."""
+    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)  # a walk over all messages takes time that grows with their number
 
     def seconds(p):
         begin = time.process_time()
         got = price(ALGORITHMS["allreduce"]["two_level"], p, p, 4, "gpu-100g", nodes=[rank // 8 for rank in range(p)])
-        assert got.rounds == 2 * 7 + 2 * 2 * (p // 8 - 1) + 1
+        assert got.rounds == 2 * 7 + 2 * 2 * (p // 8 - 1) + 1 and got.method == "one node for all"
         return time.process_time() - begin
 
-    few, many = (min(seconds(p) for _ in range(3)) for p in (512, 4096))
+    few, many = (min(seconds(p) for _ in range(3)) for p in sizes)
     assert many < 24 * few
 
 
@@ -403,6 +405,38 @@ def test_what_another_rank_has_written_has_to_be_fetched():
     further = 4e-6 - 4000 * 5e-10
     own = 4000 * (5e-10 + GAMMA)
     assert price(gets, 2, 1000, 4, network).seconds == pytest.approx(MEETING + 2 * own + 2 * further + 4e-6)
+
+
+def test_what_others_have_read_takes_longer_to_write():
+    """Into a slot; and into what has left as a long message: once, as far as it was sent. A short one is a copy."""
+    posts = ((100, 1e-7), (10_000, 1e-5))  # 1e-9 a byte, where a copy takes 5e-10
+    network = dataclasses.replace(in_memory(2), posts=posts)
+
+    def puts(rank, size, count):
+        yield Copy("odd", 0, count, "x", 0), Reduce("even", 0, count, "x", 0), Copy("y", 0, count, "x", 0)
+
+    own = 4000 * (5e-10 + GAMMA)
+    assert price(puts, 2, 1000, 4, network).seconds == pytest.approx(4e-6 + own + 4000 * 5e-10)
+    assert price(puts, 2, 1000, 4, in_memory(2)).seconds == pytest.approx(own + 4000 * 5e-10)
+
+    def exchange(rank, size, count, lo=0):
+        yield Send(1 - rank, "x", 0, count), Recv(1 - rank, "tmp", 0, count)
+        yield (Copy("z", 0, count, "x", 0),)
+        yield (Reduce("x", lo, lo + count, "tmp", 0),)
+        yield (Reduce("x", lo, lo + count, "tmp", 0),)
+
+    def further(**options):
+        link = dataclasses.replace(network.inside, eager=options.pop("eager", 100))
+        with_link = dataclasses.replace(network, inside=link)
+        without = dataclasses.replace(with_link, posts=())
+        return (
+            price(exchange, 2, 1000, 4, with_link, **options).seconds
+            - price(exchange, 2, 1000, 4, without, **options).seconds
+        )
+
+    assert further() == pytest.approx(4000 * 5e-10)
+    assert further(lo=250) == pytest.approx(3000 * 5e-10)
+    assert further(lo=1000) == further(eager=4000) == 0
 
 
 def test_ranks_of_a_node_share_its_memory():
@@ -653,7 +687,7 @@ def test_files_of_networks_without_lengths_are_read(tmp_path):
     file.write_text(json.dumps(old))
     assert Network.load(file) == Network(Link(1e-6, 1e-9, 2e-7), Link(1e-6, 1e-9, 2e-7), 2, 1e-10, 2e-10, "measured")
     full = dataclasses.replace(
-        measured(64), copies=((1, 2.0),), memory=1e-11, meetings=((2, 1e-6),), fetches=((1, 3.0),)
+        measured(64), copies=((1, 2.0),), memory=1e-11, meetings=((2, 1e-6),), fetches=((1, 3.0),), posts=((1, 4.0),)
     )
     full.save(file)
     assert Network.load(file) == full

@@ -5,6 +5,7 @@ and sends are synchronous, so that nothing passes because MPI happened to buffer
 """
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,24 @@ def test_reduce_scatter(communicator, ranks):
             assert (y == expected).all() and untouched(around)
             communicator.Reduce_scatter_block(MPI.IN_PLACE, x, algorithm=name)
             assert (x[:4] == expected).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_result_in_place_does_not_lie_where_others_still_read(comm, ranks, monkeypatch):
+    """Rank 0 is late with its reading, and the result of rank 1 goes where it reads."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator, count = Communicator(comm, reduce_scatter="shared"), 10_000
+    x = communicator.empty(2 * count)
+    flags = communicator._planner.window.flags
+    meet, late = flags.meet, 0.2 * (comm.rank == 0)
+    monkeypatch.setattr(flags, "meet", lambda *given: (meet(*given), time.sleep(late))[0])
+    x[:] = comm.rank + 1
+    communicator.Reduce_scatter_block(MPI.IN_PLACE, x)
+    assert (x[:count] == 3).all()
+    communicator.release()
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
@@ -470,7 +489,8 @@ def test_a_schedule_of_ones_own_stays_inside_its_arrays(communicator, ranks):
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks):
+@pytest.mark.parametrize("many", [250, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks, many):
     from mpi4py import MPI
 
     def resident():
@@ -478,7 +498,7 @@ def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks
 
     def use(first):
         kept = []
-        for i in range(first, first + 1000):
+        for i in range(first, first + many):
             name = ("ring", "doubling", "double_tree")[i % 3]
             kept += [np.full(7, float(i)), np.full(1 + i, float(i))]  # new memory, and a new count
             for x in kept[-2:]:
@@ -493,10 +513,10 @@ def test_thousands_of_buffers_and_counts_take_bounded_memory(communicator, ranks
     plans.limit, programs.limit = 64, 4000
     use(0)
     before = resident()
-    use(1000)
+    use(many)
     assert len(plans) <= 64 and sum(plan.bytes for plan in plans.values()) == plans.bytes
     assert sum(program.length for program in programs.values()) == programs.length <= 4000
-    assert resident() < before + (32 << 20)
+    assert resident() < before + (8 << 20) + many * (24 << 10), "of the long vector, and of each of the others"
     made = [request for plan in plans.values() for request in plan.requests]
     assert made and all(made)
     communicator.release()
@@ -641,6 +661,30 @@ def test_shared_memory_in_nodes_and_rings_between_them(comm, ranks, monkeypatch)
         communicator.Allreduce(data(comm.rank, 7, "f4", call), y, algorithm="two_level")
         assert (y == sum(data(r, 7, "f4", call) for r in range(ranks))).all() and untouched(around)
     communicator.Bcast(x, root=ranks - 1, algorithm="shared")  # between nodes: not shared
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[3], more=[5])
+def test_between_nodes_slots_are_for_ranks_that_have_shared_arrays(comm, ranks, monkeypatch):
+    """Then all choose alike, whether a rank has called with the same array before or not."""
+    from collectives import Communicator
+    from collectives.running import planner
+
+    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
+    communicator, count = Communicator(comm), 20_000
+    x = np.ones(count)
+    communicator.Allreduce(None, x)
+    assert (x == ranks).all()
+    assert "two_level, because no array is in memory that ranks share" in communicator.explain("allreduce", count)
+    assert ": shared, because" in communicator.explain("allreduce", 5000)
+    assert ": shared, because asked for" in communicator.explain("allreduce", count, algorithm="shared")
+    shared = communicator.empty(count)
+    assert ": shared, because" in communicator.explain("allreduce", count)
+    x = x if comm.rank == 1 else np.empty(count)
+    for y in (x, shared):
+        y[:] = comm.rank
+        communicator.Allreduce(None, y)
+        assert (y == sum(range(ranks))).all()
     communicator.release()
 
 

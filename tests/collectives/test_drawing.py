@@ -174,11 +174,12 @@ def test_time_is_what_the_clock_says():
     assert len(figure.axes[0].patches) == len(priced.trace.flights) + around
 
 
+@pytest.mark.parametrize("sizes", [(1, 3), pytest.param((2, 5), marks=pytest.mark.exhaustive)], ids=max)
 @pytest.mark.parametrize("operation", ALGORITHMS)
-def test_every_algorithm_can_be_drawn(operation, tmp_path):
+def test_every_algorithm_can_be_drawn(operation, sizes, tmp_path):
     for entry in ALGORITHMS[operation].values():
-        for size in (1, 5):
-            count = {"barrier": None, "alltoall": 10}.get(operation, 13)  # an alltoall has blocks of one length
+        for size in sizes:
+            count = {"barrier": None, "alltoall": 2 * size}.get(operation, 13)  # an alltoall has blocks of one length
             figure = draw(entry, size, count)
             names = " ".join(t.get_text() for t in figure.axes[0].texts)
             assert f"{entry.name} {operation}".replace("_", " ") in names

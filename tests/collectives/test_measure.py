@@ -21,6 +21,8 @@ def test_measured_network(comm, tmp_path):
     assert set(lengths) >= {4, 4096, 1 << 20} and network.inside.eager is not None  # MPI buffers no message of 1 MiB
     assert {network.inside.eager, network.inside.eager + 1} <= set(lengths)
     assert all(min(point) > 0 for point in network.inside.points)
+    for points in (network.posts, network.fetches):
+        assert [n for n, _ in points] == [n for n, _ in network.copies] and all(seconds > 0 for _, seconds in points)
     assert 1e-13 < network.memory < 1e-8
     assert [ranks for ranks, _ in network.meetings] == [2, 3] and all(seconds > 0 for _, seconds in network.meetings)
     # Any machine: a message of 1 MiB takes between 10 us and 1 s, memory moves between 100 MB/s and 1 TB/s.

@@ -207,7 +207,9 @@ def test_collectives_of_objects_let_those_in_flight_finish(comm):
 
 
 @pytest.mark.mpi(ranks=2)
-@pytest.mark.parametrize("what", ["ring", "native", "shared", "auto", "Iallreduce", "objects", "Run", "Split", "empty"])
+@pytest.mark.parametrize(
+    "what", ["ring", "native", "shared", "auto", "Iallreduce", "objects", "Run", "Irun", "Split", "empty"]
+)
 def test_communicators_may_be_waited_for_in_different_orders(comm, what):
     """Rank 0 calls something of the one before it waits for what is in flight in the other, rank 1 after it."""
     from mpi4py import MPI
@@ -221,10 +223,11 @@ def test_communicators_may_be_waited_for_in_different_orders(comm, what):
         "Iallreduce": lambda: b.Iallreduce(MPI.IN_PLACE, y, algorithm="ring").Wait(),
         "objects": lambda: y.__iadd__(b.allreduce(1) - 1),
         "Run": lambda: b.Run(plan),
+        "Irun": lambda: b.Irun(plan).Wait(),
         "Split": lambda: y.__iadd__(b.Split().size - 1),
         "empty": lambda: y.__iadd__(b.empty(9) is not None),
     }.get(what, lambda: b.Allreduce(MPI.IN_PLACE, y, algorithm=what))
-    plan = b.compile(rounds, x=y) if what == "Run" else None
+    plan = b.compile(rounds, x=y) if what in ("Run", "Irun") else None
     for _ in range(2):  # a new call, and one that is known
         x, y[:] = np.ones(200_000), 1
         request = a.Iallreduce(MPI.IN_PLACE, x, algorithm="ring")  # so long that it needs both ranks
@@ -236,6 +239,27 @@ def test_communicators_may_be_waited_for_in_different_orders(comm, what):
     assert not progress.in_flight
     a.release()
     b.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_schedule_of_ones_own_in_flight(comm):
+    """Its buffers come while something else is done; one for shared memory, in which ranks meet, is refused."""
+    from collectives import Communicator
+    from collectives.steps import Copy, Meet, Recv, Send
+
+    communicator, other = Communicator(comm, watch=20), 1 - comm.rank
+    x, y = np.empty(50_000), np.empty(50_000)
+    plan = communicator.compile([(Send(other, "x", 0, x.size), Recv(other, "y", 0, y.size))], x=x, y=y)
+    for step in range(3):
+        x[:], y[:] = comm.rank + step, -1
+        request = communicator.Irun(plan, "exchange")
+        assert communicator.allreduce(1) == 2, "a blocking call lets it finish first"
+        assert request.Test() and (y == other + step).all()
+    here = communicator.compile([(Meet(),), (Copy("y", 0, 1, "x", 0, other),), (Meet(),)], x=x, y=y)
+    with pytest.raises(ValueError, match="exchange: ranks meet in shared memory in this plan, which waits: use Run"):
+        communicator.Irun(here, "exchange")
+    communicator.Run(here)
+    communicator.release()
 
 
 @pytest.mark.mpi(ranks=3)

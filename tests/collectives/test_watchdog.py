@@ -283,6 +283,11 @@ def test_nonblocking_ones_that_do_not_agree_are_refused_before_data_moves(comm, 
         communicator.send("I have begun", 1)
     communicator.Ibcast(y, root=2).Wait()
     assert request.Test() and (x == 3).all()
+    request = communicator.Iallreduce(None, np.ones(1 << 16))
+    if odd:
+        request.Wait()  # before it comes to what the others call
+    communicator.Barrier()
+    assert request.Test()
     with pytest.raises(ValueError, match=r"SUM.*MAX"):
         communicator.Iallreduce(x, y, MPI.MAX if odd else MPI.SUM, algorithm="native")
     communicator.Free()

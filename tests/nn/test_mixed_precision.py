@@ -251,3 +251,55 @@ def test_training_ends_where_float32_does(model):
         losses.append(training.history[-1]["loss"])
     assert losses[1] != losses[0] and abs(losses[1] - losses[0]) < 0.02, losses
     assert losses[0] < 0.8 * training.history[0]["loss"]
+
+
+def test_what_layers_with_parameters_take_is_float16():
+    """Forward and backward, and between the children of the root; but for the batch and the outputs."""
+    taken, gotten = {}, {}
+
+    class Spy(nn.Linear):
+        def forward(self, p, x, run):
+            taken[run.path] = x.copy()
+            return super().forward(p, x, run)
+
+        def backward(self, p, g, gy, saved, run):
+            gotten[run.path] = gy.copy()
+            return super().backward(p, g, gy, saved, run)
+
+    inner = nn.Residual(nn.Sequential(Spy(12, 12), nn.Sigmoid(), Spy(12, 12)))
+    network = nn.Network(nn.Sequential(Spy(6, 12), inner, nn.Tanh(), Spy(12, 4)), (6,), mixed=True)
+    one = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    one.loss_scale.array[0] = 2.0**10
+    x = np.random.default_rng(2).standard_normal((7, 6)).astype(np.float32)
+    outputs = []
+    one.run.context.watch = lambda path, layer, y: outputs.append(y.copy())
+    one.step(x, np.arange(7) % 4)
+    exact = lambda array, scale=1.0: np.array_equal(array, (array * scale).astype(np.float16).astype("f4") / scale)
+    np.testing.assert_array_equal(taken["0"], x)
+    assert not exact(x) and not exact(outputs[-1]), "the batch and the outputs are as they are"
+    assert taken.keys() == gotten.keys() == {"0", "1.body.0", "1.body.2", "3"}
+    for path in taken:
+        assert path == "0" or exact(taken[path]), path
+        assert exact(gotten[path], 2.0**10), path
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_too_large_becomes_the_largest_and_what_is_not_finite_stays_so(half, dtype):
+    """So a step that will be skipped has a loss, and one that is lost is found where it begins."""
+    x = np.array([[1.0, 7e4, -1e30, np.inf, -np.inf, np.nan, -2.5]], dtype)
+    want = np.array([[1.0, 65504, -65504, np.inf, -np.inf, np.nan, -2.5]], dtype)
+    np.testing.assert_array_equal(half.unpack(half.pack(x), dtype), want)
+    assert half.overflowed
+    half.scale = 4.0
+    np.testing.assert_array_equal(
+        half.rounded(x, small().run()), np.where(np.isfinite(x), want.clip(-16376, 16376), x).astype(dtype)
+    )
+
+
+def test_one_channel_is_kept_as_many_are():
+    """A rank may have one of a layer's: what it keeps of it is no statistic."""
+    for channels in 1, 2:
+        network = nn.Network(nn.Sequential(nn.Conv2d(1, channels, 3), nn.Tanh()), (5, 5, 1), mixed=True)
+        p = network.layout.views(network.layout.zeros(np.float32))
+        _, saved = network.forward(p, np.zeros((2, 5, 5, 1), np.float32), network.run())
+        assert saved[1].dtype == np.float16

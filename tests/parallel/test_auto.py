@@ -8,8 +8,9 @@ import pytest
 
 import nn
 from collectives.pricing.networks import NETWORKS
+from nn.optim import clipping
 from parallel.command import auto, sizes
-from parallel.command.factory import Parts
+from parallel.command.factory import Parts, prepare
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import parse, resumed
 from parallel.planning.job import Job
@@ -127,6 +128,47 @@ def test_a_run_takes_the_plans_word_and_goes_on_with_it(comm, shared_tmp_path, m
     said = capsys.readouterr().out
     assert comm.rank or ("the plan for 2 ranks, 15 samples each:" in said and "\nuse " in said)
     assert comm.rank or "layers are counted, not measured" in said
+
+
+def heavy_end(given, samples=8, batch=32):
+    """Layers that take long and give much, and a last one with a gigabyte of weights: two stages, the first on all
+    ranks but one."""
+    there = len(given.network.root.layers) - 1
+    layers = [LayerProfile(str(i), 20e-3, 40e-3, 2e6, 1e3, 20e-3, 1e5, 0.5) for i in range(there)]
+    layers[-1] = layers[-1]._replace(output=1e4)
+    return Job([*layers, LayerProfile("end", 1e-3, 2e-3, 1e4, 1e9, 1e-3, 1e4, 0.5)], samples, batch)
+
+
+def test_stale_weights_only_where_they_are_asked_for():
+    given = parts("mlp:64,12,10")
+    found, _ = chosen(heavy_end(given), given=given)
+    assert "pipedream" not in str(found)
+    options = Options(strategy="auto:stale=1", batch=32)
+    found, lines = auto.choose(options, given, heavy_end(given), SLOW, 4)
+    last = len(given.network.root.layers) - 1
+    assert found == {"strategy": "pipeline", "mesh": None, "pipeline": f"pipedream:micro=4,replicas=3/1,cuts={last}"}
+    assert "use pipedream: " in "\n".join(lines)
+    clipped = given._replace(optimizer=nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)))
+    found, _ = auto.choose(options, clipped, heavy_end(given), SLOW, 4)
+    assert "pipedream" not in str(found), "whose stages never know the whole gradient's norm"
+    with pytest.raises(OptionError, match=r"what is 'fast=1'\? auto takes stale=NUMBER"):
+        prepare(Options(strategy="auto:fast=1"))
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_run_on_the_replicas_that_the_plan_says(comm, shared_tmp_path, monkeypatch):
+    from collectives.pricing import measure
+    from parallel.command.training_run import train
+
+    monkeypatch.setattr(measure, "measure_network", lambda *given: SLOW)
+    monkeypatch.setattr(auto, "measured_job", lambda options, parts, *given: heavy_end(parts, 10, options.batch))
+    common = {"model": "mlp:2,40,40,3", "data": "spirals", "batch": 30, "limit": 90, "no_pictures": True}
+    out = shared_tmp_path / "stale"
+    train(Options(**common, epochs=1, strategy="auto:stale=1", out=str(out)))
+    comm.Barrier()
+    told = json.loads((out / "config.json").read_text())
+    assert told["strategy"] == "pipeline" and told["pipeline"].startswith("pipedream:micro=3,replicas=2/1,cuts=")
+    assert train(Options(**resumed({"resume": str(out), "epochs": 2})))["epochs"] == 2
 
 
 def test_one_process_has_no_choice(tmp_path):

@@ -37,6 +37,12 @@ def convolutional():
     return nn.Network(nn.Sequential(*layers, nn.Linear(16, 10)), (8, 8, 1), np.float64)
 
 
+def branches():
+    """Two of them, for three ranks."""
+    two = nn.Branches(nn.Conv2d(1, 3, 3), nn.Conv2d(1, 2, 3))
+    return nn.Network(nn.Sequential(two, nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)), (8, 8, 1), np.float64)
+
+
 def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
     if given["strategy"] == "owt" and model == "mlp":
         model = convolutional
@@ -70,8 +76,11 @@ def test_every_declared_combination_is_what_one_process_computes(comm):
             assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh})
         if "tensor" in can.axes:
             assert_as_one_process(comm, {"strategy": strategy, "mesh": "tensor=3"})
-        if "space" in can.axes:
-            assert_as_one_process(comm, {"strategy": strategy, "mesh": "space=3"}, cnn)
+        for mesh, model in ("space=3", cnn), ("branch=3", branches):
+            if mesh.partition("=")[0] in can.axes:
+                assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh}, model)
+                how = {"compress": "none", "accumulate": 1 if model is cnn else 3}
+                assert_as_one_process(comm, {"strategy": strategy, "mesh": mesh, **how}, model)
         if can.synchronized and can.parts:  # else over micro-batches
             assert_as_one_process(comm, {"strategy": strategy}, cnn)
 

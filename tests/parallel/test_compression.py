@@ -367,7 +367,7 @@ def test_from_the_command_line(tmp_path):
     """Bytes are in the result and told; a resumed run has the bits of one that never stopped, memories included."""
 
     def train(*given, status=0):
-        small = ["--ranks", 3, "--model", "mlp:64,16,10", "--limit", 200, "--threads", 1, "--no-pictures"]
+        small = ["--ranks", 2, "--model", "mlp:64,16,10", "--limit", 200, "--threads", 1, "--no-pictures"]
         command = [sys.executable, "scripts/train.py", *map(str, [*small, *given])]
         done = subprocess.run(
             command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL

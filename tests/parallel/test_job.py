@@ -176,11 +176,14 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
 
 
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
-    """What `make train` does, half as long."""
+    """What `make train` does, half as long; the next one does it on more data."""
     train("--ranks", "2", "--epochs", "15", "--no-pictures", "--out", tmp_path / "run")
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["command"].count("--out") == 1 and environment["ranks"] == 2
     assert result(tmp_path / "run")["accuracy"] >= 0.97
 
 
+@pytest.mark.exhaustive
 def test_the_classical_experiment(tmp_path):
     """Nielsen's network of 30 hidden sigmoid neurons: the first of the 30 epochs."""
     if not (Path(os.environ.get("RINGPROP_DATA", "")) / "mnist").is_dir():
@@ -424,11 +427,12 @@ def test_a_run_begun_without_validation_data_goes_on_without(tmp_path):
 
 
 def test_patience_and_the_rate_finder_look_at_validation_data(tmp_path):
-    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--no-pictures", "--ranks", "2"]
-    said = train(*args, "--patience", "2", "--epochs", "30", "--out", tmp_path / "run")
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--no-pictures"]
+    said = train(*args, "--ranks", "2", "--patience", "2", "--epochs", "30", "--out", tmp_path / "run")
     found = result(tmp_path / "run")
     assert found["epochs"] == found["chosen_epoch"] + 2 and f"the best of {found['epochs']} on" in said
-    assert "the validation loss falls fastest at" in train(*args, "--find-lr", "--out", tmp_path / "rate")
+    said = train(*args, "--ranks", "2", "--find-lr", "--out", tmp_path / "rate")
+    assert "the validation loss falls fastest at" in said
     assert "the training loss falls" in train(*args, "--find-lr", "--validation", "0", "--out", tmp_path / "rate")
 
 

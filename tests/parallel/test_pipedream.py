@@ -2,47 +2,106 @@
 
 import numpy as np
 import pytest
-from pipelines import SEED, batches, mlp, resnet, transformer
+from pipelines import SEED, batches, cnn, mlp, resnet, transformer
 
 import nn
 from nn.core.run import MicroBatch
 from nn.core.stages import stages
 from nn.optim import clipping
 from nn.training.serial import NonFiniteLoss, micro_batches
+from parallel.mesh import ReplicaError
 
 
-def simulate(network, optimizer, cuts, mini_batches, vertical_sync=False, stale=True):
-    """(losses, parameters by name, most versions that each stage needs at once) in one process.
+def simulate(network, optimizer, cuts, mini_batches, replicas=None, vertical_sync=False, stale=True, drained=()):
+    """(losses, state by name) of the equations in one process, stage by stage, a mini-batch after the other.
 
-    Stage s of n meets mini-batch b with the weights after max(0, b - (n - 1 - s)) updates of the step; with vertical
-    sync all stages with those of the first.
+    A stage on r ranks makes one update for r mini-batches, with the sum of their gradients; mini-batch b meets it after
+    b // r - u updates, or 0, where u is how many forward passes a rank of it makes first. After the steps in `drained`
+    nothing is in flight.
     """
     parts = stages(network, cuts)
-    n = len(parts)
-    names = [list(part.layout.specs) for part in parts]
-    layout = network.layout
-    w, statistics = layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
-    layout.initialize(w, SEED)
-    network.state_layout.initialize(statistics, SEED)
-    slots = {name: layout.zeros(network.dtype) for name in optimizer.slots}
-    run, loss, losses = network.run(statistics, SEED), nn.CrossEntropyLoss(), []
+    replicas = replicas or (1,) * len(parts)
+    first = [sum(replicas[:s]) for s in range(len(parts))]
+    warm_up = [(sum(replicas) - 1 - first[s]) // replicas[s] for s in range(len(parts))]
+    w = [part.layout.zeros(network.dtype) for part in parts]
+    slots = [{name: part.layout.zeros(network.dtype) for name in optimizer.slots} for part in parts]
+    runs, statistics = [], []
+    for s, part in enumerate(parts):
+        part.layout.initialize(w[s], SEED)
+        statistics.append([part.state_layout.zeros(network.dtype) for _ in range(replicas[s])])
+        for each in statistics[s]:
+            part.state_layout.initialize(each, SEED)
+        runs.append([part.run(each, SEED) for each in statistics[s]])
+        for run in runs[s]:
+            run.context.input_gradient = s > 0
+
+    def seen(b, s):
+        if not stale:
+            return b // replicas[s]
+        at = 0 if vertical_sync else s
+        return max(0, b // replicas[at] - warm_up[at]) * replicas[at] // replicas[s]
+
+    def update(s, rate):
+        optimizer.lr, part = rate, parts[s]
+        number = base * -(-mini_batches // replicas[s]) + len(history[s]) - 1
+        optimizer.update(w[s], sums[s], slots[s], number, part.layout.region())
+        history[s].append(w[s].copy())
+        sums[s] = part.layout.zeros(network.dtype)
+
+    loss, losses, b = nn.CrossEntropyLoss(), [], 0
     for step, (x, y, total) in enumerate(batches(network)):
-        history, value = [w.copy()], 0.0
+        if not b:
+            base, history = step, [[each.copy()] for each in w]
+            sums, rates = [part.layout.zeros(network.dtype) for part in parts], []
+        value = 0.0
         for rows in micro_batches(total, min(total, mini_batches)):
-            b, mixed, g = len(history) - 1, layout.zeros(network.dtype), layout.zeros(network.dtype)
-            for s in range(n):
-                old = max(0, b - (n - 1 - (0 if vertical_sync else s))) if stale else b
-                for name in names[s]:
-                    mixed[layout.slices[name]] = history[old][layout.slices[name]]
-            p, batch = layout.views(mixed), MicroBatch(step=step, sample=rows.start)
-            z, saved = network.forward(p, x[rows], run, batch)
-            part, gz = loss(z, y[rows], len(z) * loss.rows(network.out_shape), run)
-            value += float(part) * (len(z) / total)
-            network.backward(p, layout.views(g), gz, saved, run, batch)
-            optimizer.update(w, g, slots, step * mini_batches + b, layout.region())
-            history.append(w.copy())
+            rates.append(rate(step))
+            z, saved = x[rows], []
+            for s, part in enumerate(parts):
+                p, run = part.layout.views(history[s][seen(b, s)].copy()), runs[s][b % replicas[s]]
+                batch = MicroBatch(step=step, sample=rows.start)
+                z, kept = part.forward(p, z, run, batch)
+                saved.append((p, kept, run, batch))
+            each, gy = loss(z, y[rows], len(z) * loss.rows(network.out_shape), runs[-1][0])
+            value += float(each) * (len(z) / total)
+            for s, part in reversed(list(enumerate(parts))):
+                p, kept, run, batch = saved[s]
+                g = part.layout.zeros(network.dtype)
+                gy = part.backward(p, part.layout.views(g), gy, kept, run, batch)
+                sums[s] += g
+            b += 1
+            for s, r in enumerate(replicas):
+                if b % r == 0:
+                    update(s, rates[b - r])
         losses.append(value)
-    return losses, dict(layout.items(w))
+        if step in drained:
+            for s, r in enumerate(replicas):
+                if b % r:
+                    update(s, rates[b - b % r])
+                mean = sum(statistics[s][1:], statistics[s][0].copy()) / r
+                for each in statistics[s]:
+                    each[...] = mean
+            b = 0
+    state = {}
+    for s, part in enumerate(parts):
+        state |= {f"param/{name}": array for name, array in part.layout.items(w[s])}
+        state |= {f"state/{name}": array for name, array in part.state_layout.items(statistics[s][0])}
+    return losses, state
+
+
+def rate(step):
+    return 0.01 + 0.02 * step
+
+
+def told(many, drained=(2,)):
+    """The losses that steps return, each step at its own rate; state() after some, when nothing is in flight."""
+    found, state = [], None
+    for step, batch in enumerate(batches(many.network)):
+        many.optimizer.lr = rate(step)
+        found.append(many.step(*batch))
+        if step in drained:
+            state = many.state()
+    return found, state
 
 
 def dream(comm, network, optimizer, **options):
@@ -64,6 +123,11 @@ OPTIMIZERS = (
 )
 
 
+def late(losses, delay):
+    """What steps return that tell the loss of some steps before, and of the first as long as there is none."""
+    return [losses[max(0, step - delay)] for step in range(len(losses))]
+
+
 @pytest.mark.mpi(ranks=[3], more=[1, 2])
 def test_it_is_its_equations_exactly(comm):
     found = {}
@@ -71,23 +135,67 @@ def test_it_is_its_equations_exactly(comm):
         for number, optimizer in enumerate(OPTIMIZERS if build is mlp else OPTIMIZERS[:1]):
             for sync in False, True:
                 many = dream(comm, build(), optimizer(), mini_batches=5, vertical_sync=sync)
-                losses, expected = simulate(build(), optimizer(), many.pass_.placement.cuts, 5, sync)
-                assert [many.step(*batch) for batch in batches(many.network)] == losses, (build.__name__, number, sync)
-                state = many.state()
+                cuts, what = many.pass_.placement.cuts, (build.__name__, number, sync)
+                losses, expected = simulate(build(), optimizer(), cuts, 5, None, sync, drained=(2,))
+                said, state = told(many)
+                assert said == late(losses, many.pass_.delay), what
                 for name, array in expected.items() if comm.rank == 0 else ():
-                    assert np.array_equal(state[f"param/{name}"], array), (build.__name__, number, sync, name)
+                    assert np.array_equal(state[name], array), (*what, name)
                 found[build, number, sync] = many.digest()
                 many.close()
-    if comm.size > 2:  # controls: what is not stale, or stale in another way, is another network
-        fresh, _ = simulate(mlp(), OPTIMIZERS[0](), [6, 12], 5, stale=False)
-        assert fresh != simulate(mlp(), OPTIMIZERS[0](), [6, 12], 5)[0]
+    if comm.size > 2:  # controls: what is not stale, or stale in another way, or flushed, is another network
+        losses, expected = simulate(mlp(), OPTIMIZERS[0](), [6, 12], 5, drained=(2,))
+        for other in {"stale": False}, {"drained": (0, 1, 2)}:
+            assert simulate(mlp(), OPTIMIZERS[0](), [6, 12], 5, **{"drained": (2,)} | other)[0] != losses
         assert all(found[mlp, i, True] != found[mlp, i, False] for i in range(3))
+
+
+REPLICAS = {1: [(1,)], 2: [(2,)], 3: [(2, 1), (1, 2), (3,)], 4: [(2, 2), (2, 1, 1), (1, 2, 1), (3, 1)]}
+
+
+@pytest.mark.mpi(ranks=[3, 4], more=[2])
+def test_replicated_stages_are_their_equations_exactly(comm):
+    """Two numbers have one sum; of three there may be several, to the last bits. 5, 5, 3 mini-batches end rounds in
+    the middle of a step, and the last one with a replica that has none."""
+    for replicas in REPLICAS[comm.size]:
+        for number, (build, optimizer, sync) in enumerate(
+            ((mlp, OPTIMIZERS[0], False), (mlp, OPTIMIZERS[1], True), (resnet, OPTIMIZERS[0], False))
+        ):
+            for drained in (2,), (0, 2):
+                many = dream(comm, build(), optimizer(), mini_batches=5, vertical_sync=sync, replicas=replicas)
+                cuts, what = many.pass_.placement.cuts, (replicas, number, drained)
+                losses, expected = simulate(build(), optimizer(), cuts, 5, replicas, sync, drained=drained)
+                said, state = told(many, drained)
+                many.check_replicas()
+                exact = max(replicas) < 3 and replicas[-1] < 3
+                equal = np.array_equal if exact else lambda a, b: np.allclose(a, b, rtol=1e-12, atol=1e-14)
+                several = replicas[-1] > 1  # parts of a step's loss are added up
+                np.testing.assert_allclose(
+                    said, late(losses, many.pass_.delay), rtol=1e-14 * several, err_msg=str(what)
+                )
+                for name, array in expected.items() if comm.rank == 0 else ():
+                    assert equal(state[name], array), (*what, name)
+                many.close()
+    if comm.size == 4:  # control: replicas that do not sum their gradients
+        many = dream(comm, mlp(), OPTIMIZERS[0](), mini_batches=5, replicas=(2, 2))
+        many.exchange.sum_replicas = lambda bad: bad
+        _, state = told(many)
+        _, expected = simulate(mlp(), OPTIMIZERS[0](), many.pass_.placement.cuts, 5, (2, 2), drained=(2,))
+        assert comm.rank or any(not np.allclose(state[name], array) for name, array in expected.items())
+        with pytest.raises(ReplicaError, match=r"parameter .* on ranks \[1\] differs from rank 0's"):
+            many.check_replicas()
+        many.close()
 
 
 @pytest.mark.mpi(ranks=3)
 def test_a_stage_keeps_as_many_versions_as_mini_batches_in_flight(comm):
-    for sync, versions in (False, [3, 2, 1]), (True, [3, 3, 3]):
-        many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=10, vertical_sync=sync)
+    for sync, replicas, versions in (
+        (False, (), [3, 2, 1]),
+        (True, (), [3, 3, 3]),
+        (False, (2, 1), [2, 2, 1]),
+        (True, (2, 1), [2, 2, 4]),
+    ):
+        many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=10, vertical_sync=sync, replicas=replicas)
         kept = [1]
 
         def counted(*given, exchange=many.exchange, apply=many.exchange.apply, kept=kept):
@@ -95,38 +203,136 @@ def test_a_stage_keeps_as_many_versions_as_mini_batches_in_flight(comm):
             kept.append(1 + len(exchange.stash))
 
         many.exchange.apply = counted
-        many.step(*next(batches(mlp())))
-        assert max(kept) == versions[comm.rank], sync
+        for _ in range(2):
+            many.step(*next(batches(mlp())))
+        assert max(kept) == versions[comm.rank], (sync, replicas)
+        many.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_the_pipeline_stays_full_from_step_to_step(comm):
+    """What is in flight when a step ends: a rank's warm-up; nothing, where all is looked at. The first stage ends a
+    step that the last one has not begun."""
+    many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=4)
+    stream = lambda: many.pass_.stream
+    for batch in batches(mlp()):
+        many.step(*batch)
+        assert len(stream().kept) == 2 - comm.rank
+    assert stream().given == 4 + 4 + 3
+    many.evaluate(batch[0], batch[1])
+    assert stream() is None and many.exchange.stash == {} and many.pass_.in_transit() == 0
+    x, y, total = next(batches(mlp()))
+    many.step(x, y, total)
+    before = x.copy()
+    x[...] = np.nan  # whose memory that is
+    np.testing.assert_array_equal(np.isfinite(many.meet(0.0)), True)
+    many.close()
+    many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2)
+    many.step(before, y, total)
+    if comm.rank == 2:
+        comm.recv(source=0)
+    many.step(before, y, total)
+    if comm.rank == 0:
+        comm.send("the second step has ended", 2)
+    many.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_the_loss_of_an_epoch_is_exact(comm):
+    """However late the steps have told theirs, and of batches of different sizes."""
+    for replicas in (), (2, 1):
+        many = dream(comm, mlp(), nn.SGD(0.1), mini_batches=2, replicas=replicas)
+        losses, _ = simulate(mlp(), nn.SGD(0.1), many.pass_.placement.cuts, 2, replicas, drained=(0, 2))
+        sums = 0.0
+        for step, (x, y, total) in enumerate(batches(mlp())):
+            many.optimizer.lr = rate(step)
+            sums += many.step(x, y, total) * total
+            sums = many.meet(sums) if step in (0, 2) else sums
+        expected = sum(loss * total for loss, (*_, total) in zip(losses, batches(mlp()), strict=True))
+        np.testing.assert_allclose(sums, expected, rtol=1e-14)
+        many.close()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_it_learns_digits(comm):
+    data = nn.data.load("digits", limit=400, validation=0.0)
+    for replicas in ((), (2, 1))[: comm.size - 1]:
+        network = nn.models.build("mlp:64,32,10", data.in_shape, 10)
+        many = dream(comm, network, nn.Adam(0.003), mini_batches=8, replicas=replicas)
+        train = nn.Loader(data.train, batch=64, shard=many.shard)
+        test = nn.Loader(data.test, batch=100, shuffle=False, shard=many.shard)
+        training = nn.fit(many, train, 12, test=test)
+        assert training.result["accuracy"] > 0.85
+        assert training.history[-1]["loss"] < 0.5 < training.history[0]["loss"]
+        many.close()
+
+
+@pytest.mark.mpi(ranks=3)
+def test_a_checkpoint_in_the_middle_goes_on(comm):
+    """All of it is there, on the rank that writes; and what continues from it makes the same steps."""
+    for replicas in (), (2, 1):
+        many, again = (dream(comm, resnet(), nn.Adam(0.01), mini_batches=4, replicas=replicas) for _ in range(2))
+        given = list(batches(resnet()))
+        many.step(*given[0])
+        many.step(*given[1])
+        state = many.state()
+        again.load_state(state)
+        assert many.steps == again.steps == 2
+        found = []
+        for each in many, again:
+            each.step(*given[2])
+            each.step(*given[0])
+            found.append((each.digest(), each.state()))
+        assert found[0][0] == found[1][0]
+        for name, array in found[0][1].items():
+            assert np.array_equal(found[1][1][name], array), name
+        one = nn.Serial(resnet(), nn.CrossEntropyLoss(), nn.Adam(0.01), SEED)
+        if comm.rank == 0:
+            one.load_state(state)
+        x, y, _ = given[1]
+        expected = comm.bcast(one.evaluate(x, y) if comm.rank == 0 else None)
+        many.load_state(state)
+        np.testing.assert_allclose(many.sum(many.evaluate(x, y)), expected, rtol=1e-12)
+        np.testing.assert_allclose(many.predict(x), comm.bcast(one.predict(x) if comm.rank == 0 else None), rtol=1e-10)
+        many.close()
+        again.close()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_loss_that_is_not_finite_is_applied_nowhere(comm):
+    for replicas in ((), (2, 1))[: comm.size - 1]:
+        many = dream(comm, mlp(), nn.SGD(0.1, 0.9), mini_batches=5, replicas=replicas)
+        x, y, total = next(batches(mlp()))
+        many.step(x, y, total)
+        bad = x.copy()
+        bad[9] = np.inf
+        wrong, quiet = r"is in the input on rank 0 \(samples \[9\]", np.errstate(invalid="ignore", over="ignore")
+        with pytest.raises(NonFiniteLoss, match=wrong) as error, quiet:
+            many.step(bad, y, total)
+            many.step(x, y, total)
+            many.meet(0.0)
+        assert error.value.samples == [], "of which batch they are nobody knows"
+        assert all(np.isfinite(array).all() for array in many.snapshot().values())
+        many.check_replicas()
+        assert np.isfinite(many.step(x, y, total)) and np.isfinite(many.meet(0.0))
         many.close()
 
 
 @pytest.mark.mpi(ranks=2)
-def test_it_learns_digits(comm):
-    data = nn.data.load("digits", limit=400, validation=0.0)
-    network = nn.models.build("mlp:64,32,10", data.in_shape, 10)
-    many = dream(comm, network, nn.Adam(0.003), mini_batches=8)
-    train = nn.Loader(data.train, batch=64, shard=many.shard)
-    test = nn.Loader(data.test, batch=100, shuffle=False, shard=many.shard)
-    training = nn.fit(many, train, 12, test=test)
-    assert training.result["accuracy"] > 0.85
-    many.close()
-
-
-@pytest.mark.mpi(ranks=2)
-def test_a_refused_step_leaves_nothing(comm):
-    many = dream(comm, mlp(), nn.SGD(0.1, 0.9), mini_batches=5)
-    x, y, total = next(batches(mlp()))
-    many.step(x, y, total)
-    before, state = many.digest(), many.snapshot()
-    bad = x.copy()
-    bad[9] = np.inf
-    with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[9\]"):
-        many.step(bad, y, total)
-    assert many.digest() == before
-    for name, array in many.snapshot().items():
-        assert np.array_equal(array, state[name]), name
-    many.close()
+def test_what_cannot_be(comm):
     with pytest.raises(ValueError, match=r"0\.W: stages share it, and would update it at different times"):
         dream(comm, transformer(), nn.SGD(0.1))
     with pytest.raises(ValueError, match="the norm of the whole gradient is never known"):
         dream(comm, mlp(), nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)))
+    with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 2, given \(2, 1\)"):
+        dream(comm, mlp(), nn.SGD(0.1), replicas=(2, 1))
+    with pytest.raises(ValueError, match="statistics over all ranks need all at one step"):
+        dream(comm, cnn(synchronized=True), nn.SGD(0.1), replicas=(2,))
+    many = dream(comm, mlp(), nn.SGD(0.1), limit=0.5)
+    x, y, total = next(batches(mlp()))
+    with pytest.raises(ValueError, match="step 0: all 10 samples of a batch go through one pipeline, given 9"):
+        many.step(x[:9], y[:9], total)
+    if comm.rank == 1:
+        with pytest.raises(TimeoutError, match="rank 1 has waited for rank 0 for the input of network"):
+            many.step(x, y, total)
+    comm.Barrier()

@@ -115,6 +115,20 @@ def test_replicas_send_to_the_replica_whose_turn_it_is():
     assert set(to[0]) == set(to[1]) == {3} and sorted(set(to[3])) == [0, 1, 2, 4, 5]
 
 
+@pytest.mark.parametrize("replicas, m", [((2, 1), 6), ((3, 1, 2), 11), ((1, 4), 2), ((2, 3, 2), 13)])
+def test_sums_over_replicas_are_a_ring(replicas, m):
+    """Each sends 2 (r - 1) / r of the gradients for every update, behind its backward pass."""
+    ranks, n = sum(replicas), 12
+    given = rows("pipedream", ranks, m, replicas=replicas)
+    program = lower(given, [Stage(gradients=n)] * len(replicas))
+    sent, without = prove(program).sent, prove(lower(given, [Stage()] * len(replicas))).sent
+    counts = [r for r in replicas for _ in range(r)]
+    expected = [-(-m // r) * 2 * (r - 1) * n / r for r in counts]
+    assert [a - b for a, b in zip(sent, without, strict=True)] == expected
+    clock = lambda found: price(lambda rank, *_: iter(found[rank]), ranks, 1, 1, Network.hockney(0.0, 1.0)).seconds
+    assert clock(program) > clock(lower(given, [Stage()] * len(replicas)))
+
+
 def test_a_receive_is_there_when_its_message_is():
     """A quick first stage makes five more inputs while the second works on its first: all are received right after."""
     quick, slow = Stage(forward=0.1), Stage(forward=1.0)

@@ -47,6 +47,9 @@ REFUSED = {
     "--pipeline 1f1b --node-memory on --ranks 2": "gradients of stages are summed by messages",
     "--pipeline pipedream --mesh data=2 --ranks 4": "every mini-batch has an update of its own",
     "--pipeline pipedream --strategy zero1 --ranks 2": "every mini-batch has an update of its own",
+    "--pipeline pipedream:replicas=2/1 --ranks 4": "replicas: expected numbers of ranks, in all 4, given (2, 1)",
+    "--pipeline pipedream:replicas=1.5/1 --ranks 2": "replicas are ranks of each stage, such as 3/1",
+    "--pipeline 1f1b:replicas=2/1 --ranks 3": "what is 'replicas=2/1'? 1f1b takes",
     "--pipeline pipedream --clip global:1 --ranks 2": "the norm of the whole gradient is never known",
     "--pipeline pipedream --dtype mixed --ranks 2": "cannot be skipped by all stages: use float32",
     "--pipeline pipedream:recompute --ranks 2": "what is 'recompute=1'? pipedream takes micro=NUMBER",
@@ -89,6 +92,7 @@ def test_texts_become_arguments(files):
     written = axes.arguments(Options(pipeline="mine.csv"), 1)
     assert written["micro_batches"] == 2 and len(written["schedule"]) == 2
     assert axes.arguments(Options(pipeline="pipedream:vertical_sync"), 1)["vertical_sync"]
+    assert axes.arguments(Options(pipeline="pipedream:replicas=3/1,cuts=4"), 1)["replicas"] == [3, 1]
     assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == ONE | {"data": 2, "pipeline": 3}
     assert not axes.is_pipeline(Options(mesh="data=2"))
     prepare(parse(["--pipeline", "mine.csv", "--ranks", "2", "--limit", "60"]))

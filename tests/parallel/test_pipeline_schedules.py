@@ -7,11 +7,11 @@ every p to 16 and m to 32.
 import os
 import random
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
-from parallel.strategies.pipeline.actions import Action, Overlap, PipelineError, parts
+from parallel.strategies.pipeline.actions import Action, Overlap, PipelineError, parts, read, write
 from parallel.strategies.pipeline.checking import check, peak_activations
 from parallel.strategies.pipeline.schedules import SCHEDULES, rows
 
@@ -104,7 +104,12 @@ def test_replicas_take_mini_batches_in_turn():
     assert report.stages == 3 and report.counts["F"] == report.counts["B"] == 3 * 20
     for rank, (stage, replica, n) in enumerate([(0, 0, 3), (0, 1, 3), (0, 2, 3), (1, 0, 1), (2, 0, 2), (2, 1, 2)]):
         assert {a.stage for a in given[rank]} == {stage}
-        assert [a.micro_batch for a in given[rank] if a.kind == "F"] == list(range(replica, 20, n))
+        for kind in "FB":
+            assert [a.micro_batch for a in given[rank] if a.kind == kind] == list(range(replica, 20, n))
+        kinds = [a.kind for a in given[rank]]
+        assert kinds.count("REDUCE_GRAD") == (-(-20 // n) if n > 1 else 0), "rounds, the last one with fewer"
+        after = [kind for before, kind in pairwise(kinds) if before == "B"]
+        assert n == 1 or set(after) == {"REDUCE_GRAD"}
     assert report.peaks == [2, 2, 2, 3, 1, 1]
     with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 6, given \(3, 1\)"):
         rows("pipedream", 6, 20, replicas=(3, 1))
@@ -115,6 +120,33 @@ def test_any_replicas_run():
     for _ in range(30):
         replicas = [draw.randint(1, 5) for _ in range(draw.randint(1, 5))]
         check("pipedream", sum(replicas), draw.randint(1, 30), replicas=replicas)
+
+
+def test_replicas_sum_their_gradients_together():
+    """By hand: the first stage's replicas leave their first sum when both backward passes are done."""
+    given = rows("pipedream", 3, 4, replicas=(2, 1))
+    text = "0F0,0F2,0B0,0REDUCE_GRAD,0B2,0REDUCE_GRAD\n0F1,0F3,0B1,0REDUCE_GRAD,0B3,0REDUCE_GRAD\n"
+    assert write(given) == text + "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n" and read(write(given)) == given
+    seconds = {"F": 1.0, "B": 2.0, "REDUCE_GRAD": 5.0}
+    spans = check(given, seconds=seconds).spans
+    sums = [[(s.start, s.end) for s in row if s.actions[0].kind == "REDUCE_GRAD"] for row in spans]
+    assert sums == [[(9.0, 14.0), (16.0, 21.0)]] * 2 + [[]]
+    assert spans[0][2].end == 6.0, "rank 0 waits for rank 1"
+
+
+def test_sums_that_never_end():
+    given = rows("pipedream", 3, 4, replicas=(2, 1))
+    with pytest.raises(
+        PipelineError, match="rank 1, column 5: 0REDUCE_GRAD cannot run: it is sum 1 over its stage, and"
+    ):
+        check([given[0][:-1], *given[1:]])
+    late = given[0][:1] + given[0][2:4] + given[0][1:2] + given[0][4:]  # F2 after a sum for which B1 must come
+    last = [given[2][i] for i in (0, 1, 4, 5, 2, 3, 6, 7)]  # and the last stage has it before
+    with pytest.raises(PipelineError, match=r"0REDUCE_GRAD waits for the same of ranks \[1\](.|\n)*cycle: ") as error:
+        check([late, given[1], last])
+    assert "3 of 3 ranks wait for ever" in str(error.value)
+    alone = read("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD\n1F0,1B0\n")
+    assert check(alone).makespan == check(read("0F0,0B0\n1F0,1B0\n")).makespan, "nobody else has the stage"
 
 
 def test_an_overlap_is_of_two_chunks_and_two_micro_batches():

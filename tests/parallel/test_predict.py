@@ -118,6 +118,18 @@ def test_a_pipeline_without_flush_is_the_programme():
     assert dense.sent > 5 * found.sent or dense.seconds > found.seconds
 
 
+def test_a_stream_by_the_clock():
+    """Where messages are free and sums hide nothing: the programme's formula; then what the ring of a stage adds."""
+    layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e3, 1.0) for _ in range(3)]
+    layers.append(LayerProfile("", 1.0, 2.0, 0.0, 1e6, 1.0))
+    job, slow = Job(layers, 8, 32), Network.hockney(0.0, 1e-5)
+    formula, clock = (predict(job, "pipedream", Axes(4), slow, quick=quick) for quick in (True, False))
+    assert formula.replicas == clock.replicas == (3, 1) and clock.cuts == (3,) and clock.micro_batches == 4
+    ring = 4 * 2 * 2 / 3 * 3e3 * 1e-5 / 3  # of a step's four mini-batches; every third has one
+    assert formula.seconds == pytest.approx(12.0), "as if sums were made while layers compute"
+    assert 12.0 + ring < clock.seconds < 12.0 + 1.5 * ring, "replicas leave the ring one after the other"
+
+
 @pytest.mark.parametrize("network", ["gigabit", "gpu-100g"])
 def test_every_strategy_at_every_scale(network):
     for ranks in (1, 6, 64, 65_536):
@@ -172,3 +184,31 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_mixed_precision_sends_half_the_bytes_where_nothing_is_summed():
+    """Between stages, and where layers are gathered; sums are of float32."""
+    found = {}
+    for mixed in False, True:
+        network = nn.models.build("mlp:784,512,512,10", (28, 28, 1), 10)
+        network.mixed = mixed
+        layers = count_layers(network, 64, 1e10, 1e-10)
+        job = Job(layers, 64, 64)
+        found[mixed] = {
+            "pipeline": predict(job, "gpipe", Axes(1, 2, 1), NETWORKS["gigabit"], micro_batches=4),
+            "tensor": predict(job, "ddp", Axes(1, 1, 2), NETWORKS["gigabit"]),
+            "text": count_layers(halved_text(mixed), 1, 1e9, 0.0),
+        }
+    full, half = found[False], found[True]
+    assert half["pipeline"].sent == full["pipeline"].sent / 2 > 0
+    assert half["pipeline"].seconds < full["pipeline"].seconds and half["pipeline"].memory < full["pipeline"].memory
+    assert half["tensor"].sent == 0.75 * full["tensor"].sent > 0, "gathered forward, summed backward"
+    for one, other in zip(full["text"], half["text"], strict=True):
+        assert other.output == one.output / 2 and other.saved == one.saved / 2 and other.parameters == one.parameters
+        assert other.summed == one.output and (other.tensor_sums == one.tensor_sums or one.tensor_sums == 0.5)
+
+
+def halved_text(mixed):
+    network = nn.models.build("transformer:32,2,2", (16,), 10)
+    network.mixed = mixed
+    return network

@@ -23,6 +23,7 @@ derandomize: the ranks must draw the same examples. `pytest -s` passes the ranks
 `pytest --most-ranks 2` leaves out the tests on more: for an MPI library that is slow with more ranks than cores.
 """
 
+import functools
 import os
 import re
 from itertools import takewhile
@@ -89,8 +90,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """With pytest-xdist, -n logical: one worker more than cores, for some wait for programs, or for a time to pass."""
+    return launcher.cores() + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With pytest-xdist: which tests one worker runs one after the other. It knows them by their names alone."""
+    """With pytest-xdist: which tests one worker runs one after the other, and which of them are begun first.
+
+    It knows tests by their names alone. The longest come first, or one worker would end minutes after the others: a
+    test on ranks, or of a file that starts programs, takes some fifty times as long as another one.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByLaunch(LoadScopeScheduling):
@@ -99,7 +110,20 @@ def pytest_xdist_make_scheduler(config, log):
             ranks = re.search(r"[\[-](p\d+)[]-]", test)
             return f"{path.rpartition('/')[0]} {ranks[1]}" if ranks else path
 
+        def _assign_work_unit(self, node):
+            self.workqueue.move_to_end(max(self.workqueue, key=self.expected), last=False)
+            super()._assign_work_unit(node)
+
+        def expected(self, scope):
+            file = config.rootpath / scope
+            return len(self.workqueue[scope]) * (1 if file.is_file() and not starts_programs(file) else 50)
+
     return ByLaunch(config, log)
+
+
+@functools.cache
+def starts_programs(file: Path) -> bool:
+    return re.search("subprocess|launch|scripts", file.read_text()) is not None
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def test_without_pytorch_the_peer_is_null(monkeypatch):
     time, memory, allocations = bench_engine.compare(MLP, threads=1, quick=True)
     assert (time.case, time.unit, time.threads, time.peer, time.ratio) == (MLP, "ms", 1, None, None)
     assert 0.01 < time.ours < 1000 and "PyTorch is not installed" in time.note and "GEMM floor" in time.note
+    products = float(re.search(r"products alone ([\d.e+-]+) ms", time.note)[1])
+    assert 0 < products < 1000 and "of the peer's step" not in time.note
     assert memory.unit == "MiB" and memory.peer is None and 0 <= memory.ours < 100
     assert allocations.ours == 0, allocations.note
 
@@ -35,6 +38,7 @@ def test_with_pytorch_both_sides_are_measured():
     time, memory, _ = bench_engine.compare(MLP, threads=1, quick=True)
     assert time.peer_name.startswith("PyTorch ") and time.peer > 0 and memory.peer > 0
     assert math.isclose(time.ratio, time.ours / time.peer)
+    assert re.search(r"products alone \S+ ms, \S+ of the peer's step", time.note), time.note
 
 
 def test_both_sides_have_the_same_models():

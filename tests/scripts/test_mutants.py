@@ -95,7 +95,7 @@ def project(tmp_path, monkeypatch):
         Path(name).parent.mkdir(exist_ok=True)
     Path("nn/__init__.py").touch()
     Path("nn/answer.py").write_text("def answer():\n    return 7\n\n\ndef unasked():\n    return 2\n")
-    Path("nn/idle.py").write_text("while False:\n    pass\n")
+    Path("nn/idle.py").write_text("import time\n\nwhile False:\n    time.sleep(0.01)\n")
     Path("tests/test_answer.py").write_text(
         "import subprocess, sys\n\ndef test_it():\n"
         "    code = 'from nn import answer, idle; raise SystemExit(answer.answer())'\n"
@@ -114,9 +114,10 @@ def test_processes_run_the_changed_text_and_end(project, nothing_left):
         found = mutants.try_mutant(Mutant("nn/answer.py", 2, "", 0, text), [known], project, 60, {})
         assert found["outcome"] == outcome and found["tried"] == [[known.test, ""]]
     assert (project.path / "nn/answer.py").read_text() == plain == Path("nn/answer.py").read_text()
-    hanging = Mutant("nn/idle.py", 1, "", 0, "while not False:\n    pass\n")
+    hanging = Mutant("nn/idle.py", 3, "", 0, Path("nn/idle.py").read_text().replace("while", "while not"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mutants, "LEAST", 1)
+        patch.setattr(mutants, "PATIENCE", 1)
         assert mutants.try_mutant(hanging, [known], project, 60, {})["outcome"] == "timeout"
 
 
@@ -137,7 +138,7 @@ def test_what_is_known_is_not_tried_again(project):
 def test_lines_of_processes_are_counted(project, tmp_path):
     pytest.importorskip("coverage")
     (found,) = measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept")
-    assert found.failing == [] and found.lines["nn/answer.py"] == [1, 2, 5] and found.lines["nn/idle.py"] == [1]
+    assert found.failing == [] and found.lines["nn/answer.py"] == [1, 2, 5] and found.lines["nn/idle.py"] == [1, 3]
     assert measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept") == [found]  # from the file
     project.write("nn/answer.py", "def answer():\n    return 2\n")
     (found,) = measure(project, ["tests/test_answer.py"], ("nn",), tmp_path / "kept")

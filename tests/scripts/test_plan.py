@@ -124,7 +124,14 @@ def test_the_command_is_what_train_py_takes(plan):
             sizes = axes.sizes(given, 4)
             assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
             assert axes.schedule(given).cuts == list(found.cuts)
-    assert not plan.trainable(predict(job, "pipedream", Axes(4), network), options)
+    end = LayerProfile("6", 0.01, 0.02, 10.0, 1e11, 0.01, 10.0, 0.5)
+    found = predict(Job([*layers[:3], end], 16, 64), "pipedream", Axes(4), network)
+    said = plan.command(found, options)
+    assert (
+        plan.trainable(found, options)
+        and "--strategy pipeline --pipeline pipedream:micro=4,replicas=3/1,cuts=3" in said
+    )
+    assert axes.arguments(parse(said.split()[2:]), 1)["replicas"] == list(found.replicas)
 
 
 def test_what_makes_no_sense_is_one_message(plan, capsys):

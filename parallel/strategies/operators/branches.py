@@ -145,7 +145,7 @@ class SideBySide(Move):
         mine[..., : x.shape[-1]] = x
         mine[..., x.shape[-1] :] = 0
         y = run.empty((*x.shape[:-1], self.width), x.dtype)
-        for theirs, columns in zip(run.group("branch").gather(mine), self.columns, strict=True):
+        for theirs, columns in zip(run.moved(run.group("branch").gather, mine), self.columns, strict=True):
             y[..., columns] = theirs[..., : len(columns)]
         return y, None
 

@@ -7,12 +7,14 @@ them; the same round the other way takes their gradients home, where they are ad
     halo(rank, needs, owned, size)     # a schedule: rounds for collectives
 
 Cost of a 3x3 convolution of N images of width W and C channels: each rank sends 2 N W C elements, each way, however
-many rows it has: the share of communication falls as images grow. Source: Dryden et al. 2019 (spatial parallelism).
+many rows it has: the share of communication falls as images grow. In mixed precision rows travel as float16, and their
+gradients, which are terms of sums, as float32. Source: Dryden et al. 2019 (spatial parallelism).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -80,7 +82,14 @@ class Halo:
         The rows that this rank needs.
     moves : bool
         Whether any rank needs anything of another.
+    beside : Communicator or None
+        Of the same ranks, with a thread that moves its messages while layers compute; whoever joins the ranks gives it
+        where some are on other nodes.
+    hides : bool
+        Whether messages are hidden so, as far as a layer has enough to compute meanwhile.
     """
+
+    beside, hides = None, True
 
     def __init__(self, height: int, needs: Sequence[Interval], rank: int):
         self.height, self.needs, self.rank = height, list(needs), rank
@@ -88,7 +97,8 @@ class Halo:
         self.lo, self.hi = needs[rank]
         self.sends, self.receives = pieces(rank, needs, self.owned)
         self.moves = any(any(pieces(r, needs, self.owned)) for r in range(len(needs)))
-        self.plans: dict[tuple, tuple] = {}  # shape of a row of all samples -> buffers, plan there, plan back
+        self.buffers: dict[tuple, tuple] = {}  # shape of a row of all samples, dtype -> what is sent, and what comes
+        self.plans: dict[tuple, object] = {}  # the same, and whether back
 
     @property
     def rows(self) -> int:
@@ -102,80 +112,114 @@ class Halo:
         found[...] = x[:, self.lo : self.hi]
         return found
 
-    def receive(self, x: np.ndarray, run) -> np.ndarray | None:
-        """Rows that others send, one rank's behind another's: (rows, N, W, C); of x (N, rows, W, C), this rank's."""
+    def receive(self, x: np.ndarray, run, meanwhile: Callable[[], object] | None = None) -> np.ndarray | None:
+        """Rows that others send, one rank's behind another's: (rows, N, W, C); of x (N, rows, W, C), this rank's.
+
+        `meanwhile` is called when they are on their way, and they are waited for when it has returned.
+        """
         if not self.moves or not x.size:
             return None
         first = self.owned[self.rank][0]
-        mine, theirs, there, _ = self._plan(x, run)
-        for part, (lo, hi) in _parts(mine, self.sends):
+        rows = run.scratch("halo", (_rows(self.sends), len(x), *x.shape[2:]), x.dtype)
+        for part, (lo, hi) in _parts(rows, self.sends):
             part[...] = x[:, lo - first : hi - first]
-        run.group("space").communicator.Run(there, f"halo of layer {run.path}")
+        return run.moved(lambda sent: self._exchanged(sent, run, meanwhile), rows)
+
+    def _exchanged(self, sent: np.ndarray, run, meanwhile) -> np.ndarray:
+        """What comes for the rows that are sent."""
+        mine, theirs = self._buffers(sent.shape[1:], sent.dtype)
+        mine[...] = sent
+        self._move(mine, theirs, run, meanwhile)
         found = run.empty(theirs.shape, theirs.dtype)
         found[...] = theirs
         return found
 
-    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, run) -> np.ndarray:
-        """The rows that this rank needs (N, rows, W, C), from its own and what it has received."""
-        if self._as_it_is():
+    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, run, rows: Interval | None = None) -> np.ndarray:
+        """The rows that this rank needs (N, rows, W, C), or some of them, from its own and what it has received."""
+        if rows is None and self._as_it_is():
             return x
-        found = run.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
+        start, stop = rows or (self.lo, self.hi)
+        found = run.empty((len(x), stop - start, *x.shape[2:]), x.dtype)
         first = self.owned[self.rank][0]
-        lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
-        found[:, lo - self.lo : hi - self.lo] = x[:, lo - first : hi - first]
-        if theirs is not None:
-            for part, (lo, hi) in _parts(theirs, self.receives):
-                found[:, lo - self.lo : hi - self.lo] = part
+        lo, hi = common(self.owned[self.rank], (start, stop))
+        found[:, lo - start : hi - start] = x[:, lo - first : hi - first]
+        for part, there in _parts(theirs, self.receives) if theirs is not None else ():
+            lo, hi = common(there, (start, stop))
+            found[:, lo - start : hi - start] = part[:, lo - there[0] : hi - there[0]]
         return found
 
     def give_back(self, gx: np.ndarray, run) -> np.ndarray:
         """The gradient of this rank's rows from that of the rows it needs, and what other ranks have for it."""
         if self._as_it_is():
             return gx
-        first = self.owned[self.rank][0]
+        self.send_back([((self.lo, self.hi), gx)], run)
+        return self.add_back(gx, run)
+
+    def send_back(self, borders: Sequence, run, meanwhile: Callable[[], object] | None = None) -> None:
+        """Bring gradients of other ranks' rows home, of borders (rows, gradient); `meanwhile` as for `receive`."""
+        _, gx = borders[0]
+        if not self.moves or not gx.size:
+            return
+        mine, theirs = self._buffers((len(gx), *gx.shape[2:]), gx.dtype)
+        for part, (lo, hi) in _parts(theirs, self.receives):
+            start, g = next((rows[0], g) for rows, g in borders if rows[0] <= lo and hi <= rows[1])
+            part[...] = g[:, lo - start : hi - start]
+        self._move(mine, theirs, run, meanwhile, back=True)
+
+    def add_back(self, gx: np.ndarray, run) -> np.ndarray:
+        """The gradient of this rank's rows: its own, and what has come home."""
         found = run.empty((len(gx), self.rows, *gx.shape[2:]), gx.dtype)
         found[...] = 0
+        first = self.owned[self.rank][0]
         lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
         found[:, lo - first : hi - first] = gx[:, lo - self.lo : hi - self.lo]
         if self.moves and gx.size:
-            mine, theirs, _, back = self._plan(gx, run)
-            for part, (lo, hi) in _parts(theirs, self.receives):
-                part[...] = gx[:, lo - self.lo : hi - self.lo]
-            run.group("space").communicator.Run(back, f"halo of layer {run.path}, backward")
+            mine, _ = self._buffers((len(gx), *gx.shape[2:]), gx.dtype)
             for part, (lo, hi) in _parts(mine, self.sends):
                 found[:, lo - first : hi - first] += part
         return found
+
+    def _move(self, mine: np.ndarray, theirs: np.ndarray, run, meanwhile, back: bool = False) -> None:
+        """Let what lies in the buffers travel; where there is a communicator for that, while something else is done."""
+        communicator = self.beside or run.group("space").communicator
+        if (key := (mine.shape[1:], mine.dtype, back)) not in self.plans:
+            rounds = halo(self.rank, self.needs, self.owned, math.prod(mine.shape[1:]), back)
+            self.plans[key] = communicator.compile(rounds, mine=mine.reshape(-1), theirs=theirs.reshape(-1))
+        plan, name = self.plans[key], f"halo of layer {run.path}{', backward' * back}"
+        if not self.beside:
+            communicator.Run(plan, name)
+            return
+        request = self.beside.Irun(plan, name)  # of all ranks, whether they have something to do meanwhile or not
+        if meanwhile:
+            meanwhile()
+        request.Wait()
 
     def _as_it_is(self) -> bool:
         """Whether every rank needs what it has."""
         return self.needs == self.owned
 
-    def _plan(self, x: np.ndarray, run) -> tuple:
-        """(buffer of what is sent, of what comes, plan, plan back) for samples of that number and kind (collective)."""
-        shape, dtype = (len(x), *x.shape[2:]), x.dtype
-        if (key := (shape, dtype)) not in self.plans:
-            counts = (sum(hi - lo for _, (lo, hi) in messages) for messages in (self.sends, self.receives))
-            mine, theirs = (np.empty((count, *shape), dtype) for count in counts)
-            communicator, size = run.group("space").communicator, int(np.prod(shape))
-            flat = {"mine": mine.reshape(-1), "theirs": theirs.reshape(-1)}
-            plans = (
-                communicator.compile(halo(self.rank, self.needs, self.owned, size, back), **flat)
-                for back in (False, True)
-            )
-            self.plans[key] = mine, theirs, *plans
-        return self.plans[key]
+    def _buffers(self, shape: tuple[int, ...], dtype) -> tuple[np.ndarray, np.ndarray]:
+        """(of what is sent, of what comes) for rows of all samples of that shape."""
+        if (key := (shape, dtype)) not in self.buffers:
+            counts = map(_rows, (self.sends, self.receives))
+            self.buffers[key] = tuple(np.empty((count, *shape), dtype) for count in counts)
+        return self.buffers[key]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers of messages."""
-        return sum(mine.nbytes + theirs.nbytes for mine, theirs, *_ in self.plans.values())
+        return sum(mine.nbytes + theirs.nbytes for mine, theirs in self.buffers.values())
 
     def close(self) -> None:
         """Free the plans (collective)."""
-        for *_, there, back in self.plans.values():
-            there.free()
-            back.free()
-        self.plans = {}
+        for plan in self.plans.values():
+            plan.free()
+        self.plans, self.buffers = {}, {}
+
+
+def _rows(messages: list) -> int:
+    """How many rows they have together."""
+    return sum(hi - lo for _, (lo, hi) in messages)
 
 
 def _parts(buffer: np.ndarray, messages: list) -> Iterator[tuple[np.ndarray, Interval]]:

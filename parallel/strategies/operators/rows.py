@@ -8,17 +8,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from nn.core.layer import Layer
 from nn.layers.batch_normalization import BatchNorm
-from nn.layers.convolution import Conv2d, Geometry
+from nn.layers.convolution import Conv2d
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from nn.models.resnet import Subsample
 from parallel.strategies.operators.halo import Halo, Interval, common, owned_rows
 from parallel.strategies.tensor.parts import Inner
 
+HIDES = 1 << 24  # multiply-accumulates behind which messages between nodes may be hidden: more of them
 Needs = Callable[[int, int], Interval]  # rows of the output -> those of the input, also outside the image
 
 
@@ -44,8 +46,35 @@ def needed_rows(layer: Layer, size: tuple[int, int], out_height: int, ranks: int
     return [common(window_of(layer, size)(*rows), (0, size[0])) for rows in owned_rows(out_height, ranks)]
 
 
+class Part(NamedTuple):
+    """Some rows of a layer's output, and what they are made of.
+
+    Attributes
+    ----------
+    out, needs : (lo, hi)
+        Rows of the output, and of the input inside the image.
+    outside : (int, int)
+        Rows above and below that, outside the image.
+    """
+
+    out: Interval
+    needs: Interval
+    outside: tuple[int, int]
+
+
+def part_of(window: Needs, height: int, out: Interval) -> Part:
+    """What some rows of the output are made of, of an image of that height."""
+    lo, hi = window(*out)
+    needs = common((lo, hi), (0, height))
+    return Part(out, needs, (needs[0] - lo, hi - needs[1]))
+
+
 class WindowRows(Inner):
     """A convolution or pool of some rows.
+
+    Rows that come from other nodes may be on their way while a convolution computes what it can without; and the
+    gradients of those rows while it computes all others. The borders are computed by themselves then, and their
+    gradients twice, so it pays where messages take longer than that.
 
     Parameters
     ----------
@@ -62,39 +91,57 @@ class WindowRows(Inner):
     def __init__(self, layer: Layer, size: tuple[int, int], out_height: int, rank: int, ranks: int, whole: bool):
         super().__init__(layer)
         self.output = self.gradient = "new"
-        self.size, self.rank, self.whole = size, rank, whole
-        self.out = owned_rows(out_height, ranks)[rank]
+        self.size, self.whole, window = size, whole, window_of(layer, size)
         self.halo = Halo(size[0], needed_rows(layer, size, out_height, ranks), rank)
-        lo, hi = window_of(layer, size)(*self.out)
-        self.outside = self.halo.lo - lo, hi - self.halo.hi  # rows above and below
-        self.geometries: dict[tuple[int, int], Geometry] = {}
-        self.rows = self._of_rows()
+        out = owned_rows(out_height, ranks)[rank]
+        self.part = part_of(window, size[0], out)
+        self.rows = self._of_rows(self.part)
+        self.inside, self.borders = None, ()
+        if isinstance(layer, Conv2d) and self.halo.receives and not whole:
+            self._tell_apart(window, out)
+        if self.inside:
+            rows = self.inside[0].out[1] - self.inside[0].out[0]
+            self.macs_inside = layer.macs((*size, layer.in_channels)) // out_height * rows  # of one sample
 
-    def _of_rows(self) -> Layer:
-        """The layer as it is for this rank's rows, with what is outside the image."""
+    def _tell_apart(self, window: Needs, out: Interval) -> None:
+        """The rows of the output that are made of this rank's rows alone, if any; and those above and below."""
+        lo, hi = self.halo.owned[self.halo.rank]
+        alone = []
+        for row in range(*out):
+            needs = part_of(window, self.size[0], (row, row + 1)).needs
+            if lo <= needs[0] and needs[1] <= hi:
+                alone.append(row)
+        if not alone:
+            return
+        cuts = (out[0], alone[0]), (alone[0], alone[-1] + 1), (alone[-1] + 1, out[1])
+        above, inside, below = (part_of(window, self.size[0], rows) for rows in cuts)
+        borders = [part for part in (above, below) if part.out[0] < part.out[1]]
+        if all(part.needs[0] < part.needs[1] for part in borders):
+            self.inside, *self.borders = ((part, self._of_rows(part)) for part in (inside, *borders))
+
+    def _of_rows(self, part: Part) -> Layer:
+        """The layer as it is for a part, with what is outside the image."""
         other = copy.copy(self.layer)
         if isinstance(other, Conv2d):
-            other.geometry = self._geometry
+            whole, (lo, hi) = self.layer.geometry(self.size), part.needs
+            geometry = replace(whole, size=(hi - lo, self.size[1]), padding=(part.outside, whole.padding[1]))
+            other.geometry = lambda size: geometry
         elif isinstance(other, MaxPool2d):
             other.padding = 0, other.padding[1]
         elif not isinstance(other, Subsample):
             other.matrices = self._matrices
         return other
 
-    def _geometry(self, size: tuple[int, int]):
-        if size not in self.geometries:
-            whole = self.layer.geometry(self.size)
-            self.geometries[size] = replace(whole, size=size, padding=(self.outside, whole.padding[1]))
-        return self.geometries[size]
-
     def _matrices(self, size: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray]:
         rows, columns = self.layer.matrices(self.size, dtype)
-        return np.ascontiguousarray(rows[slice(*self.out), self.halo.lo : self.halo.hi]), columns
+        return np.ascontiguousarray(rows[slice(*self.part.out), slice(*self.part.needs)]), columns
 
     def forward(self, p, x, run):
+        if self._hides(x):
+            return self._forward_in_parts(p, x, run)
         theirs = None if self.whole else self.halo.receive(x, run)
         rows = self._needed(x, theirs, run)
-        if isinstance(self.layer, MaxPool2d) and any(self.outside):
+        if isinstance(self.layer, MaxPool2d) and any(self.part.outside):
             rows = self._surrounded(rows, run)
         y, saved = self.rows.forward(p, rows, run)
         if isinstance(self.layer, Conv2d):  # which saves all rows that it needs: they are put together once more
@@ -106,12 +153,14 @@ class WindowRows(Inner):
 
     def backward(self, p, g, gy, saved, run):
         if isinstance(self.layer, Conv2d):
-            saved = self._needed(*saved, run)
+            hides, saved = self._hides(saved[0]), self._needed(*saved, run)
+            if hides and run.wants_gx:
+                return self._backward_in_parts(p, g, gy, saved, run)
         gx = self.rows.backward(p, g, gy, saved, run)
         if gx is None or not run.wants_gx:
             return None
-        if isinstance(self.layer, MaxPool2d) and any(self.outside):
-            above, below = self.outside
+        if isinstance(self.layer, MaxPool2d) and any(self.part.outside):
+            above, below = self.part.outside
             gx = gx[:, above : gx.shape[1] - below]
         if not self.whole:
             return self.halo.give_back(gx, run)
@@ -121,9 +170,45 @@ class WindowRows(Inner):
         run.group("space").sum(whole)
         return whole
 
+    def _hides(self, x: np.ndarray) -> bool:
+        """Whether rows that are on their way are to be hidden behind what needs none, and there is enough of that."""
+        halo = self.halo
+        return bool(self.inside and halo.beside and halo.hides) and len(x) * self.macs_inside > HIDES
+
+    def _forward_in_parts(self, p, x, run):
+        """What is made of this rank's rows alone, while others are on their way; then what is at the borders."""
+        pieces, first = [], self.halo.owned[self.halo.rank][0]
+        inside, layer = self.inside
+
+        def compute():
+            lo, hi = inside.needs
+            pieces.append((inside, layer.forward(p, x[:, lo - first : hi - first], run)[0]))
+
+        theirs = self.halo.receive(x, run, compute)
+        for part, layer in self.borders:
+            pieces.append((part, layer.forward(p, self.halo.put_together(x, theirs, run, part.needs), run)[0]))
+        start, stop = self.part.out
+        y = run.empty((len(x), stop - start, *pieces[0][1].shape[2:]), x.dtype)
+        for part, piece in pieces:
+            y[:, part.out[0] - start : part.out[1] - start] = piece
+        return y, (x, theirs)
+
+    def _backward_in_parts(self, p, g, gy, x, run):
+        """The gradients of other ranks' rows, from the borders; while they are on their way, all."""
+        borders, made = [], []
+        for part, layer in self.borders:
+            theirs = x[:, part.needs[0] - self.halo.lo : part.needs[1] - self.halo.lo]
+            upstream = gy[:, part.out[0] - self.part.out[0] : part.out[1] - self.part.out[0]]
+            theirs, upstream = np.ascontiguousarray(theirs), np.ascontiguousarray(upstream)
+            gx, geometry = run.empty(theirs.shape, gy.dtype), layer.geometry(theirs.shape[1:3])
+            layer.algorithm(geometry, gy.shape[3]).backward(theirs, upstream, p.W, None, gx, geometry, run)
+            borders.append((part.needs, gx))
+        self.halo.send_back(borders, run, lambda: made.append(self.rows.backward(p, g, gy, x, run)))
+        return self.halo.add_back(made[0], run)
+
     def _surrounded(self, x: np.ndarray, run) -> np.ndarray:
         """x between rows that never are a maximum."""
-        above, below = self.outside
+        above, below = self.part.outside
         found = run.empty((len(x), above + x.shape[1] + below, *x.shape[2:]), x.dtype)
         found[:, :above] = found[:, above + x.shape[1] :] = -np.inf
         found[:, above : above + x.shape[1]] = x
@@ -181,7 +266,7 @@ class GlobalMaxRows(Inner):
     def forward(self, p, x, run):
         y, saved = self.layer.forward(p, x, run)
         group = run.group("space")
-        everyones = group.gather(y)
+        everyones = run.moved(group.gather, y)
         winner = everyones.argmax(axis=0)
         return np.take_along_axis(everyones, winner[None], axis=0)[0], (saved, winner == group.rank)
 

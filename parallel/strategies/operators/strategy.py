@@ -6,27 +6,34 @@ Along the axis "branch" each computes some of the branches of every module that 
 alike. Along the axis "data" such groups share every global batch.
 
 A gradient is a term on each rank, of its rows or of its branches, so the gradients of **all** ranks are summed, as in
-data parallelism: by the same exchanges. Cost of a step over that of data parallelism, for each layer: halos of 2 rows a
-3x3 convolution and direction (space), an allgather of what the branches make and an allreduce of the gradient of what
-they take (branch). Gradients travel the same, and between more ranks.
+data parallelism: by the same exchanges, with shards on all ranks (ZeRO) or compressed, too. Cost of a step over that of
+data parallelism, for each layer: halos of 2 rows a 3x3 convolution and direction (space), an allgather of what the
+branches make and an allreduce of the gradient of what they take (branch). Gradients travel the same, and between more
+ranks.
 
 Sources: Dryden et al. 2019 (space); Szegedy et al. 2014 (inception modules), Dean et al. 2012 (parts of a model).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
+from mpi4py import MPI
 
+from collectives.failures.launch_check import nodes_of
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
+from parallel.exchange.compression.exchange import Compressed
+from parallel.exchange.messages import OverlapTrial
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
+from parallel.strategies.zero import sharding
 from parallel.trainer import Trainer
 
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
@@ -55,7 +62,11 @@ class Together(Whole):
 
     def join(self, trainer):
         held = trainer.held
-        self.root = held.root
+        self.root, self.beside, self.trial = held.root, None, None
+        if self.mesh.space and len(set(nodes_of(self.mesh.space))) > 1 and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+            self.beside, self.trial = self.mesh.space.Dup(progress=True), OverlapTrial(["hidden", "waited for"])
+            for halo in halos(self.root):
+                halo.beside = self.beside
         if trainer.communicator:
             trainer.run.context.groups["everyone"] = Ranks(trainer.communicator)
         self.counted = None
@@ -76,6 +87,24 @@ class Together(Whole):
         """Not by samples."""
         return None
 
+    def compute(self, trainer, x, y, total, micro, before=0.0):
+        """As Whole. Between nodes the first steps show whether it pays to compute while rows are on their way."""
+        trial = self.trial
+        if not trial or not len(x):
+            return super().compute(trainer, x, y, total, micro, before)
+        self._hide(trial.next())
+        start = time.perf_counter()
+        loss = super().compute(trainer, x, y, total, micro, before)
+        if trial.add(time.perf_counter() - start):
+            self._hide(way := self.beside.bcast(trial.best()))
+            trainer.say(f"rows of other ranks {way}: {trial.describe()}")
+            self.trial = None
+        return loss
+
+    def _hide(self, way: str) -> None:
+        for halo in halos(self.root):
+            halo.hides = way == "hidden"
+
     def loss(self, trainer, z, y, total):
         """All ranks of the axis have the outputs; one tells the loss."""
         loss, gz = super().loss(trainer, z, y, total)
@@ -94,6 +123,8 @@ class Together(Whole):
     def close(self):
         for halo in halos(self.root):
             halo.close()
+        if self.beside:
+            self.beside.Free()
 
     def describe(self):
         what = {"space": "some rows of every image", "branch": "some branches of every module"}
@@ -114,16 +145,19 @@ def SpatialParallel(
         How many ranks share an image; 0 for all. Those of one group are neighbours, and are given the same samples;
         groups share every global batch.
     **exchange
-        How gradients are summed: node_memory, overlap, bucket, first_bucket, limit of DistributedDataParallel.
+        How the gradients of all ranks are summed: `stage` of ZeRO, from 1 to 3, with unit_bytes, offload, prefetch and
+        compressor of FullyShardedDataParallel; or a `compressor` of CompressedDataParallel; or node_memory, overlap,
+        bucket, first_bucket, limit of DistributedDataParallel.
 
     Raises
     ------
     ValueError
-        A network of which nothing can be cut in height into so many parts: why.
+        A network of which nothing can be cut in height into so many parts: why. A compressor that keeps something,
+        with shards.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    return _together("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, exchange)
+    return _together("space", "SpatialParallel", network, loss, optimizer, communicator, seed, space, **exchange)
 
 
 def BranchParallel(
@@ -141,13 +175,21 @@ def BranchParallel(
     Raises
     ------
     ValueError
-        A network without branches.
+        A network without branches. A compressor that keeps something, with shards.
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    return _together("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, exchange)
+    return _together("branch", "BranchParallel", network, loss, optimizer, communicator, seed, branch, **exchange)
 
 
-def _together(axis, name, network, loss, optimizer, communicator, seed, ranks, exchange) -> Trainer:
+def _together(
+    axis, name, network, loss, optimizer, communicator, seed, ranks, *, stage=0, compressor=None, **how
+) -> Trainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
-    return Trainer(network, loss, optimizer, mesh, Together(axis), summing(communicator, **exchange), seed, name)
+    if stage:
+        exchange = sharding(communicator, stage, compressor=compressor, **how)
+    elif compressor:
+        exchange = Compressed(compressor, **how)
+    else:
+        exchange = summing(communicator, **how)
+    return Trainer(network, loss, optimizer, mesh, Together(axis), exchange, seed, name)

@@ -11,5 +11,6 @@
 | step.py | one batch on one rank: rounds, messages, slots |
 | executor.py | the pass of a trainer, made of such steps |
 | pipedream.py | an update after every mini-batch, and older weights for those in flight |
+| stream.py | what is in flight on one rank where there is no flush, from step to step |
 | strategy.py | `parallel.Pipeline`: the pass, an exchange along "data", a mesh |
 """

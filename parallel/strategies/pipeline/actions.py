@@ -8,7 +8,8 @@
 | 2SEND_F0, 3RECV_F0 | SEND_F, RECV_F | the output of stage 2 leaves for stage 3, and arrives there |
 | 3SEND_B0, 2RECV_B0 | SEND_B, RECV_B | the gradient of stage 3's input leaves for stage 2, and arrives there |
 | (0F7;7B3)OVERLAP_F_B | Overlap | both at once |
-| 2UNSHARD, 2RESHARD, 2REDUCE_GRAD | the same | of stages whose weights are sharded; read and written, nothing more |
+| 2REDUCE_GRAD | the same | ranks that have the same stage sum its gradients |
+| 2UNSHARD, 2RESHARD | the same | of stages whose weights are sharded; read and written, nothing more |
 
 A schedule is a list of rows, a row for each rank; an empty cell means nothing. As text it is CSV, the one that
 torch.distributed.pipelining (PyTorch) reads and writes.

@@ -4,12 +4,14 @@
     print(check(read(open("mine.csv"))))
 
 Who waits for whom: F of a stage for F of the stage before it; B or I for F of its own stage and for B or I of the stage
-behind it; W for I. Ranks do their actions in the order of their rows. Where a text has messages of its own, an action
-waits for those instead; sends and receives wait for nobody, the computation that needs them does (so it is in PyTorch).
+behind it; W for I; REDUCE_GRAD, where several ranks have its stage, until all of them have come to theirs, the first of
+each together, then the second. Ranks do their actions in the order of their rows. Where a text has messages of its own,
+an action waits for those instead; sends and receives wait for nobody, the computation that needs them does (so it is in
+PyTorch).
 What lies in the memory of one rank cannot be used on another.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +33,9 @@ KINDS = COMPUTE + MESSAGES + SHARDING
 HERE = ("B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B")  # belong to the rank that does F of the same stage
 Places = dict[Action, tuple[int, int]]  # rank and column
 
-SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+MEETING = "REDUCE_GRAD"
+
+SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, MEETING: 0.0}
 
 
 class Span(NamedTuple):
@@ -152,7 +156,8 @@ def walk(
 ) -> list[list[Span]]:
     """When every cell of computation is worked on: as soon as its rank is free and what it needs is there.
 
-    The parts of an overlap begin together and take as long as one after the other.
+    The parts of an overlap begin together and take as long as one after the other. Sums of gradients over the ranks of
+    a stage are spans, too.
 
     Parameters
     ----------
@@ -163,21 +168,33 @@ def walk(
     ------
     PipelineError
     """
-    cost = seconds if callable(seconds) else lambda action: seconds[action.kind]
+    cost = seconds if callable(seconds) else lambda action: ({MEETING: 0.0} | dict(seconds))[action.kind]
     size = len(schedule)
     table = places(schedule)
     last = max((action.stage for action in table), default=0)
     lowered = any(action.kind in MESSAGES for action in table)
+    sums = Sums(schedule)
     ends: dict[Action, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule]
     clock, column = [0.0] * size, [0] * size
-    waiting: dict[Action, list[int]] = {}
+    waiting: dict[Action | Meeting, list[int]] = {}
     ready = list(range(size))
     while ready:
         rank = ready.pop()
         row = schedule[rank]
         while column[rank] < len(row):
             now = parts(row[column[rank]])
+            if sums.has(rank, now):
+                meeting, last_came = sums.come(rank, now[0].stage, clock[rank])
+                if last_came is None:
+                    waiting.setdefault(meeting, []).append(rank)
+                    break
+                clock[rank] = last_came + cost(now[0])
+                spans[rank].append(Span(rank, column[rank], now, last_came, clock[rank]))
+                sums.leave(rank, now[0].stage)
+                ready += waiting.pop(meeting, ())
+                column[rank] += 1
+                continue
             needed = [need for action in now for need in needs(action, last, rank, table, lowered)]
             came = [next((a for a in need if a in ends), None) for need in needed]
             if None in came:
@@ -195,8 +212,43 @@ def walk(
             column[rank] += 1
     stuck = {rank: column[rank] for rank, row in enumerate(schedule) if column[rank] < len(row)}
     if stuck:
-        tell_stuck(schedule, stuck, ends, last, table, lowered)
+        tell_stuck(schedule, stuck, ends, last, table, lowered, sums)
     return spans
+
+
+Meeting = tuple[int, int]  # stage, the how many-th sum of its gradients
+
+
+class Sums:
+    """Who has come to which sum of gradients, of stages that several ranks have."""
+
+    def __init__(self, schedule: Rows):
+        self.ranks: dict[int, set[int]] = {}
+        for rank, row in enumerate(schedule):
+            for action in (action for cell in row for action in parts(cell)):
+                if action.kind in (*COMPUTE, MEETING):
+                    self.ranks.setdefault(action.stage, set()).add(rank)
+        self.made: dict[tuple[int, int], int] = {}  # (rank, stage) -> sums that lie behind it
+        self.when: dict[Meeting, dict[int, float]] = {}  # rank -> when it came
+
+    def has(self, rank: int, actions: Sequence[Action]) -> bool:
+        """Whether a cell is a sum for which ranks wait for each other."""
+        return bool(actions) and actions[0].kind == MEETING and len(self.ranks[actions[0].stage]) > 1
+
+    def come(self, rank: int, stage: int, now: float) -> tuple[Meeting, float | None]:
+        """(the meeting, when the last came, None as long as some have not)."""
+        meeting = stage, self.made.get((rank, stage), 0)
+        there = self.when.setdefault(meeting, {})
+        there.setdefault(rank, now)
+        return meeting, max(there.values()) if there.keys() == self.ranks[stage] else None
+
+    def leave(self, rank: int, stage: int) -> None:
+        self.made[rank, stage] = self.made.get((rank, stage), 0) + 1
+
+    def missing(self, rank: int, stage: int) -> tuple[int, list[int]]:
+        """The number of the sum at which a rank waits, and for whom."""
+        number = self.made.get((rank, stage), 0)
+        return number, sorted(self.ranks[stage] - self.when[stage, number].keys())
 
 
 def places(schedule: Rows) -> Places:
@@ -264,12 +316,21 @@ def refuse(rank: int, column: int, action: Action, why: str):
     raise PipelineError(f"rank {rank}, column {column}: {action} cannot run: {why}", rank, column)
 
 
-def tell_stuck(schedule: Rows, stuck: dict[int, int], ends, last: int, table: Places, lowered: bool):
+def tell_stuck(schedule: Rows, stuck: dict[int, int], ends, last: int, table: Places, lowered: bool, sums: Sums):
     """Refuse the first action that can never run; where all could, the ranks wait for each other."""
     waits: dict[int, list[int]] = {}
     lines = []
     for rank, column in sorted(stuck.items(), key=lambda place: (place[1], place[0])):
-        for action in parts(schedule[rank][column]):
+        now = parts(schedule[rank][column])
+        if sums.has(rank, now):
+            number, others = sums.missing(rank, now[0].stage)
+            for other in others:
+                if other not in stuck:
+                    refuse(rank, column, now[0], f"it is sum {number} over its stage, and rank {other} ends before it")
+            waits[rank] = others
+            lines.append(f"  rank {rank}, column {column}: {now[0]} waits for the same of ranks {others}")
+            continue
+        for action in now:
             missing = [n for n in needs(action, last, rank, table, lowered) if not any(a in ends for a in n)]
             for need in missing:
                 what = " or ".join(map(str, need))

@@ -73,7 +73,7 @@ class PipelinePass(whole.Whole):
     Parameters
     ----------
     schedule : str, generator function or rows
-        As for `check`. A stage has to lie on one rank, as every schedule's does where it has no replicas.
+        As for `check`. A stage has to lie on one rank (but see pipedream.py).
     micro_batches : int
         Into so many parts, as alike as possible, the samples of every place on the axis "data" are cut.
     cuts : numbers of children with which the second stage and all after it begin, or None
@@ -127,7 +127,7 @@ class PipelinePass(whole.Whole):
         if parts > 1:
             placement, self.held = placement.part(part, parts, cut), self.held.part(part, parts)
         self.placement, self.last = placement, len(placement.networks) - 1
-        self.knows = placement.home[self.last] == self.rank and not part
+        self.knows = self.rank in placement.replicas[self.last] and not part
         return self.held
 
     def start(self, mesh, network):
@@ -267,26 +267,28 @@ class PipelinePass(whole.Whole):
 
         `look(stage's number, stage, x)` is shown what every stage here is given; `first` is the first sample's place.
         """
-        comm, home, sending = self.communicator, self.placement.home, []
-        for lo, hi in self.parts(len(x)):
+        comm, at, sending = self.communicator, self.placement.at, []
+        for i, (lo, hi) in enumerate(self.parts(len(x))):
             output = None
             for number, stage in self.stages.items() if hi > lo else ():
+                if at(number, i) != self.rank:
+                    continue
                 if number == 0:
                     given = x[lo:hi]
-                elif home[number - 1] == self.rank:
+                elif at(number - 1, i) == self.rank:
                     given = output
                 else:
                     given = np.empty((hi - lo, *stage.network.given), stage.network.dtype)
-                    peer = home[number - 1]
+                    peer = at(number - 1, i)
                     self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
                 batch = MicroBatch(training=training, step=self.trainer.steps, sample=first + lo)
                 stage.run.context.micro_batch, stage.run.context.ready = batch, None
                 if look:
                     look(number, stage, given)
                 output, _ = stage.network.forward(stage.p, given, stage.run, batch)
-                if number < self.last and home[number + 1] != self.rank:
-                    array = np.ascontiguousarray(output)
-                    sending.append((comm.Isend(array, home[number + 1], TAG), array, home[number + 1]))
+                if number < self.last and at(number + 1, i) != self.rank:
+                    array, peer = np.ascontiguousarray(output), at(number + 1, i)
+                    sending.append((comm.Isend(array, peer, TAG), array, peer))
                 elif number == self.last:
                     yield slice(lo, hi), output
             sending = [entry for entry in sending if not entry[0].Test()]
@@ -298,8 +300,8 @@ class PipelinePass(whole.Whole):
         found = np.empty((len(x), *trainer.network.out_shape), trainer.network.dtype)
         for rows, z in self.outputs(x):
             found[rows] = z
-        if self.communicator:
-            self.communicator.Bcast(found, root=self.placement.home[self.last])
+        for i, (lo, hi) in enumerate(self.parts(len(x))) if self.communicator else ():
+            self.communicator.Bcast(found[lo:hi], root=self.placement.at(self.last, i))
         return found
 
     def evaluate(self, trainer, x, y):

@@ -22,23 +22,27 @@ earlier, once the last reader of its slot is done.)
 | output_gradient | RECV_B, or B, I of the stage behind on the same rank | B, or W |
 | input_gradient | B, I, where the stage before is on another rank | SEND_B |
 | kept: what W needs of I | I | W |
+| gradients: one slot for all | B, W | REDUCE_GRAD |
 
 A slot is used again after the round of its last reader: one buffer for all micro-batches would be overwritten by the
 next receive while backward still needs it. With `recompute` (Chen et al. 2016, GPipe) nothing is saved but the input,
 and B or I begin with F once more. The first stage has its input and the last one its labels from the data set.
+
+REDUCE_GRAD, where several ranks have a stage, becomes the rounds of a ring over them, which nothing goes beside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from collectives.algorithms.allreduce import ring
 from collectives.checking.simulator import RuleBroken, Stats, simulate
-from collectives.steps import Compute, Recv, Round, Send, Slice
+from collectives.steps import Compute, Recv, Round, Send, Slice, among
 from parallel.strategies.pipeline.actions import COMPUTE, Action, PipelineError, Rows, parse
-from parallel.strategies.pipeline.checking import Span, check, walk
+from parallel.strategies.pipeline.checking import MEETING, Span, check, walk
 
 
 class Stage(NamedTuple):
-    """What one micro-batch costs in a stage: seconds of each kind, elements of each buffer."""
+    """What one micro-batch costs in a stage: seconds of each kind, elements of each buffer (`gradients`: in all)."""
 
     forward: float = 1.0
     input_gradient: float = 1.0
@@ -47,6 +51,7 @@ class Stage(NamedTuple):
     saved: int = 1
     kept: int = 1
     recompute: bool = False
+    gradients: int = 0
 
     def seconds(self, kind: str) -> float:
         again = self.forward if self.recompute and kind in "BI" else 0.0
@@ -57,6 +62,7 @@ class Stage(NamedTuple):
                 "B": self.input_gradient + self.weight_gradient,
                 "I": self.input_gradient,
                 "W": self.weight_gradient,
+                MEETING: 0.0,  # messages, which have their own
             }[kind]
         )
 
@@ -104,7 +110,7 @@ def lower(
     for number, stage in enumerate(stages):
         if min(stage.seconds("F"), stage.seconds("I")) <= 0 or stage.weight_gradient < 0:
             raise ValueError(f"stage {number}: expected seconds above 0 for what others wait for, given {stage}")
-    rows = [[cell for cell in row if not isinstance(cell, Action) or cell.kind in COMPUTE] for row in schedule]
+    rows = [[c for c in row if not isinstance(c, Action) or c.kind in (*COMPUTE, MEETING)] for row in schedule]
     report = check(rows)
     if report.stages != len(stages):
         raise PipelineError(f"the schedule has {report.stages} stages, but {len(stages)} are described")
@@ -112,10 +118,12 @@ def lower(
     if len(samples) != report.micro_batches:
         raise PipelineError(f"the schedule has {report.micro_batches} micro-batches, but samples of {len(samples)}")
     spans = walk(rows, lambda action: stages[action.stage].seconds(action.kind), latency)
-    home = {(a.stage, a.micro_batch): span.rank for row in spans for span in row for a in span.actions}
+    done = [(action, span.rank) for row in spans for span in row for action in span.actions]
+    home = {(action.stage, action.micro_batch): rank for action, rank in done if action.kind != MEETING}
+    peers = {stage: sorted({rank for action, rank in done if action.stage == stage}) for stage in range(len(stages))}
     messages = messages_of(spans, home, len(stages))
     return [
-        Memory(stages, samples, home, rank).rounds(
+        Memory(stages, samples, home, peers, rank).rounds(
             in_rounds(row, [m for m in messages if rank in (m.source, m.dest)], rank)
         )
         for rank, row in enumerate(spans)
@@ -128,7 +136,7 @@ def messages_of(spans: list[list[Span]], home: dict, stages: int) -> list[Messag
     for row in spans:
         for span in row:
             for action in span.actions:
-                to = action.stage + {"F": 1, "W": 0}.get(action.kind, -1)
+                to = action.stage + {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
                 dest = home.get((to, action.micro_batch), span.rank)
                 if dest != span.rank:
                     messages.append(Message(span.end, action, span.rank, dest))
@@ -163,10 +171,16 @@ def sources(action: Action) -> list[Action]:
 
 
 class Memory:
-    """The buffers of one rank: what its actions read and write, and in which slot that lies."""
+    """The buffers of one rank: what its actions read and write, and in which slot that lies.
 
-    def __init__(self, stages: Sequence[Stage], samples: Sequence[int], home: dict, rank: int):
-        self.stages, self.samples, self.home, self.rank = stages, samples, home, rank
+    Parameters
+    ----------
+    home : (stage, micro-batch) -> the rank that computes it
+    peers : stage -> the ranks that have it
+    """
+
+    def __init__(self, stages: Sequence[Stage], samples: Sequence[int], home: dict, peers: dict, rank: int):
+        self.stages, self.samples, self.home, self.peers, self.rank = stages, samples, home, peers, rank
 
     def here(self, stage: int, micro_batch: int) -> bool:
         return self.home.get((stage, micro_batch)) == self.rank
@@ -177,6 +191,8 @@ class Memory:
         tensor = lambda buffer, at=stage: Tensor(buffer, at, i)
         reads = [tensor("input")] if stage else []
         writes = []
+        if kind == MEETING:
+            return [], []
         if kind == "F":
             writes.append(tensor("saved"))
             if stage + 1 < len(self.stages):
@@ -223,18 +239,43 @@ class Memory:
             begin = slots[tensor] * n * max(self.samples)
             return Slice(f"{tensor.buffer}{tensor.stage}", begin, begin + n * self.samples[tensor.micro_batch])
 
-        def steps(messages, actions):
+        def moves(messages):
             for message in messages:
                 there = place(self.moved(message))[:3]
                 if message.source == self.rank:
                     yield Send(message.dest, *there)
                 else:
                     yield Recv(message.source, *there)
-            for action in actions:
-                reads, writes = (tuple(map(place, tensors)) for tensors in self.touched(action))
-                yield Compute(str(action), reads, writes, self.stages[action.stage].seconds(action.kind))
 
-        return [tuple(steps(*these)) for these in rounds]
+        def computes(action):
+            reads, writes = (tuple(map(place, tensors)) for tensors in self.touched(action))
+            if action.kind in "BW":
+                writes += self.gradients(action.stage)
+            return Compute(str(action), reads, writes, self.stages[action.stage].seconds(action.kind))
+
+        found, made = [], False  # whether gradients were, since the last sum
+        for messages, actions in rounds:
+            if [action.kind for action in actions] != [MEETING]:
+                found.append((*moves(messages), *map(computes, actions)))
+                made = made or any(action.kind in "BW" for action in actions)
+                continue
+            found += [tuple(moves(messages))] * bool(messages)
+            found += self.summed(actions[0], made)
+            made = False
+        return found
+
+    def gradients(self, stage: int) -> tuple[Slice, ...]:
+        """Those that are summed, where several ranks have the stage."""
+        n = self.stages[stage].gradients * (len(self.peers[stage]) > 1)
+        return (Slice(f"gradients{stage}", 0, n),) if n else ()
+
+    def summed(self, action: Action, made: bool) -> Iterator[Round]:
+        """The gradients of a stage, summed over its ranks; before that zeros, where this rank has made none."""
+        peers, there = self.peers[action.stage], self.gradients(action.stage)
+        if there and not made:
+            yield (Compute(str(action), (), there, 0.0),)
+        for steps in among(ring(peers.index(self.rank), len(peers), there[0].hi), peers) if there else ():
+            yield tuple(step._replace(buf=there[0].buf) for step in steps)
 
     def slots(self, rounds) -> dict[Tensor, int]:
         """A slot for each tensor: the first that was not in use from its writing to its last reading."""

@@ -12,9 +12,15 @@ from collectives.drawing.timeline import PALETTE, ink_on
 from parallel.strategies.pipeline.actions import ACTION, Action
 from parallel.strategies.pipeline.checking import Span
 
-NAMES = {"F": "F  forward", "B": "B  backward", "I": "I  gradient of the input", "W": "W  gradient of the weights"}
+NAMES = {
+    "F": "F  forward",
+    "B": "B  backward",
+    "I": "I  gradient of the input",
+    "W": "W  gradient of the weights",
+    "REDUCE_GRAD": "sum over the ranks of a stage",
+}
 # Forward and backward as in timelines; of the same palette, which differs for every kind of colour blindness.
-COLOURS = {"F": PALETTE[0], "B": PALETTE[1], "I": PALETTE[5], "W": PALETTE[4]}
+COLOURS = {"F": PALETTE[0], "B": PALETTE[1], "I": PALETTE[5], "W": PALETTE[4], "REDUCE_GRAD": PALETTE[2]}
 
 
 def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", seconds: bool = False):
@@ -68,7 +74,7 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
                 ax.text(
                     (span.start + span.end) / 2 / unit,
                     low + height / 2,
-                    str(action.micro_batch),
+                    "" if action.micro_batch is None else str(action.micro_batch),
                     ha="center",
                     va="center",
                     fontsize=7.5 if len(span.actions) == 1 else 5.5,

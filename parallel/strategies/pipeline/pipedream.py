@@ -1,7 +1,7 @@
-"""PipeDream: every mini-batch has an update of its own, and the pipeline is not flushed between them.
+"""PipeDream: every mini-batch has an update of its own, and the pipeline is never flushed.
 
     trainer = PipeDream(network, loss, optimizer, communicator, mini_batches=16)
-    loss = trainer.step(x, y)              # 16 updates
+    loss = trainer.step(x, y)              # 16 mini-batches come in
 
 1F1B, in which a stage updates its weights after each backward pass. Mini-batches that are in flight meanwhile have seen
 older ones, so a stage keeps those (**weight stashing**): the backward pass of a mini-batch uses the weights that its
@@ -14,62 +14,117 @@ With **vertical sync** a mini-batch meets the weights of one time in all stages,
 begins: w(t+1) = w(t) - lr grad f(w(t-n+1)). Stage s keeps at most n - s versions, counted from 0; with vertical sync
 all keep n.
 
-So this is not what one process computes, but it is the same every time. A step is the mini-batches of one global batch,
-in one run through the pipeline; it is drained at the step's end only, where loss and statistics are settled, so idle
-time is that of one filling and one draining a step: give it many. Sources: Harlap et al. 2018, Narayanan et al. 2019.
+**Replicated stages** (1F1B-RR): r_s ranks have stage s, and mini-batch b is its replica b mod r_s's, forward and
+backward. Each r_s backward passes end in one update, with the sum of their gradients; the forward pass of b meets the
+weights after b // r_s - u_s updates, where u_s is the stage's warm-up (schedules.py), and with vertical sync the last
+ones that have seen no more mini-batches than those that b has met on the first stage.
+
+So this is not what one process computes, but it is the same every time. A step is the mini-batches of one global batch;
+at its end some are still in flight, and go on with those of the next step (stream.py). A step returns the loss of some
+steps before, which is known by then without waiting (of the first step, as long as there is none). Where all is looked
+at (the end of an epoch, a checkpoint, evaluation) what is in flight comes to its end and is applied, so nothing is
+lost, and the pipeline fills again. A step's mini-batches are updates at that step's learning rate. Running statistics
+are each replica's own until then, and become their mean.
+
+A loss that is not finite is told as late; neither that mini-batch's gradient nor one after it is applied by a stage.
+Sources: Harlap et al. 2018, Narayanan et al. 2019.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+from mpi4py import MPI
 
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.serial import micro_batches
 from parallel.exchange.base import Exchange
+from parallel.exchange.tail import Tail
 from parallel.mesh import Mesh
-from parallel.strategies.pipeline.actions import parts
+from parallel.strategies.pipeline.actions import ACTION, parse
+from parallel.strategies.pipeline.checking import Span
 from parallel.strategies.pipeline.executor import PipelinePass
+from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
+from parallel.strategies.pipeline.stream import Stream
 from parallel.trainer import Trainer
 
 
 class Stashed(Exchange):
-    """One stage's parameters, updated after every mini-batch; older versions as long as a mini-batch needs them."""
+    """One stage's parameters, updated after every mini-batch; older versions as long as a mini-batch needs them.
+
+    Attributes
+    ----------
+    updates : int
+        Made since nothing was in flight.
+    stash : dict
+        After how many of them -> (parameters, how layers see them).
+    loss : float
+        What the step returns.
+    """
+
+    apart = True
+    phases = (
+        ("compute", "compute_gradients", False),
+        ("communicate", "exchange.sum_replicas", False),
+        ("update", "exchange.apply", False),
+    )
+
+    def allocate(self):
+        super().allocate()
+        self.stash: dict[int, tuple[np.ndarray, object]] = {}
+        self.updates = self.number = 0
+        self.loss = 0.0
 
     def begin(self, step, samples, total, parts):
-        self.before = self.snapshot()  # of a step that is refused nothing is left
-        self.stash: dict[int, tuple[np.ndarray, object]] = {}  # updates of this step -> (parameters, views)
-        self.updates = 0
+        self.total = total
         return super().begin(step, samples, total, parts)
 
+    def fill(self, number: int) -> None:
+        """Nothing is in flight; the next update is the `number`-th of all."""
+        self.stash, self.updates, self.number = {}, 0, number
+
     def version(self, updates: int):
-        """The parameters after so many updates of this step, as layers see them."""
+        """The parameters after so many updates, as layers see them."""
         return self.p if updates == self.updates else self.stash[updates][1]
 
-    def apply(self, number: int, needed: set[int]) -> None:
-        """Update with the gradients that are there, as the `number`-th of all; keep the versions that are needed."""
-        self.stash = {version: kept for version, kept in self.stash.items() if version in needed}
-        if self.updates in needed:
+    def sum_replicas(self, bad: bool) -> bool:
+        """Sum the gradients over the ranks with this stage; says whether any of them is `bad`."""
+        vector = self.vector[: self.layout.size + 1]
+        vector[-1] = bad
+        self.pass_.peers.Allreduce(MPI.IN_PLACE, vector)
+        return bool(vector[-1])
+
+    def apply(self, rate: float, needed: int) -> None:
+        """Update with the gradients that are there; keep the versions after `needed` updates and more."""
+        self.stash = {version: kept for version, kept in self.stash.items() if version >= needed}
+        if self.updates >= needed:
             copy = self.parameters.copy()
             self.stash[self.updates] = copy, self.layout.views(copy)
-        self.optimizer.update(self.parameters, self.gradients, self.slots, number, self.region)
+        now, self.optimizer.lr = self.optimizer.lr, rate
+        try:
+            number = self.number + self.updates
+            self.optimizer.update(self.parameters, self.gradients, self.slots, number, self.region)
+        finally:
+            self.optimizer.lr = now
         self.updates += 1
 
-    def update(self):
-        """Nothing is left to be done: no mini-batch is in flight."""
-        self.stash, self.before = {}, {}
+    def sum(self):
+        return Tail(np.array([self.loss, self.total, self.total], np.float64), self.statistics)
 
-    def take_back(self):
-        if self.before:
-            self.restore(self.before)
+    def update(self):
+        """Every mini-batch has had its own, or will have it."""
+
+    def settle(self):
+        return self.pass_.drain()
 
     def bytes(self):
-        kept = sum(copy.nbytes for copy, _ in self.stash.values()) + sum(a.nbytes for a in self.before.values())
-        return super().bytes() | {"in transit": kept}
+        return super().bytes() | {"in transit": sum(copy.nbytes for copy, _ in self.stash.values())}
 
 
 class PipeDreamPass(PipelinePass):
@@ -81,53 +136,177 @@ class PipeDreamPass(PipelinePass):
     cuts : as for PipelinePass
     vertical_sync : bool
     limit : float
+    replicas : numbers of ranks
+        Of each stage; none: one for each.
+
+    Attributes
+    ----------
+    replicas : tuple of int
+    delay : int
+        A step returns the loss of so many steps before.
+    peers : collectives.Communicator or None
+        Of the ranks with this rank's stage, where it has replicas.
     """
 
-    def __init__(self, mini_batches: int, cuts: Iterable[int] | None, vertical_sync: bool, limit: float = 300.0):
-        super().__init__("pipedream", mini_batches, cuts, limit=limit)
+    def __init__(
+        self,
+        mini_batches: int,
+        cuts: Iterable[int] | None,
+        vertical_sync: bool,
+        limit: float = 300.0,
+        replicas: Sequence[int] = (),
+    ):
+        options = {"replicas": tuple(replicas)} if len(replicas) else {}
+        super().__init__("pipedream", mini_batches, cuts, limit=limit, **options)
         self.vertical_sync = vertical_sync
+        self.stream: Stream | None = None
+        self.count = 0  # mini-batches before those of the stream
+        self.before: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # step -> its samples, statistics before it
+        self.losses: dict[int, float] = {}  # of the last steps, where they are known
+        self.following = 0  # the step that comes next
+        self.late = 0.0  # of the sum of losses: what steps have not returned yet
+
+    def hold(self, network, mesh):
+        held = super().hold(network, mesh)
+        self.replicas = tuple(map(len, self.placement.replicas))
+        before = [sum(self.replicas[:stage]) for stage in range(len(self.replicas))]
+        ranks = sum(self.replicas)
+        self.warm_up = [(ranks - 1 - b) // r for b, r in zip(before, self.replicas, strict=True)]
+        self.delay = -(-self.warm_up[0] * self.replicas[0] // self.micro_batches)
+        return held
 
     def start(self, mesh, network):
         super().start(mesh, network)
-        mesh.agree({"vertical sync": self.vertical_sync})
+        mesh.agree({"vertical sync": self.vertical_sync, "mini-batches": self.micro_batches})
 
     def join(self, trainer):
         super().join(trainer)
         check_updates_apart(self.placement, trainer.optimizer)
-        self.versions = seen(self.placement.rows[0 if self.vertical_sync else self.rank])
+        (stage,) = self.stages
+        if max(self.replicas) > 1:
+            if trainer.everyone:
+                raise ValueError("statistics over all ranks need all at one step, and each replica has another batch")
+            peers = self.communicator.Split(stage, self.rank)
+            trainer.mesh.made.append(peers)
+            self.peers = peers if self.replicas[stage] > 1 else None
 
     def parts(self, samples):
-        """Of fewer samples than mini-batches one each: what is empty comes last, and delays nobody."""
-        found = micro_batches(samples, min(samples, self.micro_batches))
-        found += [slice(samples, samples)] * (self.micro_batches - len(found))
-        return [(rows.start, rows.stop) for rows in found]
+        """Of fewer samples than mini-batches one each."""
+        return [(rows.start, rows.stop) for rows in micro_batches(samples, min(samples, self.micro_batches))]
+
+    def seen(self, b: int, stage: int) -> int:
+        """How many updates of a stage mini-batch b sees."""
+        first = 0 if self.vertical_sync else stage
+        updates = max(0, b // self.replicas[first] - self.warm_up[first])
+        return updates * self.replicas[first] // self.replicas[stage]
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
-        self.waiting = {i: self.versions[i] for i, (lo, hi) in enumerate(self.parts(len(x))) if hi > lo}
-        return super().compute(trainer, x, y, total, micro, before)
+        """The batch's mini-batches come in; returns the loss of some steps before."""
+        step, exchange = trainer.steps, trainer.exchange
+        if self.stream is None:
+            (stage,) = self.stages.values()
+            self.stream = Stream(self, stage, self.count)
+            exchange.fill(step * -(-self.micro_batches // self.stream.seat.count))
+        if step != self.following:  # another state was loaded
+            self.losses.clear()
+        self.following = step + 1
+        self.before[step] = x, self.trainer.statistics.copy()
+        with self.kept_if_it_fails():
+            self.stream.take(x, y, step, total, micro.first, float(trainer.optimizer.lr))
+            self.stream.run()
+            told = max(step - self.delay, min((*self.losses, *self.stream.values)))
+            exchange.loss = self.know(told)
+        self.late -= exchange.loss * total
+        if not math.isfinite(exchange.loss):
+            self.drain()
+        return exchange.loss
 
-    def version(self, stage, action):
-        return self.trainer.exchange.version(self.waiting[action.micro_batch])
+    def know(self, step: int) -> float:
+        """The loss of a step; what is kept of steps before it goes."""
+        if step not in self.losses:
+            self.losses[step] = self.stream.loss(step)
+            self.late += self.losses[step] * self.stream.forget(step)
+            if math.isfinite(self.losses[step]):
+                self.before.pop(step)
+        for old in [old for old in self.losses if old < step - self.delay]:
+            del self.losses[old]
+        return self.losses[step]
 
-    def divisor(self, samples, total):
-        return samples
+    def drain(self) -> bool:
+        """Until nothing is in flight (collective); says whether something was not finite, and then takes care that the
+        trainer can say what."""
+        stream = self.stream
+        if stream is None:
+            return False
+        with self.kept_if_it_fails():
+            stream.run(to_the_end=True)
+            for step in list(stream.values):
+                self.know(step)
+            stream.finish()
+        self.stream = None
+        self.count += stream.given
+        trainer = self.trainer
+        trainer.exchange.fill(0)
+        bad = np.array([float(stream.bad or any(not math.isfinite(loss) for loss in self.losses.values()))])
+        if self.communicator:
+            self.communicator.Allreduce(MPI.IN_PLACE, bad)
+        if bad[0]:
+            step = min((step for step, loss in self.losses.items() if not math.isfinite(loss)), default=None)
+            x, trainer.statistics[:] = self.before.get(step, (stream.latest, trainer.statistics))
+            trainer.suspects = [(0, x)]
+            self.losses.clear()
+            self.late = 0.0
+        self.before.clear()
+        if self.peers and trainer.statistics.size:
+            self.peers.Allreduce(MPI.IN_PLACE, trainer.statistics)
+            trainer.statistics /= self.peers.size
+        if bad[0]:
+            trainer.statistics_before[:] = trainer.statistics
+        return bool(bad[0])
 
-    def made(self, stage, action):
-        exchange = self.trainer.exchange
-        del self.waiting[action.micro_batch]
-        exchange.apply(self.trainer.steps * self.micro_batches + exchange.updates, set(self.waiting.values()))
-        stage.written = False  # the next mini-batch's gradients are written over these
+    def owed(self):
+        late, self.late = self.late, 0.0
+        return late
 
+    @contextmanager
+    def kept_if_it_fails(self):
+        """Messages may still arrive in the memory of a stream that has failed."""
+        try:
+            yield
+        except BaseException:
+            self.broken.append(self.stream)
+            self.stream = None
+            raise
 
-def seen(row) -> list[int]:
-    """How many updates a rank with this row has made when the forward pass of each mini-batch begins."""
-    found, updates = {}, 0
-    for cell in row:
-        for action in parts(cell):
-            if action.kind == "F":
-                found[action.micro_batch] = updates
-            updates += action.kind == "B"
-    return [found[i] for i in range(len(found))]
+    def in_transit(self):
+        return self.stream.bytes() if self.stream else 0
+
+    def close(self):
+        self.drain()
+
+    def pictures(self, events):
+        """Some mini-batches from the middle of the run, beside what the schedule says of the first ones."""
+        ranks = len(self.placement.rows)
+        first = max(0, self.count // 2 - ranks)
+        told = [(parse(event["name"]), event) for event in events if ACTION.fullmatch(event["name"])]
+        inside = range(first, first + 2 * ranks)
+        mine = [event for action, event in told if action.micro_batch in inside]
+        if len(mine) < 2 * len(inside) * len(self.replicas):  # not whole
+            return {}
+        begin, end = min(event["start"] for event in mine), max(event["end"] for event in mine)
+        found: list[list[Span]] = [[] for _ in range(ranks)]
+        for action, event in told:
+            sums = action.micro_batch is None and begin <= event["start"] and event["end"] <= end
+            if sums or action.micro_batch in inside:
+                if not sums:
+                    action = action._replace(micro_batch=action.micro_batch - first)
+                row = found[event["rank"]]
+                row.append(Span(event["rank"], len(row), (action,), event["start"] - begin, event["end"] - begin))
+        return {"pipeline.png": compare(found, self.placement.report.spans)}
+
+    def describe(self):
+        late = f", losses told {self.delay} steps late" if self.delay else ""
+        return f"{super().describe()}; never flushed, {'-'.join(map(str, self.replicas))} ranks a stage{late}"
 
 
 def PipeDream(
@@ -140,9 +319,10 @@ def PipeDream(
     mini_batches: int = 16,
     cuts: Iterable[int] | None = None,
     vertical_sync: bool = False,
+    replicas: Sequence[int] = (),
     limit: float = 300.0,
 ) -> Trainer:
-    """A stage on each rank, and an update after every mini-batch.
+    """A stage on each rank, or on some, and an update after every mini-batch.
 
     Parameters
     ----------
@@ -152,12 +332,15 @@ def PipeDream(
         Into so many the batch of a step is cut; each is a batch of its own.
     vertical_sync : bool
         One version of the weights for all stages, instead of each stage's newest.
+    replicas : numbers of ranks
+        On how many each stage lies, in all as many as there are: (3, 1) has two stages. None given: a stage on each.
 
     Raises
     ------
     ValueError
-        As for Pipeline; arrays that stages share; clipping by the global norm.
+        As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
+        norm.
     """
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
-    pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit)
+    pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
     return Trainer(network, loss, optimizer, mesh, pass_, Stashed(), seed, "PipeDream")

@@ -1,12 +1,12 @@
 """Which layers make which stage, and which rank has it: a schedule applied to a network, or refused.
 
 plan = place(network, ranks=2, schedule="1f1b", micro_batches=8)
-plan.networks, plan.home                 # every stage, and its rank
+plan.networks, plan.replicas             # every stage, and its rank or ranks
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,15 +35,25 @@ class Placement:
         Every stage.
     cuts : list of int
         The numbers of the children with which the second stage begins, and all after it.
-    home : list of int
-        The rank of every stage.
+    replicas : list of list of int
+        The ranks of every stage: one, but with pipedream.
     """
 
     rows: Rows
     report: Report
     networks: list[Network]
     cuts: list[int]
-    home: list[int]
+    replicas: list[list[int]]
+
+    @property
+    def home(self) -> list[int]:
+        """The first rank of every stage."""
+        return [ranks[0] for ranks in self.replicas]
+
+    def at(self, stage: int, micro_batch: int) -> int:
+        """The rank that has a micro-batch in a stage: replicas take turns."""
+        ranks = self.replicas[stage]
+        return ranks[micro_batch % len(ranks)]
 
     def part(self, index: int, count: int, cut: Mapping[int, Cut]) -> Placement:
         """What part `index` of `count` has of every stage.
@@ -66,7 +76,7 @@ class Placement:
 
     def of(self, rank: int) -> list[int]:
         """The stages of a rank."""
-        return [stage for stage, home in enumerate(self.home) if home == rank]
+        return [stage for stage, ranks in enumerate(self.replicas) if rank in ranks]
 
     def tied(self) -> dict[str, list[int]]:
         """Names of the arrays that layers of several stages share -> those stages, the owner first."""
@@ -97,16 +107,19 @@ def place(
         As for `check`.
     micro_batches : int
     cuts : numbers of children with which the second stage and all after it begin, or None
-        None: so that the largest number of multiply-accumulates in a stage is as small as it can be.
+        None: so that the largest number of multiply-accumulates a rank is as small as it can be.
     **options
-        Of the schedule, such as chunks.
+        Of the schedule, such as chunks, or replicas of pipedream.
 
     Raises
     ------
     ValueError
         A schedule that cannot run, more stages than layers, a cut in a place where there can be none, a rank without
-        a stage, a stage on several ranks.
+        a stage, a stage on several ranks (but with pipedream).
     """
+    never_flushed = schedule == "pipedream"
+    if never_flushed:  # of what has no end a stretch in which all ranks have work
+        micro_batches = max(micro_batches, 2 * ranks)
     if isinstance(schedule, str) or callable(schedule):
         schedule = generated(schedule, ranks, micro_batches, options)
     elif options:
@@ -114,7 +127,9 @@ def place(
     report = check(schedule, ranks, micro_batches)
     if not isinstance(network.root, Sequential):
         raise ValueError(f"{network.name}: only a Sequential can be cut into stages, the root is {network.root!r}")
-    cuts = even_cuts(network, report.stages) if cuts is None else list(cuts)
+    places = {(action.stage, span.rank) for row in report.spans for span in row for action in span.actions}
+    replicas = [sorted(rank for stage, rank in places if stage == number) for number in range(report.stages)]
+    cuts = even_cuts(network, report.stages, [len(each) for each in replicas]) if cuts is None else list(cuts)
     if len(cuts) + 1 != report.stages:
         raise ValueError(
             f"the schedule has {report.stages} stages, the network is cut into {len(cuts) + 1}: give "
@@ -123,13 +138,13 @@ def place(
     networks = stages(network, cuts)
     if len(networks) > 1:
         refuse_padding(networks[0])
-    places = sorted({(action.stage, span.rank) for row in report.spans for span in row for action in span.actions})
-    if len(places) > report.stages:
-        raise ValueError("a stage lies on several ranks: their gradients would have to be summed")
-    home = [rank for _, rank in places]
-    for rank in set(range(ranks)) - set(home):
+    if len(places) > report.stages and not never_flushed:
+        raise ValueError(
+            "a stage lies on several ranks: their gradients would have to be summed, which pipedream:replicas=2/1 does"
+        )
+    for rank in set(range(ranks)) - {rank for _, rank in places}:
         raise ValueError(f"rank {rank} has no stage: the schedule's {report.stages} stages need fewer ranks")
-    return Placement(schedule, report, networks, cuts, home)
+    return Placement(schedule, report, networks, cuts, replicas)
 
 
 def generated(schedule: str | Callable, ranks: int, micro_batches: int, options: dict) -> Rows:
@@ -149,11 +164,13 @@ def refuse_padding(first: Network) -> None:
             raise ValueError(f"layer {path} ({layer!r}) marks padding, which later stages are not told of")
 
 
-def even_cuts(network: Network, count: int) -> list[int]:
-    """Where `count` stages begin, but the first, so that the most multiply-accumulates in a stage are fewest.
+def even_cuts(network: Network, count: int, ranks: Sequence[int] = ()) -> list[int]:
+    """Where `count` stages begin, but the first, so that the most multiply-accumulates of a rank are fewest.
 
-    Only where the network can be cut: not before layers that take ids, nor where training sees another shape.
+    Only where the network can be cut: not before layers that take ids, nor where training sees another shape. `ranks`
+    are how many share each stage; one, where nothing is said.
     """
+    ranks = ranks or [1] * count
     root = network.root
     macs = [layer.macs(shape) for layer, shape in zip(root.layers, root.child_shapes(network.in_shape), strict=True)]
     if count > len(macs):
@@ -168,12 +185,14 @@ def even_cuts(network: Network, count: int) -> list[int]:
         )
     sums = np.concatenate([[0], np.cumsum(macs)])
     ends = [*legal, len(macs)]
-    best = {(end, 1): (sums[end], []) for end in ends}  # of so many layers in so many stages
+    best = {(end, 1): (sums[end] / ranks[0], []) for end in ends}  # of so many layers in so many stages
     for n in range(2, count + 1):
         for i, end in enumerate(ends):
             found = [(best[k, n - 1], k) for k in ends[:i] if (k, n - 1) in best]
             if found:
-                best[end, n] = min((max(most, sums[end] - sums[k]), [*at, k]) for (most, at), k in found)
+                best[end, n] = min(
+                    (max(most, (sums[end] - sums[k]) / ranks[n - 1]), [*at, k]) for (most, at), k in found
+                )
     return [root.first + k for k in best[len(macs), count][1]]
 
 

@@ -30,6 +30,7 @@ Any p >= 1 and m >= 1 work. Orders in which nobody waits for ever are checked, n
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from collectives.steps import part
 from parallel.strategies.pipeline.actions import Action, Overlap, parts
@@ -74,7 +75,36 @@ def pipedream(rank: int, ranks: int, micro_batches: int, replicas: Sequence[int]
     Every micro-batch is a mini-batch with an update of its own. replicas[s] ranks share stage s and take mini-batches
     in turn: b belongs to replica b mod replicas[s], forward and backward. Warm-up of stage s with R ranks in all:
     floor((R - 1 - ranks of earlier stages) / replicas[s]) forwards; that plus one is its peak, and the number of
-    versions of its weights that it keeps, so that a backward meets the weights of its forward.
+    versions of its weights that it keeps, so that a backward meets the weights of its forward. After each backward the
+    replicas of a stage sum their gradients (REDUCE_GRAD): one update for as many mini-batches as there are replicas;
+    who has none left in the last of these rounds adds nothing.
+    """
+    stage, replica, before, count = seat(rank, ranks, replicas)
+    mine = range(replica, micro_batches, count)
+    for action in by_turns(stage, mine, (ranks - 1 - before) // count):
+        yield action
+        if action.kind == "B" and count > 1:
+            yield Action(stage, "REDUCE_GRAD")
+    if count > 1 and len(mine) * count < micro_batches:
+        yield Action(stage, "REDUCE_GRAD")
+
+
+class Seat(NamedTuple):
+    """Where a rank of pipedream is: its stage, which replica of it, ranks of earlier stages, replicas of its own."""
+
+    stage: int
+    replica: int
+    before: int
+    count: int
+
+
+def seat(rank: int, ranks: int, replicas: Sequence[int] = ()) -> Seat:
+    """The place of a rank where stage s lies on replicas[s] ranks, one after the other; none given: each on one.
+
+    Raises
+    ------
+    ValueError
+        Replicas that are not as many as the ranks.
     """
     replicas = tuple(replicas) or (1,) * ranks
     if sum(replicas) != ranks or min(replicas) < 1:
@@ -83,8 +113,7 @@ def pipedream(rank: int, ranks: int, micro_batches: int, replicas: Sequence[int]
     while before + replicas[stage] <= rank:
         before += replicas[stage]
         stage += 1
-    mine = range(rank - before, micro_batches, replicas[stage])
-    yield from by_turns(stage, mine, (ranks - 1 - before) // replicas[stage])
+    return Seat(stage, rank - before, before, replicas[stage])
 
 
 def by_turns(stage: int, micro_batches: Sequence[int], warm_up: int) -> Actions:

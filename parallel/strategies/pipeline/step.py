@@ -2,7 +2,8 @@
 
 A receive is posted when the last reader of its slot is done, rounds before it is needed; a rank waits for it when it is
 about to compute with it, and for its sends at the end of the step only. Outputs are sent from where the layers made
-them, and what two stages of one rank give each other is handed over as it is: nothing is copied.
+them, and what two stages of one rank give each other is handed over as it is: nothing is copied. In mixed precision
+messages are float16, and stay so until a layer is given them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from parallel.strategies.pipeline.lowering import Stage, lower
 
 TAG = 29  # of all messages here; those of a pair of ranks match in their order
 MAKES_GRADIENTS = ("B", "W")
+USES = {"F": ("input",), "B": ("output_gradient",), "I": ("output_gradient",), "W": ()}  # of what comes from others
 
 
 class Program:
@@ -72,7 +74,8 @@ class Program:
                     lo, hi = self.parts[action.micro_batch]
                     if action.kind in MAKES_GRADIENTS and (hi > lo or line.everyone):
                         self.final[action.stage] = action.micro_batch
-        self.slots = {name: np.empty(size, placement.networks[0].dtype) for name, size in reach.items()}
+        kept = placement.networks[0]
+        self.slots = {name: np.empty(size, np.float16 if kept.mixed else kept.dtype) for name, size in reach.items()}
 
 
 class Step:
@@ -103,12 +106,12 @@ class Step:
         for steps, receives in zip(self.program.rounds, self.program.receives, strict=True):
             for step in receives:
                 memory = self.slots[step.buf][step.lo : step.hi]
-                request = comm.Irecv(memory, step.peer, TAG), step.peer
+                request = comm.Irecv(bits(memory), step.peer, TAG), step.peer
                 self.coming.setdefault((step.buf, step.lo), []).append(request)
             for step in steps:
                 if isinstance(step, Send) and step.hi > step.lo:
-                    array = np.ascontiguousarray(self.arrays.pop((step.buf, step.lo)))
-                    self.sending.append((comm.Isend(array, step.peer, TAG), array, step.peer))
+                    array = self.packed(step.buf, np.ascontiguousarray(self.arrays.pop((step.buf, step.lo))))
+                    self.sending.append((comm.Isend(bits(array), step.peer, TAG), array, step.peer))
                 elif isinstance(step, Recv) and step.hi > step.lo:
                     self.arrays[step.buf, step.lo] = self.slots[step.buf][step.lo : step.hi]
             for step in steps:
@@ -125,7 +128,12 @@ class Step:
         if lo == hi and not self.line.everyone:
             return
         line, stage = self.line, self.line.stages[action.stage]
-        given = {place.buf.rstrip("0123456789"): self.array(place, action.stage, hi - lo) for place in step.reads}
+        uses = ("input", "output_gradient") if line.recompute and action.kind in "BI" else USES[action.kind]
+        given = {
+            name: self.array(place, action.stage, hi - lo)
+            for place in step.reads
+            if (name := named(place.buf)[0]) in uses
+        }
         x, gy = given.get("input") if action.stage else self.x[lo:hi], given.get("output_gradient")
         if lo == hi:
             dtype = stage.network.dtype
@@ -144,18 +152,23 @@ class Step:
                 seen = given is not None and np.may_share_memory(result, given)  # of layers such as Flatten
                 self.arrays[place.buf, place.lo] = result.copy() if seen else result  # a slot is soon another's
 
+    def packed(self, buffer: str, array: np.ndarray) -> np.ndarray:
+        """What leaves a buffer, as it travels."""
+        name, stage = named(buffer)
+        return self.line.stages[stage].run.context.packed(array, name == "input_gradient")
+
     def array(self, place, stage: int, samples: int) -> np.ndarray | None:
-        """What a slot of a stage stands for, as a batch; None for what layers keep themselves, and for no samples."""
-        key = place.buf, place.lo
+        """What a slot of a stage stands for, as a batch; None for no samples."""
+        key, name = (place.buf, place.lo), named(place.buf)[0]
         if key not in self.arrays or not samples:
             return None
         if waiting := self.coming.get(key):
             request, peer = waiting.pop(0)
-            name = self.line.placement.networks[stage].name
-            self.line.wait(request, peer, f"for {place.buf.rstrip('0123456789')} of {name}")
-        shape = self.line.placement.shape(stage if place.buf.startswith("input") else stage + 1)
-        self.arrays[key] = self.arrays[key].reshape(samples, *shape)
-        return self.arrays[key]
+            self.line.wait(request, peer, f"for {name} of {self.line.placement.networks[stage].name}")
+        shape = self.line.placement.shape(stage if name == "input" else stage + 1)
+        own = self.line.stages[stage]
+        array = self.arrays[key].reshape(samples, *shape)
+        return own.run.context.unpacked(array, own.network.dtype, name == "output_gradient")
 
     def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
         place, line = (action.stage, action.micro_batch), self.line
@@ -203,6 +216,17 @@ class Step:
 
 
 ACTIONS = {"F": Step.forward, "B": Step.backward, "I": Step.backward_inputs, "W": Step.backward_weights}
+
+
+def named(buffer: str) -> tuple[str, int]:
+    """The kind, and the stage, of a buffer."""
+    kind = buffer.rstrip("0123456789")
+    return kind, int(buffer[len(kind) :])
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """An array as MPI takes it: it has no float16."""
+    return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def wait_for(request: MPI.Request, limit: float, who: str) -> None:

@@ -17,7 +17,8 @@ each does something of its own with it. Every move's backward is the adjoint of 
 | Show | as Gather(same=True) in evaluation; in training nothing | | behind the last layer |
 
 Cost for n bytes of the whole activation on p ranks: an allreduce (2 (p-1)/p n beta) for Copy backward and Sum forward,
-half of it for each of the others. Source: Shoeybi et al. 2019; Korthikanti et al. 2022 (along places).
+half of it for each of the others. In mixed precision parts travel as float16, terms of sums as float32. Source: Shoeybi
+et al. 2019; Korthikanti et al. 2022 (along places).
 """
 
 from __future__ import annotations
@@ -86,16 +87,20 @@ class Cut:
         self.in_blocks(part)[...] = mine
         return part
 
-    def gather(self, part: np.ndarray, group: Group, run) -> np.ndarray:
-        """The whole array from all ranks' parts; those that are shorter travel with a gap behind."""
+    def gather(self, part: np.ndarray, group: Group, run, gradient: bool = False) -> np.ndarray:
+        """The whole array from all ranks' parts; those that are shorter travel with a gap behind.
+
+        `gradient`: it is that of an activation, not one.
+        """
         most = self.blocks * -(-self.units // group.size)
         mine = np.ascontiguousarray(part)
         if most * group.size != self.size:
             mine = run.scratch("gathered", self._shape(part, most), part.dtype)
+            mine[...] = 0  # the gap, too: as a float16 any number will not do
             self.in_blocks(mine)[self.inside(part, 0, self.share(group) // self.blocks)] = self.in_blocks(part)
         whole = run.empty(self._shape(part, self.size), part.dtype)
         into = self.in_blocks(whole)
-        for rank, theirs in enumerate(group.gather(mine)):
+        for rank, theirs in enumerate(run.moved(group.gather, mine, gradient)):
             lo, hi = self.bounds(rank, group.size)
             into[self.inside(part, lo, hi)] = self.in_blocks(theirs)[self.inside(part, 0, hi - lo)]
         return whole
@@ -211,7 +216,7 @@ class SumPart(Move):
         return self.cut.sum_part(x, run.group("tensor"), run), None
 
     def backward(self, p, g, gy, saved, run):
-        return self.cut.gather(gy, run.group("tensor"), run)
+        return self.cut.gather(gy, run.group("tensor"), run, gradient=True)
 
 
 class Keep(Move):
@@ -224,7 +229,7 @@ class Keep(Move):
         return self.cut.take(x, run.group("tensor"), run), None
 
     def backward(self, p, g, gy, saved, run):
-        return self.cut.gather(gy, run.group("tensor"), run)
+        return self.cut.gather(gy, run.group("tensor"), run, gradient=True)
 
 
 class Show(Move):
