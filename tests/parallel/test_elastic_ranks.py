@@ -304,7 +304,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
             Policy.parse(given)
     for given, said in (
         ("--strategy dp", "does not go with --strategy dp: what a rank alone has is lost with it: use"),
-        ("--strategy sandblaster", "does not go with --strategy sandblaster: what a rank alone has"),
+        ("--strategy owt", "does not go with --strategy owt: what a rank alone has"),
         ("--mesh pipeline=2 --pipeline pipedream", "weights of several steps are in its stages"),
         ("--compress topk:0.1", "what a rank has left out so far"),
         ("--allreduce shared", "what dies in it leaves sums half made"),
