@@ -299,7 +299,7 @@ plt.show()
 
 # %% [markdown]
 # Tiles of 4 x 4 outputs are where libraries stop, and so does `nn` (with better points, 0, ±2/3, ±3/2 and infinity, the
-# error is halved). And it pays only with many channels, since the transforms cost, too: `winograd.pays` counts both.
+# error is halved). And it pays only with many channels, since the transforms cost, too: `winograd.cost` counts both.
 #
 # ## The race
 #

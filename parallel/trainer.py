@@ -136,9 +136,9 @@ class Trainer(Serial):
         if not math.isfinite(loss):
             suspects, self.suspects = self.suspects or computed, []
             raise self.bad_step(loss, suspects)
+        self.end_step(overflowed)
         if overflowed:
             exchange.meet("the step that is skipped")  # others may still read what the next one writes
-        self.end_step(overflowed)
         return loss
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:

@@ -9,6 +9,7 @@ epochs differ, that cannot be continued, or of which a process or a temporary fi
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -58,6 +59,7 @@ def main() -> int:
         "hits": dict(chaos.hits),
         "too late": dict(chaos.missed),
         "seconds until all had ended, at most": round(max(chaos.recovery, default=0.0), 2),
+        **seconds_until_trained(chaos.went_on),
         "seconds": round(time.monotonic() - begin, 1),
         "broken": broken,
     }
@@ -65,6 +67,13 @@ def main() -> int:
         Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1) if not broken else f"error: {broken}")
     return int(bool(broken))
+
+
+def seconds_until_trained(seconds: list[float]) -> dict[str, list]:
+    """How long ranks took to go on after a death, where they did."""
+    if not seconds:
+        return {}
+    return {"times gone on, seconds: median, worst": [len(seconds), statistics.median(seconds), max(seconds)]}
 
 
 if __name__ == "__main__":

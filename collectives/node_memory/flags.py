@@ -1,12 +1,12 @@
 """Flags in the memory that the ranks of a node share: how they meet, tell each other numbers, and claim work.
 
-Flags are words in a shared MPI window, a cache line for each rank. A rank writes its data, then a fence (MPI_Win_sync),
+Flags are words in memory that all map, a cache line for each rank. A rank writes its data, then a fence (MPI_Win_sync),
 then its word; a reader sees the word, then a fence, then reads. A waiting rank looks again and again where the node has
-a core for every rank, else it yields its core at once. While it waits long it lets MPI make progress, moves this
-process's nonblocking collectives (progress.py), and after `limit` seconds it says who has not come.
+a core for every rank, else it yields its core at once. While it waits long it lets MPI make progress, which may tell it
+that a rank has died, moves this process's nonblocking collectives (progress.py), and after `limit` seconds it says who
+has not come.
 """
 
-import errno
 import fcntl
 import os
 import time
@@ -14,7 +14,8 @@ from enum import IntEnum
 
 from mpi4py import MPI
 
-from collectives.progress import in_flight, move
+from collectives.node_memory.files import open_first
+from collectives.progress import Calls, Doing, in_flight, move
 
 LINE = 128  # bytes: processors fetch cache lines in pairs
 LOOKS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
@@ -74,22 +75,23 @@ class Flags:
         On all ranks, where any of them may have no shared memory.
     TimeoutError
         In whatever waits: others did not come within `limit`; the message names them.
+    MPI.Exception
+        In whatever waits, where MPI tells of a death.
     """
 
     def __init__(self, comm, limit):
         self.comm, self.limit = comm, limit
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.window = allocate(comm)
-        lines = [memoryview(self.window.Shared_query(rank)[0]).cast("B").cast("q") for rank in range(self.size)]
-        self.lines = lines
+        self.lines = lines = lines_of(comm)
         self.mine, self.others = lines[self.rank], [line for rank, line in enumerate(lines) if rank != self.rank]
         self.ranks = [rank for rank in range(self.size) if rank != self.rank]
         for word in (*range(8), *range(Word.PAIRS, Word.PAIRS + self.size)):
             self.mine[word] = int(word == 1)  # as if all had met twice
         self.first = lines[0]
+        self.window = MPI.Win.Allocate_shared(0, 1, comm=MPI.COMM_SELF)  # for its fence
         self.window.Lock_all()
         self.fence = self.window.Sync
-        self.count = 0
+        self.count, self.calls = 0, Calls()
         # A bound rank sees its own cores only, so the masks of all are joined.
         cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
         self.looks = LOOKS if self.size <= len(cores) else 0
@@ -178,6 +180,14 @@ class Flags:
         for _ in range(self.looks):
             if there(line):
                 return
+        self.calls.others += 1
+        self.calls.current = Doing("a meeting", (what,), {})
+        try:
+            self._wait_long(line, there, what, expected)
+        finally:
+            self.calls.current = None
+
+    def _wait_long(self, line, there, what, expected):
         pause, probe, clock = os.sched_yield, self.comm.Iprobe, time.monotonic
         since, rounds = clock(), 0
         while not there(line):
@@ -199,7 +209,7 @@ class Flags:
                     )
 
     def free(self):
-        """Free the window, and close the file (collective)."""
+        """Let go of the memory, and close the file."""
         self.window.Unlock_all()
         self.mine, self.first, self.others, self.lines = None, None, [], []
         self.window.Free()
@@ -207,15 +217,8 @@ class Flags:
             os.close(self.file)
 
 
-def allocate(comm: MPI.Intracomm) -> MPI.Win:
-    """A line for each rank, in a window of the library (collective); an OSError on all ranks where any has none."""
-    window, problem = None, ""
-    try:
-        nbytes = LINE + -(-8 * comm.Get_size() // LINE) * LINE  # words by which it meets all, and each of the others
-        window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
-    except MPI.Exception as error:
-        problem = error.Get_error_string()
-    for rank, said in enumerate(comm.allgather(problem)):
-        if said:
-            raise OSError(errno.ENOMEM, f"no shared memory: rank {rank}: the MPI library says {said}")
-    return window
+def lines_of(comm: MPI.Intracomm) -> list[memoryview]:
+    """A line of words for each rank, which all see (collective); an OSError on all ranks where any has none."""
+    nbytes = LINE + -(-8 * comm.Get_size() // LINE) * LINE  # words by which it meets all, and each of the others
+    memory = memoryview(open_first(comm, nbytes * comm.Get_size()))
+    return [memory[rank * nbytes : (rank + 1) * nbytes].cast("q") for rank in range(comm.Get_size())]

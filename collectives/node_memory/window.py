@@ -28,7 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.revocation import forget, note
 from collectives.node_memory import plans
+from collectives.node_memory.files import identity, open_that
 from collectives.node_memory.flags import Flags, Word
 from collectives.node_memory.plans import SLOT
 
@@ -36,7 +38,6 @@ __all__ = ["SharedWindow"]
 
 HUGE = os.MFD_HUGETLB
 LARGEST = 1 << 62  # bytes of a file: offsets have 63 bits
-LARGEST_WORD = (1 << 63) - 1
 HUGE_PAGES = 4  # that a rank's memory must fill to lie in such: at most a fifth is left over
 # Where slots begin in their page. Large private arrays begin 16 bytes after a page's start, and some processors copy
 # ten times slower where the target lies just behind the source, counted within pages (AMD's rep movsb).
@@ -90,19 +91,19 @@ class SharedWindow:
     allgather, broadcast, barrier = plans.allgather, plans.broadcast, plans.barrier
 
     def __init__(self, comm: MPI.Intracomm, limit: float = 300.0):
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        node = note(comm.Split_type(MPI.COMM_TYPE_SHARED))
         together = node.Get_size() == comm.Get_size()
-        node.Free()
+        forget(node).Free()
         if not comm.allreduce(together, MPI.LAND):
             raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
-        self.comm, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
+        self.comm, self.rank, self.size = note(comm.Dup()), comm.Get_rank(), comm.Get_size()
         self.turn = 0
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
         try:
             self.flags = Flags(self.comm, limit)
         except OSError:
-            self.comm.Free()
+            forget(self.comm).Free()
             raise
         try:
             self.flags.file = open_together(self.flags, 1)
@@ -159,7 +160,7 @@ class SharedWindow:
         """Free the flags and forget the arrays (collective). Arrays that are still in use live on as private ones."""
         self.flags.free()
         self._arrays, self.slots = {}, []
-        self.comm.Free()
+        forget(self.comm).Free()
 
     def peers(self, x: np.ndarray) -> Peers | None:
         """Where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
@@ -245,21 +246,6 @@ def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
     finally:
         if handle >= 0:
             os.close(handle)
-
-
-def identity(status: os.stat_result) -> tuple[int, int]:
-    """What no two files of a system have in common, in words of 63 bits."""
-    return status.st_dev & LARGEST_WORD, status.st_ino & LARGEST_WORD
-
-
-def open_that(path: str, file: tuple[int, int]) -> int:
-    """Open a file if it is the one that was told: elsewhere, as in another container, the path may be another's."""
-    if identity(os.stat(path)) == file:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if identity(os.fstat(handle)) == file:  # it may have changed meanwhile
-            return handle
-        os.close(handle)
-    raise OSError(errno.ESTALE, f"{path} is not rank 0's memory: do the ranks see each other's processes?")
 
 
 def on_all(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda result: None):

@@ -199,7 +199,7 @@ class Serial:
                 self.loss_scale.skip(self.steps)
             else:
                 self.update()
-        except FloatingPointError:  # a norm that is not finite: nothing was updated
+        except BaseException:  # such as a norm that is not finite: nothing was updated
             self.statistics[:] = self.statistics_before
             raise
         self.steps += 1

@@ -91,57 +91,24 @@ class Stored(Mapping):
         return len(self._names)
 
 
-class Joined(Mapping):
-    """The whole arrays of a checkpoint whose fragments lie in several files, each read when it is asked for.
+class Whole(Mapping):
+    """Whole arrays, of which fragments are held in several places, each put together when it is asked for."""
 
-    Raises
-    ------
-    ValueError
-        The files do not have all elements of an array, each once: which, and what is missing or there twice.
-    OSError
-        A file is not there, or cannot be read.
-    """
-
-    def __init__(self, paths: Sequence[Path]):
+    def __init__(self):
         self._places: dict[str, list[_Place]] = {}
         self._kinds: dict[str, tuple[Spec, np.dtype, int]] = {}  # name -> (whole array, dtype, number of parts)
-        self.progress, self._files = None, []
-        try:
-            for path in paths:
-                try:
-                    self._open(path)
-                except (ValueError, KeyError, RecursionError) as error:
-                    raise ValueError(f"{path.name}: {error}") from error
-            if self.progress is None:
-                raise ValueError("none of its files has the progress")
-            for name in self._places:
-                self._check(name)
-        except BaseException:
-            for file in self._files:
-                file.close()
-            raise
 
-    def _open(self, path: Path) -> None:
-        """Take up what a file says of its fragments; an array has the same shape and parts in all files."""
-        file = Archive(path, NUMBERS + TEXT)
-        self._files.append(file)
-        places = _object(file, FRAGMENTS)
-        if PROGRESS in file:
-            self.progress = _object(file, PROGRESS)
-        if missing := file.keys() - places.keys() - {FRAGMENTS, PROGRESS}:
-            raise ValueError(f"{min(missing)}: not said where it belongs")
-        for name, place in places.items():
-            held, dtype = file.check(name)
-            spec, start, index, count = _read_place(name, place)
-            try:
-                nbytes(spec.shape, dtype)
-            except ArrayError as error:
-                raise ValueError(f"{name}: {error}") from error
-            kind = spec, dtype, count
-            if self._kinds.setdefault(name, kind) != kind:
-                raise ValueError(f"{name}: another shape, dtype or number of parts than in another file")
-            stop = start + math.prod(held)
-            self._places.setdefault(name, []).append(_Place(index, start, stop, file))
+    def _add(self, name: str, place: dict, elements: int, dtype: np.dtype, holder: Mapping[str, np.ndarray]) -> None:
+        """A fragment of so many elements, which the holder has by this name; all of an array are of one kind."""
+        spec, start, index, count = _read_place(name, place)
+        try:
+            nbytes(spec.shape, dtype)
+        except ArrayError as error:
+            raise ValueError(f"{name}: {error}") from error
+        kind = spec, dtype, count
+        if self._kinds.setdefault(name, kind) != kind:
+            raise ValueError(f"{name}: another shape, dtype or number of parts than in another file")
+        self._places.setdefault(name, []).append(_Place(index, start, start + elements, holder))
 
     def _check(self, name: str) -> None:
         """Refuse an array of which elements are missing, or are there twice."""
@@ -180,14 +147,77 @@ class Joined(Mapping):
         return len(self._places)
 
 
+class Joined(Whole):
+    """The whole arrays of a checkpoint whose fragments lie in several files, each read when it is asked for.
+
+    Raises
+    ------
+    ValueError
+        The files do not have all elements of an array, each once: which, and what is missing or there twice.
+    OSError
+        A file is not there, or cannot be read.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        super().__init__()
+        self.progress, self._files = None, []
+        try:
+            for path in paths:
+                try:
+                    self._open(path)
+                except (ValueError, KeyError, RecursionError) as error:
+                    raise ValueError(f"{path.name}: {error}") from error
+            if self.progress is None:
+                raise ValueError("none of its files has the progress")
+            for name in self._places:
+                self._check(name)
+        except BaseException:
+            for file in self._files:
+                file.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        """Take up what a file says of its fragments."""
+        file = Archive(path, NUMBERS + TEXT)
+        self._files.append(file)
+        places = _object(file, FRAGMENTS)
+        if PROGRESS in file:
+            self.progress = _object(file, PROGRESS)
+        if missing := file.keys() - places.keys() - {FRAGMENTS, PROGRESS}:
+            raise ValueError(f"{min(missing)}: not said where it belongs")
+        for name, place in places.items():
+            held, dtype = file.check(name)
+            self._add(name, place, math.prod(held), dtype, file)
+
+
+class Gathered(Whole):
+    """The whole arrays of which ranks have given fragments.
+
+    Raises
+    ------
+    ValueError
+        Elements of an array are missing, or there twice.
+    """
+
+    def __init__(self, parts: Iterable[Iterable[Fragment]]):
+        super().__init__()
+        for part in parts:
+            held = {fragment.name: fragment for fragment in part}
+            arrays = {name: fragment.array for name, fragment in held.items()}
+            for name, fragment in held.items():
+                self._add(name, fragment.place(), fragment.array.size, fragment.array.dtype, arrays)
+        for name in self._places:
+            self._check(name)
+
+
 @dataclass(frozen=True)
 class _Place:
-    """Elements from `start` to before `stop` of part `index`, which a file has."""
+    """Elements from `start` to before `stop` of part `index`, which a file has, or a rank."""
 
     index: int
     start: int
     stop: int
-    file: Archive
+    file: Mapping[str, np.ndarray]
 
 
 def _object(file: Archive, name: str) -> dict:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from parallel.command.options import OptionError, Options
@@ -90,6 +91,23 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
         text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
         raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None
     return {axis: found[axis] for axis in AXES}
+
+
+def fitting(options: Options, ranks: int) -> tuple[int, str | None]:
+    """(how many of so many ranks can train, --mesh for them) where ranks were lost: the axis "data" gets shorter.
+
+    Raises
+    ------
+    OptionError
+        The other axes need more.
+    """
+    given = {axis: size for axis, size in mesh(options).items() if axis != "data"}
+    needed = math.prod(given.values())
+    if ranks < needed:
+        raise OptionError(f"--mesh {options.mesh}: {ranks} ranks are left, and the network is on {needed}: start more")
+    if not given:
+        return ranks, None
+    return ranks - ranks % needed, ",".join(f"{axis}={size}" for axis, size in given.items())
 
 
 def schedule(options: Options) -> Schedule:

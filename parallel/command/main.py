@@ -99,10 +99,12 @@ def start_mpi(limit: float) -> None:
 
     MPI starts with the interpreter held, so that no thread of Python could look after it.
     """
-    from collectives import check_world, install_excepthooks
-
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
+    import mpi4py.MPI  # noqa: F401 - before all that takes long to load: who waits for this rank waits no more in MPI
+
+    from collectives import check_world, install_excepthooks
+
     install_excepthooks()
     faulthandler.cancel_dump_traceback_later()
     check_world()

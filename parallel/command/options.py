@@ -228,7 +228,7 @@ class RunOptions:
     elastic: str | None = option(
         None,
         "go on where ranks die: shrink:min=2 without them, as long as so many are left; respawn:min=2 with others in "
-        "their place; buddy=10: neighbours have copies of shards, at most so many steps old (Open MPI 5)",
+        "their place; buddy=10: neighbours have copies of parts, at most so many steps old (Open MPI 5)",
         metavar="KIND[:KEYS]",
     )
     watch: float = option(

@@ -54,13 +54,14 @@ def summing(options, communicator) -> dict:
     # On one node there is nothing in node memory that an allreduce could do; between nodes there is.
     if one_node := len(set(nodes_of(communicator))) == 1:
         check_one_node(options)
-    asked = options.elastic or (one_node and of_messages(options))
+    asked = one_node and of_messages(options)
     return {
         "node_memory": "off" if options.node_memory == "auto" and asked else options.node_memory,
         "overlap": options.overlap,
         "bucket": options.bucket,
         "first_bucket": options.first_bucket,
         "limit": options.watch or math.inf,
+        "survives": options.elastic is not None,
     }
 
 

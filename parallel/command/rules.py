@@ -269,23 +269,18 @@ def _layers_together(options: Options) -> None:
 
 
 def _survivors(options: Options) -> None:
-    """Ranks that go on without others: what each has must be what all have, and come by messages."""
+    """Ranks that go on without others: what each has must be what all have, or a copy of it."""
     if options.elastic is None:
         return
     how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
     can = ", ".join(name for name, can in CAPABILITIES.items() if can.elastic)
     if not (LATE if options.late else CAPABILITIES)[options.strategy_name].elastic:
         raise OptionError(f"--elastic does not go with {how}: what a rank alone has is lost with it: use {can}")
-    if axes.is_pipeline(options) or axes.is_tensor(options) or axes.together(options):
-        raise OptionError(f"--elastic does not go with parts of the network on different ranks: use {can} on all ranks")
+    if axes.is_pipeline(options) and axes.schedule(options).name == "pipedream":
+        raise OptionError("--elastic does not go with --pipeline pipedream: weights of several steps are in its stages")
     for name, values, why in (
         ("compress", None, "what a rank has left out so far is lost with it"),
-        (
-            "node_memory",
-            ("on",),
-            "in memory that ranks share, nobody is told of a death",
-        ),
-        ("allreduce", ("shared",), "in memory that ranks share, nobody is told of a death"),
+        ("allreduce", ("shared",), "what dies in it leaves sums half made"),
         ("offload", None, "shards on disk are to save memory, and neighbours have copies in memory"),
         ("find_lr", None, "trying rates makes no run"),
     ):

@@ -7,14 +7,13 @@ import shlex
 import time
 import warnings
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import nn
 from nn.training import callbacks, checkpoints, keeping
-from parallel.command import factory, trained_run
+from parallel.command import axes, factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
 from parallel.command.rules import (
@@ -50,7 +49,13 @@ def train(options: Options) -> dict:
     if options.elastic and launcher.inside():
         from parallel.elastic import recovery
 
-        return recovery.survive(recovery.Policy.parse(options.elastic), partial(run, options, parts), options.watch)
+        mesh, servers = options.mesh, options.servers
+
+        def attempt(survivor):
+            options.mesh, options.servers = mesh, servers  # there are fewer where ranks are lost
+            return run(options, parts, survivor)
+
+        return recovery.survive(recovery.Policy.parse(options.elastic), attempt, options.watch)
     return run(options, parts)
 
 
@@ -68,6 +73,10 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     if survivor:
         options.out, point = survivor.begin(options.out)
     world = ranks(options, survivor)
+    if survivor and world is None:  # too many for the mesh
+        survivor.write_down(Path(options.out))
+        survivor.wait()
+        return {}
     rank, size = (world.rank, world.size) if world else (0, 1)
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
 
@@ -274,7 +283,7 @@ def describe(result: dict) -> str:
 def go_on(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress."""
     if point:
-        trainer.load_state(point.state(trainer.exchange))
+        trainer.load_state(point.state())
         say(f"{survivor.told()}, from step {trainer.steps}")
         return point.progress
     saved = any(not entry["named"] for entry in kept.entries())
@@ -297,9 +306,12 @@ def ranks(options: Options, survivor=None):
             with starting(options.watch):
                 check_alike(survivor.members.root.allgather(settings(options)))
             check_started(options, survivor.members.size)
-        world = survivor.communicator(allreduce=options.allreduce, watch=options.watch)
-        options.out = world.bcast((options.out or default_directory(options)) if world.rank == 0 else None)
-        return world
+        root, train = survivor.members.root, survivor.members.root.size
+        if survivor.again and train < survivor.members.size:
+            train, options.mesh = axes.fitting(options, train)
+            options.servers = max(1, min(options.servers, train - (options.server_place == "own")))
+        options.out = root.bcast((options.out or default_directory(options)) if root.rank == 0 else None)
+        return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch)
     with starting(options.watch):
         world = communicator(options)
     check_started(options, world.size)

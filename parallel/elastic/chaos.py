@@ -69,6 +69,8 @@ class Chaos:
         Blows by kind: those that came while the run was on, and those that came too late.
     recovery : list of float
         Seconds from a blow until all processes of the run had ended.
+    went_on : list of float
+        Seconds from when ranks knew of a death until they trained on, where runs survive those.
     """
 
     options: Sequence[str]
@@ -80,6 +82,7 @@ class Chaos:
     hits: Counter = field(default_factory=Counter)
     missed: Counter = field(default_factory=Counter)
     recovery: list[float] = field(default_factory=list)
+    went_on: list[float] = field(default_factory=list)
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
@@ -119,6 +122,7 @@ class Chaos:
         for key in ("parameters_sha256", "steps", "epochs"):
             if found[key] != self.want[key]:
                 raise Broken(f"{out}: {key} is {found[key]}, undisturbed {self.want[key]} ({', '.join(log)})")
+        self.went_on += found.get("elastic", {}).get("recovery_seconds", [])
         if left := [str(path) for path in out.rglob("*.tmp")]:
             raise Broken(f"{out}: {', '.join(left)} left behind ({', '.join(log)})")
         shutil.rmtree(out)

@@ -145,6 +145,8 @@ class Noted:
 
     def __init__(self, loader: Loader, ledger: Ledger, trainer: Serial):
         self._loader, self._ledger, self._trainer = loader, ledger, trainer
+        # Of ranks that compute the same samples together the first writes.
+        self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis != "data")
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -156,5 +158,6 @@ class Noted:
         """As `Loader.epoch`."""
         places = self._loader.places(start_step)
         for (first, _, _), (x, y, total) in zip(places, self._loader.epoch(epoch, start_step), strict=True):
-            self._ledger.note(epoch, self._trainer.steps, first, first + len(x))
+            if self._writes:
+                self._ledger.note(epoch, self._trainer.steps, first, first + len(x))
             yield x, y, total

@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpi4py import MPI
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -24,8 +27,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from collectives.failures import revocation
 from collectives.progress import in_flight
 from parallel.elastic.policy import Policy
-from parallel.launch import launcher
+from parallel.launch import launcher, processes
 
+NAME = "RINGPROP_NEWCOMER"  # in the environment of a process that takes the place of a lost rank
+COMES = 60.0  # seconds within which it must have joined
+LOOK = 0.05  # seconds between two looks whether it lives
+PAUSE = 0.002  # seconds between two looks whether a process has come
 SEEN = 1.0  # seconds within which a death shows that has ended a call in another way than MPI's
 
 
@@ -70,9 +77,10 @@ class Membership:
 
     # ------------------------------------------------------------------------------------------------- an attempt
 
-    def work(self) -> MPI.Intracomm:
-        """A communicator to train on (collective)."""
-        return revocation.note(self.root.Dup())
+    def work(self, ranks: int) -> MPI.Intracomm:
+        """A communicator of the first so many ranks to train on; COMM_NULL on others (collective)."""
+        trains = self.root.rank < ranks
+        return revocation.note(self.root.Split(0 if trains else MPI.UNDEFINED, self.root.rank))
 
     def died(self, error: BaseException) -> bool:
         """Whether an exception is the consequence of a death."""
@@ -136,20 +144,32 @@ class Membership:
         lost, joined = [*self.lost, *missing], [*self.joined, *missing]
         found = living
         for place in range(len(missing)):  # one by one: mpirun ends with one process all that were started with it
-            between = self._spawn(found)
-            if between is None:
+            found = self._grow(found)
+            if found is None:
                 return living
-            between.Recv(bytearray(0), 0)  # in Merge nobody would be told of its death
-            found = between.Merge(high=False)
             found.bcast((missing, place, self.size, self.generation + 1, lost, joined, threads()), 0)
         return found.Split(0, self.number) if missing else living
 
-    def _spawn(self, comm: MPI.Intracomm) -> MPI.Intercomm | None:
-        """Start one process (collective); None where that cannot be."""
+    def _grow(self, comm: MPI.Intracomm) -> MPI.Intracomm | None:
+        """The ranks of a communicator and a process that is started; None where that cannot be (collective)."""
+        name = comm.bcast(os.urandom(8).hex())
+        with looking_for(name) as gone:
+            between = self._spawn(comm, name)
+            if between is None:
+                return None
+            come = between.Irecv(bytearray(0), 0)  # in Merge nobody would know of its death
+            while not come.Test():
+                if gone.is_set():
+                    raise MPI.Exception(MPI.ERR_PROC_FAILED)
+                time.sleep(PAUSE)  # who comes has much to load, and needs the core
+        return between.Merge(high=False)
+
+    def _spawn(self, comm: MPI.Intracomm, name: str) -> MPI.Intercomm | None:
+        """Start one process, with this name in its environment (collective); None where that cannot be."""
         info = MPI.Info.Create()
         info.Set("wdir", os.getcwd())
         try:
-            command = [f"{launcher.JOINS}={self.size}", sys.executable, *sys.orig_argv[1:]]
+            command = [f"{launcher.JOINS}={self.size}", f"{NAME}={name}", sys.executable, *sys.orig_argv[1:]]
             return comm.Spawn("env", command, 1, info, root=0)
         except MPI.Exception as error:
             if revocation.of_a_death(error):
@@ -168,11 +188,9 @@ class Membership:
         threadpool_limits(limit)  # as those that live: bits depend on it
         self.number = missing[place]
         for _ in missing[place + 1 :]:
-            between = self._spawn(merged)
-            if between is None:
+            merged = self._grow(merged)
+            if merged is None:
                 raise RuntimeError("no process can be started for another lost rank")
-            between.Recv(bytearray(0), 0)
-            merged = between.Merge(high=False)
             merged.bcast((), 0)
         self.root, self.numbers = revocation.note(merged.Split(0, self.number)), list(range(self.size))
 
@@ -191,6 +209,31 @@ def agree(comm: MPI.Intracomm, fine: bool) -> bool:
         return bool(comm.Agree(int(fine)))
     except MPI.Exception:
         return False
+
+
+@contextmanager
+def looking_for(name: str) -> Iterator[threading.Event]:
+    """In this block an event says that the process of that name has been there, and has died; or that it never comes.
+
+    MPI does not tell of the death of one that has not joined.
+    """
+    ended, gone, end = threading.Event(), threading.Event(), time.monotonic() + COMES
+
+    def look():
+        seen = False
+        while not ended.wait(LOOK) and not gone.is_set():
+            here = bool(processes.find(name, variable=NAME))
+            if (seen and not here) or time.monotonic() > end:
+                gone.set()
+            seen = seen or here
+
+    thread = threading.Thread(target=look, name="newcomer", daemon=True)
+    thread.start()
+    try:
+        yield gone
+    finally:
+        ended.set()
+        thread.join()
 
 
 def threads() -> int:

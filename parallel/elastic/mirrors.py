@@ -1,23 +1,57 @@
 """Copies of what each rank alone has, with a neighbour: sharded state survives the loss of any rank.
 
-Every so many steps each rank copies what it keeps, and gives the next rank a copy. Where ranks die, all go back to the
-last copies of which every part is there, and make the steps since then again, which have the same bits. Two copies are
-kept, as a death may interrupt the newest. Where neighbours die at once, all go on from the last checkpoint instead.
+Every so many steps each rank copies its fragments of the state, those that it would write into a checkpoint, and gives
+the next rank a copy: shards, stages, parts of tensors, a server's slice. Where ranks die, all go back to the last
+copies of which every part is there, and make the steps since then again, which have the same bits. Two copies are kept,
+as a death may interrupt the newest. Where neighbours die at once, all go on from the last checkpoint instead.
 
 Cost: every so many steps a copy and a message of 3 Psi/N elements (Adam), twice two copies of memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from nn.training.fit import Training
-from parallel.exchange.base import Exchange
+from nn.training.stored import Fragment, Gathered
 
 KEPT = 2
+
+
+class Part(NamedTuple):
+    """Fragments of one rank, as bytes one after the other.
+
+    Attributes
+    ----------
+    kinds : list of (Fragment without elements, number of elements)
+    data : array of bytes
+    """
+
+    kinds: list[tuple[Fragment, int]]
+    data: np.ndarray
+
+    @classmethod
+    def of(cls, fragments: Iterable[Fragment]) -> Part:
+        """A copy of some."""
+        kinds, arrays = [], []
+        for each in fragments:
+            shape = each.array.shape if each.shape is None else each.shape
+            kinds.append((replace(each, array=np.empty(0, each.array.dtype), shape=shape), each.array.size))
+            arrays.append(np.ravel(each.array).view(np.uint8))
+        return cls(kinds, np.concatenate(arrays) if arrays else np.empty(0, np.uint8))
+
+    def fragments(self) -> Iterator[Fragment]:
+        """As they were."""
+        at = 0
+        for each, elements in self.kinds:
+            end = at + elements * each.array.itemsize
+            yield replace(each, array=self.data[at:end].view(each.array.dtype))
+            at = end
 
 
 class Copy(NamedTuple):
@@ -28,23 +62,20 @@ class Copy(NamedTuple):
     key : (step, generation)
     rank, ranks : int
         Of this process, then.
-    mine, before : flat arrays
-        All that this rank kept, and the one before it.
-    small : dict of arrays
-        What every rank has of the state.
+    mine, before : Part
+        Of this rank, and of the one before it.
     progress : dict
     """
 
     key: tuple[int, int]
     rank: int
     ranks: int
-    mine: np.ndarray
-    before: np.ndarray
-    small: dict[str, np.ndarray]
+    mine: Part
+    before: Part
     progress: dict
 
     @property
-    def holds(self) -> dict[int, np.ndarray]:
+    def holds(self) -> dict[int, Part]:
         """Whose parts are here."""
         return {(self.rank - 1) % self.ranks: self.before, self.rank: self.mine}
 
@@ -67,12 +98,14 @@ class Mirrors:
         trainer = training.trainer
         communicator = trainer.communicator
         rank, ranks = communicator.rank, communicator.size
-        mine = np.concatenate([np.ravel(array) for _, array in trainer.exchange.kept()])
-        before = np.empty_like(mine)
-        communicator.Sendrecv(mine, (rank + 1) % ranks, 0, before, (rank - 1) % ranks, 0)
-        small = {name: array.copy() for name, array in trainer.small()} | {"steps": np.array(trainer.steps)}
-        key = trainer.steps, generation
-        self.copies = [*self.copies, Copy(key, rank, ranks, mine, before, small, progress)][-KEPT:]
+        after, first = (rank + 1) % ranks, (rank - 1) % ranks
+        mine = Part.of(trainer.fragments())
+        known = self.copies[-1] if self.copies and self.copies[-1].key[1] == generation else None
+        # What they are stays the same as long as the ranks do.
+        kinds = known.before.kinds if known else communicator.sendrecv(mine.kinds, after, source=first)
+        before = Part(kinds, np.empty(sum(size * each.array.itemsize for each, size in kinds), np.uint8))
+        communicator.Sendrecv(mine.data, after, 0, before.data, first, 0)
+        self.copies = [*self.copies, Copy((trainer.steps, generation), rank, ranks, mine, before, progress)][-KEPT:]
 
     def whole(self, comm: MPI.Intracomm) -> Copies | None:
         """The latest copies of which every rank's part is there; None if there are none (collective)."""
@@ -87,28 +120,29 @@ class Mirrors:
         if key is None:
             return None
         copy = next((copy for copy in self.copies if copy.key == key), None)
-        source = holders[key][0]
-        facts = (copy.progress, copy.small, copy.mine.dtype.str, len(copy.mine)) if copy else None
-        progress, small, dtype, length = comm.bcast(facts, source)
+        progress = comm.bcast(copy.progress if copy else None, holders[key][0])
         parts = []
-        for part, holder in sorted(holders[key].items()):  # the first rank gets all
-            held = copy.holds[part] if comm.rank == holder else None
+        for number, holder in sorted(holders[key].items()):  # the first rank gets all
             if comm.rank == 0 != holder:
-                comm.Recv([held := np.empty(length, dtype), MPI.BYTE], holder)
-            elif comm.rank == holder != 0:
-                comm.Send([held, MPI.BYTE], 0)
-            parts.append(held)
-        return Copies(key[0], progress, small, parts if comm.rank == 0 else [])
+                kinds, size = comm.recv(source=holder)
+                comm.Recv(data := np.empty(size, np.uint8), holder)
+                parts.append(Part(kinds, data))
+            elif comm.rank == holder:
+                part = copy.holds[number]
+                if holder:
+                    comm.send((part.kinds, part.data.size), 0)
+                    comm.Send(part.data, 0)
+                parts.append(part)
+        return Copies(key[0], progress, parts if comm.rank == 0 else [])
 
 
 class Copies(NamedTuple):
-    """All parts of a sharded state after a step: on the first rank; elsewhere none."""
+    """All parts of a state after a step: on the first rank; elsewhere none."""
 
     step: int
     progress: dict
-    small: dict[str, np.ndarray]
-    parts: list[np.ndarray]
+    parts: list[Part]
 
-    def state(self, exchange: Exchange) -> dict[str, np.ndarray]:
-        """The state, as an exchange of other ranks loads it."""
-        return exchange.joined(self.parts) | self.small if self.parts else {}
+    def state(self) -> dict[str, np.ndarray]:
+        """The state, as any trainer loads it from its first rank."""
+        return dict(Gathered(part.fragments() for part in self.parts))

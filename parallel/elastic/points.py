@@ -1,14 +1,15 @@
 """Where a run could go on: the state of a trainer between two steps, and how far training was.
 
 Every member keeps its place as it trains. A death may find some in step s and others past it; the sum of a step is
-there on all or comes to none, so whoever is past it has all of it, and all go on from the place of those. Where a rank
-has what no other has, it gives another one copies (mirrors.py). What is done after the last step (the best epoch's
+there on all or comes to none, so whoever is past it has all of it, and all go on from the place of those. What ranks
+have in memory together is as after that step again (exchange/shadow.py). Where a rank has what no other has, it gives
+another one copies (mirrors.py). What is done after the last step (the best epoch's
 weights are put back) begins anew from the last checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,13 +29,16 @@ class Point(NamedTuple):
         -1 where nothing was trained.
     progress : dict
         As `Training.progress`.
-    state : callable (Exchange) -> dict of arrays
+    state : callable () -> dict of arrays
         As `Trainer.load_state` takes it.
+    everywhere : bool
+        Whether all members have the state; otherwise the first one.
     """
 
     step: int
     progress: dict
-    state: Callable[[Exchange], dict[str, np.ndarray]]
+    state: Callable[[], dict[str, np.ndarray]]
+    everywhere: bool = True
 
 
 class Keeper(Callback):
@@ -43,7 +47,7 @@ class Keeper(Callback):
     Parameters
     ----------
     mirrors : Mirrors
-        For trainers whose ranks do not have all of the state.
+        For trainers whose ranks do not have all of the state. Where ranks train apart, checkpoints take their place.
     """
 
     def __init__(self, mirrors: Mirrors):
@@ -51,7 +55,7 @@ class Keeper(Callback):
         self.point: Point | None = None  # that this attempt has begun with
         self.training: Training | None = None
         self.trains: Callable[[], None] | None = None
-        self.ended = self.shards = False
+        self.ended = self.scattered = False
 
     def begin(self, generation: int, point: Point | None, trains: Callable[[], None]) -> None:
         """An attempt of so many begins, with this point; `trains` is called after its first step."""
@@ -60,14 +64,16 @@ class Keeper(Callback):
 
     def on_begin(self, training):
         self.training = training
-        self.shards = training.trainer.exchange.from_first
+        trainer = training.trainer
+        self.scattered = trainer.scattered or trainer.apart
+        self.mirrored = trainer.scattered and not trainer.apart and self.mirrors.every
         self._note(training)
-        if self.shards and self.mirrors.every and training.epoch < training.epochs:
+        if self.mirrored and training.epoch < training.epochs:
             self.mirrors.take(training, self.progress, self.generation)
 
     def on_step(self, training, loss):
         self._note(training)
-        if self.shards and self.mirrors.every and training.trainer.steps % self.mirrors.every == 0:
+        if self.mirrored and training.trainer.steps % self.mirrored == 0:
             self.mirrors.take(training, self.progress, self.generation)
         if self.trains:
             self.trains()
@@ -84,17 +90,22 @@ class Keeper(Callback):
     @property
     def step(self) -> int:
         """After which step this member is, and -1 where it has no state."""
-        if self.ended or (self.training and self.shards):
+        if self.ended or (self.training and self.scattered):
             return -1
         if self.training:
             return self.training.trainer.steps
-        return self.point.step if self.point and self.point.state is not None else -1
+        return self.point.step if self.point and self.point.everywhere else -1
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The last change of what ranks have in memory together that is whole, as this member knows."""
+        return self.training.trainer.exchange.whole if self.training else Exchange.whole
 
     def here(self) -> tuple[dict, dict[str, np.ndarray]]:
         """(progress, state) of this member, where it has a step."""
         if self.training:
             return self.progress, self.training.trainer.state()
-        return self.point.progress, self.point.state(None)
+        return self.point.progress, self.point.state()
 
 
 class End(Callback):
@@ -109,17 +120,20 @@ class End(Callback):
 
 def share(comm: MPI.Intracomm, keeper: Keeper) -> tuple[Point | None, bool]:
     """(the latest point that members have, on all; whether all steps were made, where there is none) (collective)."""
-    told = comm.allgather((keeper.step, keeper.ended, bool(keeper.mirrors.copies)))
-    steps, latest = [step for step, _, _ in told], max(step for step, _, _ in told)
+    told = comm.allgather((keeper.step, keeper.ended, bool(keeper.mirrors.copies), keeper.whole))
+    steps, ended, copied, whole = zip(*told, strict=True)
+    latest = max(steps)
     if latest >= 0:
+        if keeper.training and keeper.step == latest:
+            keeper.training.trainer.exchange.part_from(whole)
         return _spread(comm, keeper, steps, latest), False
-    if any(ended for _, ended, _ in told):
+    if any(ended):
         return None, True
-    copies = keeper.mirrors.whole(comm) if any(copied for _, _, copied in told) else None
-    return Point(copies.step, copies.progress, copies.state) if copies else None, False
+    copies = keeper.mirrors.whole(comm) if any(copied) else None
+    return Point(copies.step, copies.progress, copies.state, everywhere=False) if copies else None, False
 
 
-def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: list[int], latest: int) -> Point:
+def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: Sequence[int], latest: int) -> Point:
     """The point of the members that are at the latest step, on all."""
     source = steps.index(latest)
     if set(steps) == {latest}:
@@ -132,4 +146,4 @@ def _spread(comm: MPI.Intracomm, keeper: Keeper, steps: list[int], latest: int) 
         state = state or {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
         for array in state.values():
             comm.Bcast([array, MPI.BYTE], source)
-    return Point(latest, progress, lambda exchange: state)
+    return Point(latest, progress, lambda: state)

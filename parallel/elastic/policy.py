@@ -6,8 +6,8 @@
 | respawn | another process takes its place: min=2, as long as none can be started; buddy=10 |
 
 Ranks that are silent for heartbeat=30 seconds, or compute for loop=120 and ten times their longest step, are killed;
-with silent=wait they are named only. 0 is for ever, and no other value may be below 1. Where state is in shards,
-neighbours have copies, at most buddy=10 steps old; with buddy=0 only checkpoints help.
+with silent=wait they are named only. 0 is for ever, and no other value may be below 1. Where ranks have parts of the
+state, neighbours have copies, at most buddy=10 steps old; with buddy=0 only checkpoints help.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Policy(Keyed):
     silent : str
         "kill" or "wait".
     buddy : int
-        Steps between two copies of sharded state for a neighbour; 0 for none.
+        Steps between two copies of what a rank alone has, for a neighbour; 0 for none.
     kind : str
         One of KINDS.
     """

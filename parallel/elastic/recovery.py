@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from mpi4py import MPI
+
 from collectives import Communicator
 from collectives.failures.launch_check import HANGING, abort, rank_of_world
 from nn.training.keeping import Termination
@@ -27,6 +29,8 @@ from parallel.elastic.points import Keeper, Point
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
+IDLE = 0.05  # seconds between two looks of a member that is one too many
+DONE = 913  # tag with which it is told that the others are done
 Result = TypeVar("Result")
 current: Survivor | None = None  # of this process, for whoever ends it
 
@@ -58,6 +62,7 @@ class Survivor:
         self.noticed = 0.0
         self.termination = Termination()  # who was asked to end, and recovers first, still is
         self.heart: Heartbeat | None = None
+        self.idle: list[int] = []  # ranks that are too many for the mesh
 
     @property
     def again(self) -> bool:
@@ -88,12 +93,24 @@ class Survivor:
             self.recoveries.append(round(time.monotonic() - self.noticed, 3))
             self.noticed = 0.0
 
-    def communicator(self, **settings) -> Communicator:
-        """Of all members, by messages: in memory that ranks share, nobody would be told of a death (collective)."""
-        return Communicator(self.members.work(), memory=False, **settings)
+    def communicator(self, ranks: int, **settings) -> Communicator | None:
+        """Of the first so many members; None on the others, which wait for a death (collective).
 
-    def write_down(self, out: Path, step: int, progress: dict | None) -> Ledger:
-        """The ledger of this attempt, which goes on from there (collective)."""
+        By messages: a collective in memory that ranks share can be half made.
+        """
+        self.idle = list(range(ranks, self.members.root.size))
+        comm = self.members.work(ranks)
+        return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
+
+    def wait(self) -> None:
+        """This member is one too many: return when the others are done; MPI's exception, where one dies."""
+        root = self.members.root
+        while not root.Iprobe(0, DONE):
+            time.sleep(IDLE)
+        root.Recv(bytearray(0), 0, DONE)
+
+    def write_down(self, out: Path, step: int = 0, progress: dict | None = None) -> Ledger:
+        """The ledger of this attempt, which goes on from there, as the first member knows (collective)."""
         told = progress or {}
         place: Place = told.get("epoch", 0), told.get("batch", 0)
         root = self.members.root
@@ -104,6 +121,7 @@ class Survivor:
             if root.rank == 0:
                 self.ledger.close()
             root.Barrier()
+        step, place = root.bcast((step, place))
         self.ledger.begin(step, place, known)
         return self.ledger
 
@@ -119,7 +137,9 @@ class Survivor:
             self.heart = None
 
     def close(self) -> None:
-        """All is written: on the first rank, remove what was for the others."""
+        """All is written: on the first rank, tell who waits, and remove what was for the others."""
+        for rank in self.idle:
+            self.members.root.Send(bytearray(0), rank, DONE)
         self.ledger.close()
         shutil.rmtree(self.ledger.directory.with_name("beats"), ignore_errors=True)
 
@@ -127,9 +147,11 @@ class Survivor:
         """Who was lost, who goes on, in words."""
         members, after = self.members, f" after {time.monotonic() - self.noticed:.2f} s" * bool(self.noticed)
         lost = f"lost so far: rank {', '.join(map(str, members.lost))}"
-        goes = "goes" if members.root.size == 1 else "go"
+        ranks = members.root.size - len(self.idle)
+        goes = "goes" if ranks == 1 else "go"
+        waiting = f", {count(len(self.idle))} too many for the mesh" * bool(self.idle)
         came = f"; {count(len(members.joined))} came in their place" * bool(members.joined)
-        return f"{lost}{came}; {count(members.root.size)} {goes} on{after}"
+        return f"{lost}{came}; {count(ranks)} {goes} on{waiting}{after}"
 
     def facts(self) -> dict:
         """For result.json."""

@@ -16,7 +16,7 @@ Everything here is done by all ranks together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -57,6 +57,9 @@ class Exchange:
         A directory in which what is kept lies in memory-mapped files.
     bad : bool
         Whether this rank, training apart, has had a loss that is not finite.
+    whole : (int, int)
+        Whose memory ranks have together, by their first one, and the last change of it that is whole; -1, 0 where they
+        have none.
     """
 
     sharded: tuple[str, ...] = ()
@@ -65,6 +68,7 @@ class Exchange:
     fetch: Callable | None = None
     apart = bad = False
     offload = None
+    whole = -1, 0
     share = slice(None)  # of the moments: what this rank may write
     phases = (
         ("compute", "compute_gradients", False),
@@ -153,6 +157,13 @@ class Exchange:
 
     def take_back(self) -> None:
         """The step is refused: whatever was updated in it is as before."""
+
+    def part_from(self, whole: Sequence[tuple[int, int]]) -> None:
+        """Ranks have died, and this exchange is no more used but for its state.
+
+        Of what ranks had in memory together this one now has its own, as it was after the last change that is `whole`
+        on any of those that live.
+        """
 
     # ------------------------------------------------------------------------------------------------ the state
 

@@ -28,6 +28,7 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.revocation import forget, note
 from collectives.node_memory.flags import Word
 from collectives.node_memory.reduction import operation
 from collectives.node_memory.window import SharedWindow
@@ -38,6 +39,7 @@ from nn.optim.optimizers import Optimizer
 from parallel.exchange.base import Exchange
 from parallel.exchange.gradient_factors import Factors, WideWeight, wide_layers
 from parallel.exchange.messages import Buckets
+from parallel.exchange.shadow import Shadow
 from parallel.exchange.tail import Tail
 
 
@@ -63,6 +65,7 @@ PRODUCTS = 1 << 18, 1 << 19  # BLAS copies gy for each
 class Block:
     """A part of the layout that one rank sums and updates at a time."""
 
+    number: int  # among those of a step, of all ranks
     place: slice
     wide: WideWeight | None  # the weight whose rows these are, told by factors
     gradients: list[np.ndarray]  # of each rank
@@ -135,6 +138,8 @@ class NodeMemory(Exchange):
         How sums travel between nodes, as for Buckets.
     limit : float
         Seconds after which a rank that waits for others gives up.
+    survives : bool
+        Whether ranks go on where one dies.
 
     Attributes
     ----------
@@ -146,17 +151,17 @@ class NodeMemory(Exchange):
     notes = "ranks of a node share one copy of parameters and moments, which is counted here for each"
     phases = (*Exchange.phases, ("wait", "exchange.wait_for", False), ("communicate", "exchange.meet", True))
 
-    def __init__(self, nodes: list[int], bucketing: dict, limit: float = 300.0):
-        self.nodes, self.bucketing, self.limit = nodes, bucketing, limit
+    def __init__(self, nodes: list[int], bucketing: dict, limit: float = 300.0, survives: bool = False):
+        self.nodes, self.bucketing, self.limit, self.survives = nodes, bucketing, limit, survives
 
     def allocate(self):
         """Parameters and moments once for the node; of gradients and tails each rank has its own, which others read."""
         communicator, nodes, network, optimizer = self.mesh.communicator, self.nodes, self.network, self.optimizer
         rank, size, tail, dtype = self.mesh.rank, self.layout.size, Tail.room(network), self.dtype
         here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
-        node = MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here)))
+        node = note(MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here))))
         self.window = SharedWindow(node, self.limit)
-        node.Free()
+        forget(node).Free()
         self.count = self.window.size
         self.between = None  # the ranks that hold the same share on all nodes, in the order of the nodes
         if len(set(nodes)) > 1:
@@ -167,8 +172,10 @@ class NodeMemory(Exchange):
         self.gradients, self.tail = self.vector[:size], Tail.of(self.vector[size:], network)
         self._refuse_aliases(parts)
 
-        lo, hi = (min(ALIGN * cut, size) for cut in part(-(-size // ALIGN), self.count, self.window.rank))
-        self.share = slice(lo, hi)
+        cuts = (part(-(-size // ALIGN), self.count, peer) for peer in range(self.count))
+        self.shares = [slice(*(min(ALIGN * cut, size) for cut in found)) for found in cuts]
+        self.share = self.shares[self.window.rank]
+        lo, hi = self.share.start, self.share.stop
         self.claims = not (self.between or optimizer.clip or optimizer.norms)
         self.factors = Factors(self.window, wide_layers(network) if self.claims and self.pass_.by_samples else ())
         widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
@@ -179,6 +186,9 @@ class NodeMemory(Exchange):
         self._sum_tails = self._adding([each[size:] for each in parts], [self.sums[room:]])
         self._plans: dict[tuple[WideWeight, ...], list[Block]] = {}  # by what is told by factors
         self.steps = self.numbers = 0  # begun, failed ones too; claimed in earlier ones
+        self.whole = nodes[rank], 0
+        self.changing: list[slice] = []  # the blocks of the step that has begun
+        self.rescaled: tuple[str, float] | None = None  # what is done instead of a step
         self._small: dict[int, tuple] = {}  # elements -> (array, plan of its sum)
         self.buckets, self._filling = None, []  # what travels between nodes; the calls that sum each
         if self.between:
@@ -189,7 +199,16 @@ class NodeMemory(Exchange):
                 self._filling.append(self._adding(operands, [self.sums[start:stop]]))
             self._filling[-1] += self._sum_tails
         self.slots = {name: self.window.common(size, dtype) for name in optimizer.slots}
+        self.shadow = self._shadow() if self.survives else None
         self.first_values()
+
+    def _shadow(self) -> Shadow:
+        """Room for what an update overwrites, whatever layers are told by factors in it."""
+        blocks = self.count
+        if self.claims:
+            layers = self.factors.layers
+            blocks = sum(len(list(cut(self.network, wide, self.count))) + len(layers) for wide in ((), layers))
+        return Shadow(self.window, {"": self.parameters, **self.slots}, blocks)
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
         """Every rank signs its arrays, and looks for all signatures: memory that two share by mistake is found."""
@@ -218,14 +237,17 @@ class NodeMemory(Exchange):
     def _cut(self, wide: tuple[WideWeight, ...]) -> list[Block]:
         """The blocks of a step; made once for each choice of what is told by factors."""
         if wide not in self._plans:
-            places = cut(self.network, wide, self.count) if self.claims else [(self.share, None)]
-            self._plans[wide] = [self._block(place, layer) for place, layer in places]
+            places = enumerate(cut(self.network, wide, self.count))
+            if not self.claims:
+                places = [(self.window.rank, (self.share, None))]
+            self._plans[wide] = [self._block(number, place, layer) for number, (place, layer) in places]
         return self._plans[wide]
 
-    def _block(self, place: slice, wide: WideWeight | None) -> Block:
+    def _block(self, number: int, place: slice, wide: WideWeight | None) -> Block:
         gradients = [each[place] for each in self._parts]
         sums = self.sums[: place.stop - place.start]
         return Block(
+            number,
             place,
             wide,
             gradients,
@@ -259,6 +281,7 @@ class NodeMemory(Exchange):
             self.buckets.begin()
         wide = self.factors.begin(self.steps, total)
         self._blocks = self._cut(wide)
+        self.changing = [block.place for block in self._blocks] if self.claims else self.shares
         first, last = (place.start, place.stop) if place else (NONE, NONE)
         self.window.flags.tell(FIRST, first)
         self.window.flags.tell(LAST, last)
@@ -342,10 +365,39 @@ class NodeMemory(Exchange):
             for block in self._claimed():
                 self.wait_for(block.place.stop)
                 block.add(self._told() if block.wide else [])
+                self._keep(block.number, block.place)
                 block.update(self.optimizer, self.step)
         else:
+            self._keep(self._blocks[0].number, self.share)
             self._blocks[0].update(self.optimizer, self.step, self.sum_small)
         self.meet("the update")
+        self.whole = self.nodes[self.mesh.rank], self.steps
+
+    def _keep(self, block: int, place: slice) -> None:
+        """What is about to be changed can be had again."""
+        if self.shadow:
+            self.shadow.keep(block, place, self.steps)
+
+    def rescale(self, slot, factor):
+        """As of every exchange; each rank its share."""
+        self.steps += 1  # a change, as that of a step is
+        self.changing, self.rescaled = self.shares, (slot, factor)
+        self.meet("what was there before a slot is rescaled")
+        if slot in self.slots:
+            self._keep(self.window.rank, self.share)
+            self.slots[slot][self.share] *= factor
+        self.meet("the slot that was rescaled")
+        self.whole, self.rescaled = (self.nodes[self.mesh.rank], self.steps), None
+
+    def part_from(self, whole):
+        """Whoever is in a change that is not whole for anyone has what was before it; a rescaling is then made here."""
+        here, _ = self.whole
+        undone = self.steps > max(change for node, change in whole if node == here)
+        found = self.shadow.before(self.steps, self.changing if undone else ())
+        self.parameters, self.slots = found.pop(""), found
+        if undone and self.rescaled and self.rescaled[0] in self.slots:
+            slot, factor = self.rescaled
+            self.slots[slot] *= factor
 
     def wait_for(self, stop: int) -> None:
         """Return when all ranks of the node have finished their gradients up to `stop`."""
@@ -373,7 +425,7 @@ class NodeMemory(Exchange):
         return super().replicas() if self.between else iter(())
 
     def bytes(self):
-        return super().bytes() | {"in transit": self.factors.nbytes}
+        return super().bytes() | {"in transit": self.factors.nbytes + (self.shadow.nbytes if self.shadow else 0)}
 
     def describe(self):
         here = f"gradients summed in the memory that the {self.count} ranks of a node share, parameters there once"
@@ -381,7 +433,7 @@ class NodeMemory(Exchange):
             here += "; of wide layers their factors, where that is less"
         if self.buckets:
             here += f", sums exchanged between {self.between.size} nodes in {self.buckets.describe()}"
-        return here
+        return here + "; what an update overwrites is kept until it is whole" * self.survives
 
     def close(self):
         if self.buckets:

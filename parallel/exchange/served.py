@@ -272,27 +272,31 @@ class Served(Exchange):
         return super().kinds() | (self.memories.kinds() if self.memories else {})
 
     def check(self, state):
-        return super().check(self.memories.completed(state) if self.memories else state)
+        problem = super().check(self.memories.completed(state) if self.memories else state)
+        return self.mesh.bcast(problem if self.mesh.rank == 0 else None)
 
     def load(self, state):
-        """Each rank takes its own."""
+        """Each rank takes its own of what the first one is given; of what an encoder keeps, of what it is given."""
         whole = functools.partial(self._whole, state)
         vector = np.concatenate([whole("param"), whole("state", self.network.state_layout)])
         if self.works:
             self.replica[: -self.behind] = vector
         if self.serves:
             self.held[: -self.behind] = vector[slice(*self.slices[self.hosts.index(self.mesh.rank)])]
-            for slot, mine in self.slots.items():
-                mine[:] = whole(f"optimizer/{slot}")[self.own]
+        for slot in self.optimizer.slots:
+            values = whole(f"optimizer/{slot}")
+            if self.serves:
+                self.slots[slot][:] = values[self.own]
         if self.memories and self.works:
             self.memories.load(state)
 
     def _whole(self, state, kind: str, layout: Layout | None = None) -> np.ndarray:
-        """What a state has of one kind, as a flat array."""
+        """What a state has of one kind on the first rank, as a flat array on all."""
         layout = layout or self.layout
         buffer = layout.zeros(self.dtype)
-        for name, array in layout.items(buffer):
+        for name, array in layout.items(buffer) if self.mesh.rank == 0 else ():
             array[...] = state[f"{kind}/{name}"]
+        self.mesh.communicator.Bcast(buffer, root=0)
         return buffer
 
     def kept(self):

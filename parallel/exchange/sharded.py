@@ -338,17 +338,6 @@ class Sharded(Exchange):
     def kept(self):
         yield from ((f"{prefix}/{unit.number}", block) for prefix, unit, block in self._blocks())
 
-    def joined(self, parts: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """The state of parameters and moments, from what each of some ranks kept (`kept`, one array after another)."""
-        cut, state, at = UnitLayout(self.network, len(parts), self.unit_bytes), {}, 0
-        for prefix in ("param", *(f"optimizer/{name}" for name in self.slots)):
-            for unit in cut.units:
-                whole = np.concatenate([part[at : at + unit.block] for part in parts])
-                for name, array in cut.arrays(whole, unit):
-                    state[f"{prefix}/{name}"] = array.reshape(self.layout.specs[name].shape)
-                at += unit.block
-        return state
-
     def _whole(self, unit: Unit) -> np.ndarray | None:
         """Memory for all ranks' blocks of a unit, on rank 0; the next call uses it again."""
         if self.mesh.rank:

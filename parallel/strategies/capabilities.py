@@ -42,7 +42,7 @@ class Capabilities:
     norms : str
         Where virtual shards do without norms of whole tensors, in words.
     elastic : bool
-        Whether it goes on where a rank dies (--elastic): others have what it had, or a copy.
+        Whether it goes on where a rank dies (--elastic): others have what it had, or a copy, or the last checkpoint.
     apart : bool
         Whether ranks make steps of their own, so that the result is another one than one process's.
     """
@@ -78,7 +78,7 @@ ROUNDED = (
     "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
 )
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
-APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, apart=True)
+APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, elastic=True, apart=True)
 SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
     "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
@@ -87,6 +87,7 @@ CAPABILITIES = {
     "fsdp": SHARDED,
     "ps": Capabilities(
         mixed=True,
+        elastic=True,
         compress=ALONE,
         not_compressed=NO_FACTORS,
         norms="on several servers no LARS, LAMB or clipping by norms",
@@ -95,6 +96,7 @@ CAPABILITIES = {
     # Also what ddp and zero1 can where the mesh has an axis "pipeline".
     "pipeline": Capabilities(
         mixed=True,
+        elastic=True,
         axes=WITH_PARTS,
         parts=False,
         not_parts="a pipeline cuts every batch into micro-batches of its own: say how many by --pipeline NAME:micro=N",
@@ -105,6 +107,7 @@ CAPABILITIES = {
     # Also what ddp, zero1, zero2 and fsdp can where it has an axis "tensor".
     "tensor": Capabilities(
         mixed=True,
+        elastic=True,
         axes=WITH_PARTS,
         compress=ALIKE,
         not_compressed=ROUNDED,
@@ -120,6 +123,7 @@ CAPABILITIES = {
     "downpour": SERVED_APART,
     "sandblaster": replace(
         APART_ALL,
+        elastic=False,
         parts=False,
         not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
         not_compressed="a line search needs gradients as they are",
@@ -133,6 +137,7 @@ CAPABILITIES = {
 TOGETHER = {
     axis: Capabilities(
         mixed=True,
+        elastic=True,
         axes=("data", axis),
         reproducible=False,
         not_reproducible="what is added up on one rank and what between them depends on how many there are",

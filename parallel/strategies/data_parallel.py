@@ -46,6 +46,7 @@ def DistributedDataParallel(
     bucket: float = 25.0,
     first_bucket: float = 1.0,
     limit: float = 300.0,
+    survives: bool = False,
 ) -> Trainer:
     """`Serial` on many ranks; one line of a program differs.
 
@@ -65,6 +66,8 @@ def DistributedDataParallel(
         MiB of gradients that make a message, and the first one.
     limit : float
         Seconds after which a rank gives up that waits for others in shared memory.
+    survives : bool
+        In shared memory, keep what an update overwrites: where a rank dies in it, the others have what was before it.
 
     Raises
     ------
@@ -75,7 +78,7 @@ def DistributedDataParallel(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    exchange = summing(communicator, node_memory, overlap, bucket, first_bucket, limit)
+    exchange = summing(communicator, node_memory, overlap, bucket, first_bucket, limit, survives)
     return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, "DistributedDataParallel")
 
 
@@ -86,6 +89,7 @@ def summing(
     bucket: float = 25.0,
     first_bucket: float = 1.0,
     limit: float = 300.0,
+    survives: bool = False,
 ) -> Exchange:
     """What sums the gradients of these ranks, as DistributedDataParallel is told to."""
     check_bucketing(bucket, first_bucket, overlap)
@@ -98,7 +102,7 @@ def summing(
     if overlap == "auto" and len(set(nodes)) == 1:
         overlap = "none"
     bucketing = {"bucket": bucket, "first": first_bucket, "overlap": overlap}
-    return Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit)
+    return Messages(bucketing, why_messages) if why_messages else NodeMemory(nodes, bucketing, limit, survives)
 
 
 def StaleDataParallel(

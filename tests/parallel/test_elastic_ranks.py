@@ -1,18 +1,18 @@
 """Ranks are killed at every moment of a run, and it ends as if nothing had been: the same bits, each sample once."""
 
 import io
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 from conftest import PATIENCE
+from deadly import OPTIONS, ROOT, assert_as_if_nothing_had_been, needs_survivors, run_to_death, run_undisturbed
 
 import nn
 from collectives import Communicator
@@ -28,118 +28,17 @@ from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
-ROOT = Path(__file__).parents[2]
-OPTIONS = ["--model", "mlp:64,8,10", "--limit", "200", "--epochs", "3", "--checkpoint-steps", "5", "--no-pictures"]
-OPTIONS += ["--watch", str(PATIENCE)]
-needs_survivors = pytest.mark.skipif(bool(launcher.why_all_end()), reason=launcher.why_all_end())
-
-# Training, of which the ranks in PLAN are hit when they come to a place: [generation, number, place, what happens].
-PROGRAM = f"""
-import json, os, signal, sys
-sys.path.insert(0, {str(ROOT)!r})
-from parallel.command import main
-from parallel.launch import launcher
-
-PLAN = json.loads(os.environ["PLAN"])
-
-def come_to(place):
-    members = recovery.current and recovery.current.members
-    for generation, number, where, what in PLAN if members else ():
-        if (generation, number, where) == (members.generation, members.number, place):
-            if what == "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if what == "stops":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            while what == "loops":
-                pass
-            if what == "is asked to end":
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            raise KeyError("a mistake of one rank alone")
-
-def before(owner, name, place):
-    own = getattr(owner, name)
-    def method(*args, **kwargs):
-        come_to(place(args[0]) if callable(place) else place)
-        return own(*args, **kwargs)
-    setattr(owner, name, method)
-
-def wrong(share):
-    def skewed(*args):
-        point, trained = share(*args)
-        point.progress["batch"] += int(os.environ["SKEW"])
-        return point, trained
-    return skewed
-
-if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and not os.path.exists(early):
-    open(early, "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-if launcher.inside():
-    main.STARTING = 15.0
-    main.set_threads(1)
-    from nn.training import callbacks, checkpoints
-    from parallel.command import training_run
-    from parallel.elastic import recovery
-    from parallel.trainer import Trainer
-    before(recovery.Survivor, "communicator", "start")
-    before(Trainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
-    before(Trainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
-    before(Trainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
-    before(Trainer, "evaluate", lambda trainer: f"evaluation after step {{trainer.steps}}")
-    before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
-    before(callbacks.RestoreBest, "on_end", "end")
-    before(training_run, "leave_network", "result")
-    before(Trainer, "close", "close")
-    before(recovery.Membership, "recover", "recovery")
-    before(recovery.points, "share", "state")
-    if "SKEW" in os.environ:
-        recovery.points.share = wrong(recovery.points.share)
-sys.exit(main.main())
-"""
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """result.json of one process that computes the same bits."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    command = [sys.executable, "scripts/train.py", *OPTIONS, "--reproducible", "6", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
-    return result(out)
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), "--reproducible", "6")
 
 
 @pytest.fixture
 def survive(tmp_path, nothing_left):
-    """A function: ranks, --elastic, what happens -> (exit status, what was said, directory of the run)."""
-
-    def run(ranks, elastic, *plan, options=("--reproducible", "6"), **environment):
-        program, out = tmp_path / "deadly.py", tmp_path / "run"
-        program.write_text(PROGRAM)
-        plan = [(*blow, "dies")[:4] for blow in plan]
-        command = [sys.executable, str(program), *OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks)]
-        done = subprocess.run(
-            [*command, "--out", str(out)],
-            cwd=ROOT,
-            env=os.environ | {"PLAN": json.dumps(plan)} | environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=2 * PATIENCE,
-        )
-        return done.returncode, done.stdout, out
-
-    return run
-
-
-def assert_as_if_nothing_had_been(done, undisturbed, lost):
-    status, said, out = done
-    assert status == 0, said
-    found = result(out)
-    assert found["parameters_sha256"] == undisturbed["parameters_sha256"], said
-    assert (found["steps"], found["elastic"]["lost"]) == (undisturbed["steps"], lost), said
-    assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
-    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
-    assert not list(out.rglob("*.tmp")) and not (out / "ledger").exists() and not (out / "beats").exists()
-    return found
+    """`run_to_death` in a directory of its own."""
+    return partial(run_to_death, tmp_path)
 
 
 @needs_survivors
@@ -162,14 +61,23 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 
 @needs_survivors
+@pytest.mark.parametrize(
+    "place", ["before it says so", pytest.param("after it has merged", marks=pytest.mark.exhaustive)]
+)
+def test_who_dies_before_it_has_joined_neither_ends_nor_stops_the_others(survive, undisturbed, place):
+    done = survive(3, "respawn", (0, 1, "update of step 3"), JOINING=place)
+    found = assert_as_if_nothing_had_been(done, undisturbed, [1])
+    assert (found["ranks"], found["elastic"]["joined"]) == (3, [1])
+
+
+@needs_survivors
 def test_shards_come_from_neighbours(survive, tmp_path):
     """One dies three steps after the last copies were made, another by a mistake when they were made again."""
     options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
-    command = [sys.executable, "scripts/train.py", *OPTIONS, *options, "--out", str(tmp_path / "whole")]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    undisturbed = run_undisturbed(tmp_path, *options)
     blows = (0, 1, "update of step 13"), (1, 2, "evaluation after step 14", "errs")
     done = survive(4, "shrink", *blows, options=options)
-    assert_as_if_nothing_had_been(done, result(tmp_path / "whole"), [1, 2])
+    assert_as_if_nothing_had_been(done, undisturbed, [1, 2])
     assert re.search(r"lost so far: rank 1; 3 ranks go on .*, from step 10\n", done[1]), done[1]
     assert "error on rank 2: 'a mistake of one rank alone'" in done[1]
 
@@ -198,7 +106,7 @@ def test_copies_make_the_state_whole(comm):
                 assert (found.step, found.progress) == (3, {"batch": 3})
                 fewer = Communicator(living)
                 others = make(*parts, fewer, unit_bytes=64)
-                others.load_state(found.state(others.exchange))
+                others.load_state(found.state())
                 whole = fewer.bcast(others.state())
                 assert all(np.array_equal(want[name], whole[name]) for name in want)
                 others.close()
@@ -226,7 +134,8 @@ def test_a_job_that_dies_before_mpi_starts_is_started_again(survive, undisturbed
 @needs_survivors
 def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
     """In buckets of messages, which are no virtual shards: the same up to rounding."""
-    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"), options=())
+    options = "--node-memory", "off"
+    done = survive(3, "shrink:heartbeat=4,loop=0", (0, 1, "step 6", "stops"), options=options)
     assert done[0] == 0, done[1]
     assert "gradients summed by messages, one bucket" in done[1] and "lost so far: rank 1; 2 ranks go on" in done[1]
     found = result(done[2])
@@ -394,12 +303,11 @@ def test_what_cannot_be_is_refused(monkeypatch):
         with pytest.raises(ValueError, match=said):
             Policy.parse(given)
     for given, said in (
-        ("--strategy ps", "does not go with --strategy ps: what a rank alone has is lost with it: use"),
-        ("--consistency stale:1", "does not go with --strategy ddp --consistency stale:1"),
-        ("--mesh data=1,tensor=2", "parts of the network on different ranks"),
+        ("--strategy dp", "does not go with --strategy dp: what a rank alone has is lost with it: use"),
+        ("--strategy owt", "does not go with --strategy owt: what a rank alone has"),
+        ("--mesh pipeline=2 --pipeline pipedream", "weights of several steps are in its stages"),
         ("--compress topk:0.1", "what a rank has left out so far"),
-        ("--node-memory on", "nobody is told of a death"),
-        ("--allreduce shared", "nobody is told of a death"),
+        ("--allreduce shared", "what dies in it leaves sums half made"),
         ("--find-lr", "trying rates makes no run"),
     ):
         with pytest.raises(OptionError, match=said):

@@ -245,18 +245,23 @@ class Asynchronous(Served):
             yield SQUARES, self.server.compensation.mean_square
 
     def load(self, state):
-        """Each rank takes its own; what the servers of another strategy have not kept begins anew."""
+        """As `Served`; what the servers of another strategy have not kept begins anew."""
+        told = any(name.startswith(SQUARES) for name in state), state.get(UPDATES), state.get("steps")
+        kept, updates, steps = self.mesh.bcast(told if self.mesh.rank == 0 else None)
+        values = self._whole(state, "param")
         if self.works:
-            self.parameters[:] = self._whole(state, "param")
+            self.parameters[:] = values
         if self.serves:
-            server = self.server
-            server.held[:] = self._whole(state, "param")[self.own]
-            for slot, mine in self.slots.items():
-                mine[:] = self._whole(state, f"optimizer/{slot}")[self.own]
-            if server.compensation:
-                kept = any(name.startswith(SQUARES) for name in state)
-                server.compensation.mean_square[:] = self._whole(state, SQUARES)[self.own] if kept else 0
-        self._count_from(int(state.get(UPDATES, int(state["steps"]) * len(self.workers))))
+            self.server.held[:] = values[self.own]
+        for slot in self.optimizer.slots:
+            values = self._whole(state, f"optimizer/{slot}")
+            if self.serves:
+                self.slots[slot][:] = values[self.own]
+        if self.compensate:
+            values = self._whole(state, SQUARES) if kept else self.layout.zeros(self.dtype)
+            if self.serves:
+                self.server.compensation.mean_square[:] = values[self.own]
+        self._count_from(int(steps) * len(self.workers) if updates is None else int(updates))
         if self.memories and self.works:
             self.memories.load(state)
 

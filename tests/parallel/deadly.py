@@ -1,0 +1,158 @@
+"""Training of which ranks die, or are stopped, at places that a test has chosen; and what must hold at its end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+from parallel.elastic.chaos import result
+from parallel.launch import launcher
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--model", "mlp:64,8,10", "--limit", "200", "--epochs", "3", "--checkpoint-steps", "5", "--no-pictures"]
+OPTIONS += ["--watch", str(PATIENCE)]
+needs_survivors = pytest.mark.skipif(bool(launcher.why_all_end()), reason=launcher.why_all_end())
+
+# Training, of which the ranks in PLAN are hit when they come to a place: [generation, number, place, what happens].
+PROGRAM = f"""
+import json, math, os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from parallel.command import main
+from parallel.launch import launcher
+
+PLAN = json.loads(os.environ["PLAN"])
+
+def come_to(place):
+    members = recovery.current and recovery.current.members
+    for generation, number, where, what in PLAN if members else ():
+        if (generation, number, where) == (members.generation, members.number, place):
+            if what == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if what == "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while what == "loops":
+                pass
+            if what == "is asked to end":
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            raise KeyError("a mistake of one rank alone")
+
+def before(owner, name, place):
+    own = getattr(owner, name)
+    def method(*args, **kwargs):
+        come_to(place(args[0]) if callable(place) else place)
+        return own(*args, **kwargs)
+    setattr(owner, name, method)
+
+def tearing(update):
+    # Before a block of that step is updated half of it is overwritten; others let this rank come to a block.
+    def torn(block, optimizer, step, sum_small=None):
+        members = recovery.current.members
+        for generation, number, where, what in PLAN:
+            if what == "tears" and (generation, where) == (members.generation, step):
+                if number == members.number:
+                    block.parameters[::2] = math.nan
+                    open(os.environ["TORN"] + str(generation), "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                while not os.path.exists(os.environ["TORN"] + str(generation)):
+                    time.sleep(0.001)
+        update(block, optimizer, step, sum_small)
+    return torn
+
+def wrong(share):
+    def skewed(*args):
+        point, trained = share(*args)
+        point.progress["batch"] += int(os.environ["SKEW"])
+        return point, trained
+    return skewed
+
+if launcher.rank_from_environment() == 1 and (early := os.environ.get("EARLY")) and not os.path.exists(early):
+    open(early, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+def joining(place):
+    # Whoever takes another one's place dies there, once for each file.
+    if launcher.joins() and os.environ.get("JOINING") == place and not os.path.exists(os.environ["TORN"]):
+        open(os.environ["TORN"], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if launcher.inside():
+    main.STARTING = 15.0
+    main.set_threads(1)
+    from mpi4py import MPI
+    joining("before it says so")
+    from nn.training import callbacks, checkpoints
+    from parallel.command import training_run
+    from parallel.elastic import membership, recovery
+    from parallel.trainer import Trainer
+    before(recovery.Survivor, "communicator", "start")
+    before(Trainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
+    before(Trainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
+    before(Trainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
+    before(Trainer, "evaluate", lambda trainer: f"evaluation after step {{trainer.steps}}")
+    before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
+    before(callbacks.RestoreBest, "on_end", "end")
+    before(training_run, "leave_network", "result")
+    before(Trainer, "close", "close")
+    before(recovery.Membership, "recover", "recovery")
+    before(recovery.points, "share", "state")
+    if launcher.joins():
+        class Parent(MPI.Intercomm):
+            def Merge(self, high=False):
+                merged = super().Merge(high)
+                joining("after it has merged")
+                return merged
+        class Library:
+            class Comm:
+                Get_parent = staticmethod(lambda: Parent(MPI.Comm.Get_parent()))
+            def __getattr__(self, name):
+                return getattr(MPI, name)
+        membership.MPI = Library()
+    from parallel.exchange import node_memory
+    node_memory.Block.update = tearing(node_memory.Block.update)
+    if "KEEPS NOTHING" in os.environ:
+        node_memory.Shadow.keep = lambda *_: None
+    if "SKEW" in os.environ:
+        recovery.points.share = wrong(recovery.points.share)
+sys.exit(main.main())
+"""
+
+
+def run_to_death(directory, ranks, elastic, *plan, options=("--reproducible", "6"), **environment):
+    """(exit status, what was said, directory of the run), of so many ranks of which those in the plan are hit."""
+    program, out = directory / "deadly.py", directory / "run"
+    program.write_text(PROGRAM)
+    plan = [(*blow, "dies")[:4] for blow in plan]
+    command = [sys.executable, str(program), *OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks)]
+    done = subprocess.run(
+        [*command, "--out", str(out)],
+        cwd=ROOT,
+        env=os.environ | {"PLAN": json.dumps(plan), "TORN": str(directory / "torn")} | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=2 * PATIENCE,
+    )
+    return done.returncode, done.stdout, out
+
+
+def run_undisturbed(directory, *options):
+    """result.json of a run that nothing happens to."""
+    command = [sys.executable, "scripts/train.py", *OPTIONS, *options, "--out", str(directory / "undisturbed")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    return result(directory / "undisturbed")
+
+
+def assert_as_if_nothing_had_been(done, undisturbed, lost):
+    status, said, out = done
+    assert status == 0, said
+    found = result(out)
+    assert found["parameters_sha256"] == undisturbed["parameters_sha256"], said
+    assert (found["steps"], found["elastic"]["lost"]) == (undisturbed["steps"], lost), said
+    assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    assert not list(out.rglob("*.tmp")) and not (out / "ledger").exists() and not (out / "beats").exists()
+    return found
