@@ -55,7 +55,7 @@ def test_others_come_in_the_place_of_who_has_a_part(survive, tmp_path, ranks, op
     [
         (4, 1, ["--mesh", "data=2,pipeline=2", *DEEP], 2),
         more(4, 3, ["--mesh", "data=2,tensor=2", *DEEP], 2),
-        more(4, 0, ["--mesh", "space=2", "--model", "lenet5", "--dataset", "mnist"], 2),
+        more(4, 0, ["--mesh", "space=2", "--model", "cnn"], 2),
         more(3, 1, ["--strategy", "pipeline", *DEEP], 2),
         more(3, 0, ["--strategy", "ps"], 2),
         more(3, 2, ["--strategy", "ps", "--servers", "2"], 2),
