@@ -119,10 +119,10 @@ def site():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (SITE / "made").exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", SITE], check=True)
-            # Compiled without optimisation: in a quarter of the time.
+            # Compiled without optimisation: it takes a quarter. From pip's cache it could be of another library.
             how = os.environ | {"MPI4PY_BUILD_MPICC": MPICC, "CFLAGS": "-O0 -g0"}
-            install = [SITE / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "--no-binary=mpi4py"]
-            done = subprocess.run([*install, "-e", ROOT], env=how, capture_output=True, text=True)
+            install = [SITE / "bin/pip", "install", "--quiet", "--no-cache-dir", "--no-binary=mpi4py", "-e", ROOT]
+            done = subprocess.run(install, env=how, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-3000:]
             (SITE / "made").touch()
     return SITE
