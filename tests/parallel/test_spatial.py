@@ -149,7 +149,7 @@ def test_rows_on_their_way_while_others_are_computed(comm, ranks, monkeypatch, l
         assert_same(many, one, losses)
         many.close()
         assert len(said) == 1 and said[0].startswith("rows of other ranks ")
-    assert found == ways
+    assert set().union(*comm.allgather(found)) == ways  # of many ranks some have too few rows
 
 
 def noted(found, way, method):

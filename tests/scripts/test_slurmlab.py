@@ -30,7 +30,8 @@ SMALL = {
     ONE: (["--cpus-per-task=2"], ["--ranks", "2"]),
     MANY: (["--ntasks-per-node=1", "--cpus-per-task=1"], []),
 }
-GOING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "NODE_FAIL", "REQUEUED")  # not the last state of a job
+# Not the last state of a job.
+GOING = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING", "NODE_FAIL", "REQUEUED")
 ENDLESS = ["--model", "mlp:64,8,10", "--epochs", "1000000"]
 needs_slurm = pytest.mark.skipif(bool(slurmlab.why_not()), reason=str(slurmlab.why_not()))
 needs_wheel = pytest.mark.skipif(
