@@ -471,7 +471,6 @@ def test_branches_are_dealt_by_what_they_cost():
             "--mesh branch=2 --strategy fsdp --reproducible 4",
             "--reproducible does not go with --mesh branch=2: what is",
         ),
-        ("--mesh data=2,space=2 --elastic respawn", "--elastic does not go with parts of the network on different"),
         ("--mesh space=2 --strategy owt", "--mesh space=2 has no effect with --strategy owt"),
         ("--mesh space=2 --consistency stale:1", "--consistency does not go with --mesh space=2"),
         ("--mesh space=2 --ranks 3", "does not make 3 ranks"),
