@@ -1,10 +1,11 @@
 """What it costs to be prepared for the worst, and how long it takes to go on after it.
 
-Two ranks train LeNet-5 twice in turns, a block of steps each: bare, and guarded, which is what scripts/train.py does:
-a watchdog on the communicator, a meeting of the ranks ten times a second, in which they hear of errors and of wishes to
-end, and in every block a checkpoint, which a thread writes. The median over the rounds of the quotient of a round's
-blocks counts. Then what a checkpoint stops training for, by a thread and at once; and a rank that is killed, until
-supervise.py has a run that goes on from the last checkpoint.
+Two ranks train LeNet-5 in turns, a block of steps each: bare; guarded, which is what scripts/train.py does: a watchdog
+on the communicator, a meeting of the ranks ten times a second, in which they hear of errors and of wishes to end, and
+in every block a checkpoint, which a thread writes; and elastic, which has beside that what --elastic has: a heartbeat,
+a ledger, and in the memory of the node a copy of what an update overwrites. The median over the rounds of the quotient
+of a round's blocks counts. Then what a checkpoint stops training for, by a thread and at once; and a rank that is
+killed, until supervise.py has a run that goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from benchmarking import Row, arguments
 from parallel.launch import processes
 
 CASE = Case("lenet5", (28, 28, 1), 10, 64)
-GUARDED, PAUSE, RECOVERY = "lenet5, batch 64 a rank, guarded", "lenet5, a checkpoint", "a killed rank, supervised"
+GUARDED, ELASTIC = (f"lenet5, batch 64 a rank, {side}" for side in ("guarded", "elastic"))
+PAUSE, RECOVERY = "lenet5, a checkpoint", "a killed rank, supervised"
 STEPS, ROUNDS = 100, 16  # of a block, in which there is one checkpoint; rounds
 WATCH = 300.0  # seconds, as scripts/train.py has it
 MARK = "RINGPROP_BENCH"  # in the environment of all that is started to be killed
@@ -39,7 +41,7 @@ RUN = ["--model", "mlp:64,16,10", "--batch", "8", "--epochs", str(10**9), "--che
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
     """A guarded step against a bare one; a checkpoint by a thread against one at once; recovery."""
-    if only in GUARDED or only in PAUSE:
+    if any(only in case for case in (GUARDED, ELASTIC, PAUSE)):
         size = {"steps": 10, "rounds": 2} if quick else {"steps": STEPS, "rounds": ROUNDS}
         found = run(size, suite=__file__)
         yield from step_rows(found)
@@ -51,12 +53,13 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
 
 def step_rows(found: dict) -> Iterator[Row]:
     """Of what rank 0 tells."""
-    bare, guarded = (1e3 * median(found["seconds"][side]) for side in ("bare", "guarded"))
-    each = [b / a for a, b in zip(found["seconds"]["bare"], found["seconds"]["guarded"], strict=True)]
-    own = 1e3 * median(found["own"])
-    note = f"median of {len(each)} quotients {median(each) - 1:+.2%}; {own:.3f} ms of a step are the guard's own, "
-    note += f"{own / bare:.2%}; a checkpoint in {found['steps']} steps"
-    yield Row(GUARDED, guarded, bare, "bare", "ms", 2, 1, note)
+    bare = 1e3 * median(found["seconds"]["bare"])
+    for case, side in (GUARDED, "guarded"), (ELASTIC, "elastic"):
+        each = [b / a for a, b in zip(found["seconds"]["bare"], found["seconds"][side], strict=True)]
+        own = 1e3 * median(found["own"][side])
+        note = f"median of {len(each)} quotients {median(each) - 1:+.2%}; {own:.3f} ms of a step are the guard's own, "
+        note += f"{own / bare:.2%}; a checkpoint in {found['steps']} steps"
+        yield Row(case, 1e3 * median(found["seconds"][side]), bare, "bare", "ms", 2, 1, note)
     later, once = (1e3 * median(found["save"][side]) for side in ("guarded", "at once"))
     yield Row(PAUSE, later, once, "at once", "ms", 2, 1, "what the first rank's training stops for")
 
@@ -70,58 +73,92 @@ def work(task: dict) -> None:
     from collectives import Communicator
     from nn.training.keeping import KeepCheckpoints, Termination
     from parallel import DistributedDataParallel
+    from parallel.elastic.heartbeat import Heartbeat
+    from parallel.elastic.ledger import Ledger
+    from parallel.elastic.mirrors import Mirrors
+    from parallel.elastic.points import Keeper
+    from parallel.elastic.policy import Policy
 
     steps, rounds = task["steps"], task["rounds"]
     world, batches = MPI.COMM_WORLD, make_batches(CASE)
     total = world.size * CASE.batch
     found = {
         "steps": steps,
-        "seconds": {"bare": [], "guarded": [], "at once": []},
-        "own": [],
+        "seconds": {"bare": [], "guarded": [], "elastic": [], "at once": []},
+        "own": {"guarded": [], "elastic": []},
         "save": {"guarded": [], "at once": []},
     }
     directory = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
-    sides = {}
+    sides, policy, ledger, copying = {}, Policy(), Ledger(Path(directory) / "ledger", world.rank), [0.0]
+    ledger.begin(0, (0, 0))
     for side in found["seconds"]:
         communicator = Communicator(world, watch=0 if side == "bare" else WATCH)
-        many = DistributedDataParallel(network_of(CASE), nn.CrossEntropyLoss(), nn.SGD(0.01, 0.9), communicator)
-        training, keeper = nn.Training(many, batches, 1), None
+        parts = network_of(CASE), nn.CrossEntropyLoss(), nn.SGD(0.01, 0.9), communicator
+        many = DistributedDataParallel(*parts, survives=side == "elastic")
+        training, hooks = nn.Training(many, batches, 1), []
         if side != "bare":
             kept = nn.Checkpoints(Path(directory) / side)
-            keeper = KeepCheckpoints(kept, steps, None, side == "guarded", Termination())
-            keeper.on_begin(training)
-        sides[side] = many, training, keeper
+            hooks = [KeepCheckpoints(kept, steps, None, side != "at once", Termination())]
+        if side == "elastic":
+            hooks.append(Keeper(Mirrors(policy.buddy)))
+            shadow = many.exchange.shadow
+            shadow.keep = timed(shadow.keep, copying)
+        for hook in hooks:
+            hook.on_begin(training)
+        sides[side] = many, training, hooks
+    beats = Path(directory) / "beats"
     order = np.random.default_rng(0)  # the same on all ranks
     for number in range(rounds + 1):
         for side in order.permutation(list(sides)).tolist():
-            many, training, keeper = sides[side]
+            many, training, hooks = sides[side]
+            elastic, copying[0] = side == "elastic", 0.0
+            heart = Heartbeat(beats, world.rank, policy.heartbeat, policy.loop, True, lambda many=many: many.steps)
+            if elastic:
+                heart.start()
             quiet_barrier(world)
             began, own, saving = time.perf_counter(), 0.0, 0.0
             for i in range(steps):
+                start = time.perf_counter()
+                if elastic:
+                    ledger.note(0, many.steps, i, i + 1)
+                own += time.perf_counter() - start
                 loss = many.step(*batches[i % len(batches)], total)
-                if keeper:
-                    start = time.perf_counter()
-                    keeper.on_step(training, loss)
-                    spent = time.perf_counter() - start
-                    own, saving = own + spent, max(saving, spent)
+                start = time.perf_counter()
+                for hook in hooks:
+                    hook.on_step(training, loss)
+                spent = time.perf_counter() - start
+                own, saving = own + spent, max(saving, spent)
             taken = (time.perf_counter() - began) / steps
-            if keeper:
-                keeper.finish()
+            if hooks:
+                hooks[0].finish()
             quiet_barrier(world)
+            if elastic:
+                heart.stop()
             if number:  # the first round warms up
                 found["seconds"][side].append(max(world.allgather(taken)))
-            if number and keeper:
+            if number and side in found["save"]:
                 found["save"][side].append(saving)
-            if number and side == "guarded":
-                found["own"].append(own / steps)
-    for many, _, keeper in sides.values():
-        if keeper:
+            if number and side in found["own"]:
+                found["own"][side].append((own + copying[0]) / steps)
+    for many, _, hooks in sides.values():
+        for keeper in hooks[:1]:
             keeper.termination.over()
         many.close()
     world.Barrier()
     if world.rank == 0:
         shutil.rmtree(directory)
         print(json.dumps(found), flush=True)
+
+
+def timed(function, seconds: list[float]):
+    """A function whose time is added up."""
+
+    def add(*args):
+        start = time.perf_counter()
+        function(*args)
+        seconds[0] += time.perf_counter() - start
+
+    return add
 
 
 def recover() -> float:

@@ -3,8 +3,12 @@
     python scripts/chaos.py --kills 100 -- --model mlp:64,16,10 --epochs 12 --checkpoint-steps 100 --ranks 2
     python scripts/chaos.py --kills 10 --only "kill a rank,damage" --json chaos.json -- --ranks 2 --watch 5
 
-What comes after -- are options of scripts/train.py. Ends with exit status 1 at the first run whose parameters, steps or
-epochs differ, that cannot be continued, or of which a process or a temporary file is left; what it had is kept.
+What comes after -- are options of scripts/train.py. What a run gets is drawn from the seed and its number, so with
+--json FILE a later call goes on where this one has ended, until there were --kills in all. Where ranks come in the
+place of others (--elastic respawn) a run gets its blows one after the other, as it goes on.
+
+Ends with exit status 1 at the first run whose parameters, steps or epochs differ, that cannot be continued, or of which
+a process or a temporary file is left; what it had is kept.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 
@@ -29,9 +34,11 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=3, help="blows that one run gets at most (default: 3)")
     parser.add_argument("--only", help="kinds of blows, with commas between (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of kinds and moments (default: 0)")
-    parser.add_argument("--json", metavar="FILE", help="write what happened there")
+    parser.add_argument("--json", metavar="FILE", help="write what happened there; go on from what is there already")
     parser.add_argument("--list", action="store_true", help="list the kinds of blows, and end")
     asked = parser.parse_args(mine)
+    import numpy as np
+
     from parallel.elastic.chaos import BLOWS, Broken, Chaos
 
     if asked.list:
@@ -42,30 +49,45 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     kinds = asked.only.split(",") if asked.only else tuple(BLOWS)
     try:
-        chaos = Chaos([*options, "--no-pictures"], directory, asked.seed, kinds, say=print)
+        chaos = Chaos([*options, "--no-pictures"], directory, asked.seed, kinds, say=partial(print, flush=True))
     except ValueError as error:
         parser.error(str(error))
-    begin, runs, broken = time.monotonic(), 0, ""
+    before = json.loads(Path(asked.json).read_text()) if asked.json and Path(asked.json).exists() else {}
+    if before and (before["seed"], before["options"], before["most"]) != (asked.seed, options, asked.most):
+        parser.error(f"{asked.json}: has other options, --seed or --most: give another file")
+    begin, runs, broken = time.monotonic(), before.get("runs", 0), ""
+    chaos.hits.update(before.get("hits", {}))
+    chaos.missed.update(before.get("too late", {}))
+
+    def found() -> dict:
+        return {
+            "seed": asked.seed,
+            "most": asked.most,
+            "options": options,
+            "runs": runs,
+            "hits": dict(chaos.hits),
+            "too late": dict(chaos.missed),
+            "seconds until all had ended, at most": round(max(chaos.recovery, default=0.0), 2),
+            **seconds_until_trained(chaos.went_on),
+            "seconds": round(before.get("seconds", 0.0) + time.monotonic() - begin, 1),
+            "broken": broken,
+        }
+
+    def write() -> None:
+        if asked.json:
+            Path(asked.json).write_text(json.dumps(found(), indent=1) + "\n")
+
     try:
         chaos.undisturbed()
-        print(f"undisturbed: {chaos.seconds:.1f} s, {chaos.want['parameters_sha256'][:12]}, in {directory}")
-        while chaos.hits.total() + chaos.missed.total() < asked.kills:
-            chaos.run(runs, int(chaos.rng.integers(1, asked.most + 1)))
+        print(f"undisturbed: {chaos.seconds:.1f} s, {chaos.want['parameters_sha256'][:12]}, in {directory}", flush=True)
+        while chaos.hits.total() < asked.kills:
+            chaos.run(runs, int(np.random.default_rng((asked.seed, runs)).integers(1, asked.most + 1)))
             runs += 1
+            write()
     except Broken as error:
         broken = str(error)
-    found = {
-        "runs": runs,
-        "hits": dict(chaos.hits),
-        "too late": dict(chaos.missed),
-        "seconds until all had ended, at most": round(max(chaos.recovery, default=0.0), 2),
-        **seconds_until_trained(chaos.went_on),
-        "seconds": round(time.monotonic() - begin, 1),
-        "broken": broken,
-    }
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1) if not broken else f"error: {broken}")
+    write()
+    print(json.dumps(found(), indent=1) if not broken else f"error: run {runs} of seed {asked.seed}: {broken}")
     return int(bool(broken))
 
 

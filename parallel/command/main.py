@@ -145,12 +145,18 @@ def run_ranks(options: Options, inner: list[str]) -> int:
     """The exit status of the ranks. Where they survive others, but have all gone, they are started again."""
     out, survive, left = without_banners(sys.stdout), options.elastic is not None, RESTARTS
     status = launcher.run(inner, options.ranks, stdout=out, patience=SAVING, survive=survive)
-    while status == launcher.NOT_BEGUN and left:
-        from parallel.elastic.supervisor import next_command
+    if not survive:
+        return status
+    from parallel.elastic.supervisor import last_step, next_command
 
-        left -= 1
-        print("all ranks have ended, as before MPI has started none survives another: started again", file=sys.stderr)
-        again = next_command(inner, Path(options.resume or options.out))
+    directory = Path(options.resume or options.out)
+    saved = last_step(directory)
+    while status in (launcher.NOT_BEGUN, launcher.LOST) and left:
+        left = RESTARTS if last_step(directory) > saved else left - 1
+        saved = last_step(directory)
+        why = "as before MPI has started none survives another" if status == launcher.NOT_BEGUN else "or MPI has failed"
+        print(f"all ranks have ended, {why}: started again", flush=True)
+        again = next_command(inner, directory)
         status = launcher.run(again, options.ranks, stdout=out, patience=SAVING, survive=survive)
     return status
 

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
+import parallel  # whose names load a strategy when it is used
 from collectives.failures.launch_check import nodes_of
 from parallel.command import axes
 from parallel.command.rules import check_one_node, check_scattered, of_messages
 from parallel.exchange import compression
 from parallel.strategies import settings
-from parallel.strategies.data_parallel import (
-    CompressedDataParallel,
-    DistributedDataParallel,
-    ReproducibleDataParallel,
-    StaleDataParallel,
-)
-from parallel.strategies.downpour import Downpour
-from parallel.strategies.local_sgd import EASGD, DiLoCo, LocalSGD
-from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
-from parallel.strategies.one_weird_trick import OneWeirdTrick
-from parallel.strategies.operators.strategy import BranchParallel, SpatialParallel
-from parallel.strategies.parameter_server import ParameterServer
-from parallel.strategies.pipeline.pipedream import PipeDream
-from parallel.strategies.pipeline.strategy import Pipeline
-from parallel.strategies.sandblaster import Sandblaster
-from parallel.strategies.tensor.tensor_parallel import TensorParallel
-from parallel.strategies.zero import FullyShardedDataParallel, ZeRO1, ZeRO2
-from parallel.trainer import Trainer
+
+if TYPE_CHECKING:
+    from parallel.trainer import Trainer
 
 
 def ddp(options, network, loss, optimizer, communicator) -> Trainer:
@@ -41,12 +28,12 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
         if delay:
-            return StaleDataParallel(*arguments, delay=delay)
+            return parallel.StaleDataParallel(*arguments, delay=delay)
     if options.compress:
-        return CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
+        return parallel.CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:
-        return ReproducibleDataParallel(*arguments, shards=options.reproducible)
-    return DistributedDataParallel(*arguments, **summing(options, communicator))
+        return parallel.ReproducibleDataParallel(*arguments, shards=options.reproducible)
+    return parallel.DistributedDataParallel(*arguments, **summing(options, communicator))
 
 
 def summing(options, communicator) -> dict:
@@ -70,15 +57,15 @@ def dp(options, network, loss, optimizer, communicator) -> Trainer:
     check_scattered(options, communicator.size)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.reproducible:
-        return ReproducibleMasterWorker(*arguments, shards=options.reproducible)
-    return DataParallel(*arguments)
+        return parallel.ReproducibleMasterWorker(*arguments, shards=options.reproducible)
+    return parallel.DataParallel(*arguments)
 
 
 def ps(options, network, loss, optimizer, communicator) -> Trainer:
     """Workers and parameter servers."""
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     late = {"consistency": options.consistency, "delay_compensation": options.delay_compensation}
-    return ParameterServer(*arguments, **summed(options), **late, limit=options.watch or math.inf)
+    return parallel.ParameterServer(*arguments, **summed(options), **late, limit=options.watch or math.inf)
 
 
 def downpour(options, network, loss, optimizer, communicator) -> Trainer:
@@ -86,19 +73,20 @@ def downpour(options, network, loss, optimizer, communicator) -> Trainer:
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     keys = vars(settings.Downpour.parse(options.strategy))
     compressor = compression.parse(options.compress) if options.compress else None
-    return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
+    return parallel.Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
 
 
 def replicas(options, network, loss, optimizer, communicator) -> Trainer:
     """Replicas that meet now and then, by the name of the strategy."""
-    make, keys = REPLICAS[options.strategy_name], settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy)
+    make = getattr(parallel, REPLICAS[options.strategy_name])
+    keys = settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy)
     return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
 
 
 def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
     """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
-    return Sandblaster(
+    return parallel.Sandblaster(
         *arguments,
         chunk=settings.Sandblaster.parse(options.strategy).chunk,
         same_batch=False if options.augment else None,
@@ -114,7 +102,7 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
         return tensor(options, network, loss, optimizer, communicator)
     if axes.together(options):
         return together(options, network, loss, optimizer, communicator)
-    make = SHARDED[options.strategy_name]
+    make = getattr(parallel, SHARDED[options.strategy_name])
     return make(network, loss, optimizer, communicator, options.seed, **cutting(options), **summed(options))
 
 
@@ -132,7 +120,7 @@ def together(options, network, loss, optimizer, communicator) -> Trainer:
         how = {"stage": stage, "compressor": compressor, **(cutting(options) if stage else {})}
     else:
         how = summing(options, communicator)
-    make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
+    make = {"space": parallel.SpatialParallel, "branch": parallel.BranchParallel}[axis]
     ranks = axes.sizes(options, communicator.size)[axis]
     return make(network, loss, optimizer, communicator, options.seed, **{axis: ranks}, **how)
 
@@ -144,8 +132,8 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
-        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
-    return Pipeline(
+        return parallel.PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
+    return parallel.Pipeline(
         *arguments,
         data=sizes["data"],
         tensor=sizes["tensor"],
@@ -171,7 +159,7 @@ def tensor(options, network, loss, optimizer, communicator) -> Trainer:
         return pipeline(options, network, loss, optimizer, communicator)
     ranks = axes.sizes(options, communicator.size)["tensor"]
     arguments = network, loss, optimizer, communicator, options.seed
-    return TensorParallel(
+    return parallel.TensorParallel(
         *arguments,
         tensor=ranks,
         way=options.tensor,
@@ -186,7 +174,7 @@ def tensor(options, network, loss, optimizer, communicator) -> Trainer:
 def owt(options, network, loss, optimizer, communicator) -> Trainer:
     """Convolutions data-parallel, linear layers model-parallel."""
     arguments = network, loss, optimizer, communicator, options.seed
-    return OneWeirdTrick(*arguments, scheme=options.owt, bucketing=bucketing(options))
+    return parallel.OneWeirdTrick(*arguments, scheme=options.owt, bucketing=bucketing(options))
 
 
 def bucketing(options) -> dict:
@@ -195,9 +183,9 @@ def bucketing(options) -> dict:
     return {"bucket": options.bucket, "first": options.first_bucket, "overlap": overlap}
 
 
-SHARDED = {"zero1": ZeRO1, "zero2": ZeRO2, "fsdp": FullyShardedDataParallel}
+SHARDED = {"zero1": "ZeRO1", "zero2": "ZeRO2", "fsdp": "FullyShardedDataParallel"}
 STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
-REPLICAS = {"local-sgd": LocalSGD, "diloco": DiLoCo, "easgd": EASGD}
+REPLICAS = {"local-sgd": "LocalSGD", "diloco": "DiLoCo", "easgd": "EASGD"}
 STRATEGIES = {
     "ddp": ddp, "dp": dp, "ps": ps, **dict.fromkeys(SHARDED, sharded), "pipeline": pipeline, "tensor": tensor,
     "owt": owt, "downpour": downpour, "sandblaster": sandblaster, **dict.fromkeys(REPLICAS, replicas),

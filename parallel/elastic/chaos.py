@@ -28,6 +28,7 @@ from parallel.launch import processes
 
 BLOWS = {
     "kill a rank": "SIGKILL to one rank",
+    "kill two ranks": "SIGKILL to two ranks at once",
     "kill the launcher": "SIGKILL to the process that the user has started",
     "stop a rank": "SIGSTOP to one rank, for good: --watch ends the run",
     "slow a rank": "SIGSTOP to one rank, and SIGCONT after a moment: the run goes on",
@@ -37,6 +38,7 @@ BLOWS = {
     "damage": "SIGKILL, then a byte of the newest checkpoint is changed",
     "torn manifest": "SIGKILL, then a temporary file and half a checkpoint are left, as by a write that was cut short",
 }
+SURVIVED = ("kill a rank", "kill two ranks", "stop a rank", "slow a rank")  # by --elastic respawn, while it runs
 END = 120.0  # seconds within which a run that was hit must have ended
 LEFT = 30.0  # and all of its processes after it
 SMALL = 20_000  # bytes that a file may have on a full disk
@@ -88,6 +90,7 @@ class Chaos:
         self.rng = np.random.default_rng(self.seed)
         self.directory = Path(self.directory)
         self.survives = any(word.split("=")[0] == "--elastic" for word in self.options)  # the death of a rank
+        self.refills = self.survives and any("respawn" in word for word in self.options)  # so it can get several blows
         for kind in self.kinds:
             if kind not in BLOWS:
                 raise ValueError(f"no blow {kind!r}: there are {', '.join(BLOWS)}")
@@ -104,19 +107,22 @@ class Chaos:
         self.seconds, self.want = time.monotonic() - begin, result(out)
 
     def run(self, number: int, blows: int) -> None:
-        """One run with at most so many blows.
+        """One run with at most so many blows, which the seed and its number draw.
 
         Raises
         ------
         Broken
         """
+        self.rng = np.random.default_rng((self.seed, number))
         out, log = self.directory / f"run{number}", []
         while not (out / "result.json").exists():
-            kind = str(self.rng.choice(list(self.kinds))) if len(log) < blows else ""
-            if kind:
-                log.append(kind)
-            self._try(out, kind, log)
-            if len(log) > 10 * blows + 10:
+            kinds = []
+            while len(log) < blows and (not kinds or (self.refills and kinds[-1] in SURVIVED)):
+                kinds.append(str(self.rng.choice(list(self.kinds))))
+                log.append(kinds[-1])
+            begun = len(log)
+            self._try(out, kinds, log)
+            if len(log) > 10 * blows + 10 or (not kinds and begun == len(log) and not (out / "result.json").exists()):
                 raise Broken(f"{out}: it never ends ({', '.join(log)})")
         found = result(out)
         for key in ("parameters_sha256", "steps", "epochs"):
@@ -127,38 +133,41 @@ class Chaos:
             raise Broken(f"{out}: {', '.join(left)} left behind ({', '.join(log)})")
         shutil.rmtree(out)
 
-    def _try(self, out: Path, kind: str, log: list[str]) -> None:
-        """Begin or continue a run, and hit it; return when all of it has ended."""
+    def _try(self, out: Path, kinds: list[str], log: list[str]) -> None:
+        """Begin or continue a run, and hit it, perhaps several times; return when all of it has ended."""
         begun = last_step(out) >= 0
-        process = self._start(out, [kind])
-        if not kind:
+        process = self._start(out, kinds)
+        if not kinds:
             status, said = self._finish(process, END)
             if status:
                 raise Broken(f"{out}: continued after {', '.join(log) or 'nothing'}, it ended with {status}:\n{said}")
             return
-        moment = self.rng.uniform(0, self.seconds)
-        try:
-            process.wait(moment)
-        except subprocess.TimeoutExpired:
-            self.hits[kind] += 1
-        else:
-            self.missed[kind] += kind != "full disk"
-        hit = time.monotonic()
-        struck = self._blow(kind, process)
+        struck, moments = set(), []
+        for kind in kinds:
+            moments.append(self.rng.uniform(0, 2 * self.seconds / (len(kinds) + 1)))
+            try:
+                process.wait(moments[-1])
+            except subprocess.TimeoutExpired:
+                self.hits[kind] += 1
+            else:
+                self.missed[kind] += kind != "full disk"
+            hit = time.monotonic()
+            struck |= self._blow(kind, process)
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
-        self.say(f"{out.name}: {kind} after {moment:.2f} s: exit status {status}, step {last_step(out)}")
-        if self.survives and kind == "kill a rank" and struck != process.pid and status:
-            raise Broken(f"{out}: {kind}: the others should have gone on, and ended with {status}:\n{said}")
+        told = ", ".join(f"{kind} after {moment:.2f} s" for kind, moment in zip(kinds, moments, strict=True))
+        self.say(f"{out.name}: {told}: exit status {status}, step {last_step(out)}")
+        if self.survives and set(kinds) <= set(SURVIVED) and process.pid not in struck and status:
+            raise Broken(f"{out}: {told}: the others should have gone on, and ended with {status}:\n{said}")
         if begun and last_step(out) < 0:
-            raise Broken(f"{out}: {kind}: no checkpoint is left of those that there were")
+            raise Broken(f"{out}: {told}: no checkpoint is left of those that there were")
         ours = re.search(r'File ".*/(scripts|parallel|nn|collectives)/', said)  # not Python's, before it came to us
         if "Traceback" in said and ours and kind in ("interrupt", "terminate", "full disk"):
-            raise Broken(f"{out}: {kind}: a traceback:\n{said}")
+            raise Broken(f"{out}: {told}: a traceback:\n{said}")
         if kind in ("damage", "torn manifest") and not (out / "result.json").exists():
             self._spoil(kind, out)
 
-    def _start(self, out: Path, kind: list[str]) -> subprocess.Popen:
+    def _start(self, out: Path, kinds: list[str]) -> subprocess.Popen:
         self.name = os.urandom(8).hex()
 
         def full():
@@ -174,16 +183,19 @@ class Chaos:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {SUPERVISED: self.name},
-                preexec_fn=full if kind == ["full disk"] else None,
+                preexec_fn=full if kinds[-1:] == ["full disk"] else None,
             )
 
-    def _blow(self, kind: str, process: subprocess.Popen) -> int:
-        """Hit a run; returns which process was drawn."""
+    def _blow(self, kind: str, process: subprocess.Popen) -> set[int]:
+        """Hit a run; returns which processes were drawn."""
         ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) or [process.pid]
-        one = int(self.rng.choice(ranks))
+        drawn = [int(each) for each in self.rng.permutation(ranks)]
+        one = drawn[0]
         match kind:
             case "kill a rank" | "damage" | "torn manifest":
                 processes.send([one], signal.SIGKILL)
+            case "kill two ranks":
+                processes.send(drawn[:2], signal.SIGKILL)
             case "kill the launcher":
                 processes.send([process.pid], signal.SIGKILL)
             case "stop a rank" if one != process.pid:  # one process, or a launcher, nobody would miss
@@ -196,7 +208,7 @@ class Chaos:
                 processes.send([process.pid], signal.SIGINT)
             case "terminate":
                 processes.send([process.pid], signal.SIGTERM)
-        return one
+        return set(drawn[:2])
 
     def _spoil(self, kind: str, out: Path) -> None:
         """Do to the newest checkpoint what a bad disk does, or a write that was cut short."""

@@ -16,23 +16,17 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from mpi4py import MPI
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives.failures import revocation
 from collectives.progress import in_flight
+from parallel.elastic import newcomers
 from parallel.elastic.policy import Policy
-from parallel.launch import launcher, processes
+from parallel.launch import launcher
 
-NAME = "RINGPROP_NEWCOMER"  # in the environment of a process that takes the place of a lost rank
-COMES = 60.0  # seconds within which it must have joined
-LOOK = 0.05  # seconds between two looks whether it lives
-PAUSE = 0.002  # seconds between two looks whether a process has come
 SEEN = 1.0  # seconds within which a death shows that has ended a call in another way than MPI's
 
 
@@ -141,58 +135,27 @@ class Membership:
         Where none can be started, those that live alone.
         """
         missing = sorted(set(range(self.size)) - set(numbers))
-        lost, joined = [*self.lost, *missing], [*self.joined, *missing]
+        facts = self.size, self.generation + 1, [*self.lost, *missing], [*self.joined, *missing], threads()
+        come = newcomers.start(living, len(missing), self.size)
+        if come is None:
+            return living
         found = living
-        for place in range(len(missing)):  # one by one: mpirun ends with one process all that were started with it
-            found = self._grow(found)
-            if found is None:
-                return living
-            found.bcast((missing, place, self.size, self.generation + 1, lost, joined, threads()), 0)
-        return found.Split(0, self.number) if missing else living
-
-    def _grow(self, comm: MPI.Intracomm) -> MPI.Intracomm | None:
-        """The ranks of a communicator and a process that is started; None where that cannot be (collective)."""
-        name = comm.bcast(os.urandom(8).hex())
-        with looking_for(name) as gone:
-            between = self._spawn(comm, name)
-            if between is None:
-                return None
-            come = between.Irecv(bytearray(0), 0)  # in Merge nobody would know of its death
-            while not come.Test():
-                if gone.is_set():
-                    raise MPI.Exception(MPI.ERR_PROC_FAILED)
-                time.sleep(PAUSE)  # who comes has much to load, and needs the core
-        return between.Merge(high=False)
-
-    def _spawn(self, comm: MPI.Intracomm, name: str) -> MPI.Intercomm | None:
-        """Start one process, with this name in its environment (collective); None where that cannot be."""
-        info = MPI.Info.Create()
-        info.Set("wdir", os.getcwd())
-        try:
-            command = [f"{launcher.JOINS}={self.size}", f"{NAME}={name}", sys.executable, *sys.orig_argv[1:]]
-            return comm.Spawn("env", command, 1, info, root=0)
-        except MPI.Exception as error:
-            if revocation.of_a_death(error):
-                raise
-            return None
-        finally:
-            info.Free()
+        with newcomers.looking_at(come):
+            for place, number in enumerate(missing):
+                found = newcomers.take_in(found, come[place] if come else None)
+                found.bcast((number, missing[place + 1 :], *facts), 0)
+            return found.Split(0, self.number)
 
     def _join(self) -> None:
         """This process takes the place of a lost one: the other half of `_refill`."""
-        between = MPI.Comm.Get_parent()
-        for living in range(between.Get_remote_size()):
-            between.Send(bytearray(0), living)
-        merged = between.Merge(high=True)
-        missing, place, self.size, self.generation, self.lost, self.joined, limit = merged.bcast(None, 0)
-        threadpool_limits(limit)  # as those that live: bits depend on it
-        self.number = missing[place]
-        for _ in missing[place + 1 :]:
-            merged = self._grow(merged)
-            if merged is None:
-                raise RuntimeError("no process can be started for another lost rank")
-            merged.bcast((), 0)
-        self.root, self.numbers = revocation.note(merged.Split(0, self.number)), list(range(self.size))
+        with newcomers.parent_alive():
+            merged = newcomers.come_in()
+            self.number, others, self.size, self.generation, self.lost, self.joined, limit = merged.bcast(None, 0)
+            threadpool_limits(limit)  # as those that live: bits depend on it
+            for _ in others:
+                merged = newcomers.take_in(merged, None)
+                merged.bcast(None, 0)
+            self.root, self.numbers = revocation.note(merged.Split(0, self.number)), list(range(self.size))
 
     def leave(self, status: int = 0) -> None:
         """End this process, when all have agreed: without MPI_Finalize, which would wait for the dead."""
@@ -209,31 +172,6 @@ def agree(comm: MPI.Intracomm, fine: bool) -> bool:
         return bool(comm.Agree(int(fine)))
     except MPI.Exception:
         return False
-
-
-@contextmanager
-def looking_for(name: str) -> Iterator[threading.Event]:
-    """In this block an event says that the process of that name has been there, and has died; or that it never comes.
-
-    MPI does not tell of the death of one that has not joined.
-    """
-    ended, gone, end = threading.Event(), threading.Event(), time.monotonic() + COMES
-
-    def look():
-        seen = False
-        while not ended.wait(LOOK) and not gone.is_set():
-            here = bool(processes.find(name, variable=NAME))
-            if (seen and not here) or time.monotonic() > end:
-                gone.set()
-            seen = seen or here
-
-    thread = threading.Thread(target=look, name="newcomer", daemon=True)
-    thread.start()
-    try:
-        yield gone
-    finally:
-        ended.set()
-        thread.join()
 
 
 def threads() -> int:

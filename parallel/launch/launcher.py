@@ -287,7 +287,9 @@ class Job:
         if code is not None and self._ended:
             if self._ended.exists():
                 return int(self._ended.read_text())
-            return (code or LOST) if self._told.joinpath(BEGUN).exists() else NOT_BEGUN
+            if not self._told.joinpath(BEGUN).exists():
+                return NOT_BEGUN
+            return code if 0 < code <= LOST else LOST
         return LOST if self.trouble else code
 
     def _end_without_ranks(self) -> None:

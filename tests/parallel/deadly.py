@@ -30,6 +30,9 @@ def come_to(place):
     members = recovery.current and recovery.current.members
     for generation, number, where, what in PLAN if members else ():
         if (generation, number, where) == (members.generation, members.number, place):
+            if what == "dies, once" and not os.path.exists(died := os.environ["ONCE"] + str(number)):
+                open(died, "w").close()
+                what = "dies"
             if what == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "stops":
@@ -38,6 +41,8 @@ def come_to(place):
                 pass
             if what == "is asked to end":
                 os.kill(os.getpid(), signal.SIGTERM)
+                return
+            if what == "dies, once":
                 return
             raise KeyError("a mistake of one rank alone")
 
@@ -79,6 +84,7 @@ def joining(place):
         open(os.environ["TORN"], "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
 
+joining("before MPI starts")
 if launcher.inside():
     main.STARTING = 15.0
     main.set_threads(1)
@@ -86,7 +92,7 @@ if launcher.inside():
     joining("before it says so")
     from nn.training import callbacks, checkpoints
     from parallel.command import training_run
-    from parallel.elastic import membership, recovery
+    from parallel.elastic import newcomers, recovery
     from parallel.trainer import Trainer
     before(recovery.Survivor, "communicator", "start")
     before(Trainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
@@ -97,20 +103,27 @@ if launcher.inside():
     before(callbacks.RestoreBest, "on_end", "end")
     before(training_run, "leave_network", "result")
     before(Trainer, "close", "close")
+    before(recovery.Membership, "agree", "agreement")
     before(recovery.Membership, "recover", "recovery")
+    before(recovery.Membership, "_refill", "others are brought in")
     before(recovery.points, "share", "state")
     if launcher.joins():
         class Parent(MPI.Intercomm):
-            def Merge(self, high=False):
-                merged = super().Merge(high)
-                joining("after it has merged")
-                return merged
+            def Send(self, *args):
+                joining("before it says so")
+                super().Send(*args)
+                joining("when all take it in")
         class Library:
             class Comm:
                 Get_parent = staticmethod(lambda: Parent(MPI.Comm.Get_parent()))
             def __getattr__(self, name):
                 return getattr(MPI, name)
-        membership.MPI = Library()
+        newcomers.MPI, come_in = Library(), newcomers.come_in
+        def has_come():
+            merged = come_in()
+            joining("after it was taken in")
+            return merged
+        newcomers.come_in = has_come
     from parallel.exchange import node_memory
     node_memory.Block.update = tearing(node_memory.Block.update)
     if "KEEPS NOTHING" in os.environ:

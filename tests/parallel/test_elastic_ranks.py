@@ -28,6 +28,8 @@ from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
+more = partial(pytest.param, marks=pytest.mark.exhaustive)
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
@@ -61,13 +63,33 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 
 @needs_survivors
-@pytest.mark.parametrize(
-    "place", ["before it says so", pytest.param("after it has merged", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("place", ["before MPI starts", *map(more, ("before it says so", "after it was taken in"))])
 def test_who_dies_before_it_has_joined_neither_ends_nor_stops_the_others(survive, undisturbed, place):
     done = survive(3, "respawn", (0, 1, "update of step 3"), JOINING=place)
     found = assert_as_if_nothing_had_been(done, undisturbed, [1])
     assert (found["ranks"], found["elastic"]["joined"]) == (3, [1])
+
+
+def assert_started_again(done, undisturbed):
+    status, said, out = done
+    assert status == 0, said
+    assert "all ranks have ended, or MPI has failed: started again" in said and "continuing from" in said, said
+    assert result(out)["parameters_sha256"] == undisturbed["parameters_sha256"], said
+    assert not (out / "ledger").exists() and not (out / "beats").exists()
+
+
+@needs_survivors
+def test_who_dies_as_all_take_it_in_ends_a_job_that_is_started_again(survive, undisturbed):
+    """MPI fails, or waits for it."""
+    blow = 0, 1, "update of step 13"
+    assert_started_again(survive(2, "respawn:min=1", blow, JOINING="when all take it in"), undisturbed)
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_where_all_ranks_die_they_are_started_again(survive, undisturbed, tmp_path):
+    blows = [(0, rank, "update of step 13", "dies, once") for rank in range(2)]
+    assert_started_again(survive(2, "shrink:min=1", *blows, ONCE=str(tmp_path / "once")), undisturbed)
 
 
 @needs_survivors

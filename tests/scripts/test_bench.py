@@ -133,8 +133,11 @@ def test_a_guarded_step_is_compared_with_a_bare_one():
     import bench_faults
 
     seconds = {"bare": [0.010, 0.012, 0.011], "guarded": [0.0101, 0.0120, 0.0112], "at once": [0.02] * 3}
+    seconds["elastic"] = [0.0102, 0.0120, 0.0114]
     save = {"guarded": [0.001, 0.002, 0.003], "at once": [0.008] * 3}
-    found = {"steps": 100, "seconds": seconds, "own": [2e-5, 1e-5, 3e-5], "save": save}
-    guarded, pause = bench_faults.step_rows(found)
+    own = {"guarded": [2e-5, 1e-5, 3e-5], "elastic": [4e-5, 3e-5, 9e-5]}
+    found = {"steps": 100, "seconds": seconds, "own": own, "save": save}
+    guarded, elastic, pause = bench_faults.step_rows(found)
     assert math.isclose(guarded.ratio, 11.2 / 11) and "quotients +1.00%" in guarded.note and "0.18%" in guarded.note
+    assert math.isclose(elastic.ratio, 11.4 / 11) and "0.36%" in elastic.note
     assert math.isclose(pause.ours, 2) and math.isclose(pause.ratio, 0.25)

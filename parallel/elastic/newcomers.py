@@ -1,0 +1,209 @@
+"""Processes that take the places of lost ranks: one rank starts them, all take them in.
+
+MPI_Comm_spawn waits for a process that dies before MPI_Init, in a call that nothing ends; called by all members it
+would hold all. So the first member alone calls it, in a thread that may be left behind, and sees by a pipe whether the
+process lives: that holds one end of it open from its first moment to its last, and sees by it whether the first member
+does.
+
+    started      the process holds its end of the pipe
+    come         it has told the first member so (MPI_Comm_spawn)
+    taken in     there is a communicator of it and all members (MPI_Comm_accept, MPI_Comm_connect)
+
+Where it dies before it has come another one is started, and nobody else hears of it. To be taken in takes
+milliseconds; if it dies in these, MPI fails, or waits for it until the job is ended, and begun again from its last
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from mpi4py import MPI
+
+from collectives.failures.launch_check import abort, rank_of_world
+from parallel.launch import launcher
+
+OPENS, COMES = 15.0, 60.0  # seconds within which it must hold its end of the pipe, and come
+TRIES = 3  # processes that are started for one place at most
+PAUSE = 0.002  # seconds between two looks whether one has come
+STAYS = 3.0  # seconds that members may be in MPI with one that has died
+COME, TOLD, PORT = 914, 915, 916  # tags
+END = 9  # descriptor of the process's end of the pipe
+# The shell opens it before Python is loaded; where who has started it is no more, it ends here.
+SHELL = f'exec {END}>"$0" && echo >&{END} && exec "$@"'
+
+
+class Newcomer:
+    """A process that was started, as the first member sees it.
+
+    Parameters
+    ----------
+    size : int
+        Ranks of the run, when it was begun.
+
+    Attributes
+    ----------
+    between : MPI.Intercomm or None
+        The first member and the process, as soon as this has come.
+    gone : threading.Event
+        The process has been there, and has ended.
+    """
+
+    def __init__(self, size: int):
+        self.size, self.between, self.gone = size, None, threading.Event()
+        self.ours, self.theirs = os.pipe()
+        self.began = time.monotonic()
+        self.thread = threading.Thread(target=self._connect, name="newcomer", daemon=True)
+        self.thread.start()
+
+    def _connect(self) -> None:
+        info = MPI.Info.Create()
+        info.Set("wdir", os.getcwd())
+        info.Set("host", socket.gethostname())  # where the pipe is
+        pipe = f"/proc/{os.getpid()}/fd/{self.theirs}"
+        joins = ["env", f"{launcher.JOINS}={self.size}", sys.executable, *sys.orig_argv[1:]]
+        try:
+            alone = MPI.COMM_SELF.Dup()
+            alone.Set_errhandler(MPI.ERRORS_RETURN)
+            between = alone.Spawn("sh", ["-c", SHELL, pipe, *joins], 1, info)
+            come = between.Irecv(bytearray(0), 0, COME)
+            while not come.Test():
+                if self.gone.is_set():
+                    return
+                time.sleep(PAUSE)  # who comes has much to load, and needs the core
+            self.between = between
+        except MPI.Exception:  # none can be started, or it has died
+            pass
+
+    def failed(self) -> bool:
+        """Whether it will not come any more, or has gone again."""
+        while not self.gone.is_set() and select.select([self.ours], [], [], 0)[0]:
+            if os.read(self.ours, 1):
+                os.close(self.theirs)  # the process has opened it, too
+                self.theirs = None
+            else:
+                self.gone.set()
+        late = time.monotonic() - self.began > (OPENS if self.theirs else COMES)
+        return self.gone.is_set() or (not self.between and (late or not self.thread.is_alive()))
+
+    def close(self) -> None:
+        """Look at it no more: if it has not been taken in it sees that, and ends."""
+        self.gone.set()
+        for end in (self.ours, self.theirs):
+            if end is not None:
+                os.close(end)
+
+
+def start(comm: MPI.Intracomm, places: int, size: int) -> list[Newcomer] | None:
+    """As many processes as there are places, on the first rank; None where they cannot be started (collective).
+
+    On the other ranks an empty list: they leave the cores to the processes meanwhile.
+
+    Raises
+    ------
+    MPI.Exception
+        A member has died.
+    """
+    told = bytearray(1)
+    if comm.rank:
+        request = comm.Irecv(told, 0, TOLD)
+        while not request.Test():
+            time.sleep(PAUSE)
+        return [] if told[0] else None
+    come, left = [Newcomer(size) for _ in range(places)], TRIES * places
+    try:
+        while left >= places and not all(each.between for each in come):
+            comm.Iprobe(MPI.ANY_SOURCE, COME)  # raises where a member has died
+            for place, each in enumerate(come):
+                if each.failed():
+                    each.close()
+                    left -= 1
+                    come[place] = Newcomer(size)
+            time.sleep(PAUSE)
+        told[0] = left >= places
+        for rank in range(1, comm.size):
+            comm.Send(told, rank, TOLD)
+    finally:
+        if not told[0]:
+            close(come)
+    return come if told[0] else None
+
+
+def close(newcomers: Sequence[Newcomer]) -> None:
+    """They are taken in, or never will be."""
+    for each in newcomers:
+        each.close()
+
+
+def take_in(comm: MPI.Intracomm, newcomer: Newcomer | None) -> MPI.Intracomm:
+    """The ranks of a communicator, and behind them a process; the first rank has it (collective, with `come_in`).
+
+    By a port: a communicator of all that MPI_Intercomm_create makes does not know who is on which host.
+    """
+    port = ""
+    if newcomer:
+        port = MPI.Open_port()
+        newcomer.between.send(port, 0, PORT)
+    found = comm.Accept(port).Merge(high=False)
+    if newcomer:
+        MPI.Close_port(port)
+    return found
+
+
+def come_in() -> MPI.Intracomm:
+    """This process was started in place of a lost one: the ranks that have taken it in, and it, the last."""
+    between = MPI.Comm.Get_parent()
+    between.Send(bytearray(0), 0, COME)
+    return MPI.COMM_SELF.Connect(between.recv(source=0, tag=PORT)).Merge(high=True)
+
+
+@contextmanager
+def looking_at(newcomers: Sequence[Newcomer]) -> Iterator[None]:
+    """In this block processes are taken in: if one dies, and MPI still waits after a while, all ranks end."""
+    over = threading.Event()
+
+    def look():
+        while not over.wait(PAUSE):
+            if any(each.failed() for each in newcomers) and not over.wait(STAYS):
+                abort(
+                    launcher.LOST, f"{rank_of_world()}: a process has died while all took it in, and MPI waits for it"
+                )
+
+    thread = threading.Thread(target=look, name="newcomers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        close(newcomers)
+
+
+@contextmanager
+def parent_alive() -> Iterator[None]:
+    """In this block this process comes in: it ends if the one that has started it does."""
+    over = threading.Event()
+
+    def look():
+        pipe = select.poll()
+        pipe.register(END, 0)  # whoever reads from it is no more: POLLERR
+        while not over.wait(PAUSE):
+            if pipe.poll(0) and not over.wait(STAYS):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=look, name="parent", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        os.close(END)
