@@ -144,6 +144,9 @@ class Chaos:
             return
         struck, moments = set(), []
         for kind in kinds:
+            if moments and process.poll() is not None:  # the others are for when it is continued
+                del log[len(log) - len(kinds) + len(moments) :]
+                break
             moments.append(self.rng.uniform(0, 2 * self.seconds / (len(kinds) + 1)))
             try:
                 process.wait(moments[-1])
@@ -153,6 +156,7 @@ class Chaos:
                 self.missed[kind] += kind != "full disk"
             hit = time.monotonic()
             struck |= self._blow(kind, process)
+        kinds = kinds[: len(moments)]
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
         told = ", ".join(f"{kind} after {moment:.2f} s" for kind, moment in zip(kinds, moments, strict=True))
@@ -162,10 +166,10 @@ class Chaos:
         if begun and last_step(out) < 0:
             raise Broken(f"{out}: {told}: no checkpoint is left of those that there were")
         ours = re.search(r'File ".*/(scripts|parallel|nn|collectives)/', said)  # not Python's, before it came to us
-        if "Traceback" in said and ours and kind in ("interrupt", "terminate", "full disk"):
+        if "Traceback" in said and ours and kinds[-1] in ("interrupt", "terminate", "full disk"):
             raise Broken(f"{out}: {told}: a traceback:\n{said}")
-        if kind in ("damage", "torn manifest") and not (out / "result.json").exists():
-            self._spoil(kind, out)
+        if kinds[-1] in ("damage", "torn manifest") and not (out / "result.json").exists():
+            self._spoil(kinds[-1], out)
 
     def _start(self, out: Path, kinds: list[str]) -> subprocess.Popen:
         self.name = os.urandom(8).hex()

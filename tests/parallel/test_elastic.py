@@ -1,5 +1,6 @@
 """Runs that end too early are started again, and runs that are broken on purpose end as if nothing had been."""
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PATIENCE
+from deadly import needs_survivors
 
 from parallel.elastic.chaos import BLOWS, Broken, Chaos, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
@@ -169,6 +171,17 @@ def test_a_drawn_sample_of_blows(tmp_path, monkeypatch, nothing_left):
     assert chaos.hits.total() + chaos.missed.total() >= 4 and chaos.recovery
 
 
+@needs_survivors
+@pytest.mark.exhaustive
+def test_a_run_that_goes_on_gets_several_blows(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.chdir(ROOT)
+    options = [*OPTIONS, "--epochs", "60", "--reproducible", "4", "--ranks", "2", "--elastic", "respawn:min=1"]
+    chaos = Chaos(options, tmp_path, seed=3, kinds=["kill a rank", "kill two ranks"])
+    chaos.undisturbed()
+    chaos.run(0, 4)
+    assert chaos.hits.total() + chaos.missed.total() == 4 and chaos.hits
+
+
 @pytest.mark.exhaustive
 def test_fifty_blows_on_two_ranks(tmp_path, monkeypatch, nothing_left):
     monkeypatch.chdir(ROOT)
@@ -236,6 +249,41 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
     monkeypatch.setattr("parallel.elastic.chaos.LEFT", 0.2)
     with pytest.raises(Broken, match=r"processes \[[0-9]+\] are left"):
         Chaos(*arguments).undisturbed()
+
+
+def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
+    """Of one seed: no run is made twice, and each gets what its number draws."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import chaos
+
+    made = []
+
+    def run(self, number, blows):
+        made.append((number, blows))
+        self.hits["kill a rank"] += blows
+
+    def undisturbed(self):
+        self.seconds, self.want = 1.0, {"parameters_sha256": "0"}
+
+    monkeypatch.setattr(Chaos, "run", run)
+    monkeypatch.setattr(Chaos, "undisturbed", undisturbed)
+    file = tmp_path / "chaos.json"
+
+    def call(kills, *more):
+        monkeypatch.setattr(
+            sys, "argv", ["chaos.py", "--kills", str(kills), *more, "--json", str(file), "--", *OPTIONS]
+        )
+        return chaos.main()
+
+    assert call(5) == call(12) == 0
+    found, (numbers, blows) = json.loads(file.read_text()), zip(*made, strict=True)
+    assert numbers == tuple(range(found["runs"])) and found["hits"] == {"kill a rank": sum(blows)} and sum(blows) >= 12
+    file.unlink()
+    before, made[:] = list(made), []
+    assert call(12) == 0 and made == before
+    with pytest.raises(SystemExit):
+        call(20, "--seed", "1")
+    assert "has other options, --seed or --most: give another file" in capsys.readouterr().err
 
 
 def test_bad_input_of_chaos(tmp_path):

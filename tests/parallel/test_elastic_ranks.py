@@ -63,6 +63,26 @@ def test_others_come_in_their_place(survive, undisturbed):
 
 
 @needs_survivors
+def test_more_die_while_the_others_recover(survive, undisturbed):
+    """One as it comes to agree, and the first, which is to start the processes that take their places."""
+    blows = (0, 1, "update of step 3"), (0, 2, "agreement"), (0, 0, "others are brought in")
+    found = assert_as_if_nothing_had_been(survive(4, "respawn:min=1", *blows), undisturbed, [0, 1, 2])
+    assert found["ranks"] == 4 and found["elastic"]["joined"] == [0, 1, 2]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_who_has_a_copy_dies_with_whom_it_is_of(survive, tmp_path):
+    """Then all go on from the last checkpoint."""
+    options = ["--strategy", "zero1", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
+    undisturbed = run_undisturbed(tmp_path, *options)
+    blows = (0, 1, "update of step 13"), (0, 2, "agreement")
+    done = survive(4, "respawn:min=1,buddy=4", *blows, options=options)
+    assert_as_if_nothing_had_been(done, undisturbed, [1, 2])
+    assert re.search(r"lost so far: rank 1, 2; .*, from the last checkpoint\ncontinuing from .*step-00000010", done[1])
+
+
+@needs_survivors
 @pytest.mark.parametrize("place", ["before MPI starts", *map(more, ("before it says so", "after it was taken in"))])
 def test_who_dies_before_it_has_joined_neither_ends_nor_stops_the_others(survive, undisturbed, place):
     done = survive(3, "respawn", (0, 1, "update of step 3"), JOINING=place)
