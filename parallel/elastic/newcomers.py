@@ -67,7 +67,8 @@ class Newcomer:
     def _connect(self) -> None:
         info = MPI.Info.Create()
         info.Set("wdir", os.getcwd())
-        info.Set("host", socket.gethostname())  # where the pipe is
+        info.Set("host", socket.gethostname())  # where the pipe is; on another one Open MPI 5 cannot start it
+        info.Set("map_by", "slot:OVERSUBSCRIBE")  # the slot of a dead process stays taken
         pipe = f"/proc/{os.getpid()}/fd/{self.theirs}"
         joins = ["env", f"{launcher.JOINS}={self.size}", sys.executable, *sys.orig_argv[1:]]
         try:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from nn.training.checkpoints import CheckpointError, Checkpoints
 from parallel.launch import processes
+from parallel.launch.launcher import LOST
 
 SUPERVISED = "RINGPROP_SUPERVISED"  # in the environment of all that a supervisor has started
 WRONG_OPTION = 2  # exit status of a program that was called in a wrong way
@@ -98,8 +99,10 @@ class Supervisor:
         failed, pause = 0, self.pause
         with self._signals():
             while True:
-                before = last_step(self.directory)
+                before, done = last_step(self.directory), self._result()
                 status = self._once(next_command(self.command, self.directory))
+                if status == 0 and last_step(self.directory) >= 0 and self._result() == done:
+                    status = LOST  # mpirun's, of which a host was lost
                 if self.asked or status in (0, WRONG_OPTION):
                     return 128 + self.asked if self.asked else status
                 if (step := last_step(self.directory)) > before:
@@ -114,6 +117,11 @@ class Supervisor:
                 if self.asked:
                     return 128 + self.asked
                 pause = min(2 * pause, LONGEST)
+
+    def _result(self) -> int:
+        """When the run has written its result; 0 where it has not."""
+        path = self.directory / "result.json"
+        return path.stat().st_mtime_ns if path.exists() else 0
 
     def _once(self, command: list[str]) -> int:
         """Run the command to its end, and end what it leaves behind."""
@@ -160,6 +168,8 @@ class Supervisor:
 
 def ended(status: int) -> str:
     """How a run has ended, in words."""
+    if status == LOST:
+        return "the run ended without a result"
     if status > 128:
         try:
             return f"the run ended by {signal.Signals(status - 128).name}"

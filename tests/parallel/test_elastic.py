@@ -38,6 +38,8 @@ if saves == "child":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 if saves == "save":
     Checkpoints(out / "checkpoints").save({"steps": np.array(10 * made)}, {})
+if status == "0" and saves != "lost":
+    (out / "result.json").touch()
 if status == "wait":
     (out / "waits").touch()
     time.sleep(1000)
@@ -77,6 +79,13 @@ def test_what_gets_nowhere_is_given_up(planned):
     status, said, calls = planned("none:7", "save:7", "none:7", "none:7", restarts=2)
     assert status == 7 and len(calls) == 4, "a new checkpoint begins the count anew"
     assert said[-1] == "supervise: the run ended with exit status 7; no new checkpoint in 3 tries: given up"
+
+
+def test_an_exit_status_of_0_proves_nothing(planned):
+    """Open MPI's of a job of which a host was lost."""
+    status, said, calls = planned("save:1", "lost:0", "none:0")
+    assert status == 0 and len(calls) == 3, said
+    assert "the run ended without a result; restart 2 of 10" in said[1]
 
 
 def test_a_wrong_option_is_not_tried_twice(planned):
