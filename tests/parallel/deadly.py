@@ -134,12 +134,19 @@ sys.exit(main.main())
 """
 
 
-def run_to_death(directory, ranks, elastic, *plan, options=("--reproducible", "6"), **environment):
-    """(exit status, what was said, directory of the run), of so many ranks of which those in the plan are hit."""
+def run_to_death(directory, ranks, elastic, *plan, options=("--reproducible", "6"), hosts=False, **environment):
+    """(exit status, what was said, directory of the run), of so many ranks of which those in the plan are hit.
+
+    `hosts`: each rank on a host of its own, of the lab.
+    """
     program, out = directory / "deadly.py", directory / "run"
     program.write_text(PROGRAM)
     plan = [(*blow, "dies")[:4] for blow in plan]
     command = [sys.executable, str(program), *OPTIONS, *options, "--elastic", elastic, "--ranks", str(ranks)]
+    if hosts:
+        lab = [sys.executable, ROOT / "scripts" / "netlab.py", "run", "--hosts", ranks, "--slots", 1, "--"]
+        mpiexec = [launcher.find_mpiexec(), "--with-ft", "ulfm", "--mca", "coll", "^han", "-n", ranks]
+        command = list(map(str, [*lab, *mpiexec, sys.executable, "-m", "mpi4py", *command[1:]]))
     done = subprocess.run(
         [*command, "--out", str(out)],
         cwd=ROOT,

@@ -28,6 +28,9 @@ from parallel.elastic.mirrors import Mirrors
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
+sys.path.insert(0, str(ROOT / "scripts"))
+import netlab
+
 more = partial(pytest.param, marks=pytest.mark.exhaustive)
 
 
@@ -60,6 +63,16 @@ def test_others_come_in_their_place(survive, undisturbed):
     done = survive(3, "respawn", *blows)
     found = assert_as_if_nothing_had_been(done, undisturbed, [0, 1, 1, 0])
     assert found["ranks"] == 3 and found["elastic"]["joined"] == [0, 1, 1, 0]
+
+
+@needs_survivors
+@pytest.mark.skipif(bool(netlab.why_not()), reason=str(netlab.why_not()))
+@pytest.mark.parametrize(("elastic", "joined"), [more("shrink", []), ("respawn", [1])])
+def test_ranks_of_other_hosts_go_on(survive, undisturbed, elastic, joined):
+    """Who comes in the place of another one is on the first rank's host. mpirun's exit status tells of the death."""
+    _, said, out = survive(3, elastic, (0, 1, "update of step 3"), hosts=True)
+    found = assert_as_if_nothing_had_been((0, said, out), undisturbed, [1])
+    assert found["elastic"]["joined"] == joined and "rank 1" in said
 
 
 @needs_survivors
