@@ -1,11 +1,13 @@
-"""Every strategy by its name on the command line: options, network, loss, optimizer, communicator -> trainer."""
+"""Every strategy by its name on the command line: options, network, loss, optimizer, communicator -> trainer.
+
+Each is imported where it is made: a rank that starts, in place of a lost one, too, loads no other.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-import parallel  # whose names load a strategy when it is used
 from collectives.failures.launch_check import nodes_of
 from parallel.command import axes
 from parallel.command.rules import check_one_node, check_scattered, of_messages
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
+    from parallel.strategies import data_parallel
+
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
     if axes.is_tensor(options):
@@ -28,12 +32,12 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
         if delay:
-            return parallel.StaleDataParallel(*arguments, delay=delay)
+            return data_parallel.StaleDataParallel(*arguments, delay=delay)
     if options.compress:
-        return parallel.CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
+        return data_parallel.CompressedDataParallel(*arguments, compressor=compression.parse(options.compress))
     if options.reproducible:
-        return parallel.ReproducibleDataParallel(*arguments, shards=options.reproducible)
-    return parallel.DistributedDataParallel(*arguments, **summing(options, communicator))
+        return data_parallel.ReproducibleDataParallel(*arguments, shards=options.reproducible)
+    return data_parallel.DistributedDataParallel(*arguments, **summing(options, communicator))
 
 
 def summing(options, communicator) -> dict:
@@ -54,39 +58,49 @@ def summing(options, communicator) -> dict:
 
 def dp(options, network, loss, optimizer, communicator) -> Trainer:
     """One master scatters samples and reduces gradients."""
+    from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
+
     check_scattered(options, communicator.size)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.reproducible:
-        return parallel.ReproducibleMasterWorker(*arguments, shards=options.reproducible)
-    return parallel.DataParallel(*arguments)
+        return ReproducibleMasterWorker(*arguments, shards=options.reproducible)
+    return DataParallel(*arguments)
 
 
 def ps(options, network, loss, optimizer, communicator) -> Trainer:
     """Workers and parameter servers."""
+    from parallel.strategies.parameter_server import ParameterServer
+
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     late = {"consistency": options.consistency, "delay_compensation": options.delay_compensation}
-    return parallel.ParameterServer(*arguments, **summed(options), **late, limit=options.watch or math.inf)
+    return ParameterServer(*arguments, **summed(options), **late, limit=options.watch or math.inf)
 
 
 def downpour(options, network, loss, optimizer, communicator) -> Trainer:
     """Replicas and servers, each at a step of its own."""
+    from parallel.strategies.downpour import Downpour
+
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     keys = vars(settings.Downpour.parse(options.strategy))
     compressor = compression.parse(options.compress) if options.compress else None
-    return parallel.Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
+    return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
 
 
 def replicas(options, network, loss, optimizer, communicator) -> Trainer:
     """Replicas that meet now and then, by the name of the strategy."""
-    make = getattr(parallel, REPLICAS[options.strategy_name])
+    from parallel.strategies import local_sgd
+
+    make = getattr(local_sgd, REPLICAS[options.strategy_name])
     keys = settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy)
     return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
 
 
 def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
     """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
+    from parallel.strategies.sandblaster import Sandblaster
+
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
-    return parallel.Sandblaster(
+    return Sandblaster(
         *arguments,
         chunk=settings.Sandblaster.parse(options.strategy).chunk,
         same_batch=False if options.augment else None,
@@ -96,13 +110,15 @@ def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
 
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
+    from parallel.strategies import zero
+
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
     if axes.is_tensor(options):
         return tensor(options, network, loss, optimizer, communicator)
     if axes.together(options):
         return together(options, network, loss, optimizer, communicator)
-    make = getattr(parallel, SHARDED[options.strategy_name])
+    make = getattr(zero, SHARDED[options.strategy_name])
     return make(network, loss, optimizer, communicator, options.seed, **cutting(options), **summed(options))
 
 
@@ -114,26 +130,31 @@ def cutting(options) -> dict:
 
 def together(options, network, loss, optimizer, communicator) -> Trainer:
     """Ranks compute rows of the same images, or branches; several such groups share every batch."""
+    from parallel.strategies.operators.strategy import BranchParallel, SpatialParallel
+
     axis, stage = axes.together(options), STAGES.get(options.strategy_name, 0)
     compressor = summed(options)["compressor"]
     if stage or compressor:
         how = {"stage": stage, "compressor": compressor, **(cutting(options) if stage else {})}
     else:
         how = summing(options, communicator)
-    make = {"space": parallel.SpatialParallel, "branch": parallel.BranchParallel}[axis]
+    make = {"space": SpatialParallel, "branch": BranchParallel}[axis]
     ranks = axes.sizes(options, communicator.size)[axis]
     return make(network, loss, optimizer, communicator, options.seed, **{axis: ranks}, **how)
 
 
 def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
+    from parallel.strategies.pipeline.pipedream import PipeDream
+    from parallel.strategies.pipeline.strategy import Pipeline
+
     sizes = axes.sizes(options, communicator.size)
     given, limit = axes.arguments(options, sizes["data"]), options.watch or math.inf
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
-        return parallel.PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
-    return parallel.Pipeline(
+        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
+    return Pipeline(
         *arguments,
         data=sizes["data"],
         tensor=sizes["tensor"],
@@ -155,11 +176,13 @@ def summed(options) -> dict:
 
 def tensor(options, network, loss, optimizer, communicator) -> Trainer:
     """Ranks compute every layer together; several such groups share every batch. Perhaps in a pipeline's stages."""
+    from parallel.strategies.tensor.tensor_parallel import TensorParallel
+
     if axes.is_pipeline(options):
         return pipeline(options, network, loss, optimizer, communicator)
     ranks = axes.sizes(options, communicator.size)["tensor"]
     arguments = network, loss, optimizer, communicator, options.seed
-    return parallel.TensorParallel(
+    return TensorParallel(
         *arguments,
         tensor=ranks,
         way=options.tensor,
@@ -173,8 +196,10 @@ def tensor(options, network, loss, optimizer, communicator) -> Trainer:
 
 def owt(options, network, loss, optimizer, communicator) -> Trainer:
     """Convolutions data-parallel, linear layers model-parallel."""
+    from parallel.strategies.one_weird_trick import OneWeirdTrick
+
     arguments = network, loss, optimizer, communicator, options.seed
-    return parallel.OneWeirdTrick(*arguments, scheme=options.owt, bucketing=bucketing(options))
+    return OneWeirdTrick(*arguments, scheme=options.owt, bucketing=bucketing(options))
 
 
 def bucketing(options) -> dict:
