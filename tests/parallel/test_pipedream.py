@@ -358,6 +358,12 @@ def test_what_cannot_be(comm):
         dream(comm, mlp(), nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)))
     with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 2, given \(2, 1\)"):
         dream(comm, mlp(), nn.SGD(0.1), replicas=(2, 1))
+    with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 2, given \(1\.0, 1\.0\)"):
+        dream(comm, mlp(), nn.SGD(0.1), replicas=(1.0, 1.0))
+    with pytest.raises(ValueError, match="mini_batches: expected a whole number of at least 1, given 0"):
+        dream(comm, mlp(), nn.SGD(0.1), mini_batches=0)
+    with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
+        dream(comm, mlp(), nn.SGD(0.1), bucketing={"bucket": 1, "first": 1, "overlap": "late"})
     with pytest.raises(ValueError, match="statistics over all ranks need all at one step"):
         dream(comm, cnn(synchronized=True), nn.SGD(0.1), replicas=(2,))
     many = dream(comm, mlp(), nn.SGD(0.1), limit=0.5)

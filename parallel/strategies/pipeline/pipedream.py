@@ -44,7 +44,7 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.serial import micro_batches
 from parallel.exchange.base import Exchange
-from parallel.exchange.messages import Buckets
+from parallel.exchange.messages import Buckets, check_bucketing
 from parallel.exchange.tail import Tail
 from parallel.mesh import Mesh
 from parallel.strategies.along_data import BUCKETING
@@ -53,6 +53,7 @@ from parallel.strategies.pipeline.checking import Span
 from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
+from parallel.strategies.pipeline.schedules import check_counts
 from parallel.strategies.pipeline.stream import Stream
 from parallel.trainer import Trainer
 
@@ -379,6 +380,9 @@ def PipeDream(
         As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
         norm.
     """
+    check_counts(mini_batches=mini_batches)
+    bucketing = bucketing or BUCKETING
+    check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
     pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
-    return Trainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing or BUCKETING), seed, "PipeDream")
+    return Trainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")
