@@ -350,6 +350,8 @@ def test_what_cannot_run_is_refused_on_every_rank(comm):
     refused("has 16 layers, too few for 18 stages", schedule="interleaved", chunks=9)
     refused("the schedule has 2 stages, the network is cut into 3", cuts=[2, 4])
     refused("it can be cut before 1 to 15", cuts=[16])
+    refused(r"cuts: expected numbers of children of .*'s root, given \[1\.5\]", cuts=[1.5])
+    refused(r"cuts: expected numbers of children of .*'s root, given \['3'\]", cuts="3")
     refused("1B1 cannot run: it needs 1F1", schedule=read("0F0,0F1,0B1,0B0\n1F0,1B1,1F1,1B0"))
     refused("several ranks", schedule=read("0F0,0B0\n0F1,0B1"), cuts=[])
     refused("pipeline 1f1b: it has no chunks", chunks=2)

@@ -133,7 +133,11 @@ def place(
         raise ValueError(f"{network.name}: only a Sequential can be cut into stages, the root is {network.root!r}")
     places = {(action.stage, span.rank) for row in report.spans for span in row for action in span.actions}
     replicas = [sorted(rank for stage, rank in places if stage == number) for number in range(report.stages)]
-    cuts = even_cuts(network, report.stages, [len(each) for each in replicas]) if cuts is None else list(cuts)
+    if cuts is None:
+        cuts = even_cuts(network, report.stages, [len(each) for each in replicas])
+    cuts = list(cuts) if isinstance(cuts, Iterable) else [cuts]
+    if not all(isinstance(k, int | np.integer) for k in cuts):
+        raise ValueError(f"cuts: expected numbers of children of {network.name}'s root, given {cuts!r}")
     if len(cuts) + 1 != report.stages:
         raise ValueError(
             f"the schedule has {report.stages} stages, the network is cut into {len(cuts) + 1}: give "
