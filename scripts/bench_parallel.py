@@ -6,6 +6,8 @@ of the clock      a step of every schedule, and of tensor parallelism, beside wh
                   and in which kinds of action the two differ
 the plan's word   a step of a small VGG on four hosts of the lab as `--strategy auto:stale=1` would run it, beside data
                   parallelism; and by how much the plan said that it is faster
+halos             a step on images that two hosts of the lab have half of each, where rows of the other one are hidden
+                  behind what needs none of them, beside one that waits for them
 PyTorch           the same network, micro-batches and cut with torch.distributed.pipelining, and with its
                   tensor.parallel, over gloo
 
@@ -48,6 +50,7 @@ FAR_OFF = 0.15  # of the clock
 LAB_RATE = 100  # Mbit/s
 PLANNED_BATCH = 64
 HOSTS, PLANNED = 4, "the plan's word for a small VGG"
+HALOS, IMAGE = f"rows of the other rank hidden, {RANKS} hosts, {LAB_RATE} Mbit/s", 128
 SIZES = tuple(4**k for k in range(1, 12))  # bytes of the messages that are measured
 
 
@@ -69,13 +72,18 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
             yield from shared_rows(lab, in_lab(__file__, [json.dumps(task)], RANKS, LAB_RATE, options=settings()), only)
         except RuntimeError as error:
             yield Row(lab, None, note=f"failed: {error}")
-    if only in (case := f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s"):
+    for case, task, ranks, row in (
+        (f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s", "planned", HOSTS, planned_row),
+        (HALOS, "halos", RANKS, halo_row),
+    ):
+        if only not in case:
+            continue
         if reason := netlab.why_not():
             yield Row(case, None, note=reason)
-            return
+            continue
         try:
-            task = {"quick": quick, "planned": True}
-            yield planned_row(case, in_lab(__file__, [json.dumps(task)], HOSTS, LAB_RATE, options=settings()))
+            given = [json.dumps({"quick": quick, "task": task})]
+            yield row(case, in_lab(__file__, given, ranks, LAB_RATE, options=settings()))
         except RuntimeError as error:
             yield Row(case, None, note=f"failed: {error}")
 
@@ -165,6 +173,14 @@ def planned_row(case: str, found: dict) -> Row:
     return Row(case, 1e3 * seen["plan"], 1e3 * seen["ddp"], "ddp", "ms", HOSTS, 1, note)
 
 
+def halo_row(case: str, found: dict) -> Row:
+    """A whole step with rows of the other rank on their way meanwhile, beside one that waits for them."""
+    hidden, waited = (found["seconds"][way] for way in ("hidden", "waited for"))
+    gain = spread([a / b - 1 for a, b in zip(hidden, waited, strict=True)])
+    note = f"{found['what']}; a whole step takes {gain} longer than where rows are waited for"
+    return Row(case, 1e3 * median(hidden), 1e3 * median(waited), "waited for", "ms", RANKS, 1, note)
+
+
 # ------------------------------------------------------------------------------------- what runs on the ranks
 
 
@@ -176,7 +192,10 @@ def work(task: dict) -> None:
 
     world = Communicator(MPI.COMM_WORLD)
     with threadpool_limits(1, user_api="blas"):
-        found = planned(world, task["quick"]) if "planned" in task else shared(world, task["quick"], task["meeting"])
+        if "meeting" in task:
+            found = shared(world, task["quick"], task["meeting"])
+        else:
+            found = {"planned": planned, "halos": halo_steps}[task["task"]](world, task["quick"])
     if world.rank == 0:
         print(json.dumps(found), flush=True)
 
@@ -248,6 +267,35 @@ def planned(world, quick: bool) -> dict:
         for name in order.permutation(list(sides)).tolist():
             quiet_barrier(world)
             found["seconds"][name].append(mean(world.allgather(sides[name](2 if quick else 6))))
+    return found
+
+
+def halo_steps(world, quick: bool) -> dict:
+    """Seconds a step, for each round, either way: of images that both ranks have half the rows of."""
+    from parallel import SpatialParallel
+
+    layers, before = [], 3
+    for channels in (16, 16, 32, 32):
+        layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
+        before = channels
+    layers += [nn.GlobalAvgPool2d(), nn.Linear(before, 10)]
+    images = nn.Network(nn.Sequential(*layers), (IMAGE, IMAGE, 3))
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4, IMAGE, IMAGE, 3), np.float32), rng.integers(0, 10, 4)
+    many = SpatialParallel(images, nn.CrossEntropyLoss(), nn.SGD(0.01), world)
+    many.pass_.trial = None  # the rounds here try both ways
+    ways = ("hidden", "waited for")
+    found = {"what": f"4 convolutions, 4 images {IMAGE} x {IMAGE}", "seconds": {way: [] for way in ways}}
+    order = np.random.default_rng(0)  # the same on all ranks
+    for number in range(2 if quick else 13):
+        for way in order.permutation(ways).tolist():
+            many.pass_.hide(way)
+            quiet_barrier(world)
+            taken = median(block(many.step, [(x, y)], 2 if quick else 5))
+            told = mean(world.allgather(taken))
+            if number:  # the first round warms up
+                found["seconds"][way].append(told)
+    many.close()
     return found
 
 

@@ -44,6 +44,31 @@ def test_the_plans_word_stands_beside_what_was_measured_round_by_round():
     assert "3.00 times as fast, 3.00 were promised: +0% (-17% to +17% in the middle half of 3 rounds)" in row.note
 
 
+def test_steps_with_hidden_rows_stand_beside_those_that_wait():
+    from bench_parallel import halo_row
+
+    row = halo_row("case", {"what": "images", "seconds": {"hidden": [0.9, 1.8], "waited for": [1.0, 2.0]}})
+    assert row.ratio == pytest.approx(0.9) and "a whole step takes -10% (-10% to -10%" in row.note
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_step_either_way_of_rows_from_the_other_rank(comm, monkeypatch):
+    """Hidden ones are computed beside: counted where layers look."""
+    import bench_parallel as suite
+
+    from collectives import Communicator
+    from parallel.strategies.operators import rows, strategy
+
+    monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
+    monkeypatch.setattr(suite, "IMAGE", 32)
+    monkeypatch.setattr(rows, "HIDES", 0)
+    calls, original = [], rows.WindowRows._forward_in_parts
+    monkeypatch.setattr(rows.WindowRows, "_forward_in_parts", lambda *given: (calls.append(1), original(*given))[1])
+    found = suite.halo_steps(Communicator(comm), True)
+    assert set(found["seconds"]) == {"hidden", "waited for"} and all(map(len, found["seconds"].values()))
+    assert len(calls) == 2 * 2 * 3, "two steps of two rounds, and all convolutions but the first, whose rows are data"
+
+
 @pytest.mark.mpi(ranks=[2])
 def test_kinds_add_up_to_a_step_and_to_what_the_clock_says(comm):
     """Each kind that a schedule has is measured, and predicted, on the cuts that are run."""
