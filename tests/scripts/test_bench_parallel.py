@@ -44,6 +44,16 @@ def test_the_plans_word_stands_beside_what_was_measured_round_by_round():
     assert "3.00 times as fast, 3.00 were promised: +0% (-17% to +17% in the middle half of 3 rounds)" in row.note
 
 
+def test_what_takes_too_long_in_the_lab_is_said_in_its_row(monkeypatch):
+    import bench_parallel as suite
+    import benchmarking
+
+    monkeypatch.setattr(suite.netlab, "why_not", lambda: "")
+    monkeypatch.setattr(benchmarking, "IN_TIME", 0)
+    (row,) = suite.rows(quick=True, only="the other rank hidden")
+    assert row.ours is None and row.note == "failed: bench_parallel.py: no result after 0 s"
+
+
 def test_steps_with_hidden_rows_stand_beside_those_that_wait():
     from bench_parallel import halo_row
 
