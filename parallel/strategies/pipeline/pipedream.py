@@ -109,11 +109,9 @@ class Stashed(Exchange):
 
     def share(self, peers) -> None:
         """The ranks of `peers` have this stage (collective)."""
-        vector, layout = (
-            self.vector[: self.layout.size + 1],
-            self.layout,
-        )  # behind the gradients, whether a loss was bad
-        self.buckets = Buckets(peers, vector, layout.ends.values(), layout.size, **self.bucketing)
+        layout, size = self.layout, self.layout.size
+        vector = self.vector[: size + 1]  # behind the gradients, whether a loss was bad
+        self.buckets = Buckets(peers, vector, layout.ends.values(), size, **self.bucketing)
 
     def begin_sum(self) -> Callable[[int], None]:
         """A mini-batch's gradients begin; what is told how many are finished."""
