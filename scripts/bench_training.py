@@ -1,5 +1,5 @@
-"""Training on two ranks with a BLAS thread each, against one process, two independent processes, and PyTorch: its DDP on
-the same ranks, and one process of it with the whole batch of both and a thread for each core.
+"""Training on two ranks with a BLAS thread each, against one process, two independent processes, and PyTorch:
+its DDP on the same ranks, and one process of it with the whole batch of both and a thread for each core.
 
 Every side has the same work a rank. In one job of two ranks all sides take turns, a block of steps each, in an order
 that changes; the median over the rounds of the median step of a block counts. **The control** is two processes that
@@ -102,8 +102,8 @@ def speed_rows(case: str, result: dict) -> Iterator[Row]:
     note = f"{images}, PyTorch DDP over gloo {1e3 * RANKS * batch / step['torch']:,.0f}"
     note += f", which is {share('torch', 'control')} of our control; {result['notes']['torch']}"
     yield Row(f"{case}: ddp, PyTorch", step["ddp"], step["torch"], result["torch"], "ms", RANKS, 1, note)
-    note = f"one global batch of {RANKS * batch}: ours on {RANKS} ranks of a thread, PyTorch in one process with {RANKS} "
-    note += f"threads, by means {means['ddp'] / means['threads']:.2f}; {result['notes']['threads']}"
+    note = f"one global batch of {RANKS * batch}: ours on {RANKS} ranks of a thread, PyTorch in one process with "
+    note += f"{RANKS} threads, by means {means['ddp'] / means['threads']:.2f}; {result['notes']['threads']}"
     yield Row(f"{case}: ddp, threads of PyTorch", step["ddp"], step["threads"], result["torch"], "ms", RANKS, 1, note)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, LATE, NOT_BESIDE, TOGETHER, why_not
+from parallel.strategies.capabilities import CAPABILITIES, NOT_BESIDE, TOGETHER, why_not
 from parallel.strategies.capabilities import IN_SHARDS as SHARDED
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
 

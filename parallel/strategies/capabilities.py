@@ -174,7 +174,7 @@ APART = {
 }
 CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
-COLUMNS = (*OPTIONS, "mixed", "elastic")  # of the table: --dtype mixed is an option's value, --elastic has rules of its own
+COLUMNS = (*OPTIONS, "mixed", "elastic")  # of the table; these two have rules of their own
 
 
 def why_not(strategy: str, method: str | None = None, *options: str, late: bool = False) -> str:

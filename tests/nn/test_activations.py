@@ -156,8 +156,8 @@ def test_maxima_of_rows_are_those_of_numpy(shape):
     x = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
     x.reshape(-1)[::5] = -np.inf
     x.reshape(-1)[1::11] = np.nan
-    for given in (x, np.repeat(x, 2, axis=-1)[..., ::2]):
-        np.testing.assert_array_equal(row_maxima(given), given.max(axis=-1, keepdims=True))
+    for rows in (x, np.repeat(x, 2, axis=-1)[..., ::2]):
+        np.testing.assert_array_equal(row_maxima(rows), rows.max(axis=-1, keepdims=True))
 
 
 def test_softmax_of_what_is_hidden_and_of_what_overflows():
