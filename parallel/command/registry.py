@@ -6,6 +6,7 @@ Each is imported where it is made: a rank that starts, in place of a lost one, t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collectives.failures.launch_check import nodes_of
@@ -22,12 +23,8 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
     from parallel.strategies import data_parallel
 
-    if axes.is_pipeline(options):
-        return pipeline(options, network, loss, optimizer, communicator)
-    if axes.is_tensor(options):
-        return tensor(options, network, loss, optimizer, communicator)
-    if axes.together(options):
-        return together(options, network, loss, optimizer, communicator)
+    if make := cut(options):
+        return make(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
@@ -38,6 +35,15 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     if options.reproducible:
         return data_parallel.ReproducibleDataParallel(*arguments, shards=options.reproducible)
     return data_parallel.DistributedDataParallel(*arguments, **summing(options, communicator))
+
+
+def cut(options) -> Callable[..., Trainer] | None:
+    """What makes the trainer where ranks have parts of the network, or of its images; None where each has all."""
+    if axes.is_pipeline(options):
+        return pipeline
+    if axes.is_tensor(options):
+        return tensor
+    return together if axes.together(options) else None
 
 
 def summing(options, communicator) -> dict:
@@ -112,12 +118,8 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     from parallel.strategies import zero
 
-    if axes.is_pipeline(options):
-        return pipeline(options, network, loss, optimizer, communicator)
-    if axes.is_tensor(options):
-        return tensor(options, network, loss, optimizer, communicator)
-    if axes.together(options):
-        return together(options, network, loss, optimizer, communicator)
+    if make := cut(options):
+        return make(options, network, loss, optimizer, communicator)
     make = getattr(zero, SHARDED[options.strategy_name])
     return make(network, loss, optimizer, communicator, options.seed, **cutting(options), **summed(options))
 
@@ -153,7 +155,9 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
-        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
+        return PipeDream(
+            *arguments, mini_batches=given["micro_batches"], bucketing=bucketing(options), limit=limit, **keys
+        )
     return Pipeline(
         *arguments,
         data=sizes["data"],
