@@ -112,7 +112,10 @@ if launcher.inside():
             def Send(self, *args):
                 joining("before it says so")
                 super().Send(*args)
+            def recv(self, *args, **named):
+                port = super().recv(*args, **named)
                 joining("when all take it in")
+                return port
         class Library:
             class Comm:
                 Get_parent = staticmethod(lambda: Parent(MPI.Comm.Get_parent()))
