@@ -106,6 +106,19 @@ def test_pipelines_wait_a_share_of_the_time():
     assert predict(JOB, "zb-h1", Axes(pipeline=5), FREE, micro_batches=16).seconds < found.seconds
 
 
+def test_stages_are_cut_where_it_is_said():
+    """The slowest stage sets the pace: of 10 equal layers 7, and of every micro-batch."""
+    even, uneven = (predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16, cuts=cuts) for cuts in ([5], [7]))
+    assert even.seconds == pytest.approx(predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16).seconds)
+    assert uneven.cuts == (7,) and uneven.seconds == pytest.approx(8 * (30e-3 * 0.7 + 30e-3 * 0.3 / 16))
+    stream = predict(JOB, "pipedream", Axes(2), FREE, cuts=[7])
+    assert stream.replicas == (1, 1) and stream.cuts == (7,)
+    assert stream.seconds == pytest.approx(2 * 4 * 30e-3 * 0.7), "two mini-batches a step, at the slowest stage's pace"
+    for cuts in ([5, 7], [0], [10]):
+        with pytest.raises(ValueError, match="cuts: expected 1 that rise, of 1 to 9, given"):
+            predict(JOB, "1f1b", Axes(pipeline=2), FREE, cuts=cuts)
+
+
 def test_a_pipeline_without_flush_is_the_programme():
     path = Path(os.environ.get("RINGPROP_DATA", "")) / "profiles" / "vgg16.csv"
     if not path.is_file():
