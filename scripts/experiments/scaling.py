@@ -11,9 +11,10 @@ Strong scaling keeps the samples of a step, weak scaling those of a rank. Layers
 as many samples as each has: what ranks of a node take from each other is in the profile, so the prediction is of the
 exchange. Pipelines and layers that are cut are measured with the samples of a micro-batch, and of a step.
 
-Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, and of each layer the fastest, as
-other processes only add; told are the medians of the turns, and the span of the difference over them, which is narrow
-where nothing else runs. Where there are fewer cores than ranks a point is marked: it says nothing of scaling.
+Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, and of each layer the fastest, on
+the mean of the ranks, as other processes only add; told are the medians of the turns, and the span of the difference
+over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a point is marked: it says
+nothing of scaling.
 
 --lab puts each rank on a host of its own (netlab.py, root only). They share the cores of this machine, which is why
 cables are slow: messages must be most of a step.
@@ -172,7 +173,7 @@ def measure(world, task: dict) -> list[dict]:
 
 
 def one_point(world, task: dict, batch: int) -> dict:
-    """Of each turn the seconds of a step, and the layers' of the slowest rank."""
+    """Of each turn the seconds of a step, and the layers' on the mean of the ranks."""
     from types import SimpleNamespace
 
     import numpy as np
@@ -195,11 +196,11 @@ def one_point(world, task: dict, batch: int) -> dict:
     lo, hi = part(batch, count, index) if index is not None else (0, 0)
     x, y = random_batch(network, batch)
     x, y = x[lo:hi], y[lo:hi]
-    repeats, steps = max(1, task["steps"] // (2 * ROUNDS)), max(2, task["steps"] // ROUNDS)
+    steps = max(2, task["steps"] // ROUNDS)
     turns = []
     for _ in range(ROUNDS):  # by turns, so that all see the same of what else runs
         quiet_barrier(world)
-        times = measure_layers(one, *mine, repeats=repeats)
+        times = measure_layers(one, *mine, repeats=steps)
         taken: dict[str, list[float]] = {"alone": [], "many": []}
         for side, each, given in (("alone", one, (*mine, share)), ("many", trainer, (x, y, batch))):
             quiet_barrier(world)
@@ -209,9 +210,9 @@ def one_point(world, task: dict, batch: int) -> dict:
                 each.step(*given)
                 taken[side].append(time.perf_counter() - start)
         many = float(np.min(np.max(world.allgather(taken["many"]), axis=0)))  # of the slowest rank
-        alone = max(world.allgather(min(taken["alone"])))
-        profile = np.max(world.allgather([[layer[k] for k in TIMED] for layer in times.layers]), axis=0)
-        update = max(world.allgather(times.update))
+        alone = float(np.mean(world.allgather(min(taken["alone"]))))
+        profile = np.mean(world.allgather([[layer[k] for k in TIMED] for layer in times.layers]), axis=0)
+        update = float(np.mean(world.allgather(times.update)))
         head = max(0.0, alone - float(profile[:, :2].sum()) - update)  # all that a step of one rank takes besides
         turns.append({"seconds": many, "profile": profile.tolist(), "update": update, "head": head})
     quiet_barrier(world)

@@ -111,7 +111,9 @@ def test_what_has_too_few_layers_is_left_out(scaling, tmp_path, capsys, monkeypa
     monkeypatch.setattr(scaling, "measured_on", lambda count, task: list(points_of([count], task["strategy"])))
     given = ["--model", TASK["model"], "--input", "12", "--classes", "5", "--batch", "16", "--out", str(tmp_path)]
     assert scaling.main([*given, "--ranks", "4", "--strategy", "interleaved,ddp"]) == 0
-    assert "interleaved on 4 ranks\nleft out: mlp:12,9,9,5 has 5 layers, too few for 8 stages" in capsys.readouterr().out
+    assert (
+        "interleaved on 4 ranks\nleft out: mlp:12,9,9,5 has 5 layers, too few for 8 stages" in capsys.readouterr().out
+    )
     assert {p["strategy"] for p in json.loads((tmp_path / "scaling.json").read_text())["points"]} == {"ddp"}
 
 
