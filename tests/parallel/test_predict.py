@@ -92,6 +92,36 @@ def test_a_server_is_the_bottleneck():
         predict(JOB, "ps", Axes(12), FLAT, servers=12)
 
 
+def test_who_trains_apart_meets_every_so_many_steps():
+    """In each step: data parallelism's sum, after backprop; in none: computation alone."""
+    job = dataclasses.replace(JOB, overlap=False, first_bucket=inf, update=1e-3)
+    dense = predict(job, "ddp", Axes(8), FLAT)
+    each, eighth, never = (predict(job, f"local-sgd:{every}", Axes(8), FLAT) for every in (1, 8, 10**9))
+    assert each.seconds == pytest.approx(dense.seconds) and each.sent == dense.sent and each.memory == dense.memory
+    assert never.seconds == pytest.approx(30e-3 + 1e-3) and never.idle_share == pytest.approx(0, abs=1e-6)
+    assert eighth.seconds - never.seconds == pytest.approx((each.seconds - never.seconds) / 8)
+    kept = {name: predict(job, name, Axes(8), FLAT).memory - each.memory for name in ("local-sgd", "diloco", "easgd")}
+    assert kept == {"local-sgd": 0, "diloco": 2 * 80e6, "easgd": 80e6}
+
+
+def test_a_server_that_all_push_to_sets_the_pace():
+    job = dataclasses.replace(JOB, update=1e-3)
+    often, seldom = (predict(job, f"downpour:push={n},fetch={n}", Axes(12), FLAT) for n in (1, 100))
+    moved = 11 * 2 * 80e6 * 1e-9  # in and out of one server's port, for a step of all workers
+    assert often.seconds == pytest.approx(moved + 11 * 1e-3, rel=1e-3)
+    assert seldom.parts["servers"] == 0 and seldom.sent == often.sent / 100
+    assert seldom.seconds == pytest.approx(24 / 32 * 30e-3 + 1e-3 + 2 * 80e-3 / 100, rel=1e-3)
+    assert predict(job, "downpour", Axes(12), FLAT, servers=6).seconds < often.seconds
+    for call, message in (
+        (lambda: predict(job, "downpour", Axes(4), FLAT, servers=4), "downpour: 4 servers leave no worker of 4 ranks"),
+        (lambda: predict(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every must be at least 1"),
+        (lambda: predict(job, "easgd", Axes(2, 1, 2), FLAT), "easgd does not cut layers"),
+        (lambda: predict(job, "ddp:3", Axes(4), FLAT), "unknown strategy 'ddp:3'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_pipelines_wait_a_share_of_the_time():
     """(p - 1) / (m + p - 1) of it, where stages are equal and messages free."""
     for schedule in ("gpipe", "1f1b"):

@@ -54,9 +54,11 @@ def test_ranks_measure_a_point_of_each_kind(comm, ranks):
 
 def test_every_strategy_that_is_predicted_can_be_measured(scaling):
     from parallel.command import axes
-    from parallel.planning.predict import STRATEGIES
 
-    assert set(scaling.STRATEGIES) == {*STRATEGIES, "tensor"}
+    """But those whose steps differ, as ranks meet now and then only."""
+    from parallel.planning.predict import APART, STRATEGIES
+
+    assert set(scaling.STRATEGIES) == {*STRATEGIES, "tensor"} - {*APART}
     assert set(scaling.PIPELINES) == set(axes.NAMES)
 
 
