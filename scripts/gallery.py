@@ -247,7 +247,7 @@ def write(name: str, out: Path) -> None:
     if isinstance(found, bytes):
         file.write_bytes(found)
     else:
-        found.savefig(file, dpi=120, **({"metadata": {"Date": None}} if file.suffix == ".svg" else {}))
+        found.savefig(file, dpi=120, bbox_inches="tight", **({"metadata": {"Date": None}} if file.suffix == ".svg" else {}))
 
 
 def main(argv: list[str] | None = None) -> None:
