@@ -247,7 +247,8 @@ def write(name: str, out: Path) -> None:
     if isinstance(found, bytes):
         file.write_bytes(found)
     else:
-        found.savefig(file, dpi=120, bbox_inches="tight", **({"metadata": {"Date": None}} if file.suffix == ".svg" else {}))
+        undated = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}
+        found.savefig(file, dpi=120, bbox_inches="tight", **undated)
 
 
 def main(argv: list[str] | None = None) -> None:
