@@ -212,6 +212,15 @@ def test_what_compares_with_pytorch_shares_a_worker(tmp_path):
     assert len(set((tmp_path / "workers").read_text().split())) == 1
 
 
+def test_what_waits_for_a_cluster_is_begun_first(tmp_path):
+    many = "import pytest\n\n@pytest.mark.parametrize('i', range(9))\ndef test_{}(i): {!r}\n"
+    (tmp_path / "test_a.py").write_text(many.format("program", "subprocess"))
+    (tmp_path / "test_b.py").write_text("def test_cluster(): 'import slurmlab, subprocess'\n")
+    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-n", "1")
+    assert counts(printed) == {"passed": 11}, printed
+    assert re.findall(r"PASSED \S+::test_([a-z]+)", printed) == ["cluster", *["program"] * 9, "other"]
+
+
 FAILURES = """
     @pytest.fixture
     def broken(comm):

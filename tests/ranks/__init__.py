@@ -124,8 +124,9 @@ def pytest_xdist_make_scheduler(config, log):
     """With pytest-xdist: which tests one worker runs one after the other, and which of them are begun first.
 
     It knows tests by their names alone. The longest come first, or one worker would end minutes after the others: a
-    test on ranks, or of a file that starts programs, takes some fifty times as long as another one. Files that
-    compare with PyTorch go to one worker: to import it takes as long as all their tests.
+    test on ranks, or of a file that starts programs, takes some fifty times as long as another one; one on a cluster
+    waits for it for ten seconds, in which the other workers have the cores. Files that compare with PyTorch go to one
+    worker: to import it takes as long as all their tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -144,7 +145,7 @@ def pytest_xdist_make_scheduler(config, log):
         def expected(self, scope):
             files = {config.rootpath / nodeid.partition("::")[0] for nodeid in self.workqueue[scope]}
             alone = " " not in scope and not any(map(starts_programs, files))
-            return len(self.workqueue[scope]) * (1 if alone else 50)
+            return len(self.workqueue[scope]) * (1 if alone else 1000 if any(map(on_a_cluster, files)) else 50)
 
     return ByLaunch(config, log)
 
@@ -152,6 +153,11 @@ def pytest_xdist_make_scheduler(config, log):
 @functools.cache
 def starts_programs(file: Path) -> bool:
     return re.search("subprocess|launch|scripts", file.read_text()) is not None
+
+
+@functools.cache
+def on_a_cluster(file: Path) -> bool:
+    return re.search("import slurmlab", file.read_text()) is not None
 
 
 @functools.cache
