@@ -19,6 +19,7 @@ import math
 import numpy as np
 
 from nn.core.run import Run
+from nn.layers.activations import row_maxima
 
 
 class Loss:
@@ -240,7 +241,7 @@ class CrossEntropyLoss(NLLLoss):
         labels = self.check(z, target)
         gz = run.empty(z.shape, z.dtype)
         rows, prob = z.reshape(-1, z.shape[-1]), gz.reshape(-1, z.shape[-1])
-        np.subtract(rows, np.maximum.reduce(rows, axis=1, keepdims=True), out=prob)
+        np.subtract(rows, row_maxima(rows), out=prob)
         if not self._plain:
             return self._general(prob, labels, total) / total, gz
         flat, at = gz.reshape(-1), _places(labels, z.shape[-1])

@@ -3,14 +3,16 @@
 Ours and the peer's run in two processes that take turns, each with the same BLAS threads, on the same batches, which
 lie in memory; the median over all steps counts. Each model has rows for its time, for the memory of a step, and for the
 allocations of a step; every time's note has the roofline: what the step's matrix products would take at the speed of a
-large one (direct convolution; Winograd needs fewer), and which part of the step is not that. Beside it the time that
-our products take in the step, in the shapes that they have: a floor for whoever writes layers in NumPy.
+large one (direct convolution; Winograd needs fewer), and which part of the step is not that. Beside it a floor for
+whoever writes layers in NumPy, measured in the same steps: the time that our products take, in the shapes that they
+have, which of it small ones take (attention's, a recurrent layer's step), and GELU's normal distribution.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from statistics import median
 from benchmarking import Row, arguments, geometric_mean
 
 LARGE = 128 * 1024  # bytes: from here on malloc asks the operating system; below are NumPy's own buffers of 32 KiB
+SMALL = 1 << 20  # multiply-accumulates of a matrix product: OpenBLAS has no time to get up to speed
 MIB = 1 << 20
 
 
@@ -72,13 +75,13 @@ def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:
         if has_peer:
             sides["peer"] = Worker("peer", case, threads)
         times, cpu = {side: [] for side in sides}, {side: [] for side in sides}
-        peak, products = 0.0, []
+        peak, floors = 0.0, []
         for _ in range(rounds):
             for side, worker in sides.items():
                 steps, cpu_of_a_step = worker.ask({"seconds": seconds})
                 times[side] += steps
                 cpu[side].append(cpu_of_a_step)
-            products += sides["ours"].ask({"products": 3})
+            floors += sides["ours"].ask({"floors": 3})
             peak = max(peak, sides["ours"].ask({"peak": quick}))
         facts = {side: worker.ask({"facts": threads == 1}) for side, worker in sides.items()}
     finally:
@@ -92,8 +95,7 @@ def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:
     note = f"GEMM floor {floor:.3g} ms at {peak:.0f} GF/s, "
     note += f"{1 - floor / step:.0%} of the step is not GEMM" if step > floor else "the step is below it, by Winograd"
     theirs = 1e3 * median(times["peer"]) if has_peer else None
-    alone = 1e3 * median(products)
-    note += f"; products alone {alone:.3g} ms" + (f", {alone / theirs:.2f} of the peer's step" if theirs else "")
+    note += f"; {floor_note({name: 1e3 * median(each[name] for each in floors) for name in floors[0]}, theirs)}"
     note += "; CPU time of a step " + " and ".join(f"{1e3 * min(costs):.3g} ms" for costs in cpu.values())
     note += f"; {peer['note']}" if peer["note"] else ""
     yield Row(case, step, theirs, peer["name"], "ms", 1, threads, note)
@@ -103,6 +105,15 @@ def compare(case: str, threads: int, quick: bool) -> Iterator[Row]:
         note = ", ".join(ours["allocating"]) or "no call of a layer, loss or optimizer"
         note = f"calls that allocate more than {LARGE // 1024} KiB: {note}"
         yield Row(f"{case}: large allocations", len(ours["allocating"]), None, "", "calls", 1, threads, note)
+
+
+def floor_note(taken: dict[str, float], theirs: float | None) -> str:
+    """What a step cannot do without, in milliseconds, and what share of the peer's step that is."""
+    note = f"products alone {taken['products']:.3g} ms"
+    note += f", {taken['small']:.3g} of them small ones" if taken["small"] else ""
+    note += f"; normal distribution {taken['distribution']:.3g} ms" if taken["distribution"] else ""
+    together = taken["products"] + taken["distribution"]
+    return note + (f"; {together / theirs:.2f} of the peer's step" if theirs else "")
 
 
 class Worker:
@@ -149,8 +160,8 @@ def work(side: str, case: str) -> None:
         question = json.loads(line)
         if "seconds" in question:
             answer = run(runner, question["seconds"])
-        elif "products" in question:
-            answer = runner.products(question["products"])
+        elif "floors" in question:
+            answer = runner.floors(question["floors"])
         elif "peak" in question:
             answer = matmul_speed(2 if question["peak"] else 6)
         else:
@@ -234,31 +245,41 @@ class Ours(Measured):
     def step(self, x, y) -> None:
         self.trainer.step(x, y)
 
-    def products(self, steps: int) -> list[float]:
-        """Seconds of each of some steps in NumPy's matrix products."""
+    def floors(self, steps: int) -> list[dict[str, float]]:
+        """Seconds of each of some steps in NumPy's matrix products, in small ones of these, and in GELU's erf."""
         import numpy as np
 
-        times, originals = [], {name: getattr(np, name) for name in ("dot", "matmul")}
+        from nn.layers import activations
 
-        def timed(product):
+        taken = []
+
+        def timed(work, names):
             def call(*args, **kwargs):
                 start = time.perf_counter()
-                result = product(*args, **kwargs)
-                times[-1] += time.perf_counter() - start
+                result = work(*args, **kwargs)
+                seconds = time.perf_counter() - start
+                for name in names(*args):
+                    taken[-1][name] += seconds
                 return result
 
             return call
 
+        def kinds(a, b, *_):
+            small = a.ndim > 1 and math.prod(a.shape[-2:]) * b.shape[-1] <= SMALL
+            return ("products", "small") if small else ("products",)
+
+        originals = [(np, "dot"), (np, "matmul"), (activations, "distribution")]
+        originals = [(room, name, getattr(room, name)) for room, name in originals]
         try:
-            for name, product in originals.items():
-                setattr(np, name, timed(product))
+            for room, name, work in originals:
+                setattr(room, name, timed(work, kinds if room is np else lambda *_: ("distribution",)))
             for x, y in self.batches[:steps]:
-                times.append(0.0)
+                taken.append(dict.fromkeys(("products", "small", "distribution"), 0.0))
                 self.step(x, y)
         finally:
-            for name, product in originals.items():
-                setattr(np, name, product)
-        return times
+            for room, name, work in originals:
+                setattr(room, name, work)
+        return taken
 
     def facts(self, allocations: bool) -> dict:
         """What there is to tell besides times."""

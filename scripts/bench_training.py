@@ -1,4 +1,5 @@
-"""Training on two ranks with a BLAS thread each, against one process, two independent processes, and PyTorch DDP.
+"""Training on two ranks with a BLAS thread each, against one process, two independent processes, and PyTorch:
+its DDP on the same ranks, and one process of it with the whole batch of both and a thread for each core.
 
 Every side has the same work a rank. In one job of two ranks all sides take turns, a block of steps each, in an order
 that changes; the median over the rounds of the median step of a block counts. **The control** is two processes that
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from statistics import mean, median
@@ -98,8 +100,11 @@ def speed_rows(case: str, result: dict) -> Iterator[Row]:
         yield Row(f"{case}: ddp, PyTorch", step["ddp"], note="PyTorch is not installed", ranks=RANKS)
         return
     note = f"{images}, PyTorch DDP over gloo {1e3 * RANKS * batch / step['torch']:,.0f}"
-    note += f", which is {share('torch', 'control')} of our control; {result['note']}"
+    note += f", which is {share('torch', 'control')} of our control; {result['notes']['torch']}"
     yield Row(f"{case}: ddp, PyTorch", step["ddp"], step["torch"], result["torch"], "ms", RANKS, 1, note)
+    note = f"one global batch of {RANKS * batch}: ours on {RANKS} ranks of a thread, PyTorch in one process with "
+    note += f"{RANKS} threads, by means {means['ddp'] / means['threads']:.2f}; {result['notes']['threads']}"
+    yield Row(f"{case}: ddp, threads of PyTorch", step["ddp"], step["threads"], result["torch"], "ms", RANKS, 1, note)
 
 
 def accuracy_row(target: float = TARGET, limit: int | None = None, most: int = MOST, every: int = EVERY) -> Row:
@@ -191,12 +196,14 @@ def speeds(world, name: str, quick: bool, meeting: str) -> dict:
         "control": (lambda x, y: alone.step(x, y), batches),
         "ddp": (lambda x, y: many.step(x, y, world.size * case.batch), batches),
     }
-    found = {"note": "", "seconds": {side: [] for side in sides}, "lockstep": []}
+    found = {"notes": {}, "seconds": {}, "lockstep": []}
     peer = Torch.start(world, meeting)
     if peer:
-        step, found["note"] = peer.fastest(name, case, batches)
-        sides["torch"], found["torch"] = step, peer.name
-        found["seconds"]["torch"] = []
+        found["torch"] = peer.name
+        sides["torch"], found["notes"]["torch"] = peer.fastest(name, case, batches)
+        whole = make_batches(replace(case, batch=world.size * case.batch))
+        sides["threads"], found["notes"]["threads"] = peer.fastest(name, case, whole, world.size)
+    found["seconds"] = {side: [] for side in sides}
     once = max(world.allgather(median(block(*sides["control"], 10))))
     steps = max(2, round((0.02 if quick else 0.4) / once))
     order = np.random.default_rng(0)  # the same on all ranks
@@ -204,7 +211,7 @@ def speeds(world, name: str, quick: bool, meeting: str) -> dict:
         for side in order.permutation(list(sides)).tolist():
             quiet_barrier(world)
             taken = None
-            if side != "one" or world.rank == number % 2:  # each core in turn
+            if side not in ("one", "threads") or world.rank == number % 2:  # each core, and each model, in turn
                 taken = block(*sides[side], steps)
             quiet_barrier(world)
             told = [each for each in world.allgather(taken) if each]
@@ -235,7 +242,7 @@ def quiet_barrier(world) -> None:
 
 
 class Torch:
-    """PyTorch DistributedDataParallel over gloo on these ranks."""
+    """PyTorch DistributedDataParallel over gloo on these ranks; or a rank's own, on all of their cores."""
 
     @classmethod
     def start(cls, world, meeting: str) -> Torch | None:
@@ -251,31 +258,57 @@ class Torch:
         self.name = f"PyTorch {torch.__version__.partition('+')[0]}"
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=world.rank, world_size=world.size)
 
-    def trainer(self, name: str, lr: float, channels_last: bool, momentum: float = 0.0):
-        """One of torch_models, its gradients averaged over the ranks."""
+    def trainer(self, name: str, lr: float, channels_last: bool, momentum: float = 0.0, alone: bool = False):
+        """One of torch_models, its gradients averaged over the ranks unless it is to be alone."""
         import torch
         import torch_models
         from torch.nn.parallel import DistributedDataParallel
 
         trainer = torch_models.Trainer(name, lr, channels_last)
-        trainer.model = DistributedDataParallel(trainer.model)
+        if not alone:
+            trainer.model = DistributedDataParallel(trainer.model)
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=lr, momentum=momentum)
         return trainer
 
-    def fastest(self, name: str, case: Case, batches: list) -> tuple[tuple[Callable, list], str]:
-        """((step, batches), which memory format): the faster of the two where there are images."""
+    def fastest(self, name: str, case: Case, batches: list, threads: int = 1) -> tuple[tuple[Callable, list], str]:
+        """((step, batches), which memory format): the faster of the two where there are images.
+
+        With several threads every rank has a model of its own, for whole batches, and one at a time is to compute.
+        """
         found = []
         for channels_last in (False, True)[: 1 + (len(case.in_shape) == 3)]:
-            trainer = self.trainer(name, case.lr, channels_last)
-            ours = trainer.step, [trainer.batch(*batch) for batch in batches]
-            block(*ours, 3)
-            found.append((self.world.allreduce(median(block(*ours, 10))), channels_last, ours))
+            trainer = self.trainer(name, case.lr, channels_last, alone=threads > 1)
+            step = with_threads(trainer.step, threads) if threads > 1 else trainer.step
+            ours, taken = (step, [trainer.batch(*batch) for batch in batches]), 0.0
+            for rank in range(self.world.size if threads > 1 else 1):
+                if threads == 1 or rank == self.world.rank:
+                    block(*ours, 3)
+                    taken = median(block(*ours, 10))
+                quiet_barrier(self.world)
+            found.append((self.world.allreduce(taken), channels_last, ours))
         _, channels_last, ours = min(found, key=lambda entry: entry[0])
         return ours, f"peer with channels {'last' if channels_last else 'first'}"
 
     def end(self) -> None:
         self.dist.barrier()
         self.dist.destroy_process_group()
+
+
+def with_threads(step: Callable, threads: int) -> Callable:
+    """A step of PyTorch by so many threads on all cores: ranks have one each, which their threads would share."""
+    import torch
+
+    def call(x, y):
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, range(os.cpu_count()))
+        torch.set_num_threads(threads)
+        try:
+            return step(x, y)
+        finally:
+            torch.set_num_threads(1)
+            os.sched_setaffinity(0, own)
+
+    return call
 
 
 def to_accuracy(world, meeting: str, target: float, limit: int | None, most: int, every: int) -> dict:

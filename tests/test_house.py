@@ -292,3 +292,15 @@ def test_files_of_tests_have_names_of_their_own():
     """pytest takes two of one name, in different folders, for one module."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+def test_nobody_asks_a_trainer_or_its_parts_what_attributes_they_have():
+    """What all have is in the protocol: nn.Serial, parallel.Trainer, and the bases of passes and exchanges."""
+    found = []
+    for module, path in files().items():
+        for node in ast.walk(tree_of(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+                asked, name = ast.unparse(node.args[0]), node.args[1]
+                if isinstance(name, ast.Constant) and asked.rpartition(".")[2] in ("trainer", "exchange", "pass_"):
+                    found.append(f"{module}: {ast.unparse(node)}")
+    assert found == []

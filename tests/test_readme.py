@@ -24,7 +24,7 @@ from parallel.command.commands import COMMANDS
 from parallel.command.options import FIELDS, TOPICS, flag, names_of, shown_default, title_of
 from parallel.command.parsing import parse, parser
 from parallel.launch import launcher
-from parallel.strategies.capabilities import matrix
+from parallel.strategies.capabilities import CAPABILITIES, matrix
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
@@ -69,6 +69,18 @@ def test_options_table_is_that_of_the_dataclasses():
 
 def test_matrix_is_that_of_the_strategies():
     assert MATRIX.search(read(OPTIONS))[2] == matrix(), "run: python tests/test_readme.py"
+
+
+def test_every_cell_that_is_refused_says_why():
+    table, _, below = matrix().partition("What is refused, and why:")
+    head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line]
+    reasons = [line.removeprefix("- ").partition(": ") for line in below.splitlines() if line]
+    assert all(why for _, _, why in reasons) and len(rows) > len(CAPABILITIES)
+    for strategy, _, *cells in rows:
+        for option, cell in zip(head[2:], cells, strict=True):
+            told = [why for what, _, why in reasons if what.startswith(f"{option} with ") and strategy in what]
+            allowed = cell.startswith("yes") or cell == "all methods"
+            assert len(told) == (not allowed), (strategy, option, told)
 
 
 def drawn() -> set[str]:

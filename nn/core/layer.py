@@ -123,12 +123,14 @@ class Layer:
     channelwise : bool
         Whether each entry of the last axis of y is made of that entry of x alone, whatever their number: then ranks can
         have some of them each.
+    synchronized : bool
+        Whether it takes statistics over all ranks that share a batch, so that every one of them has to be there.
     """
 
     output = "new"
     gradient = "new"
     ids = False
-    channelwise = False
+    channelwise = synchronized = False
 
     def specs(self, in_shape: Shape) -> tuple[dict[str, Spec | dict], Shape]:
         """What the layer needs, and its output's shape in evaluation; the batch axis is left out of both shapes."""

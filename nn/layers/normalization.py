@@ -71,22 +71,22 @@ class LayerNorm(Layer):
         x, mean, scale = saved
         rows = np.ascontiguousarray(x).reshape(-1, self.features)
         upstream = np.ascontiguousarray(gy).reshape(rows.shape)
-        normal = np.subtract(rows, mean, out=run.scratch("normal", rows.shape, x.dtype))
-        normal *= scale
+        centred = np.subtract(rows, mean, out=run.scratch("centred", rows.shape, x.dtype))
         if self.bias:
             run.add_rows(g.beta, upstream)
-        product = np.multiply(upstream, normal, out=run.scratch("block", rows.shape, x.dtype))
-        run.add_rows(g.gamma, product)
+        product = np.multiply(upstream, centred, out=run.scratch("block", rows.shape, x.dtype))
+        run.add_product(g.gamma, scale[:, 0], product)  # xhat = scale centred, and a row's scale is one number
         if not run.wants_gx:
             return None
+        weights = p.gamma * (1 / self.features)
+        along = np.dot(product, weights)[:, None]  # mean(h xhat) / scale
+        along *= scale
+        along *= scale
+        centred *= along
+        centred += np.dot(upstream, weights)[:, None]  # mean(h)
         gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
-        target = gx.reshape(rows.shape)
-        np.multiply(upstream, p.gamma, out=target)
-        along = np.einsum("ij,ij->i", target, normal)[:, None]
-        along *= 1 / self.features
-        normal *= along
-        target -= _row_means(target, run)
-        target -= normal
+        target = np.multiply(upstream, p.gamma, out=gx.reshape(rows.shape))
+        target -= centred
         target *= scale
         return gx
 

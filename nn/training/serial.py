@@ -72,8 +72,8 @@ class Serial:
         Which part of every global batch this trainer expects from the loader.
     writer : bool
         Whether this process writes files and lines of the log: of many ranks one does.
-    communicator : None
-        Of many ranks, what connects them.
+    communicator, pass_ : None
+        Of many ranks, what connects them, and what one of them computes of a step.
     apart : bool
         Whether ranks make steps of their own, and come together only in `meet`.
     scattered : bool
@@ -91,7 +91,7 @@ class Serial:
 
     shard = (0, 1)
     writer = True
-    communicator = None
+    communicator = pass_ = None
     apart = scattered = on_disk = False
     name, sends, notes = "Serial", "", ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
@@ -105,7 +105,7 @@ class Serial:
         self.run = held.run(self.statistics, seed, Memory(), gy_free=True)
         self.half, self.loss_scale = self.run.context.half, LossScale() if network.mixed else None
         # Statistics over all ranks need every rank, one without samples too.
-        self.everyone = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
+        self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
         self.steps = 0
         self.allocate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from collectives.failures.launch_check import nodes_of
 from parallel.command import axes
@@ -31,12 +32,8 @@ from parallel.trainer import Trainer
 
 def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
-    if axes.is_pipeline(options):
-        return pipeline(options, network, loss, optimizer, communicator)
-    if axes.is_tensor(options):
-        return tensor(options, network, loss, optimizer, communicator)
-    if axes.together(options):
-        return together(options, network, loss, optimizer, communicator)
+    if make := cut(options):
+        return make(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
         delay = settings.Consistency.parse(options.consistency, "ddp").bound
@@ -47,6 +44,15 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     if options.reproducible:
         return ReproducibleDataParallel(*arguments, shards=options.reproducible)
     return DistributedDataParallel(*arguments, **summing(options, communicator))
+
+
+def cut(options) -> Callable[..., Trainer] | None:
+    """What makes the trainer where ranks have parts of the network, or of its images; None where each has all."""
+    if axes.is_pipeline(options):
+        return pipeline
+    if axes.is_tensor(options):
+        return tensor
+    return together if axes.together(options) else None
 
 
 def summing(options, communicator) -> dict:
@@ -108,12 +114,8 @@ def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
 
 def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
-    if axes.is_pipeline(options):
-        return pipeline(options, network, loss, optimizer, communicator)
-    if axes.is_tensor(options):
-        return tensor(options, network, loss, optimizer, communicator)
-    if axes.together(options):
-        return together(options, network, loss, optimizer, communicator)
+    if make := cut(options):
+        return make(options, network, loss, optimizer, communicator)
     make = SHARDED[options.strategy_name]
     return make(network, loss, optimizer, communicator, options.seed, **cutting(options), **summed(options))
 
@@ -144,7 +146,9 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
-        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
+        return PipeDream(
+            *arguments, mini_batches=given["micro_batches"], bucketing=bucketing(options), limit=limit, **keys
+        )
     return Pipeline(
         *arguments,
         data=sizes["data"],

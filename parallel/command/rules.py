@@ -25,7 +25,7 @@ from pathlib import Path
 from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, LATE, NOT_BESIDE, TOGETHER, why_not
+from parallel.strategies.capabilities import CAPABILITIES, NOT_BESIDE, TOGETHER, why_not
 from parallel.strategies.capabilities import IN_SHARDS as SHARDED
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
 
@@ -276,8 +276,8 @@ def _survivors(options: Options) -> None:
         return
     how = f"--strategy {options.strategy}{f' --consistency {options.consistency}' * options.late}"
     can = ", ".join(name for name, can in CAPABILITIES.items() if can.elastic)
-    if not (LATE if options.late else CAPABILITIES)[options.strategy_name].elastic:
-        raise OptionError(f"--elastic does not go with {how}: what a rank alone has is lost with it: use {can}")
+    if why := why_not(options.strategy_name, None, "elastic", late=options.late):
+        raise OptionError(f"--elastic does not go with {how}: {why}: use {can}")
     if axes.is_pipeline(options) and axes.schedule(options).name == "pipedream":
         raise OptionError("--elastic does not go with --pipeline pipedream: weights of several steps are in its stages")
     for name, values, why in (
@@ -580,13 +580,10 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         if options.strategy_name in SERVED:
             method.check_messages(options.servers)
     late = f" --consistency {options.consistency}" * options.late
-    can = (LATE if options.late else CAPABILITIES)[options.strategy_name]
-    if network.mixed and ranks != 0 and not can.mixed:
+    why = why_not(options.strategy_name, None, "mixed", late=options.late)
+    if network.mixed and ranks != 0 and why:
         others = ", ".join(name for name, can in CAPABILITIES.items() if can.mixed)
-        raise OptionError(
-            f"--dtype mixed does not go with --strategy {options.strategy}{late}: no step is skipped by all: "
-            f"use {others}"
-        )
+        raise OptionError(f"--dtype mixed does not go with --strategy {options.strategy}{late}: {why}: use {others}")
     if options.reproducible and options.strategy_name in SHARDED:
         virtual_shards.refuse_norms(optimizer)
     if options.strategy_name == "sandblaster":

@@ -233,8 +233,7 @@ def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> No
 
 def pictures(trainer: nn.Serial, events: list[dict]) -> dict:
     """Figures that only this trainer's way of computing has, by the names of their files."""
-    pass_ = getattr(trainer, "pass_", None)
-    return pass_.pictures(events) if pass_ else {}
+    return trainer.pass_.pictures(events) if trainer.pass_ else {}
 
 
 def listeners(loader, timeline: Timeline | None):

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from parallel.passes.whole import Samples, Total, Whole
+from parallel.passes.whole import Samples, UnevenTotal, Whole
 
 MASTER = 0
 
@@ -36,7 +36,7 @@ class Dealt(Whole):
 
     def cut(self, samples, total, parts):
         """As Whole: this rank's part of every micro-batch that is dealt; `rows` are the master's."""
-        if isinstance(total, Total):
+        if isinstance(total, UnevenTotal):
             raise ValueError(
                 "with dp the master reads for all ranks, and `join` gives every rank its own: use ddp, zero1, zero2, "
                 "fsdp, or ps"

@@ -22,7 +22,7 @@ from collectives.steps import part
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
-from parallel.passes.whole import Samples, Total, Whole
+from parallel.passes.whole import Samples, UnevenTotal, Whole
 
 FIXED_POINT = 2.0**24  # of the sums over test data
 
@@ -65,7 +65,7 @@ class VirtualShards(Whole):
 
     def cut(self, samples, total, parts):
         """As Whole; every rank has as many: where others have one shard more, the last one is empty and counts not."""
-        if isinstance(total, Total):
+        if isinstance(total, UnevenTotal):
             raise ValueError("reproducible training cuts one data set by a Loader; `join` gives every rank its own")
         self._refuse(parts)
         if self.mesh.index is None:
@@ -115,7 +115,7 @@ def fixed_point(x: float) -> float:
 def refuse_synchronized(network: Network) -> None:
     """Raise ValueError for layers that need the statistics of all virtual shards at once."""
     for path, layer, _, _ in network.layers():
-        if getattr(layer, "synchronized", False):
+        if layer.synchronized:
             raise ValueError(
                 f"reproducible training computes one virtual shard after another, but layer {path} ({layer!r}) needs "
                 "the statistics of all at once: leave out synchronized"

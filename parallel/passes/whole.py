@@ -13,7 +13,7 @@ from nn.training.serial import micro_batches
 from parallel.mesh import Mesh
 
 
-class Total(int):
+class UnevenTotal(int):
     """Samples in a global batch that was not cut evenly; `first` is the index in it of this rank's first sample."""
 
     first: int
@@ -98,7 +98,7 @@ class Whole:
 
     def first_sample(self, total: int) -> int:
         """Where this rank's samples begin in a batch of so many."""
-        return total.first if isinstance(total, Total) else part(total, self.mesh.count, self.mesh.index)[0]
+        return total.first if isinstance(total, UnevenTotal) else part(total, self.mesh.count, self.mesh.index)[0]
 
     def place(self, samples: int, total: int, parts: int) -> slice | None:
         """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
@@ -106,7 +106,7 @@ class Whole:
             return None
         first = self.first_sample(total)
         at_once = parts == 1 and (
-            isinstance(total, Total) or samples == part(total, self.mesh.count, self.mesh.index)[1] - first
+            isinstance(total, UnevenTotal) or samples == part(total, self.mesh.count, self.mesh.index)[1] - first
         )
         return slice(first, first + samples) if at_once else None
 

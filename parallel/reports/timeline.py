@@ -62,8 +62,8 @@ class Timeline:
         """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
         for name, method, together in trainer.phases:
             wrap(trainer, method, partial(self.timed, name, together))
-        if pass_ := getattr(trainer, "pass_", None):
-            pass_.note = partial(self.add, lane=STAGES)
+        if trainer.pass_:
+            trainer.pass_.note = partial(self.add, lane=STAGES)
 
     def merge(self) -> list[dict]:
         """The events of all ranks by rank 0's clock, waiting told apart (collective); [] on the other ranks."""

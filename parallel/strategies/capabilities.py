@@ -74,6 +74,7 @@ SHARDED = Capabilities(
     norms="no LARS, LAMB or clipping by norms",
 )
 IN_SHARDS = ("zero1", "zero2", "fsdp")
+TREE = "what is added up on one rank and what between them depends on how many there are"
 ROUNDED = (
     "what several ranks have whole, with ddp, has to be rounded alike on all, and nothing left out, or it drifts apart"
 )
@@ -112,6 +113,7 @@ CAPABILITIES = {
         compress=ALIKE,
         not_compressed=ROUNDED,
         reproducible=False,
+        not_reproducible=TREE,
     ),
     "owt": Capabilities(
         axes=(),
@@ -119,6 +121,7 @@ CAPABILITIES = {
         compress=(),
         not_compressed="few gradients travel, those of convolutions",
         reproducible=False,
+        not_reproducible=TREE,
     ),
     "downpour": SERVED_APART,
     "sandblaster": replace(
@@ -140,7 +143,7 @@ TOGETHER = {
         elastic=True,
         axes=("data", axis),
         reproducible=False,
-        not_reproducible="what is added up on one rank and what between them depends on how many there are",
+        not_reproducible=TREE,
     )
     for axis in ("space", "branch")
 }
@@ -171,15 +174,20 @@ APART = {
 }
 CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
+COLUMNS = (*OPTIONS, "mixed", "elastic")  # of the table; these two have rules of their own
 
 
 def why_not(strategy: str, method: str | None = None, *options: str, late: bool = False) -> str:
-    """Why a strategy, or an axis of TOGETHER, does not go with a method and these of OPTIONS; '' where it does.
+    """Why a strategy, or an axis of TOGETHER, does not go with a method and these of COLUMNS; '' where it does.
 
     `late`: with a --consistency that is not sync.
     """
     can = (CAPABILITIES | TOGETHER)[strategy]
-    can = LATE.get(strategy, can) if late else can
+    return reason(LATE.get(strategy, can) if late else can, method, *options)
+
+
+def reason(can: Capabilities, method: str | None = None, *options: str) -> str:
+    """Why what can this, and no more, does not go with a method and these of COLUMNS; '' where it does."""
     asked = (*options, *(["compress"] if method else []))
     for pair, why in APART.items():
         if set(pair) <= set(asked):
@@ -192,35 +200,41 @@ def why_not(strategy: str, method: str | None = None, *options: str, late: bool 
         if can.apart:
             return "what is added up when depends on who comes first, or on how many there are"
         return can.not_reproducible
+    if "mixed" in asked and not can.mixed:
+        return "no step is skipped by all"
+    if "elastic" in asked and not can.elastic:
+        return "what a rank alone has is lost with it"
     return can.not_compressed if method and method.partition(":")[0] not in can.compress else ""
 
 
 def matrix() -> str:
     """A row for each strategy, a column for each option; then why the others are refused."""
-    flags = [*(f"`--{name.replace('_', '-')}`" for name in OPTIONS), "`--dtype mixed`", "`--elastic`"]
+    flags = ["`--dtype mixed`" if name == "mixed" else f"`--{name.replace('_', '-')}`" for name in COLUMNS]
     lines = [f"| `--strategy` | axes of `--mesh` | {' | '.join(flags)} |", "|---|---|" + "---|" * len(flags)]
-    whys: dict[str, list[str]] = {}
-    several = {f"ddp --mesh {axis}=N": can for axis, can in TOGETHER.items()}
-    several |= {
-        f"{', '.join(IN_SHARDS)} --mesh {axis}=N": replace(can, compress=SHARDED.compress)
-        for axis, can in TOGETHER.items()
-    }
-    late = {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
-    for strategy, can in (CAPABILITIES | several | late).items():
-        methods = "all methods" if can.compress == ALL else ", ".join(can.compress) if can.compress else "no"
-        if can.not_compressed and strategy not in several:
-            whys.setdefault(can.not_compressed, []).append(f"`{strategy}`")
-        shards = "yes" + f"; {can.norms}" * bool(can.norms) if can.reproducible else "no"
-        yes = [("no", "yes")[ability] for ability in (can.parts, can.synchronized)]
-        more = [("no", "yes")[ability] for ability in (can.mixed, can.elastic)]
-        row = [", ".join(can.axes) or "none", *yes, methods, shards, *more]
-        lines.append(f"| `{strategy}` | {' | '.join(row)} |")
-    reasons = [f"`--compress` with {', '.join(names)}: {why}" for why, names in whys.items()]
+    rows = CAPABILITIES | {f"ddp --mesh {axis}=N": can for axis, can in TOGETHER.items()}
+    for axis, can in TOGETHER.items():
+        methods = {name: getattr(SHARDED, name) for name in ("compress", "not_compressed")}
+        rows[f"{', '.join(IN_SHARDS)} --mesh {axis}=N"] = replace(can, **methods)
+    rows |= {f"{name} --consistency {CONSISTENCIES[name]}": can for name, can in LATE.items()}
+    whys: dict[tuple[str, str], list[str]] = {}
+    for strategy, can in rows.items():
+        cells = []
+        for option, shown in zip(COLUMNS, flags, strict=True):
+            methods = [name for name in ALL if name not in can.compress] if option == "compress" else [None]
+            why = reason(can, methods[0], option) if methods else ""
+            cells.append("no" if why else "yes")
+            if why:
+                whys.setdefault((shown, why), []).append(f"`{strategy}`")
+            if option == "compress":
+                cells[-1] = ", ".join(can.compress) or "no" if why else "all methods"
+            elif option == "reproducible" and not why and can.norms:
+                cells[-1] += f"; {can.norms}"
+        lines.append(f"| `{strategy}` | {', '.join(can.axes) or 'none'} | {' | '.join(cells)} |")
+    reasons = [f"{shown} with {', '.join(names)}: {why}" for (shown, why), names in whys.items()]
     stages = [f"`{name}`" for name, can in CAPABILITIES.items() if can.not_stages]
     reasons.append(f"an axis `pipeline` with {', '.join(stages)}: {CAPABILITIES['fsdp'].not_stages}")
     for why in dict.fromkeys(NOT_BESIDE.values()):
-        others = " or ".join(f"`{axis}`" for axis, reason in NOT_BESIDE.items() if reason == why)
+        others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
         reasons.append(f"an axis `space` or `branch` beside {others}: {why}")
-    reasons += [f"`--accumulate` with `{name}`: {can.not_parts}" for name, can in CAPABILITIES.items() if not can.parts]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
-    return "\n".join([*lines, "", "What is refused, and why: " + "; ".join(reasons) + "."]) + "\n"
+    return "\n".join([*lines, "", "What is refused, and why:", "", *(f"- {text}" for text in sorted(reasons))]) + "\n"

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from parallel.passes.whole import Total
+from parallel.passes.whole import UnevenTotal
 
 
-def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarray, Total]]:
+def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarray, UnevenTotal]]:
     """Iterate over this rank's batches until all ranks are done (collective).
 
     Parameters
@@ -31,7 +31,7 @@ def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarr
     Yields
     ------
     x, y : arrays, empty where this rank has no more
-    total : Total
+    total : UnevenTotal
         Samples of all ranks in this round, at least one.
 
     Raises
@@ -59,7 +59,7 @@ def join(batches: Iterable, communicator) -> Iterator[tuple[np.ndarray, np.ndarr
             empty = tuple(np.empty((0, *shape), dtype) for shape, dtype in kind)
         total = int(told[:, 0].sum())
         if total:  # else: empty batches only
-            yield *(empty if done else (x, y)), Total(total, int(told[:rank, 0].sum()))
+            yield *(empty if done else (x, y)), UnevenTotal(total, int(told[:rank, 0].sum()))
 
 
 DONE, FITS, DIFFERS = range(3)

@@ -35,7 +35,7 @@ from parallel.exchange.messages import Buckets
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.activation_rounds import Rounds
-from parallel.strategies.join import Total
+from parallel.strategies.join import UnevenTotal
 from parallel.strategies.tensor.boundary import shapes, split
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.trainer import Trainer
@@ -69,7 +69,7 @@ class WeirdTrick(Whole):
         self.knows = self.rank == 0
 
     def first_sample(self, total):
-        return total.first if isinstance(total, Total) else part(total, self.ranks, self.rank)[0]
+        return total.first if isinstance(total, UnevenTotal) else part(total, self.ranks, self.rank)[0]
 
     def join(self, trainer):
         """The two halves of the network: their layers, and how they see arrays."""

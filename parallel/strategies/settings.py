@@ -29,7 +29,7 @@ def refuse(wrong: bool, why: str) -> None:
 def check_apart(network, shards: int = 0) -> None:
     """Refuse what needs all ranks in every step, where each is at a step of its own."""
     refuse(bool(shards), "virtual shards are added up over all ranks in every step, and here each is at its own")
-    together = any(getattr(layer, "synchronized", False) for _, layer, _, _ in network.layers())
+    together = any(layer.synchronized for _, layer, _, _ in network.layers())
     refuse(together, "statistics over all ranks need all of them at one step, and here each is at its own")
 
 

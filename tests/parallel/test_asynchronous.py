@@ -230,13 +230,13 @@ def test_a_server_that_breaks_the_bound_is_caught_by_who_reads(comm):
 @pytest.mark.mpi(ranks=3)
 def test_a_worker_that_has_finished_holds_nobody_back(comm):
     """Worker 1 is told that its epoch ends after two steps; worker 0 makes all five within a bound of one."""
-    from parallel.strategies.join import Total
+    from parallel.strategies.join import UnevenTotal
 
     many = server(comm, consistency="ssp:1")
     for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
         if comm.rank == 1 and i == 2:
             break
-        many.step(x, y, Total(total, 0))
+        many.step(x, y, UnevenTotal(total, 0))
         if comm.rank == 2 and i == 1:  # the server's later steps are those that worker 0 makes alone
             break
     if comm.rank == 1:

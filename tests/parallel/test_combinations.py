@@ -149,6 +149,18 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
             assert why in str(error.value)
         else:
             prepare(parse(options))
+    asked = {
+        "accumulate": ("--accumulate", "2"),
+        "reproducible": ("--reproducible", "4"),
+        "sync_batch_norm": ("--sync-batch-norm",),
+        "mixed": ("--dtype", "mixed"),
+        "elastic": ("--elastic", "shrink:min=1"),
+    }
+    for name, words in asked.items():
+        if why := why_not(strategy, None, name):
+            with pytest.raises(OptionError) as error:
+                prepare(parse([*fitting, *words, "--ranks", "3", "--limit", "60", "--model", "mlp:64,9,9,10"]))
+            assert why in str(error.value), (strategy, name)
     values = {"accumulate": ["2"], "reproducible": ["4"], "sync_batch_norm": [], "compress": ["none"]}
     for pair, why in APART.items():
         flags = [word for name in pair for word in ["--" + name.replace("_", "-"), *values[name]]]

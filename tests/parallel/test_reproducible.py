@@ -13,7 +13,7 @@ from collectives.checking.simulator import simulate
 from collectives.steps import part
 from nn.core.layer import Sequential
 from parallel.exchange.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
-from parallel.passes.whole import Total
+from parallel.passes.whole import UnevenTotal
 from parallel.strategies.serial import ReproducibleSerial
 
 SHARDS = 8
@@ -308,7 +308,7 @@ def test_what_cannot_be_is_refused_with_its_reason():
     with pytest.raises(ValueError, match="8 virtual shards, each a micro-batch"):
         one.step(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), 2, 2)
     with pytest.raises(ValueError, match="`join` gives every rank its own"):
-        one.step(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), Total(2, 0))
+        one.step(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, int), UnevenTotal(2, 0))
 
     class Five:
         rank, size = 0, 5

@@ -251,11 +251,12 @@ def test_parts_half_precision_and_checkpoints(comm):
 @pytest.mark.mpi(ranks=2)
 def test_a_control_without_what_travels(comm, monkeypatch):
     """Halos that do not travel, or a sum that is left out, make other parameters."""
-    from parallel.strategies.operators import branches, halo
+    from parallel.strategies.operators import halo
+    from parallel.strategies.tensor import moves
 
     for make, kind, place, name, instead in (
         (residual, "SpatialParallel", halo.Halo, "moves", property(lambda self: False, lambda self, value: None)),
-        (unnormalized, "BranchParallel", branches.SumBack, "backward", lambda self, p, g, gy, saved, run: gy),
+        (unnormalized, "BranchParallel", moves.Copy, "backward", lambda self, p, g, gy, saved, run: gy),
     ):
         one, losses = one_process(make)
         monkeypatch.setattr(place, name, instead, raising=False)

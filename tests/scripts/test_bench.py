@@ -38,7 +38,22 @@ def test_with_pytorch_both_sides_are_measured():
     time, memory, _ = bench_engine.compare(MLP, threads=1, quick=True)
     assert time.peer_name.startswith("PyTorch ") and time.peer > 0 and memory.peer > 0
     assert math.isclose(time.ratio, time.ours / time.peer)
-    assert re.search(r"products alone \S+ ms, \S+ of the peer's step", time.note), time.note
+    assert re.search(r"products alone \S+ ms, \S+ of them small ones; \S+ of the peer's step", time.note), time.note
+
+
+def test_floor_of_a_transformer_is_its_products_and_the_normal_distribution():
+    import bench_engine
+    import numpy as np
+
+    from nn.layers import activations
+
+    before = np.dot, np.matmul, activations.distribution
+    for taken in bench_engine.Ours("transformer, batch 16").floors(2):
+        assert 0 < taken["small"] < taken["products"] and taken["distribution"] > 0
+    assert (np.dot, np.matmul, activations.distribution) == before
+    note = bench_engine.floor_note({"products": 30.0, "small": 2.5, "distribution": 6.0}, 40.0)
+    assert note == "products alone 30 ms, 2.5 of them small ones; normal distribution 6 ms; 0.90 of the peer's step"
+    assert bench_engine.floor_note(dict.fromkeys(taken, 0.0), None) == "products alone 0 ms"
 
 
 def test_both_sides_have_the_same_models():

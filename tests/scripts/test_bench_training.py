@@ -20,10 +20,12 @@ def test_all_sides_take_turns_on_two_ranks():
     from bench_training import run, speed_rows
 
     result = run({"case": MLP, "quick": True})
-    sides = {"one", "control", "ddp"} | ({"torch"} if "torch" in result else set())
-    assert set(result["seconds"]) == sides
+    sides = {"one", "control", "ddp"} | ({"torch", "threads"} if "torch" in result else set())
+    assert set(result["seconds"]) == sides and set(result["notes"]) == sides - {"one", "control", "ddp"}
     assert all(len(blocks) == 2 and min(map(min, blocks)) > 0 for blocks in result["seconds"].values())
-    for row in speed_rows(MLP, result):
+    rows = list(speed_rows(MLP, result))
+    assert rows[-1].case.endswith("threads of PyTorch") == ("torch" in result)
+    for row in rows:
         assert row.case.startswith(f"{MLP}: ddp") and row.ours > 0 and (row.ranks, row.threads) == (2, 1)
 
 
@@ -32,13 +34,15 @@ def test_shares_are_of_images_per_second():
     from bench_training import speed_rows
 
     seconds = {"one": [(2e-3, 4e-3)], "control": [(2e-3, 3e-3)], "ddp": [(4e-3, 4e-3)], "torch": [(8e-3, 8e-3)]}
-    one, control, torch = speed_rows(
-        MLP, {"seconds": seconds, "lockstep": [3e-3], "torch": "PyTorch 2", "note": "fast"}
-    )
+    seconds["threads"] = [(5e-3, 16e-3)]
+    found = {"torch": "PyTorch 2", "notes": {"torch": "fast", "threads": "channels first"}}
+    one, control, torch, threads = speed_rows(MLP, {"seconds": seconds, "lockstep": [3e-3]} | found)
     assert (one.ours, one.peer, one.unit) == (4, 2, "ms")
     assert "32,000 images/s, 50.0% (by means 100.0%) of twice one process's" in one.note
     assert "50.0% (by means 75.0%) of two independent processes'; 75.0% of theirs if" in control.note
     assert torch.ratio == 0.5 and "25.0% (by means 37.5%) of our control; fast" in torch.note
+    assert threads.ratio == 0.8 and "one global batch of 128" in threads.note
+    assert threads.note.endswith("by means 0.25; channels first")
     del seconds["torch"]
     assert list(speed_rows(MLP, {"seconds": seconds, "lockstep": [1]}))[-1].note == "PyTorch is not installed"
 

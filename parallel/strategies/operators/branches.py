@@ -22,7 +22,7 @@ from nn.core.network import Network
 from nn.models.googlenet import Auxiliary
 from parallel.strategies.operators.alike import Once, clear
 from parallel.strategies.tensor.around import Around, with_children
-from parallel.strategies.tensor.moves import Move
+from parallel.strategies.tensor.moves import Copy, Move
 
 
 def deal(network: Network, rank: int, ranks: int) -> Network:
@@ -69,7 +69,7 @@ def _module(layer: Branches, in_shape: Shape, rank: int, ranks: int) -> Layer:
         for branch, owner, shape in zip(layer.layers, owners, shapes, strict=True)
     ]
     widths = [shape[-1] for shape in shapes]
-    return Around(with_children(layer, parts), SumBack(), SideBySide(owners, widths, ranks))
+    return Around(with_children(layer, parts), Copy("branch"), SideBySide(owners, widths, ranks))
 
 
 def owners_of(costs: list[int], ranks: int) -> list[int]:
@@ -105,20 +105,6 @@ class Elsewhere(Around):
         gx = run.empty(shape, gy.dtype)
         gx[...] = 0
         return gx
-
-
-class SumBack(Move):
-    """As it is forward; backward the sum of what the branches of all ranks make of the gradient."""
-
-    output = "view"
-
-    def forward(self, p, x, run):
-        return x, None
-
-    def backward(self, p, g, gy, saved, run):
-        """gy is an array that the branches have just made: the sum may lie where it is."""
-        run.group("branch").sum(gy)
-        return gy
 
 
 class SideBySide(Move):

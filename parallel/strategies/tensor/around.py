@@ -40,7 +40,7 @@ class Around(Layer):
         self.layer, self.enter, self.leave = layer, enter, leave
         self.splits, self.late, self.terms = splits, late, terms
         self.ids = layer.ids
-        self.synchronized = getattr(layer, "synchronized", False)
+        self.synchronized = layer.synchronized
 
     def __repr__(self):
         return repr(self.layer)  # as errors name it, whoever computes it

@@ -135,16 +135,19 @@ class Move(Layer):
 
 
 class Copy(Move):
-    """f: identity forward, sum backward."""
+    """f: identity forward, sum backward, over the ranks on an axis."""
 
     output = "view"
+
+    def __init__(self, axis: str = "tensor"):
+        self.axis = axis
 
     def forward(self, p, x, run):
         return x, None
 
     def backward(self, p, g, gy, saved, run):
         """gy is an array that the layer behind has just made: the sum may lie where it is."""
-        run.group("tensor").sum(gy)
+        run.group(self.axis).sum(gy)
         return gy
 
 
