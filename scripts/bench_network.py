@@ -53,7 +53,7 @@ SIZES = tuple(3 * 4**k for k in range(1, 12))  # 12 B ... 12 MiB, between those 
 VECTORS = (4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB)
 QUICK = (4 * KIB, 256 * KIB)
 SECONDS = 0.2  # for each length
-TURNS = 7  # where all ranks share a node
+TURNS = 7  # where all ranks share a node; an odd number, or medians of lengths and ranks would be fractions
 ITEMSIZE = 4
 NEAR = 0.15  # of the measured median
 REST = 4e-3  # seconds in which a token bucket fills
@@ -70,7 +70,7 @@ def rows(
         lines.append(line) if line.startswith("{") else sys.stderr.write(line)
 
     vectors = QUICK if quick else VECTORS
-    given = [0.005 if quick else SECONDS, *vectors]
+    given = [3 if quick else TURNS, 0.005 if quick else SECONDS, *vectors]
     status = launcher.run([__file__, network, *given], RANKS, timeout=600, stdout=take)
     if status:
         raise RuntimeError(f"network: {launcher.ending(status)}")
@@ -173,7 +173,7 @@ def call(operation: str, name: str, nbytes: int, nodes: list[int]) -> tuple[int 
     return (None if operation == "barrier" else count), options
 
 
-def work(file: str, seconds: float, vectors: list[int]) -> None:
+def work(file: str, turns: int, seconds: float, vectors: list[int]) -> None:
     """Measure, write the file, and print ping-pongs and schedules as a line of JSON (collective)."""
     from mpi4py import MPI
 
@@ -184,7 +184,7 @@ def work(file: str, seconds: float, vectors: list[int]) -> None:
     names = nodes_of(world)
     nodes = [sorted(set(names), key=names.index).index(name) for name in names]
     networks, schedules = [], []
-    for _ in range(TURNS if len(set(nodes)) == 1 else 1):
+    for _ in range(turns if len(set(nodes)) == 1 else 1):
         networks.append(measure_network(world, seconds=seconds))
         schedules.append(measure_schedules(world, nodes, seconds, vectors))
     levels = {}
@@ -314,5 +314,5 @@ def clocks(world) -> float:
 
 if __name__ == "__main__":
     file, *given = arguments(__doc__)
-    seconds, *vectors = given or [SECONDS, *VECTORS]
-    work(file, float(seconds), [int(nbytes) for nbytes in vectors])
+    turns, seconds, *vectors = given or [TURNS, SECONDS, *VECTORS]
+    work(file, int(turns), float(seconds), [int(nbytes) for nbytes in vectors])
