@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.registry import SEGMENT_BYTES
-from collectives.checking.check import prove
+from collectives.checking.definitions import prove
 from collectives.checking.simulator import ScheduleError, simulate_lengths
 from collectives.running.buffers import incoming, same_type
 from collectives.running.plan import Plan
