@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.algorithms.shared import SLOTS
 from collectives.pricing.networks import ROUNDS
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
 
 class Flight(NamedTuple):
@@ -329,10 +329,8 @@ class Walk:
                         elif kind is Meet and len(steps) == 1:
                             break
                         else:
-                            raise ValueError(
-                                f"{self.name}: rank {rank} takes a step that the clock cannot price: {step!r}"
-                                + (" beside others, where a Meet must be alone" if kind is Meet else "")
-                            )
+                            alone = f"{step!r} must be the only step of its round"
+                            raise ValueError(f"{self.name}: rank {rank}: {mistake_in(steps) or alone}")
                     if steps and type(steps[0]) is Meet:
                         meet(rank, steps[0], now, steps)
                         continue

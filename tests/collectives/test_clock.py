@@ -494,7 +494,7 @@ def test_meetings_that_do_not_come_about_are_refused():
 
     with pytest.raises(ValueError, match=r"absent: 2 of 3 ranks wait for ever, rank 0 to meet \[2\], 1 to meet \[2\]"):
         price(absent, 3, 4, 4, in_memory(3))
-    with pytest.raises(ValueError, match=r"cannot price: Meet.* beside others, where a Meet must be alone"):
+    with pytest.raises(ValueError, match=r"rank 0: Meet.* must be the only step of its round"):
         price(lambda r, p, n: [(Copy("y", 0, n, "x", 0), Meet())], 2, 4, 4, in_memory(2))
 
 
@@ -676,7 +676,7 @@ def test_steps_that_the_clock_does_not_know_are_refused():
     def unknown(rank, size, count):
         yield (("dance", 0, count),)
 
-    with pytest.raises(ValueError, match=r"unknown: rank 0 .* cannot price: \('dance', 0, 4\)"):
+    with pytest.raises(ValueError, match=r"unknown: rank 0, round 0: \('dance', 0, 4\) is not a step"):
         price(unknown, 2, 4, 4, HOCKNEY, trace=True)
 
 
