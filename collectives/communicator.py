@@ -94,9 +94,9 @@ class Communicator(MPI.Intracomm):
     Raises
     ------
     ValueError
-        for an unknown operation or algorithm; in a call for counts, roots or buffers that do not fit each other
-    TypeError
-        in a call for datatypes that do not fit each other
+        for an unknown operation or algorithm; where ranks ask for different ones
+    RuntimeError
+        for `progress`, where MPI was started without threads
     """
 
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
@@ -168,6 +168,8 @@ class Communicator(MPI.Intracomm):
             agree = self._agree if self._agreement else None
             for name in (*COLLECTIVE, *PEER):
                 front[name] = counting(name, front.get(name) or getattr(self, name), self._calls, agree)
+        for name, function in front.items():
+            function.__doc__ = getattr(type(self), name).__doc__
         self.__dict__.update(front)
         self._in_front = tuple(front)
 
@@ -370,11 +372,25 @@ class Communicator(MPI.Intracomm):
         return self._waiting(schedule, self._planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
-        """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
+        """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog.
+
+        Raises
+        ------
+        TimeoutError
+            Ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says.
+        """
         self._waiting(plan)
 
     def Irun(self, plan, name: str = ""):
-        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does."""
+        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does.
+
+        Raises
+        ------
+        ValueError
+            A plan in which ranks meet in shared memory.
+        RuntimeError
+            After a call that was left before its end.
+        """
         if plan.program.named is not None:
             raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
         self._prepared()
@@ -438,19 +454,7 @@ class Communicator(MPI.Intracomm):
             return getattr(MPI.Intracomm, f"I{row.name.lower()}")(self, *buffers, *more)
         return self._queue.start(row.operation, plan, buffers, plan.free if key is None else NATIVE.free)
 
-    # ------------------------------------------------------------------------------------- the collectives
-    #
-    # Buffers are what mpi4py takes: an array, or [data, count, datatype] and its kin. `algorithm` is a name of
-    # ALGORITHMS[operation], "native" for the MPI library's own, "shared" for the memory of a node, "auto", or a
-    # generator function of one's own (rank, size, count, ...) -> rounds, which is proven on all ranks before anything
-    # is sent. Without reductions its count, or its blocks, are in bytes. All raise
-    #
-    #   ValueError     counts, roots or buffers that do not fit each other; an algorithm that there is not
-    #   TypeError      datatypes that do not fit each other
-    #   BufferError    a receive buffer that is read-only
-    #   ScheduleError  an algorithm of one's own that is wrong: rank, round and step are named
-    #   TimeoutError   ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says
-    #   RuntimeError   a message of another call; and every call after one that was left before its end
+    # ------------------------------------------------ the collectives; CALL, below, is said of each of them
 
     def Barrier(self, algorithm: Algorithm = None):
         """Return when every rank has called it."""
@@ -527,12 +531,7 @@ class Communicator(MPI.Intracomm):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; n elements each; rank 0 keeps its own."""
         return self._collective(EXSCAN, algorithm, (op,), sendbuf, recvbuf)
 
-    # ------------------------------------------------------------------------------ the nonblocking ones
-    #
-    # They return a request at once; the buffers are not the caller's until its Wait() has returned or its Test() has
-    # said True. What is wrong with the arguments is raised at once; what the others do wrong (ValueError where ranks do
-    # not agree, with debug=True), and what the blocking forms raise while they run, by Wait and Test. They send
-    # messages only: no TimeoutError, and no algorithm that names other ranks' buffers.
+    # ------------------------------------------------ the nonblocking ones, of which BEGUN is said
 
     def poke(self) -> None:
         """Advance the nonblocking collectives in flight, without waiting."""
@@ -552,9 +551,9 @@ class Communicator(MPI.Intracomm):
         return self._start(ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
     def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
-        """Begin a Reduce_scatter; without `recvcounts` ranks tell each other theirs first, and wait for it.
+        """Begin a Reduce_scatter: sum(recvcounts) elements, and recvcounts[rank]. Returns its request.
 
-        Returns its request.
+        Without `recvcounts` ranks tell each other theirs first, and wait for it.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
         return self._start(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
@@ -629,6 +628,47 @@ def waiting(name):
 
     return method
 
+
+CALL = """
+
+        Parameters
+        ----------
+        sendbuf, recvbuf, buf
+            What mpi4py takes: an array, or [data, count, datatype] and its kin. n counts elements.
+        algorithm : str or generator function, optional
+            A name of ALGORITHMS[operation], "native" for the MPI library's own, "shared" for the memory of a node,
+            "auto"; or one's own (rank, size, count, ...) -> rounds, which is proven on all ranks before anything is
+            sent. Without reductions its count, or its blocks, are in bytes.
+
+        Raises
+        ------
+        ValueError
+            Counts, roots or buffers that do not fit each other; an algorithm that there is not; with debug=True, on
+            every rank, calls that differ.
+        TypeError
+            Datatypes that do not fit each other.
+        BufferError
+            A receive buffer that is read-only.
+        ScheduleError
+            An algorithm of one's own that is wrong: rank, round and step are named.
+        """
+WAITING = """TimeoutError
+            Ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says.
+        RuntimeError
+            A message of another call; and every call after one that was left before its end.
+        """
+BEGUN = """RuntimeError
+            As the blocking form, by Wait and Test, as ValueError for calls that differ; all else is raised at once.
+
+        Notes
+        -----
+        The buffers are not the caller's until Wait() has returned, or Test() has said True. Only messages are sent:
+        there is no TimeoutError, and no algorithm that names other ranks' buffers.
+        """
+for name in COLLECTIVE:
+    method = vars(Communicator).get(name)
+    if method and name not in ("Run", "Irun"):
+        method.__doc__ = (method.__doc__ or "").rstrip() + CALL + (BEGUN if name.startswith("I") else WAITING)
 
 LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent"
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"

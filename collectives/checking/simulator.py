@@ -42,6 +42,7 @@ from collectives.steps import (
 )
 
 UNSET = None  # scratch nobody has written
+END = object()  # of a rank's rounds, where None is a mistake
 ENDLESS = 100_000  # rounds, for schedules of which nobody says how many they need at most
 
 
@@ -284,9 +285,8 @@ class Simulation:
 
     def enter_round(self, rank) -> bool:
         """Take the next round of a rank, check it, post its sends, come to its meeting; False where there is none."""
-        for steps in rank.rounds:
-            break
-        else:
+        steps = next(rank.rounds, END)
+        if steps is END:
             rank.finished = True
             return False
         rank.round += 1

@@ -418,7 +418,9 @@ class Walk:
         if self.unfinished:
             for rank in range(mine):
                 for arrived, (_, source, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
-                    trace.lost.append(Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived, 0.0))
+                    trace.lost.append(
+                        Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived, 0.0)
+                    )
             return
         if stuck := [rank for rank in range(mine) if math.isnan(self.finish[rank])]:
             meeting = {rank: sorted(set(key) - {r for r, *_ in here}) for key, here in met.items() for rank, *_ in here}

@@ -133,10 +133,12 @@ def price(
 
     Raises
     ------
+    TypeError
+        An algorithm that is no generator of rounds.
     ValueError
-        What is no round or no step; a rank waits for ever, a message nobody receives or of another length than its receive (ask
-        `collectives.check`), ranks of different nodes that would share memory, an unknown network, or too many steps
-        and neither symmetry nor a closed form.
+        What is no round or no step; a rank that waits for ever, a message that nobody receives or of another length
+        than its receive (ask `collectives.check`), ranks of different nodes that would share memory, an unknown
+        network, or too many steps and neither symmetry nor a closed form.
     """
     if isinstance(network, str):
         if network not in NETWORKS:

@@ -3,7 +3,7 @@
 import pytest
 
 from collectives.checking.simulator import Deadlock, LeftOver, LengthMismatch, RuleBroken, find_cycle, simulate
-from collectives.steps import Copy, Recv, RecvReduce, Reduce, Send
+from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send
 
 
 def run(*programs, n=4, synchronous=True, **buffers):

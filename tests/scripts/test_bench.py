@@ -141,8 +141,9 @@ def test_a_guarded_step_is_compared_with_a_bare_one():
 
 
 def test_a_price_that_is_off_says_by_what_and_whether_that_is_noise():
-    import bench_network
     from dataclasses import asdict
+
+    import bench_network
 
     from collectives.pricing.networks import Network
 
