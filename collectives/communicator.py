@@ -332,7 +332,7 @@ class Communicator(MPI.Intracomm):
         texts = [
             n for n, e in ALGORITHMS[operation].items() if MEMORY in e.requires and (NODES in e.requires) == several
         ]
-        return f"{said}; by where the arrays lie that is {' or '.join(texts)} of algorithms/shared.py"
+        return f"{said}; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
 
     def compile(
         self,

@@ -148,9 +148,8 @@ def check(
     any_root = has_root and "root" in inspect.signature(rounds).parameters
     called = rounds if any_root or not has_root else lambda rank, size, count, root: rounds(rank, size, count)
     for size in sorted(ranks, key=lambda size: size == 1):  # one rank last: what is wrong there is seldom the mistake
-        for count in sorted(
-            set(counts or (0, 1, size - 1, size, 2 * size + 1)), key=lambda n: (n == 0, n)
-        ):  # as is none
+        tried = set(counts or (0, 1, size - 1, size, 2 * size + 1))
+        for count in sorted(tried, key=lambda n: (n == 0, n)):  # none last, for which ranks may only wait
             count *= size if operation == "alltoall" else 1
             for root in sorted({0, size // 2, size - 1}) if any_root else [0]:
                 case = f"{size} ranks, {count} elements" + (f", root {root}" if any_root else "")

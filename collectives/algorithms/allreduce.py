@@ -64,13 +64,13 @@ def segmented_ring(rank, size, count, segment=SEGMENT):
         return segments(*part(count, size, i % size), k)
 
     landed = ()  # what came in the round before, still to be added
-    turn = 0
+    came = 0  # segments
     for lap in range(size - 1):
         for out, (lo, hi) in zip(pieces(rank - lap), pieces(rank - lap - 1), strict=True):
-            at = turn % 2 * slot
+            at = came % 2 * slot
             yield Send(right, "x", *out), Recv(left, "tmp", at, at + hi - lo), *landed
             landed = (Reduce("x", lo, hi, "tmp", at),)
-            turn += 1
+            came += 1
     yield landed
     for lap in range(size - 1):
         for out, into in zip(pieces(rank + 1 - lap), pieces(rank - lap), strict=True):

@@ -391,6 +391,6 @@ def two_level_arrays(rank, size, count, nodes=None, segment=SEGMENT):
 
 
 @algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), requires=MEMORY)
-def meet(rank, size):
+def barrier(rank, size):
     """All ranks meet."""
     yield MEET

@@ -155,7 +155,7 @@ class Program:
                 if isinstance(s, RecvReduce):
                     break
                 continue
-            if any(self.meets(s, o) for o, _ in self.sending + arriving):
+            if any(self.overlaps(s, o) for o, _ in self.sending + arriving):
                 break
             self.ahead.append(self.transfer(False, s.peer, s.buf, s.lo, s.hi))
             self.instructions += map(Start, self.ahead[-1])
@@ -173,7 +173,7 @@ class Program:
         """What a step or an instruction writes."""
         return [s.target] if isinstance(s, Total) else writes(s, self.rank)
 
-    def meets(self, s, message: Send | Recv) -> bool:
+    def overlaps(self, s, message: Send | Recv) -> bool:
         """Whether what a step writes has elements in common with a message in flight."""
         place = Slice(message.buf, message.lo, message.hi, self.rank)
         return any(overlap(target, place) for target in self.touches(s))
@@ -181,7 +181,7 @@ class Program:
     def settle(self, s):
         """Wait for the sends that may still read what a step writes."""
         if self.sending:
-            self.sent([item for item in self.sending if self.meets(s, item[0])])
+            self.sent([item for item in self.sending if self.overlaps(s, item[0])])
 
     def sent(self, items: list[tuple[Send, list[int]]]):
         """Wait for some of the sends."""
