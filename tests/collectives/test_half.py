@@ -32,7 +32,7 @@ def test_sums_are_rounded_once(comm, ranks):
     expected = summed(x)
     cuts = [COUNT * i // ranks for i in range(ranks + 1)]
     lengths, mine = np.diff(cuts).tolist(), slice(cuts[rank], cuts[rank + 1])
-    for given in ({}, ROUNDED_ONCE):  # on one node memory is shared; between nodes, and in what is nonblocking, it is ROUNDED_ONCE
+    for given in ({}, ROUNDED_ONCE):  # on one node memory is shared; elsewhere, and nonblocking, it is ROUNDED_ONCE
         communicator = Communicator(comm, **given)
         own, y = x[rank].copy(), np.full(COUNT, -1, "f2")
         communicator.Allreduce(own, y)
