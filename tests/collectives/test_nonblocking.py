@@ -169,7 +169,7 @@ def test_what_makes_communicators_and_memory_lets_those_in_flight_finish(comm, n
 
     from collectives import Communicator
 
-    communicator = Communicator(comm, watch=20)
+    communicator = Communicator(comm, watch=120)
     make = (lambda: communicator.empty(1000)) if name == "empty" else getattr(communicator, name)
     x = np.ones(1 << 16)
     request = communicator.Iallreduce(MPI.IN_PLACE, x)
@@ -193,7 +193,7 @@ def test_collectives_of_objects_let_those_in_flight_finish(comm):
 
     from collectives import Communicator
 
-    communicator = Communicator(comm, watch=20)
+    communicator = Communicator(comm, watch=120)
     x, first = np.full(1000, comm.rank + 1.0), comm.rank == 0
     for _ in range(3):
         x[:] = comm.rank + 1
@@ -216,7 +216,7 @@ def test_communicators_may_be_waited_for_in_different_orders(comm, what):
 
     from collectives import Communicator
 
-    a, b = Communicator(comm, watch=20), Communicator(comm, watch=20)
+    a, b = Communicator(comm, watch=120), Communicator(comm, watch=20)
     first, y = comm.rank == 0, np.ones(50_000)
     rounds = collectives.ALGORITHMS["allreduce"]["ring"].rounds(comm.rank, 2, y.size)
     call = {
@@ -247,7 +247,7 @@ def test_a_schedule_of_ones_own_in_flight(comm):
     from collectives import Communicator
     from collectives.steps import Copy, Meet, Recv, Send
 
-    communicator, other = Communicator(comm, watch=20), 1 - comm.rank
+    communicator, other = Communicator(comm, watch=120), 1 - comm.rank
     x, y = np.empty(50_000), np.empty(50_000)
     plan = communicator.compile([(Send(other, "x", 0, x.size), Recv(other, "y", 0, y.size))], x=x, y=y)
     for step in range(3):
@@ -269,7 +269,7 @@ def test_rows_and_columns_in_flight_at_once(comm):
 
     from collectives import Communicator
 
-    world = Communicator(comm, watch=20)
+    world = Communicator(comm, watch=120)
     groups = [world.Split(comm.rank == alone, comm.rank) for alone in range(3)]
     x = [np.ones(200_000) for _ in groups]
     requests = [each.Iallreduce(MPI.IN_PLACE, y) for each, y in zip(groups, x, strict=True)]
@@ -288,7 +288,7 @@ def test_other_calls_of_the_library_beside_one_in_flight(comm, name):
 
     from collectives import Communicator
 
-    communicator = Communicator(comm, watch=20)
+    communicator = Communicator(comm, watch=120)
     x, told, given = np.ones(200_000), np.zeros(2, "i4"), np.full(2, comm.rank + 1, "i4")
     cut = [[1, 1], [0, 4], [MPI.INT, MPI.INT]]
     group = communicator.Get_group()
@@ -326,7 +326,7 @@ def test_a_failure_while_another_call_moves_it_is_told_where_it_is_waited_for(co
 
     from collectives import Communicator
 
-    a, b = Communicator(comm, watch=20), Communicator(comm, watch=20)
+    a, b = Communicator(comm, watch=120), Communicator(comm, watch=20)
     a.Barrier()
 
     def fails():

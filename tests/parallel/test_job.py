@@ -536,7 +536,8 @@ def test_ranks_that_are_started_differently_are_told(tmp_path):
     program = (
         "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']); "
         "leave = os._exit; os._exit = lambda status: (time.sleep(0.5 * rank), leave(status)); "
-        f"sys.argv = ['train.py', '--seed', str(rank), '--watch', str(rank), '--out', {str(tmp_path / 'run')!r}]; "
+        "sys.argv = ['train.py', '--seed', str(rank), '--watch', str(600 + rank), "
+        f"'--out', {str(tmp_path / 'run')!r}]; "
         "import parallel.command.main; sys.exit(parallel.command.main.main())"
     )
     lines = []
