@@ -24,6 +24,7 @@ from collectives.failures.revocation import forget, note
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Beside, Calls, beside, in_flight, outside, where
+from collectives.running import table
 from collectives.running.buffers import in_words, incoming
 from collectives.running.nonblocking import Queue
 from collectives.running.own_schedules import schedule
@@ -32,25 +33,6 @@ from collectives.running.plan_cache import PlanCache, fingerprint
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
 from collectives.running.shortcuts import shortcuts
-from collectives.running.table import (
-    ALLGATHER,
-    ALLGATHERV,
-    ALLREDUCE,
-    ALLTOALL,
-    ALLTOALLV,
-    BARRIER,
-    BCAST,
-    EXSCAN,
-    GATHER,
-    GATHERV,
-    REDUCE,
-    REDUCE_SCATTER,
-    REDUCE_SCATTER_BLOCK,
-    REDUCE_SCATTER_BLOCK_ONCE,
-    SCAN,
-    SCATTER,
-    SCATTERV,
-)
 
 IN_PLACE = MPI.IN_PLACE
 ndarray = np.ndarray
@@ -428,7 +410,7 @@ class Communicator(MPI.Intracomm):
         plan = self._waiting(row.plan, self._planner, *(a, b)[: row.buffers], *more, algorithm)
         if key is not None:
             self._cache.put(key, plan)
-            usual = row is ALLREDUCE and algorithm is None and more == (MPI.SUM,) and plan is not NATIVE
+            usual = row is table.ALLREDUCE and algorithm is None and more == (MPI.SUM,) and plan is not NATIVE
             if usual and a is IN_PLACE and type(b) is ndarray:
                 self._cache.known.note(b, plan)  # for a shortcut
         elif plan is not NATIVE:
@@ -458,51 +440,51 @@ class Communicator(MPI.Intracomm):
 
     def Barrier(self, algorithm: Algorithm = None):
         """Return when every rank has called it."""
-        return self._collective(BARRIER, algorithm, ())
+        return self._collective(table.BARRIER, algorithm, ())
 
     def Bcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """buf of every rank = buf of the root; as many elements on every rank."""
-        return self._collective(BCAST, algorithm, (root,), buf)
+        return self._collective(table.BCAST, algorithm, (root,), buf)
 
     def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """recvbuf of rank i, n elements = block i of the root's sendbuf, which has size * n."""
-        return self._collective(SCATTER, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.SCATTER, algorithm, (root,), sendbuf, recvbuf)
 
     def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Scatter, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        return self._collective(SCATTERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.SCATTERV, algorithm, (root,), sendbuf, recvbuf)
 
     def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """Block i of the root's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
-        return self._collective(GATHER, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.GATHER, algorithm, (root,), sendbuf, recvbuf)
 
     def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Gather, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        return self._collective(GATHERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.GATHERV, algorithm, (root,), sendbuf, recvbuf)
 
     def Allgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Block i of every rank's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
-        return self._collective(ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Allgather, with blocks [data, counts, displacements, datatype], the same on every rank."""
-        return self._collective(ALLGATHERV, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLGATHERV, algorithm, (), sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Block i of recvbuf = block `rank` of rank i's sendbuf; both have size * n elements."""
-        return self._collective(ALLTOALL, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLTOALL, algorithm, (), sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides."""
-        return self._collective(ALLTOALLV, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLTOALLV, algorithm, (), sendbuf, recvbuf)
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: Algorithm = None):
         """recvbuf of the root, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
-        return self._collective(REDUCE, algorithm, (op, root), sendbuf, recvbuf)
+        return self._collective(table.REDUCE, algorithm, (op, root), sendbuf, recvbuf)
 
     def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf of every rank, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
-        return self._collective(ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
     def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = block `rank` of the sum of every rank's sendbuf.
@@ -510,7 +492,7 @@ class Communicator(MPI.Intracomm):
         `recvcounts` has the elements of every rank's block, whose sum sendbuf has; without it all ranks tell theirs.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._collective(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._collective(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Reduce_scatter_block(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
@@ -520,16 +502,16 @@ class Communicator(MPI.Intracomm):
         A plan that sends messages has a working copy of sendbuf. `keep` False: it goes when the call ends, and the next
         one plans again.
         """
-        row = REDUCE_SCATTER_BLOCK if keep else REDUCE_SCATTER_BLOCK_ONCE
+        row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
         return self._collective(row, algorithm, (op,), sendbuf, recvbuf)
 
     def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank; n elements each."""
-        return self._collective(SCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(table.SCAN, algorithm, (op,), sendbuf, recvbuf)
 
     def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; n elements each; rank 0 keeps its own."""
-        return self._collective(EXSCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
 
     # ------------------------------------------------ the nonblocking ones, of which BEGUN is said
 
@@ -540,15 +522,15 @@ class Communicator(MPI.Intracomm):
 
     def Ibcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """Begin a Bcast: n elements on every rank. Returns its request."""
-        return self._start(BCAST, algorithm, (root,), buf)
+        return self._start(table.BCAST, algorithm, (root,), buf)
 
     def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """Begin an Allreduce: n elements in both buffers. Returns its request."""
-        return self._start(ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._start(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
     def Iallgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Begin an Allgather: n elements, and size * n. Returns its request."""
-        return self._start(ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._start(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
     def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """Begin a Reduce_scatter: sum(recvcounts) elements, and recvcounts[rank]. Returns its request.
@@ -556,13 +538,13 @@ class Communicator(MPI.Intracomm):
         Without `recvcounts` ranks tell each other theirs first, and wait for it.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._start(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._start(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Ireduce_scatter_block(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
     ):
         """Begin a Reduce_scatter_block: size * n elements, and n. Returns its request."""
-        row = REDUCE_SCATTER_BLOCK if keep else REDUCE_SCATTER_BLOCK_ONCE
+        row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
         return self._start(row, algorithm, (op,), sendbuf, recvbuf)
 
 
