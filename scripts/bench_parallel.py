@@ -2,14 +2,19 @@
 
 one stage         a pipeline on one rank beside the same micro-batches, one after the other, without it
 of the clock      a step of every schedule, and of tensor parallelism, beside what planning/predict.py says of it from
-                  layers and messages measured on the same two ranks: here, and on two hosts of the lab (netlab.py)
+                  layers and messages measured on the same two ranks: here, and on two hosts of the lab (netlab.py);
+                  and in which kinds of action the two differ
 the plan's word   a step of a small VGG on four hosts of the lab as `--strategy auto:stale=1` would run it, beside data
                   parallelism; and by how much the plan said that it is faster
+halos             a step on images that two hosts of the lab have half of each, where rows of the other one are hidden
+                  behind what needs none of them, beside one that waits for them
 PyTorch           the same network, micro-batches and cut with torch.distributed.pipelining, and with its
                   tensor.parallel, over gloo
 
 In one job of two ranks all sides take turns, a block of steps each, in an order that changes; the median over the
-rounds of the median step of a block counts, of the mean of both ranks.
+rounds of the median step of a block counts, of the mean of both ranks. Layers are measured again in each round, on both
+ranks at once, as what else the machine does, and how fast it is, changes from one to the next: the clock's step of a
+round stands beside the one measured in it.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import mean, median
 
 import netlab
 import numpy as np
-from bench_training import RANKS, Torch, block, quiet_barrier, run
+from bench_training import LAB_SETTINGS, RANKS, Torch, block, quiet_barrier, run
 from benchmarking import Row, arguments, in_lab
 from threadpoolctl import threadpool_limits
 
@@ -38,10 +45,14 @@ BATCH, MICRO = 256, 8
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
 IN_TORCH = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 TENSOR = "tensor"
+WAITING = "messages and waiting"
+FAR_OFF = 0.15  # of the clock
+LONG = 120  # seconds after which no round begins
 LAB_RATE = 100  # Mbit/s
 PLANNED_BATCH = 64
 HOSTS, PLANNED = 4, "the plan's word for a small VGG"
-SIZES = tuple(4**k for k in range(1, 12))  # bytes of the messages that are measured
+HALOS, IMAGE = f"rows of the other rank hidden, {RANKS} hosts, {LAB_RATE} Mbit/s", 128
+SIZES = tuple(4**k for k in range(1, 11))  # bytes of the messages that are measured: 4 B ... 1 MiB
 
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
@@ -52,23 +63,31 @@ def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
             yield one_stage(case, model, shape, 1 if quick else 30)
     here, lab = f"{RANKS} ranks", f"{RANKS} hosts, {LAB_RATE} Mbit/s"
     if any(only in case for case in cases(here)):
-        yield from shared_rows(here, run({"quick": quick}, suite=__file__), only)
+        try:
+            yield from shared_rows(here, run({"quick": quick}, suite=__file__), only)
+        except RuntimeError as error:
+            yield Row(here, None, note=f"failed: {error}")
     if any(only in case for case in cases(lab)):
         if reason := netlab.why_not():
             yield Row(lab, None, note=reason)
             return
         task = {"quick": quick, "meeting": ""}
         try:
-            yield from shared_rows(lab, in_lab(__file__, [json.dumps(task)], RANKS, LAB_RATE), only)
+            yield from shared_rows(lab, in_lab(__file__, [json.dumps(task)], RANKS, LAB_RATE, options=settings()), only)
         except RuntimeError as error:
             yield Row(lab, None, note=f"failed: {error}")
-    if only in (case := f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s"):
+    for case, task, ranks, row in (
+        (f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s", "planned", HOSTS, planned_row),
+        (HALOS, "halos", RANKS, halo_row),
+    ):
+        if only not in case:
+            continue
         if reason := netlab.why_not():
             yield Row(case, None, note=reason)
-            return
+            continue
         try:
-            task = {"quick": quick, "planned": True}
-            yield planned_row(case, in_lab(__file__, [json.dumps(task)], HOSTS, LAB_RATE))
+            given = [json.dumps({"quick": quick, "task": task})]
+            yield row(case, in_lab(__file__, given, ranks, LAB_RATE, options=settings()))
         except RuntimeError as error:
             yield Row(case, None, note=f"failed: {error}")
 
@@ -105,29 +124,65 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Row:
     return Row(case, ours, peer, "nn.Serial, as many micro-batches", note=f"{steps} steps by turns, processor time")
 
 
+def settings() -> list[str]:
+    """mpiexec's, between hosts: messages travel while ranks compute, as the clock has it (see bench_training.py)."""
+    return [word for name, value in LAB_SETTINGS.items() for word in ("--mca", name, str(value))]
+
+
 def shared_rows(where: str, found: dict, only: str = "") -> Iterator[Row]:
     """A step of each side beside the clock's, and beside PyTorch's where it has the same."""
     for name, predicted in found["predicted"].items():
         measured = 1e3 * median(found["seconds"][name])
         case = f"{name}, {where}, of the clock"
         if only in case:
-            note = f"{found['what']}; the clock is {measured / (1e3 * predicted) - 1:+.0%} off"
-            yield Row(case, measured, 1e3 * predicted, "predicted", "ms", RANKS, 1, note)
+            note = f"{found['what']}; {off_the_clock(found['seconds'][name], predicted)}"
+            note += f"; {differing(found['kinds'][name])}"
+            yield Row(case, measured, 1e3 * median(predicted), "predicted", "ms", RANKS, 1, note)
         case, peer = f"{name}, {where}, PyTorch", found["seconds"].get(f"torch {name}")
         if only in case and peer:
             yield Row(case, measured, 1e3 * median(peer), found["torch"], "ms", RANKS, 1, found["what"])
 
 
+def spread(values: list[float]) -> str:
+    """The middle one, and the quartiles of so many."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return f"{middle:+.0%} ({low:+.0%} to {high:+.0%} in the middle half of {len(values)} rounds)"
+
+
+def off_the_clock(measured: list[float], predicted: list[float]) -> str:
+    """By how much steps differ from what was predicted in the same round."""
+    return f"the clock is {spread([m / p - 1 for m, p in zip(measured, predicted, strict=True)])} off"
+
+
+def differing(kinds: list[dict[str, list[float]]]) -> str:
+    """Of every kind of action the milliseconds of a step, measured and predicted: the median over rounds."""
+    seen = {kind: [1e3 * median(each[kind][i] for each in kinds) for i in (0, 1)] for kind in kinds[0]}
+    text = ", ".join(f"{kind} {measured:.3g} ({predicted:.3g})" for kind, (measured, predicted) in seen.items())
+    total = sum(predicted for _, predicted in seen.values())
+    most = max(seen, key=lambda kind: abs(seen[kind][0] - seen[kind][1]))
+    off = (sum(measured for measured, _ in seen.values()) - total) / total
+    return f"ms (predicted): {text}" + (f"; most of it lies in {most}" if abs(off) > FAR_OFF else "")
+
+
 def planned_row(case: str, found: dict) -> Row:
     """What the plan chose beside data parallelism, and how far its word of both is off."""
     said, seen = found["predicted"], {name: median(each) for name, each in found["seconds"].items()}
-    factor, promised = seen["ddp"] / seen["plan"], said["ddp"] / said["plan"]
+    factors = [ddp / plan for ddp, plan in zip(found["seconds"]["ddp"], found["seconds"]["plan"], strict=True)]
+    factor, promised = median(factors), said["ddp"] / said["plan"]
     off = ", ".join(f"{name} {seen[name] / said[name] - 1:+.0%}" for name in said)
     note = (
         f"{found['what']}: {found['words']}; {factor:.2f} times as fast, {promised:.2f} were promised: "
-        f"{factor / promised - 1:+.0%}; steps beside the clock's: {off}"
+        f"{spread([each / promised - 1 for each in factors])}; steps beside the clock's: {off}"
     )
     return Row(case, 1e3 * seen["plan"], 1e3 * seen["ddp"], "ddp", "ms", HOSTS, 1, note)
+
+
+def halo_row(case: str, found: dict) -> Row:
+    """A whole step with rows of the other rank on their way meanwhile, beside one that waits for them."""
+    hidden, waited = (found["seconds"][way] for way in ("hidden", "waited for"))
+    gain = spread([a / b - 1 for a, b in zip(hidden, waited, strict=True)])
+    note = f"{found['what']}; a whole step takes {gain} longer than where rows are waited for"
+    return Row(case, 1e3 * median(hidden), 1e3 * median(waited), "waited for", "ms", RANKS, 1, note)
 
 
 # ------------------------------------------------------------------------------------- what runs on the ranks
@@ -141,7 +196,10 @@ def work(task: dict) -> None:
 
     world = Communicator(MPI.COMM_WORLD)
     with threadpool_limits(1, user_api="blas"):
-        found = planned(world, task["quick"]) if "planned" in task else shared(world, task["quick"], task["meeting"])
+        if "meeting" in task:
+            found = shared(world, task["quick"], task["meeting"])
+        else:
+            found = {"planned": planned, "halos": halo_steps}[task["task"]](world, task["quick"])
     if world.rank == 0:
         print(json.dumps(found), flush=True)
 
@@ -173,7 +231,8 @@ def planned(world, quick: bool) -> dict:
     x, y = rng.random((PLANNED_BATCH, 32, 32, 3), np.float32), rng.integers(0, 10, PLANNED_BATCH)
     parts = Parts(None, small_vgg(), nn.CrossEntropyLoss(), nn.SGD(0.01))
     measured = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.05)
-    job = measured_job(world, small_vgg, x, y, PLANNED_BATCH // world.size, quick)
+    share = PLANNED_BATCH // world.size
+    job = replace(measured_job(world, small_vgg, x[:share], y[:share], 1, 2 if quick else 20), batch=PLANNED_BATCH)
     told = None
     if world.rank == 0:
         options = Options(strategy="auto:stale=1", batch=PLANNED_BATCH)
@@ -215,12 +274,107 @@ def planned(world, quick: bool) -> dict:
     return found
 
 
+def halo_steps(world, quick: bool) -> dict:
+    """Seconds a step, for each round, either way: of images that both ranks have half the rows of."""
+    from parallel import SpatialParallel
+
+    layers, before = [], 3
+    for channels in (16, 16, 32, 32):
+        layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
+        before = channels
+    layers += [nn.GlobalAvgPool2d(), nn.Linear(before, 10)]
+    images = nn.Network(nn.Sequential(*layers), (IMAGE, IMAGE, 3))
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4, IMAGE, IMAGE, 3), np.float32), rng.integers(0, 10, 4)
+    many = SpatialParallel(images, nn.CrossEntropyLoss(), nn.SGD(0.01), world)
+    many.pass_.trial = None  # the rounds here try both ways
+    ways = ("hidden", "waited for")
+    found = {"what": f"4 convolutions, 4 images {IMAGE} x {IMAGE}", "seconds": {way: [] for way in ways}}
+    order = np.random.default_rng(0)  # the same on all ranks
+    for number in range(2 if quick else 13):
+        for way in order.permutation(ways).tolist():
+            many.pass_.hide(way)
+            quiet_barrier(world)
+            taken = median(block(many.step, [(x, y)], 2 if quick else 5))
+            told = mean(world.allgather(taken))
+            if number:  # the first round warms up
+                found["seconds"][way].append(told)
+    many.close()
+    return found
+
+
 def network() -> nn.Network:
     return nn.models.build("mlp:" + ",".join(map(str, WIDTHS)), WIDTHS[:1], WIDTHS[-1])
 
 
+class Kinds:
+    """Seconds of this rank's steps by kind: F, B, I, W of a pipeline, the update, and of parts of layers their sums.
+
+    All else of a step is, in a pipeline, messages and waiting; with layers in parts it is computation.
+    """
+
+    def __init__(self, trainer):
+        from parallel.reports.breakdown import wrap
+        from parallel.strategies.pipeline.actions import parse
+
+        self.spent: dict[str, float] = {}
+        self.trainer, self.rest = trainer, WAITING
+        wrap(trainer, "exchange.update", partial(self.timed, "update"))
+        if trainer.mesh.pipeline:
+            trainer.pass_.note = lambda action, start, end: self.add(parse(action).kind, end - start)
+        else:
+            self.rest = "computation"
+            wrap(trainer, "mesh.tensor.Allreduce", partial(self.timed, WAITING))
+
+    def add(self, kind: str, seconds: float) -> None:
+        self.spent[kind] = self.spent.get(kind, 0.0) + seconds
+
+    def timed(self, kind: str, call: Callable) -> Callable:
+        def timed(*arguments):
+            start = time.perf_counter()
+            result = call(*arguments)
+            self.add(kind, time.perf_counter() - start)
+            return result
+
+        return timed
+
+    def block(self, x, y, steps: int) -> dict[str, float]:
+        """The middle one of so many steps: its seconds by kind, which add up to all of it."""
+        found = []
+        for _ in range(steps):
+            self.spent.clear()
+            start = time.perf_counter()
+            self.trainer.step(x, y)
+            taken = time.perf_counter() - start
+            found.append((taken, self.spent | {self.rest: taken - sum(self.spent.values())}))
+        return sorted(found, key=lambda each: each[0])[steps // 2][1]
+
+
+def expected(job, trainer, network) -> dict[str, float]:
+    """Seconds of a step by kind as the clock has them: of the mean of the ranks."""
+    from parallel.planning.job import Axes
+    from parallel.planning.pipelines import pieces
+    from parallel.planning.predict import predict
+    from parallel.strategies.pipeline.actions import parts
+
+    if not trainer.mesh.pipeline:
+        told = predict(job, "ddp", Axes(tensor=RANKS), network).parts
+        return {"computation": told["computation"], "update": told["update"], WAITING: told["activations"]}
+    placement, name = trainer.pass_.placement, trainer.pass_.schedule
+    told = predict(job, name, Axes(pipeline=RANKS), network, micro_batches=MICRO, cuts=placement.cuts)
+    stages = pieces(job.layers, [0, *placement.cuts, len(job.layers)], 0.0)
+    kinds = {"F": job.head * MICRO / RANKS}
+    for action in (action for row in placement.rows for cell in row for action in parts(cell)):
+        forward, inputs, weights = stages[action.stage][:3]
+        each = {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}[action.kind]
+        kinds[action.kind] = kinds.get(action.kind, 0.0) + each / RANKS
+    kinds["update"] = told.parts["update"]
+    return kinds | {WAITING: told.seconds - sum(kinds.values())}
+
+
 def shared(world, quick: bool, meeting: str) -> dict:
     """Seconds a step of every side for each round, and what the clock says."""
+    from collectives.pricing.measure import measure_network
     from parallel import Pipeline, TensorParallel
 
     rng = np.random.default_rng(0)
@@ -228,22 +382,37 @@ def shared(world, quick: bool, meeting: str) -> dict:
     made = lambda: (network(), nn.CrossEntropyLoss(), nn.SGD(0.01), world)
     trainers = {name: Pipeline(*made(), schedule=name, micro_batches=MICRO) for name in SCHEDULES}
     trainers[TENSOR] = TensorParallel(*made())
-    sides: dict[str, Callable] = {name: each.step for name, each in trainers.items()}
+    ours = {name: Kinds(each) for name, each in trainers.items()}
     found = {"what": f"mlp {'-'.join(map(str, WIDTHS))}, {BATCH} samples, {MICRO} micro-batches"}
     peer = Torch.start(world, meeting) if meeting else None
+    theirs: dict[str, Callable] = {}
     if peer:
         found["torch"] = peer.name
-        sides |= torch_sides(world)
-    found["predicted"] = predictions(world, x, y, quick)
-    found["seconds"] = {side: [] for side in sides}
-    order = np.random.default_rng(0)  # the same on all ranks
-    for number in range(2 if quick else 12):
-        for side in order.permutation(list(sides)).tolist():
+        theirs = torch_sides(world)
+    found |= {"seconds": {side: [] for side in (*ours, *theirs)}, "predicted": {}, "kinds": {}}
+    order, start = np.random.default_rng(0), time.perf_counter()  # the same on all ranks
+    for number in range(2 if quick else 13):
+        if number > 1 and world.bcast(time.perf_counter() - start) > LONG:
+            break  # on a busy machine fewer rounds, which the row says
+        if number % 6 == 0:
+            messages = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.02)
+        small, whole = (measured_job(world, network, x, y, parts, 2 if quick else 4) for parts in (MICRO, 1))
+        for side in order.permutation([*ours, *theirs]).tolist():
             quiet_barrier(world)
-            taken = median(block(sides[side], [(x, y)], 2 if quick else 6))
-            told = world.allgather(taken)
-            if number:  # the first round warms up
-                found["seconds"][side].append(mean(told))
+            if side in theirs:
+                taken = median(block(theirs[side], [(x, y)], 2 if quick else 5))
+                told = world.allgather(taken)
+            else:
+                each = ours[side].block(x, y, 2 if quick else 5)
+                told = world.allgather(sum(each.values()))
+                each = {kind: mean(world.allgather(seconds)) for kind, seconds in sorted(each.items())}
+            if not number:  # the first round warms up
+                continue
+            found["seconds"][side].append(mean(told))
+            if side in ours:
+                clock = expected(whole if side == TENSOR else small, trainers[side], messages)
+                found["predicted"].setdefault(side, []).append(sum(clock.values()))
+                found["kinds"].setdefault(side, []).append({kind: (each[kind], clock[kind]) for kind in clock})
     if peer:
         peer.end()
     for each in trainers.values():
@@ -251,28 +420,13 @@ def shared(world, quick: bool, meeting: str) -> dict:
     return found
 
 
-def predictions(world, x, y, quick: bool) -> dict[str, float]:
-    """Seconds a step by the clock: layers measured on both ranks at once, as they share the machine; then messages."""
-    from collectives.pricing.measure import measure_network
-    from parallel.planning.job import Axes
-    from parallel.planning.predict import predict
-
-    small, whole = (measured_job(world, network, x, y, samples, quick) for samples in (BATCH // MICRO, BATCH))
-    measured = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.05)
-    seconds = {
-        name: predict(small, name, Axes(pipeline=RANKS), measured, micro_batches=MICRO).seconds for name in SCHEDULES
-    }
-    return seconds | {TENSOR: predict(whole, "ddp", Axes(tensor=RANKS), measured).seconds}
-
-
-def measured_job(world, build: Callable, x, y, samples: int, quick: bool):
-    """A step whose layers all ranks measure at once, with so many samples: the mean."""
+def measured_job(world, build: Callable, x, y, parts: int, repeats: int):
+    """A step whose layers all ranks measure at once, in so many micro-batches: the mean."""
     from parallel.planning.job import Job
     from parallel.planning.layer_times import measure_layers
 
     quiet_barrier(world)
-    mine = x[:samples], y[:samples]
-    times = measure_layers(nn.Serial(build(), nn.CrossEntropyLoss(), nn.SGD(0.01)), *mine, 2 if quick else 20)
+    times = measure_layers(nn.Serial(build(), nn.CrossEntropyLoss(), nn.SGD(0.01)), x, y, repeats, parts)
     layers = [each.forward for each in times.layers], [each.backward for each in times.layers]
     told = world.allgather((*layers, [each.weight_gradient for each in times.layers], times.update, times.head))
     both = [np.mean(each, axis=0).tolist() for each in zip(*told, strict=True)]
@@ -280,7 +434,7 @@ def measured_job(world, build: Callable, x, y, samples: int, quick: bool):
         layer._replace(forward=f, backward=b, weight_gradient=w)
         for layer, f, b, w in zip(times.layers, *both[:3], strict=True)
     ]
-    return Job(layers, samples, len(x), update=both[3], sample_bytes=4.0 * x[0].size, head=both[4])
+    return Job(layers, len(x) // parts, len(x), update=both[3], sample_bytes=4.0 * x[0].size, head=both[4])
 
 
 def torch_sides(world) -> dict[str, Callable]:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import netlab
 
+IN_TIME = 300  # seconds, in the lab
+
 
 def arguments(about: str) -> list[str]:
     """What this suite's processes were started with; who starts a suite by hand is told what it is, and how to."""
@@ -36,12 +38,15 @@ def in_lab(suite: str, given: Sequence, hosts: int, rate: int, slots: int = 1, o
     Raises
     ------
     RuntimeError
-        What it said when it failed.
+        What it said when it failed, or that it took too long.
     """
     lab = [sys.executable, netlab.__file__, "run", "--hosts", hosts, "--slots", slots, "--rate", f"{rate}mbit", "--"]
     mpiexec = [Path(sys.executable).with_name("mpiexec"), "-n", hosts * slots, *options]
     command = [*lab, *mpiexec, sys.executable, "-m", "mpi4py", Path(suite).resolve(), *given]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    try:
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=IN_TIME)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{Path(suite).name}: no result after {IN_TIME} s") from None
     if done.returncode:
         said = done.stderr.splitlines()
         raise RuntimeError(" ".join([line for line in said if "rror" in line] or said)[:300])

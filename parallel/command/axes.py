@@ -137,7 +137,7 @@ def schedule(options: Options) -> Schedule:
         if found.get(key, 1) < 1:
             raise OptionError(f"--pipeline {options.pipeline}: {key} must be at least 1")
     for key, what in ("cuts", "numbers of layers, such as cuts=3/5"), ("replicas", "ranks of each stage, such as 3/1"):
-        if any(number != int(number) for number in found.get(key, ())):
+        if not all(number.is_integer() for number in found.get(key, ())):
             raise OptionError(f"--pipeline {options.pipeline}: {key} are {what}")
         if key in found:
             found[key] = [int(number) for number in found[key]]
@@ -157,16 +157,20 @@ def arguments(options: Options, data: int) -> dict:
     """
     asked = schedule(options)
     found = {"cuts": asked.cuts, "recompute": asked.recompute, **asked.options}
-    if not asked.name.endswith(".csv"):
-        samples = options.batch // data
+    samples = options.batch // data
+    if asked.name.endswith(".csv"):
+        found |= written(asked.name)
+        less = f"write a schedule of {max(1, samples)} or less, or train with --batch {found['micro_batches'] * data}"
+    else:
         micro = asked.micro or max(1, min(MICRO_BATCHES, samples))
-        if micro > samples:
-            raise OptionError(
-                f"--pipeline {options.pipeline}: {micro} micro-batches do not fit into the {samples} samples that "
-                f"each of {data} pipelines has of --batch {options.batch}: use micro={max(1, samples)} or less"
-            )
-        return found | {"schedule": asked.name, "micro_batches": micro}
-    return found | written(asked.name)
+        found |= {"schedule": asked.name, "micro_batches": micro}
+        less = f"use micro={max(1, samples)} or less"
+    if found["micro_batches"] > samples:
+        raise OptionError(
+            f"--pipeline {options.pipeline}: {found['micro_batches']} micro-batches do not fit into the {samples} "
+            f"samples that each of {data} pipelines has of --batch {options.batch}: {less}"
+        )
+    return found
 
 
 def written(file: str) -> dict:
@@ -174,10 +178,15 @@ def written(file: str) -> dict:
     from parallel.strategies.pipeline import actions, checking
 
     try:
-        with open(file, newline="") as text:
+        with open(file, newline="", encoding="utf-8-sig") as text:
             rows = actions.read(text)
         return {"schedule": rows, "micro_batches": checking.check(rows).micro_batches}
     except OSError as error:
         raise OptionError(f"--pipeline {file}: {error.strerror}") from None
-    except ValueError as error:  # also of text that is no text
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"--pipeline {file}: byte {error.start} is no text in UTF-8; a schedule is CSV, a row of actions such as "
+            "0F0,0B0 for each rank"
+        ) from None
+    except ValueError as error:
         raise OptionError(f"--pipeline {file}: {error}") from None

@@ -144,7 +144,9 @@ def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
     arguments = network, loss, optimizer, communicator, options.seed
     if given["schedule"] == "pipedream":
         keys = {name: given[name] for name in ("cuts", "vertical_sync", "replicas") if name in given}
-        return PipeDream(*arguments, mini_batches=given["micro_batches"], limit=limit, **keys)
+        return PipeDream(
+            *arguments, mini_batches=given["micro_batches"], bucketing=bucketing(options), limit=limit, **keys
+        )
     return Pipeline(
         *arguments,
         data=sizes["data"],

@@ -3,9 +3,11 @@
     times = measure_layers(nn.Serial(network, loss, nn.SGD(0.1)), x, y)
     times.layers, times.update, times.head
 
-Each layer is timed alone in whole training steps; the fastest of the repetitions counts, as other processes only add.
-The gradient of the weights takes what backward takes longer than the backward that puts it off (contract 1:
-`run.later`). What belongs to no layer, the loss and what Python does between layers, is the head.
+Each layer is timed alone in whole training steps. Of the repetitions the middle half counts, by the time of the whole
+step, and each part is its mean over these steps: so the parts add up to what a step usually takes. (The fastest of
+every part would add up to a step that nobody has seen; what is missing would look like time outside the layers.) The
+gradient of the weights takes what backward takes longer than the backward that puts it off (contract 1: `run.later`).
+What belongs to no layer, the loss and what Python does between layers, is the head.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +23,11 @@ import numpy as np
 from nn.analysis.inspection import calls
 from nn.core.network import Network
 from nn.core.run import MicroBatch
-from nn.training.serial import Serial
+from nn.training.serial import Serial, micro_batches
 from parallel.planning.job import Job
 from parallel.planning.profile import LayerProfile, checked, count_layers
+
+STEP = "", "step"  # what the whole takes, beside its parts
 
 
 class Times(NamedTuple):
@@ -33,54 +38,57 @@ class Times(NamedTuple):
     head: float
 
 
-def measure_layers(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int = 5) -> Times:
+def measure_layers(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int = 5, parts: int = 1) -> Times:
     """Measure a training step, layer by layer; the trainer is left as it was.
 
     Parameters
     ----------
     x, y : a mini-batch and its targets
     repeats : steps that count, after one to warm up
+    parts : micro-batches of a step, which add up their gradients; what is told is of one of them, but for the update
     """
     network = trainer.network
     top = list(network.root.children()) if network.root.children() else [""]
-    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
+    terms = len(x) * trainer.loss.rows(network.out_shape)
+    before = trainer.snapshot()
+    try:
+        whole = typical([clocked(trainer, lambda: trainer.step(x, y, None, parts)) for _ in range(1 + repeats)])
+        inputs = typical([clocked(trainer, lambda: halves(trainer, x, y, terms, parts)) for _ in range(1 + repeats)])
+    finally:
+        trainer.restore(before)
+    layers = []
+    counted = count_layers(network, len(x) / parts, 1e9, 0.0)
+    for path, layer in zip(top, counted, strict=True):
+        forward, backward = (whole.get((path, kind), 0.0) / parts for kind in ("forward", "backward"))
+        weights = backward - inputs.get((path, "backward"), 0.0) / parts if layer.parameters else 0.0
+        layers.append(layer._replace(forward=forward, backward=backward, weight_gradient=max(0.0, weights)))
+    update = whole.get(("optimizer", "backward"), 0.0)
+    computed = sum(layer.forward + layer.backward for layer in layers)
+    return Times(checked(layers), update, max(0.0, (whole[STEP] - update) / parts - computed))
+
+
+def clocked(trainer: Serial, call: Callable[[], object]) -> dict[tuple[str, str], float]:
+    """Seconds of a call, under STEP, and of what the trainer calls in it: (path, "forward" or "backward")."""
+    spent: dict[tuple[str, str], float] = defaultdict(float)
 
     def clock(path, name, kind, call):
         start = time.perf_counter()
         result = call()
-        if path in top or path in ("loss", "optimizer"):
-            spent[path, kind].append(time.perf_counter() - start)
+        spent[path, kind] += time.perf_counter() - start
         return result
 
-    terms = len(x) * trainer.loss.rows(network.out_shape)
-    before, whole = trainer.snapshot(), []
-    try:
-        for turn in range(repeats + 1):
-            start = time.perf_counter()
-            trainer.step(x, y)
-            whole.append(time.perf_counter() - start)
-            with calls(trainer, clock):
-                trainer.step(x, y)
-            if turn == 0:
-                spent.clear()
-                whole.clear()
-        full = {key: min(times) for key, times in spent.items()}
-        spent.clear()
-        for _ in range(repeats):
-            with calls(trainer, clock):
-                halves(trainer, x, y, terms)
-        inputs = {key: min(times) for key, times in spent.items()}
-    finally:
-        trainer.restore(before)
-    layers = []
-    counted = count_layers(network, len(x), 1e9, 0.0)
-    for path, layer in zip(top, counted, strict=True):
-        forward, backward = full.get((path, "forward"), 0.0), full.get((path, "backward"), 0.0)
-        weights = max(0.0, backward - inputs.get((path, "backward"), 0.0)) if layer.parameters else 0.0
-        layers.append(layer._replace(forward=forward, backward=backward, weight_gradient=weights))
-    update = full.get(("optimizer", "backward"), 0.0)
-    computed = sum(layer.forward + layer.backward for layer in layers)
-    return Times(checked(layers), update, max(0.0, min(whole) - computed - update))
+    with calls(trainer, clock):
+        start = time.perf_counter()
+        call()
+        spent[STEP] = time.perf_counter() - start
+    return spent
+
+
+def typical(steps: Sequence[dict[tuple[str, str], float]]) -> dict[tuple[str, str], float]:
+    """The mean of the middle half of what was clocked, by seconds of the whole; the first one warms up."""
+    steps = sorted(steps[1:], key=lambda spent: spent[STEP])
+    middle = steps[len(steps) // 4 : len(steps) - len(steps) // 4]
+    return {key: sum(spent[key] for spent in middle) / len(middle) for key in middle[0]}
 
 
 def job_of(
@@ -104,14 +112,15 @@ def sample_bytes(network: Network) -> tuple[float, float]:
     return item * math.prod(network.in_shape) + 8.0, float(item * math.prod(network.out_shape))
 
 
-def halves(trainer: Serial, x: np.ndarray, y: np.ndarray, terms: int) -> None:
-    """Forward, loss, and a backward that puts the weights' gradients off."""
+def halves(trainer: Serial, x: np.ndarray, y: np.ndarray, terms: int, parts: int) -> None:
+    """Of every micro-batch forward, loss, and a backward that puts the weights' gradients off."""
     network, run = trainer.network, trainer.run
-    batch = MicroBatch()
-    output, saved = network.forward(trainer.p, x, run, batch)
-    _, gy = trainer.loss(output, y, terms, run)
-    network.backward_inputs(trainer.p, trainer.g, gy, saved, run, batch)
-    network.backward_weights(run, batch)
+    for i, rows in enumerate(micro_batches(len(x), parts)):
+        batch = MicroBatch(accumulate=i > 0)
+        output, saved = network.forward(trainer.p, x[rows], run, batch)
+        _, gy = trainer.loss(output, y[rows], terms, run)
+        network.backward_inputs(trainer.p, trainer.g, gy, saved, run, batch)
+        network.backward_weights(run, batch)
 
 
 def random_batch(network: Network, samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from collectives.pricing.networks import Network
 from parallel.planning.data_strategies import part_of
@@ -27,14 +28,28 @@ def pipeline(
     micro_batches: int | None = None,
     recompute: bool = False,
     quick: bool = False,
+    cuts: Sequence[int] | None = None,
 ) -> Prediction:
-    """Stages in a schedule with a flush; replicas of the pipeline sum their gradients at the end of the step."""
+    """Stages in a schedule with a flush; replicas of the pipeline sum their gradients at the end of the step.
+
+    What belongs to no layer, the loss, comes before the last stage's backward passes.
+    """
     mine = part_of(job, axes, network, waiting=True)
     m = max(1, min(mine.samples, micro_batches or MICRO * axes.pipeline))
     layers = [layer.of_samples(1 / m) for layer in mine.layers]
     count = axes.pipeline * CHUNKS.get(schedule, 1)
-    at = cut_evenly([layer.forward + layer.backward for layer in layers], count)
+    if cuts is None:
+        at = cut_evenly([layer.forward + layer.backward for layer in layers], count)
+    else:
+        at = [0, *cuts, len(layers)]
+        if len(at) != count + 1 or any(a >= b for a, b in pairwise(at)):
+            raise ValueError(
+                f"cuts {list(cuts)}: expected {count - 1} of the layers 1 to {len(layers) - 1}, rising, for the "
+                f"{count} stages of {schedule}"
+            )
+    loss = job.loss(mine.samples)
     stages = pieces(layers, at, job.sample_bytes * mine.samples / m)
+    stages[-1] = stages[-1]._replace(input_gradient=stages[-1].input_gradient + loss / m)
     own = network.with_ranks_per_node(max(1, network.ranks_per_node // axes.tensor))
     timed = time_pipeline(schedule, stages, m, own, recompute, quick)
     weights = [0.0] * axes.pipeline
@@ -42,10 +57,8 @@ def pipeline(
         weights[rank] += stage.parameters
     group, largest = axes.group("data", job.node_memory), max(weights)
     update = job.update * largest / job.parameters if job.parameters else 0.0
-    loss = job.loss(mine.samples)
     parts = {
         "pipeline": timed.seconds,
-        "loss": loss,
         "update": update,
         "gradients": group.allreduce(largest, network),
     }

@@ -25,7 +25,7 @@ What is left out: that ranks differ and wait for the slowest, that cores of a no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -52,6 +52,7 @@ def predict(
     micro_batches: int | None = None,
     recompute: bool = False,
     quick: bool = False,
+    cuts: Sequence[int] | None = None,
 ) -> Prediction:
     """What a step costs.
 
@@ -60,11 +61,12 @@ def predict(
     strategy : a name in STRATEGIES
     servers : of ps, on ranks of their own
     micro_batches, recompute, quick : of pipelines; None for four a stage (see time_pipeline)
+    cuts : of pipelines, the layers with which the second stage and all after it begin; None: even ones
 
     Raises
     ------
     ValueError
-        an unknown strategy, a mesh that it cannot have, more stages than layers
+        an unknown strategy, a mesh that it cannot have, more stages than layers, cuts that make other stages
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
@@ -75,7 +77,7 @@ def predict(
     if axes.ranks == 1:
         return serial(job)
     if strategy in TIMED:
-        return pipeline_strategies.pipeline(job, strategy, axes, network, micro_batches, recompute, quick)
+        return pipeline_strategies.pipeline(job, strategy, axes, network, micro_batches, recompute, quick, cuts)
     if strategy == "ps":
         return data_strategies.ps(job, axes, network, servers)
     if strategy == "pipedream":

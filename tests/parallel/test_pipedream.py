@@ -187,6 +187,38 @@ def test_replicated_stages_are_their_equations_exactly(comm):
         many.close()
 
 
+@pytest.mark.mpi(ranks=3, more=[2])
+def test_sums_of_replicas_leave_while_earlier_layers_go_backward(comm):
+    """In small buckets, and their equations are the same, to the last bit; the control: none leaves early."""
+    replicas = {2: (2,), 3: (2, 1)}[comm.size]
+    early = lambda overlap: {"bucket": 1e-4, "first": 1e-4, "overlap": overlap}
+    for build, optimizer in (mlp, OPTIMIZERS[0]), (resnet, OPTIMIZERS[1]), (untied, OPTIMIZERS[0]):
+        for overlap in "poke", "thread", "none":
+            many = dream(comm, build(), optimizer(), mini_batches=5, replicas=replicas, bucketing=early(overlap))
+            buckets, left = many.exchange.buckets, []
+            if many.pass_.peers:
+                (stage,) = many.pass_.stages.values()
+                backward = stage.network.backward
+
+                def watched(*arguments, backward=backward, buckets=buckets, left=left):
+                    gx = backward(*arguments)
+                    left.append(buckets.launched)
+                    return gx
+
+                stage.network.backward = watched
+            cuts, what = many.pass_.placement.cuts, (build.__name__, overlap)
+            losses, expected = simulate(build(), optimizer(), cuts, 5, replicas, drained=(2,))
+            said, state = told(many)
+            np.testing.assert_allclose(said, late(losses, many.pass_.delay), rtol=1e-14, err_msg=str(what))
+            for name, array in expected.items() if comm.rank == 0 else ():
+                assert np.array_equal(state[name], array), (*what, name)
+            assert bool(buckets) == (comm.rank < 2)
+            if buckets:
+                assert len(buckets.buckets) > 2 and all((n > 0) == (overlap != "none") for n in left), (*what, left)
+                assert f"replicas sum gradients by messages, {len(buckets.buckets)} buckets" in many.exchange.describe()
+            many.close()
+
+
 @pytest.mark.mpi(ranks=3)
 def test_a_stage_keeps_as_many_versions_as_mini_batches_in_flight(comm):
     for sync, replicas, versions in (
@@ -326,6 +358,12 @@ def test_what_cannot_be(comm):
         dream(comm, mlp(), nn.SGD(0.1, clip=clipping.ClipGlobalNorm(1.0)))
     with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 2, given \(2, 1\)"):
         dream(comm, mlp(), nn.SGD(0.1), replicas=(2, 1))
+    with pytest.raises(ValueError, match=r"replicas: expected numbers of ranks, in all 2, given \(1\.0, 1\.0\)"):
+        dream(comm, mlp(), nn.SGD(0.1), replicas=(1.0, 1.0))
+    with pytest.raises(ValueError, match="mini_batches: expected a whole number of at least 1, given 0"):
+        dream(comm, mlp(), nn.SGD(0.1), mini_batches=0)
+    with pytest.raises(ValueError, match="overlap 'late': expected one of auto, thread, poke, none"):
+        dream(comm, mlp(), nn.SGD(0.1), bucketing={"bucket": 1, "first": 1, "overlap": "late"})
     with pytest.raises(ValueError, match="statistics over all ranks need all at one step"):
         dream(comm, cnn(synchronized=True), nn.SGD(0.1), replicas=(2,))
     many = dream(comm, mlp(), nn.SGD(0.1), limit=0.5)

@@ -108,6 +108,23 @@ def test_micro_batches_of_different_sizes(name):
         lower(given, stages, samples=[1] * 4)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rounds_as_they_are_run(name):
+    """What the clock is given: every action meets its own data, messages of two ranks match in their order, and a
+    receive stands right before an action that needs it, or before one that was sent after it."""
+    for i, (p, m) in enumerate(CASES):
+        given = rows(name, p, m)
+        program = lower(given, uneven(check(given).stages), (0.0, 0.7)[i % 2], as_run=True)
+        prove(program, synchronous=False)
+        for rounds in program:
+            for steps, following in pairwise([*rounds, ()]):
+                if received := [step for step in steps if isinstance(step, Recv)]:
+                    assert not any(isinstance(step, Compute) for step in steps)
+                    reads = {place[:2] for step in following if isinstance(step, Compute) for place in step.reads}
+                    lasting = {step.peer: step for step in received}  # the last of each sender
+                    assert all(step[1:3] in reads for step in lasting.values())
+
+
 def test_replicas_send_to_the_replica_whose_turn_it_is():
     program = lowered("pipedream", 6, 12, replicas=(3, 1, 2))
     prove(program)

@@ -30,6 +30,8 @@ REFUSED = {
     "--pipeline 1f1b:micro=0 --ranks 2": "micro must be at least 1",
     "--pipeline 1f1b:micro=17 --mesh data=2 --ranks 4": "17 micro-batches do not fit into the 16 samples",
     "--pipeline 1f1b:cuts=1.5 --ranks 2": "cuts are numbers of layers",
+    "--pipeline 1f1b:cuts=inf --ranks 2": "cuts are numbers of layers",
+    "--pipeline pipedream:replicas=nan/1 --ranks 2": "replicas are ranks of each stage, such as 3/1",
     "--pipeline 1f1b:cuts=99 --ranks 2": "it can be cut before 1 to 9",
     "--pipeline interleaved:chunks=9 --ranks 2": "cnn has 10 layers, too few for 18 stages",
     "--strategy pipeline --ranks 11": "cnn has 10 layers, too few for 11 stages",
@@ -58,6 +60,13 @@ REFUSED = {
     "--pipeline late.csv --ranks 2": "1B0 cannot run: it needs 1F0, which comes later on this rank",
     "--pipeline hang.csv --ranks 2": "2 of 2 ranks wait for ever",
     "--pipeline rubbish.csv --ranks 2": "rank 0, column 1: 'x' is no action",
+    "--pipeline bytes.csv --ranks 2": "byte 4 is no text in UTF-8; a schedule is CSV, a row of actions such as 0F0,0B0",
+    "--pipeline empty.csv --ranks 2": "a schedule has a row for each rank; this text has none",
+    "--pipeline twice.csv --ranks 2": "rank 1, column 0: 0F0 cannot run: 0F0 on rank 0, column 0 has done that",
+    "--pipeline many.csv --ranks 2": (
+        "33 micro-batches do not fit into the 32 samples that each of 1 pipelines has of --batch 32: write a schedule "
+        "of 32 or less, or train with --batch 33"
+    ),
     "--pipeline mine.csv --ranks 3": "the schedule has 2 rows, one for each rank, but there are 3 ranks",
 }
 FILES = {
@@ -65,6 +74,10 @@ FILES = {
     "late.csv": TEXT.replace("1F0,1F1,1B0", "1B0,1F1,1F0"),
     "hang.csv": "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
     "rubbish.csv": "0F0,x\n",
+    "empty.csv": "\n",
+    "twice.csv": "0F0,0B0\n0F0,0B0\n",
+    "many.csv": "\n".join(",".join(f"{s}{kind}{i}" for kind in "FB" for i in range(33)) for s in range(2)),
+    "from-a-spreadsheet.csv": "\ufeff" + TEXT.replace("\n", "\r\n"),
 }
 
 
@@ -72,7 +85,8 @@ FILES = {
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    (tmp_path / "bytes.csv").write_bytes(b"0F0,\xff\n")
     return tmp_path
 
 
@@ -95,7 +109,8 @@ def test_texts_become_arguments(files):
     assert axes.arguments(Options(pipeline="pipedream:replicas=3/1,cuts=4"), 1)["replicas"] == [3, 1]
     assert axes.sizes(Options(mesh="data=2,pipeline=3"), 6) == ONE | {"data": 2, "pipeline": 3}
     assert not axes.is_pipeline(Options(mesh="data=2"))
-    prepare(parse(["--pipeline", "mine.csv", "--ranks", "2", "--limit", "60"]))
+    for file in "mine.csv", "from-a-spreadsheet.csv":
+        prepare(parse(["--pipeline", file, "--ranks", "2", "--limit", "60"]))
 
 
 def test_a_run_goes_on_without_its_pipeline(files, nothing_left):

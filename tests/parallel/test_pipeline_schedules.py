@@ -267,9 +267,9 @@ def test_what_cannot_run_is_told_with_its_place(given, why):
 def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="no pipeline schedule 'gpip': there are naive, gpipe, 1f1b"):
         check("gpip", 2, 2)
-    with pytest.raises(ValueError, match="micro_batches: expected at least 1, given 0"):
+    with pytest.raises(ValueError, match="micro_batches: expected a whole number of at least 1, given 0"):
         check("gpipe", 2, 0)
-    with pytest.raises(ValueError, match="chunks: expected at least 1, given 0"):
+    with pytest.raises(ValueError, match="chunks: expected a whole number of at least 1, given 0"):
         check("interleaved", 2, 2, chunks=0)
     with pytest.raises(PipelineError, match="the schedule has 2 rows, one for each rank, but there are 3 ranks"):
         check(rows("gpipe", 2, 2), 3)

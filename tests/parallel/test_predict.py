@@ -73,6 +73,28 @@ def test_what_zero_keeps_and_sends():
         assert found.sent == pytest.approx(times * 80e6 * (n - 1) / n)
 
 
+def test_the_loss_is_the_last_stages():
+    """Where the last stage waits for the others it costs nothing; where it is the slowest, its seconds."""
+    for cuts, seconds in (((7,), 0.0), ((3,), 8 * 1e-3)):
+        alone, more = (
+            predict(dataclasses.replace(JOB, head=head), "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=cuts)
+            for head in (0.0, 1e-3)
+        )
+        assert more.seconds - alone.seconds == pytest.approx(seconds or 1e-3, abs=1e-9)
+        assert "loss" not in more.parts
+
+
+def test_stages_are_those_that_are_run():
+    """Cut elsewhere than where it is best: the slowest stage has seven of ten layers."""
+    best = predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8)
+    assert predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=best.cuts) == best
+    other = predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=(7,))
+    assert other.cuts == (7,) and other.seconds == pytest.approx((8 * 7 + 3) * 3e-3)
+    for cuts in ((), (0,), (10,), (3, 3), (2, 5)):
+        with pytest.raises(ValueError, match=r"expected 1 of the layers 1 to 9, rising, for the 2 stages of gpipe"):
+            predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=cuts)
+
+
 def test_units_are_gathered_ahead_where_they_travel():
     network = Network.hockney(0.0, 0.1e-9)
     found = predict(JOB, "fsdp", Axes(8), network)

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from collectives.pricing.networks import Link, Network
+from collectives.pricing.networks import Link, Network, Point
 from parallel.planning import pipelines
 from parallel.planning.pipelines import CHUNKS, TIMED, Piece, closed_form, cut_evenly, pieces, time_pipeline
 from parallel.planning.profile import LayerProfile
@@ -62,6 +62,19 @@ def test_messages_cost_time():
     assert timed.sent == (50.0, 100.0, 50.0)
     near = Network(Link(0.0, 0.0), slow.between, ranks_per_node=4)
     assert time_pipeline("gpipe", equal("gpipe", 4), 8, near).seconds == pytest.approx(33)
+
+
+def test_a_rank_waits_for_what_it_needs_and_for_nothing_else():
+    """Messages of 10 s, of which a cable carries one after the other, beside actions of 1 s: by hand.
+
+    1F1B on two ranks: rank 1 gets F0 at 11, F1 at 21; rank 0 B0 at 24, then does F2, which is there at 37, and gets
+    B1 at 34. Sends end without the receiver, which has posted its receives, however short messages are that may else.
+    """
+    points = tuple(Point(n, float(n), 0.0, 0.0, float(n), float(n), float(n)) for n in (1, 10))
+    link = Link(0.0, 1.0, points=points, eager=4)
+    for schedule, seconds in (("1f1b", 62), ("gpipe", 86), ("naive", 104)):
+        timed = time_pipeline(schedule, equal(schedule, 2), 4, Network(link, link))
+        assert timed.method == "clock" and timed.seconds == pytest.approx(seconds), schedule
 
 
 def test_stages_are_cut_where_the_longest_takes_least():

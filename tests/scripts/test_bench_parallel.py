@@ -19,15 +19,102 @@ def test_a_step_stands_beside_the_clock_and_beside_pytorch():
     found = {
         "what": "a network",
         "torch": "PyTorch 2",
-        "predicted": {"gpipe": 3e-3, "naive": 2e-3},
+        "predicted": {"gpipe": [1e-3, 4e-3, 6e-3], "naive": [2e-3]},
         "seconds": {"gpipe": [2e-3, 4e-3, 9e-3], "naive": [2.2e-3], "torch gpipe": [8e-3]},
+        "kinds": {"gpipe": [{"F": (1e-3, 1e-3), "B": (4e-3, 2e-3)}], "naive": [{"F": (1.1e-3, 1e-3)}]},
     }
     clock, torch, naive = shared_rows("2 ranks", found)
-    assert clock.ours == 4 and clock.peer == pytest.approx(3) and clock.note == "a network; the clock is +33% off"
+    assert clock.ours == 4 and clock.peer == pytest.approx(4)
+    assert "the clock is +50% (+25% to +75% in the middle half of 3 rounds) off" in clock.note, "round by round"
+    assert clock.note.endswith("ms (predicted): F 1 (1), B 4 (2); most of it lies in B")
+    assert naive.note.endswith("ms (predicted): F 1.1 (1)"), "which is not far off"
     assert torch.ratio == 0.5 and torch.peer_name == "PyTorch 2"
     assert naive.ratio == pytest.approx(1.1), "which PyTorch has not"
     assert {row.case for row in (clock, torch, naive)} < set(cases("2 ranks"))
     assert [row.case for row in shared_rows("2 ranks", found, "naive")] == [naive.case]
+
+
+def test_the_plans_word_stands_beside_what_was_measured_round_by_round():
+    from bench_parallel import planned_row
+
+    seconds = {"plan": [1.0, 1.0, 1.0], "ddp": [2.0, 3.0, 4.0]}
+    found = {"what": "a network", "words": "--strategy x", "predicted": {"plan": 1.0, "ddp": 3.0}, "seconds": seconds}
+    row = planned_row("case", found)
+    assert row.ratio == pytest.approx(1 / 3)
+    assert "3.00 times as fast, 3.00 were promised: +0% (-17% to +17% in the middle half of 3 rounds)" in row.note
+
+
+def test_what_takes_too_long_in_the_lab_is_said_in_its_row(monkeypatch):
+    import bench_parallel as suite
+    import benchmarking
+
+    monkeypatch.setattr(suite.netlab, "why_not", lambda: "")
+    monkeypatch.setattr(benchmarking, "IN_TIME", 0)
+    (row,) = suite.rows(quick=True, only="the other rank hidden")
+    assert row.ours is None and row.note == "failed: bench_parallel.py: no result after 0 s"
+
+
+def test_steps_with_hidden_rows_stand_beside_those_that_wait():
+    from bench_parallel import halo_row
+
+    row = halo_row("case", {"what": "images", "seconds": {"hidden": [0.9, 1.8], "waited for": [1.0, 2.0]}})
+    assert row.ratio == pytest.approx(0.9) and "a whole step takes -10% (-10% to -10%" in row.note
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_step_either_way_of_rows_from_the_other_rank(comm, monkeypatch):
+    """Hidden ones are computed beside: counted where layers look."""
+    import bench_parallel as suite
+
+    from collectives import Communicator
+    from parallel.strategies.operators import rows, strategy
+
+    monkeypatch.setattr(strategy, "nodes_of", lambda ranks: range(ranks.size))
+    monkeypatch.setattr(suite, "IMAGE", 32)
+    monkeypatch.setattr(rows, "HIDES", 0)
+    calls, original = [], rows.WindowRows._forward_in_parts
+    monkeypatch.setattr(rows.WindowRows, "_forward_in_parts", lambda *given: (calls.append(1), original(*given))[1])
+    found = suite.halo_steps(Communicator(comm), True)
+    assert set(found["seconds"]) == {"hidden", "waited for"} and all(map(len, found["seconds"].values()))
+    assert len(calls) == 2 * 2 * 3, "two steps of two rounds, and all convolutions but the first, whose rows are data"
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_kinds_add_up_to_a_step_and_to_what_the_clock_says(comm):
+    """Each kind that a schedule has is measured, and predicted, on the cuts that are run."""
+    import bench_parallel as suite
+    import numpy as np
+
+    import nn
+    from collectives import Communicator
+    from collectives.pricing.networks import NETWORKS
+    from parallel import Pipeline, TensorParallel
+    from parallel.planning.job import Axes
+    from parallel.planning.predict import predict
+
+    comm, network = Communicator(comm), lambda: nn.models.build("mlp:12,9,8,7,6,5", (12,), 5)
+    x, y = np.ones((suite.BATCH, 12), np.float32), np.zeros(suite.BATCH, int)
+    made = lambda: (network(), nn.CrossEntropyLoss(), nn.SGD(0.01), comm)
+    small, whole = (suite.measured_job(comm, network, x, y, parts, 2) for parts in (suite.MICRO, 1))
+    assert (small.samples, whole.samples, small.batch) == (suite.BATCH // suite.MICRO, suite.BATCH, suite.BATCH)
+    for name, kinds in {
+        "1f1b": {"F", "B", "update"},
+        "zb-v": {"F", "I", "W", "update"},
+        suite.TENSOR: {"computation", "update"},
+    }.items():
+        if name == suite.TENSOR:
+            job, trainer = whole, TensorParallel(*made())
+            told = predict(job, "ddp", Axes(tensor=2), NETWORKS["workstation"])
+        else:
+            cuts = (1, 2, 3) if name == "zb-v" else (7,)
+            job, trainer = small, Pipeline(*made(), schedule=name, micro_batches=suite.MICRO, cuts=cuts)
+            told = predict(job, name, Axes(pipeline=2), NETWORKS["workstation"], micro_batches=suite.MICRO, cuts=cuts)
+        clock = suite.expected(job, trainer, NETWORKS["workstation"])
+        seen = suite.Kinds(trainer).block(x, y, 3)
+        assert set(seen) == set(clock) == kinds | {suite.WAITING}
+        assert all(seconds > 0 for seconds in seen.values())
+        assert sum(clock.values()) == pytest.approx(told.seconds)
+        trainer.close()
 
 
 @pytest.mark.exhaustive

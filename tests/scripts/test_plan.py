@@ -11,7 +11,7 @@ from collectives.pricing.networks import NETWORKS
 from parallel.command import axes
 from parallel.command.parsing import parse
 from parallel.planning.job import Axes, Job
-from parallel.planning.layer_times import measure_layers, random_batch
+from parallel.planning.layer_times import STEP, measure_layers, random_batch, typical
 from parallel.planning.predict import predict
 from parallel.planning.profile import LayerProfile, read_profile, write_profile
 
@@ -58,6 +58,48 @@ def test_layers_are_measured(spec):
     assert times.update > 0 and times.head >= 0
     x, y = random_batch(network, 4)
     assert np.isfinite(trainer.step(x, y)), "layers are their own again"
+
+
+def test_parts_of_a_step_add_up_to_what_it_usually_takes():
+    """The fastest of each would leave 6 of 10 seconds to nothing; the slowest and the fastest step do not count."""
+    one, other = {STEP: 10.0, ("0", "forward"): 6.0, ("1", "forward"): 2.0}, {STEP: 10.0, ("0", "forward"): 2.0}
+    other["1", "forward"] = 6.0
+    slow, fast = ({STEP: seconds, ("0", "forward"): 1.0, ("1", "forward"): 1.0} for seconds in (99.0, 3.0))
+    found = typical([{STEP: 500.0}, slow, one, other, fast])
+    assert found == {STEP: 10.0, ("0", "forward"): 4.0, ("1", "forward"): 4.0}
+
+
+def test_micro_batches_are_measured_as_they_add_up(monkeypatch):
+    """Of three in a step the figures of one, but for the update; backward in two halves adds up gradients, too."""
+    from parallel.planning import layer_times
+
+    now, whole, halved = [0.0], [], []
+
+    def ticks():
+        now[0] += 1.0
+        return now[0]
+
+    class Watched(nn.Serial):
+        def step(self, x, y, total=None, parts=1):
+            loss = super().step(x, y, total, parts)
+            whole.append((parts, self.gradients.copy()))
+            return loss
+
+    def watched(trainer, x, y, terms, parts):
+        original(trainer, x, y, terms, parts)
+        halved.append(trainer.gradients.copy())
+
+    original = layer_times.halves
+    monkeypatch.setattr(layer_times, "halves", watched)
+    monkeypatch.setattr(layer_times.time, "perf_counter", ticks)
+    network = nn.models.build("mlp:12,9,5", (12,), 5)
+    trainer = Watched(network, nn.CrossEntropyLoss(), nn.SGD(0.0))
+    times = measure_layers(trainer, *random_batch(network, 6), 1, 3)
+    assert [parts for parts, _ in whole] == [3, 3]
+    assert np.allclose(halved[-1], whole[-1][1], rtol=1e-5) and np.abs(halved[-1]).max() > 0
+    assert [layer.forward for layer in times.layers] == [1.0] * 3, "a tick a call, three calls a step"
+    assert times.update == 1.0 and times.head > 0
+    assert times.layers[0].output == 2 * 9 * 4, "bytes of one micro-batch"
 
 
 def test_a_plan_from_a_profile(plan, profile, tmp_path, capsys):

@@ -92,16 +92,17 @@ class Together(Whole):
         trial = self.trial
         if not trial or not len(x):
             return super().compute(trainer, x, y, total, micro, before)
-        self._hide(trial.next())
+        self.hide(trial.next())
         start = time.perf_counter()
         loss = super().compute(trainer, x, y, total, micro, before)
         if trial.add(time.perf_counter() - start):
-            self._hide(way := self.beside.bcast(trial.best()))
+            self.hide(way := self.beside.bcast(trial.best()))
             trainer.say(f"rows of other ranks {way}: {trial.describe()}")
             self.trial = None
         return loss
 
-    def _hide(self, way: str) -> None:
+    def hide(self, way: str) -> None:
+        """Whether rows of other nodes are "hidden" behind what needs none of them, or "waited for"."""
         for halo in halos(self.root):
             halo.hides = way == "hidden"
 

@@ -88,7 +88,11 @@ Program = list[list[Round]]
 
 
 def lower(
-    schedule: Rows, stages: Sequence[Stage], latency: float = 0.0, samples: Sequence[int] | None = None
+    schedule: Rows,
+    stages: Sequence[Stage],
+    latency: float = 0.0,
+    samples: Sequence[int] | None = None,
+    as_run: bool = False,
 ) -> Program:
     """The rounds of every rank.
 
@@ -99,6 +103,9 @@ def lower(
     latency : seconds from the end of an action until another rank can use its result
     samples : of each micro-batch, where the elements of a Stage are those of one sample; None: one each. They need not
         be alike: a slot is as wide as the largest, and a message as long as its own
+    as_run : for the clock: a receive ends in the round before the action that needs it, and not when its message is
+        there, which hangs on what else travels. So step.py waits, which posts receives long before; where a send ends
+        only when it is received, ranks might wait for ever
 
     Raises
     ------
@@ -121,10 +128,10 @@ def lower(
     done = [(action, span.rank) for row in spans for span in row for action in span.actions]
     home = {(action.stage, action.micro_batch): rank for action, rank in done if action.kind != MEETING}
     peers = {stage: sorted({rank for action, rank in done if action.stage == stage}) for stage in range(len(stages))}
-    messages = messages_of(spans, home, len(stages))
+    messages, order = messages_of(spans, home, len(stages)), as_needed if as_run else in_rounds
     return [
         Memory(stages, samples, home, peers, rank).rounds(
-            in_rounds(row, [m for m in messages if rank in (m.source, m.dest)], rank)
+            order(row, [m for m in messages if rank in (m.source, m.dest)], rank)
         )
         for rank, row in enumerate(spans)
     ]
@@ -161,6 +168,28 @@ def in_rounds(spans: list[Span], messages: list[Message], rank: int) -> list[tup
     if i < len(messages):
         rounds.append((messages[i:], ()))
     return rounds
+
+
+def as_needed(spans: list[Span], messages: list[Message], rank: int) -> list[tuple[list[Message], tuple[Action, ...]]]:
+    """(messages, actions) of each round of a rank: what is sent as soon as it is made, what is received when needed.
+
+    With a message come those that its sender has sent before it, as messages of two ranks match in their order.
+    """
+    sends = [m for m in messages if m.source == rank]
+    comes = [m for m in messages if m.dest == rank]
+    rounds: list[tuple[list[Message], tuple[Action, ...]]] = []
+    i = 0
+    for span in spans:
+        due = []
+        while i < len(sends) and sends[i].made <= span.start:
+            due.append(sends[i])
+            i += 1
+        reads = {source for action in span.actions for source in sources(action)}
+        last = {m.source: n for n, m in enumerate(comes) if m.action in reads}
+        needed = [m for n, m in enumerate(comes) if n <= last.get(m.source, -1)]
+        comes = [m for n, m in enumerate(comes) if n > last.get(m.source, -1)]
+        rounds += [(due + needed, ()), ([], span.actions)] if needed else [(due, span.actions)]
+    return [*rounds, (sends[i:], ())] if i < len(sends) else rounds
 
 
 def sources(action: Action) -> list[Action]:

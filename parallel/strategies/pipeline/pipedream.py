@@ -33,7 +33,7 @@ Sources: Harlap et al. 2018, Narayanan et al. 2019.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -44,19 +44,27 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.serial import micro_batches
 from parallel.exchange.base import Exchange
+from parallel.exchange.messages import Buckets, check_bucketing
 from parallel.exchange.tail import Tail
 from parallel.mesh import Mesh
+from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.pipeline.actions import ACTION, parse
 from parallel.strategies.pipeline.checking import Span
 from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
+from parallel.strategies.pipeline.schedules import check_counts
 from parallel.strategies.pipeline.stream import Stream
 from parallel.trainer import Trainer
 
 
 class Stashed(Exchange):
     """One stage's parameters, updated after every mini-batch; older versions as long as a mini-batch needs them.
+
+    Parameters
+    ----------
+    bucketing : bucket, first, overlap of exchange/messages.py
+        How the replicas of a stage sum their gradients.
 
     Attributes
     ----------
@@ -66,14 +74,20 @@ class Stashed(Exchange):
         After how many of them -> (parameters, how layers see them).
     loss : float
         What the step returns.
+    buckets : Buckets or None
+        What replicas sum.
     """
 
     apart = True
+    buckets: Buckets | None = None
     phases = (
         ("compute", "compute_gradients", False),
         ("communicate", "exchange.sum_replicas", False),
         ("update", "exchange.apply", False),
     )
+
+    def __init__(self, bucketing: dict = BUCKETING):
+        self.bucketing = bucketing
 
     def allocate(self):
         super().allocate()
@@ -93,12 +107,24 @@ class Stashed(Exchange):
         """The parameters after so many updates, as layers see them."""
         return self.p if updates == self.updates else self.stash[updates][1]
 
+    def share(self, peers) -> None:
+        """The ranks of `peers` have this stage (collective)."""
+        layout, size = self.layout, self.layout.size
+        vector = self.vector[: size + 1]  # behind the gradients, whether a loss was bad
+        self.buckets = Buckets(peers, vector, layout.ends.values(), size, **self.bucketing)
+
+    def begin_sum(self) -> Callable[[int], None]:
+        """A mini-batch's gradients begin; what is told how many are finished."""
+        self.buckets.begin()
+        return self.buckets.ready
+
     def sum_replicas(self, bad: bool) -> bool:
         """Sum the gradients over the ranks with this stage; says whether any of them is `bad`."""
-        vector = self.vector[: self.layout.size + 1]
-        vector[-1] = bad
-        self.pass_.peers.Allreduce(MPI.IN_PLACE, vector)
-        return bool(vector[-1])
+        told = self.vector[self.layout.size : self.layout.size + 1]
+        told[:] = bad
+        if news := self.buckets.sum():
+            self.say(news)
+        return bool(told[0])
 
     def apply(self, rate: float, needed: int) -> None:
         """Update with the gradients that are there; keep the versions after `needed` updates and more."""
@@ -122,6 +148,15 @@ class Stashed(Exchange):
 
     def settle(self):
         return self.pass_.drain()
+
+    def describe(self):
+        return f"replicas sum gradients by messages, {self.buckets.describe()}" if self.buckets else ""
+
+    def close(self):
+        """Free what is held beside arrays, once nothing is in flight (collective)."""
+        self.pass_.drain()
+        if self.buckets:
+            self.buckets.close()
 
     def bytes(self):
         return super().bytes() | {"in transit": sum(copy.nbytes for copy, _ in self.stash.values())}
@@ -189,6 +224,8 @@ class PipeDreamPass(PipelinePass):
             peers = self.communicator.Split(stage, self.rank)
             trainer.mesh.made.append(peers)
             self.peers = peers if self.replicas[stage] > 1 else None
+            if self.peers:
+                trainer.exchange.share(peers)
 
     def parts(self, samples):
         """Of fewer samples than mini-batches one each."""
@@ -281,9 +318,6 @@ class PipeDreamPass(PipelinePass):
     def in_transit(self):
         return self.stream.bytes() if self.stream else 0
 
-    def close(self):
-        self.drain()
-
     def pictures(self, events):
         """Some mini-batches from the middle of the run, beside what the schedule says of the first ones."""
         ranks = len(self.placement.rows)
@@ -320,6 +354,7 @@ def PipeDream(
     cuts: Iterable[int] | None = None,
     vertical_sync: bool = False,
     replicas: Sequence[int] = (),
+    bucketing: dict | None = None,
     limit: float = 300.0,
 ) -> Trainer:
     """A stage on each rank, or on some, and an update after every mini-batch.
@@ -334,6 +369,8 @@ def PipeDream(
         One version of the weights for all stages, instead of each stage's newest.
     replicas : numbers of ranks
         On how many each stage lies, in all as many as there are: (3, 1) has two stages. None given: a stage on each.
+    bucketing : bucket, first, overlap of exchange/messages.py, or None
+        How the replicas of a stage sum their gradients; None: when all are there.
 
     Raises
     ------
@@ -341,6 +378,9 @@ def PipeDream(
         As for Pipeline; replicas that are not as many as the ranks; arrays that stages share; clipping by the global
         norm.
     """
+    check_counts(mini_batches=mini_batches)
+    bucketing = bucketing or BUCKETING
+    check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
     pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
-    return Trainer(network, loss, optimizer, mesh, pass_, Stashed(), seed, "PipeDream")
+    return Trainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")

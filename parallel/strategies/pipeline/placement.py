@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from nn.optim.clipping import ClipGlobalNorm
 from nn.optim.optimizers import Optimizer
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.checking import Report, check
-from parallel.strategies.pipeline.schedules import SCHEDULES, rows
+from parallel.strategies.pipeline.schedules import SCHEDULES, check_counts, rows
 from parallel.strategies.tensor.moves import Cut
 
 
@@ -117,11 +118,14 @@ def place(
         A schedule that cannot run, more stages than layers, a cut in a place where there can be none, a rank without
         a stage, a stage on several ranks (but with pipedream).
     """
+    check_counts(ranks=ranks, micro_batches=micro_batches)
     never_flushed = schedule == "pipedream"
     if never_flushed:  # of what has no end a stretch in which all ranks have work
         micro_batches = max(micro_batches, 2 * ranks)
     if isinstance(schedule, str) or callable(schedule):
         schedule = generated(schedule, ranks, micro_batches, options)
+    elif not isinstance(schedule, Sequence):
+        raise ValueError(f"schedule: expected a name, a generator function, or rows of actions, given {schedule!r}")
     elif options:
         raise ValueError(f"a schedule that is written down has no options: leave out {', '.join(options)}")
     report = check(schedule, ranks, micro_batches)
@@ -129,7 +133,11 @@ def place(
         raise ValueError(f"{network.name}: only a Sequential can be cut into stages, the root is {network.root!r}")
     places = {(action.stage, span.rank) for row in report.spans for span in row for action in span.actions}
     replicas = [sorted(rank for stage, rank in places if stage == number) for number in range(report.stages)]
-    cuts = even_cuts(network, report.stages, [len(each) for each in replicas]) if cuts is None else list(cuts)
+    if cuts is None:
+        cuts = even_cuts(network, report.stages, [len(each) for each in replicas])
+    cuts = list(cuts) if isinstance(cuts, Iterable) else [cuts]
+    if not all(isinstance(k, int | np.integer) for k in cuts):
+        raise ValueError(f"cuts: expected numbers of children of {network.name}'s root, given {cuts!r}")
     if len(cuts) + 1 != report.stages:
         raise ValueError(
             f"the schedule has {report.stages} stages, the network is cut into {len(cuts) + 1}: give "
@@ -148,13 +156,12 @@ def place(
 
 
 def generated(schedule: str | Callable, ranks: int, micro_batches: int, options: dict) -> Rows:
-    """The rows of a schedule by its name; refuses options that it does not have."""
-    try:
-        return rows(schedule, ranks, micro_batches, **options)
-    except TypeError as error:
-        if schedule not in SCHEDULES:
-            raise
-        raise ValueError(f"pipeline {schedule}: it has no {', '.join(options)}: leave that out") from error
+    """The rows of a schedule; refuses options that one by its name does not have."""
+    if schedule in SCHEDULES:
+        known = list(signature(SCHEDULES[schedule]).parameters)[3:]  # behind rank, ranks, micro_batches
+        if unknown := [name for name in options if name not in known]:
+            raise ValueError(f"pipeline {schedule}: it has no {', '.join(unknown)}: leave that out")
+    return rows(schedule, ranks, micro_batches, **options)
 
 
 def refuse_padding(first: Network) -> None:

@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from collectives.steps import part
 from parallel.strategies.pipeline.actions import Action, Overlap, parts
 
@@ -107,7 +109,7 @@ def seat(rank: int, ranks: int, replicas: Sequence[int] = ()) -> Seat:
         Replicas that are not as many as the ranks.
     """
     replicas = tuple(replicas) or (1,) * ranks
-    if sum(replicas) != ranks or min(replicas) < 1:
+    if not all(isinstance(each, int | np.integer) and each > 0 for each in replicas) or sum(replicas) != ranks:
         raise ValueError(f"replicas: expected numbers of ranks, in all {ranks}, given {replicas}")
     stage, before = 0, 0
     while before + replicas[stage] <= rank:
@@ -305,6 +307,13 @@ SCHEDULES: dict[str, Callable[..., Actions]] = {
 }
 
 
+def check_counts(**numbers: int) -> None:
+    """Refuse what is no whole number of at least 1."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(f"{name}: expected a whole number of at least 1, given {number!r}")
+
+
 def rows(schedule: str | Callable[..., Actions], ranks: int, micro_batches: int, **options) -> list[list]:
     """The actions of every rank, of a schedule by its name or of a generator function.
 
@@ -316,13 +325,11 @@ def rows(schedule: str | Callable[..., Actions], ranks: int, micro_batches: int,
     Raises
     ------
     ValueError
-        an unknown name, or numbers below 1
+        an unknown name, numbers that are not whole or below 1, options that the schedule does not have
     """
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(f"no pipeline schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
         schedule = SCHEDULES[schedule]
-    for name, number in {"ranks": ranks, "micro_batches": micro_batches, "chunks": options.get("chunks", 1)}.items():
-        if number < 1:
-            raise ValueError(f"{name}: expected at least 1, given {number}")
+    check_counts(ranks=ranks, micro_batches=micro_batches, chunks=options.get("chunks", 1))
     return [list(schedule(rank, ranks, micro_batches, **options)) for rank in range(ranks)]

@@ -22,6 +22,7 @@ from parallel.strategies.along_data import exchange_along
 from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.placement import place, refuse_ties
+from parallel.strategies.pipeline.schedules import check_counts
 from parallel.trainer import Trainer
 
 
@@ -85,6 +86,7 @@ def Pipeline(
     ReplicaError
         Ranks that were given different networks, losses, optimizers or schedules.
     """
+    check_counts(data=data, tensor=tensor)
     mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // (data * tensor)), tensor=tensor)
     exchange = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
     if compressor:

@@ -254,7 +254,9 @@ class Stream:
             gx = np.full((len(gy), *stage.network.given), np.nan, stage.network.dtype)
         else:
             batch.accumulate = False
-            p = self.line.trainer.exchange.version(version)
+            exchange = self.line.trainer.exchange
+            stage.run.context.ready = exchange.begin_sum() if self.seat.count > 1 else None
+            p = exchange.version(version)
             gx = stage.network.backward(p, stage.g, gy, saved, stage.run, batch)
         if self.seat.stage:
             self.send(gx, self.seat.stage - 1, b)
@@ -266,6 +268,7 @@ class Stream:
         """Over the replicas: those of one mini-batch each; and whether a loss was none."""
         exchange = self.line.trainer.exchange
         if not self.wrote:
+            exchange.begin_sum()
             exchange.gradients[...] = 0
         self.bad = exchange.sum_replicas(self.bad)
         self.update()
