@@ -5,7 +5,7 @@ RANKS  ?= 2
 VENV    = .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help train test test-all bench notebooks docs gallery lint format mutants clean
+.PHONY: help train test test-all test-drawn bench notebooks docs gallery lint format mutants clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
 
 test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
 	$(PYTEST)
+
+test-drawn: $(VENV)/.test  ## test, and one in five of those that test-all adds, drawn by the commit: as CI does
+	$(PYTEST) --exhaustive 5
 
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb and the students' versions with gaps; run them
 	$(BIN)/python scripts/course.py --run

@@ -12,7 +12,6 @@ package does not import mpi4py; `Communicator` and what else needs it is importe
 from importlib import import_module
 
 from collectives.algorithms import ALGORITHMS
-from collectives.checking.check import check
 from collectives.checking.simulator import Deadlock, ScheduleError, simulate
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, blocks, part
 
@@ -23,6 +22,7 @@ LATER = {
     "testall": "running.nonblocking",
     "waitall": "running.nonblocking",
     "animate": "drawing.film",
+    "check": "report",
     "draw": "drawing.diagrams",
     "draw_buffers": "drawing.diagrams",
     "draw_race": "drawing.race",
@@ -44,7 +44,6 @@ __all__ = [
     "Send",
     "Slice",
     "blocks",
-    "check",
     "part",
     "simulate",
     *LATER,

@@ -24,6 +24,7 @@ from collectives.failures.revocation import forget, note
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Beside, Calls, beside, in_flight, outside, where
+from collectives.running import table
 from collectives.running.buffers import in_words, incoming
 from collectives.running.nonblocking import Queue
 from collectives.running.own_schedules import schedule
@@ -32,25 +33,6 @@ from collectives.running.plan_cache import PlanCache, fingerprint
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
 from collectives.running.shortcuts import shortcuts
-from collectives.running.table import (
-    ALLGATHER,
-    ALLGATHERV,
-    ALLREDUCE,
-    ALLTOALL,
-    ALLTOALLV,
-    BARRIER,
-    BCAST,
-    EXSCAN,
-    GATHER,
-    GATHERV,
-    REDUCE,
-    REDUCE_SCATTER,
-    REDUCE_SCATTER_BLOCK,
-    REDUCE_SCATTER_BLOCK_ONCE,
-    SCAN,
-    SCATTER,
-    SCATTERV,
-)
 
 IN_PLACE = MPI.IN_PLACE
 ndarray = np.ndarray
@@ -94,9 +76,9 @@ class Communicator(MPI.Intracomm):
     Raises
     ------
     ValueError
-        for an unknown operation or algorithm; in a call for counts, roots or buffers that do not fit each other
-    TypeError
-        in a call for datatypes that do not fit each other
+        for an unknown operation or algorithm; where ranks ask for different ones
+    RuntimeError
+        for `progress`, where MPI was started without threads
     """
 
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
@@ -168,6 +150,8 @@ class Communicator(MPI.Intracomm):
             agree = self._agree if self._agreement else None
             for name in (*COLLECTIVE, *PEER):
                 front[name] = counting(name, front.get(name) or getattr(self, name), self._calls, agree)
+        for name, function in front.items():
+            function.__doc__ = getattr(type(self), name).__doc__
         self.__dict__.update(front)
         self._in_front = tuple(front)
 
@@ -330,7 +314,7 @@ class Communicator(MPI.Intracomm):
         texts = [
             n for n, e in ALGORITHMS[operation].items() if MEMORY in e.requires and (NODES in e.requires) == several
         ]
-        return f"{said}; by where the arrays lie that is {' or '.join(texts)} of algorithms/shared.py"
+        return f"{said}; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
 
     def compile(
         self,
@@ -370,11 +354,25 @@ class Communicator(MPI.Intracomm):
         return self._waiting(schedule, self._planner, rounds, op, buffers, computations or {})
 
     def Run(self, plan, name: str = "") -> None:
-        """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog."""
+        """Carry out a plan of `compile`, once; every rank its own, in the same order. `name` is for the watchdog.
+
+        Raises
+        ------
+        TimeoutError
+            Ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says.
+        """
         self._waiting(plan)
 
     def Irun(self, plan, name: str = ""):
-        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does."""
+        """Begin a plan of `compile` that sends messages only. Returns its request, as Iallreduce does.
+
+        Raises
+        ------
+        ValueError
+            A plan in which ranks meet in shared memory.
+        RuntimeError
+            After a call that was left before its end.
+        """
         if plan.program.named is not None:
             raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
         self._prepared()
@@ -412,7 +410,7 @@ class Communicator(MPI.Intracomm):
         plan = self._waiting(row.plan, self._planner, *(a, b)[: row.buffers], *more, algorithm)
         if key is not None:
             self._cache.put(key, plan)
-            usual = row is ALLREDUCE and algorithm is None and more == (MPI.SUM,) and plan is not NATIVE
+            usual = row is table.ALLREDUCE and algorithm is None and more == (MPI.SUM,) and plan is not NATIVE
             if usual and a is IN_PLACE and type(b) is ndarray:
                 self._cache.known.note(b, plan)  # for a shortcut
         elif plan is not NATIVE:
@@ -438,67 +436,55 @@ class Communicator(MPI.Intracomm):
             return getattr(MPI.Intracomm, f"I{row.name.lower()}")(self, *buffers, *more)
         return self._queue.start(row.operation, plan, buffers, plan.free if key is None else NATIVE.free)
 
-    # ------------------------------------------------------------------------------------- the collectives
-    #
-    # Buffers are what mpi4py takes: an array, or [data, count, datatype] and its kin. `algorithm` is a name of
-    # ALGORITHMS[operation], "native" for the MPI library's own, "shared" for the memory of a node, "auto", or a
-    # generator function of one's own (rank, size, count, ...) -> rounds, which is proven on all ranks before anything
-    # is sent. Without reductions its count, or its blocks, are in bytes. All raise
-    #
-    #   ValueError     counts, roots or buffers that do not fit each other; an algorithm that there is not
-    #   TypeError      datatypes that do not fit each other
-    #   BufferError    a receive buffer that is read-only
-    #   ScheduleError  an algorithm of one's own that is wrong: rank, round and step are named
-    #   TimeoutError   ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says
-    #   RuntimeError   a message of another call; and every call after one that was left before its end
+    # ------------------------------------------------ the collectives; CALL, below, is said of each of them
 
     def Barrier(self, algorithm: Algorithm = None):
         """Return when every rank has called it."""
-        return self._collective(BARRIER, algorithm, ())
+        return self._collective(table.BARRIER, algorithm, ())
 
     def Bcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """buf of every rank = buf of the root; as many elements on every rank."""
-        return self._collective(BCAST, algorithm, (root,), buf)
+        return self._collective(table.BCAST, algorithm, (root,), buf)
 
     def Scatter(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """recvbuf of rank i, n elements = block i of the root's sendbuf, which has size * n."""
-        return self._collective(SCATTER, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.SCATTER, algorithm, (root,), sendbuf, recvbuf)
 
     def Scatterv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Scatter, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        return self._collective(SCATTERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.SCATTERV, algorithm, (root,), sendbuf, recvbuf)
 
     def Gather(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """Block i of the root's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
-        return self._collective(GATHER, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.GATHER, algorithm, (root,), sendbuf, recvbuf)
 
     def Gatherv(self, sendbuf, recvbuf, root: int = 0, algorithm: Algorithm = None):
         """As Gather, with blocks [data, counts, displacements, datatype] that only the root knows."""
-        return self._collective(GATHERV, algorithm, (root,), sendbuf, recvbuf)
+        return self._collective(table.GATHERV, algorithm, (root,), sendbuf, recvbuf)
 
     def Allgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Block i of every rank's recvbuf, which has size * n elements = sendbuf of rank i, n elements."""
-        return self._collective(ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Allgather, with blocks [data, counts, displacements, datatype], the same on every rank."""
-        return self._collective(ALLGATHERV, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLGATHERV, algorithm, (), sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Block i of recvbuf = block `rank` of rank i's sendbuf; both have size * n elements."""
-        return self._collective(ALLTOALL, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLTOALL, algorithm, (), sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """As Alltoall, with blocks [data, counts, displacements, datatype] on both sides."""
-        return self._collective(ALLTOALLV, algorithm, (), sendbuf, recvbuf)
+        return self._collective(table.ALLTOALLV, algorithm, (), sendbuf, recvbuf)
 
     def Reduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, root: int = 0, algorithm: Algorithm = None):
         """recvbuf of the root, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
-        return self._collective(REDUCE, algorithm, (op, root), sendbuf, recvbuf)
+        return self._collective(table.REDUCE, algorithm, (op, root), sendbuf, recvbuf)
 
     def Allreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf of every rank, n elements = sendbuf of rank 0 (+) ... (+) that of the last, n elements each."""
-        return self._collective(ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
     def Reduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = block `rank` of the sum of every rank's sendbuf.
@@ -506,7 +492,7 @@ class Communicator(MPI.Intracomm):
         `recvcounts` has the elements of every rank's block, whose sum sendbuf has; without it all ranks tell theirs.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._collective(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._collective(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Reduce_scatter_block(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
@@ -516,23 +502,18 @@ class Communicator(MPI.Intracomm):
         A plan that sends messages has a working copy of sendbuf. `keep` False: it goes when the call ends, and the next
         one plans again.
         """
-        row = REDUCE_SCATTER_BLOCK if keep else REDUCE_SCATTER_BLOCK_ONCE
+        row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
         return self._collective(row, algorithm, (op,), sendbuf, recvbuf)
 
     def Scan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of this rank; n elements each."""
-        return self._collective(SCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(table.SCAN, algorithm, (op,), sendbuf, recvbuf)
 
     def Exscan(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """recvbuf = sendbuf of rank 0 (+) ... (+) that of the rank before; n elements each; rank 0 keeps its own."""
-        return self._collective(EXSCAN, algorithm, (op,), sendbuf, recvbuf)
+        return self._collective(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
 
-    # ------------------------------------------------------------------------------ the nonblocking ones
-    #
-    # They return a request at once; the buffers are not the caller's until its Wait() has returned or its Test() has
-    # said True. What is wrong with the arguments is raised at once; what the others do wrong (ValueError where ranks do
-    # not agree, with debug=True), and what the blocking forms raise while they run, by Wait and Test. They send
-    # messages only: no TimeoutError, and no algorithm that names other ranks' buffers.
+    # ------------------------------------------------ the nonblocking ones, of which BEGUN is said
 
     def poke(self) -> None:
         """Advance the nonblocking collectives in flight, without waiting."""
@@ -541,29 +522,29 @@ class Communicator(MPI.Intracomm):
 
     def Ibcast(self, buf, root: int = 0, algorithm: Algorithm = None):
         """Begin a Bcast: n elements on every rank. Returns its request."""
-        return self._start(BCAST, algorithm, (root,), buf)
+        return self._start(table.BCAST, algorithm, (root,), buf)
 
     def Iallreduce(self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
         """Begin an Allreduce: n elements in both buffers. Returns its request."""
-        return self._start(ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+        return self._start(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
     def Iallgather(self, sendbuf, recvbuf, algorithm: Algorithm = None):
         """Begin an Allgather: n elements, and size * n. Returns its request."""
-        return self._start(ALLGATHER, algorithm, (), sendbuf, recvbuf)
+        return self._start(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
     def Ireduce_scatter(self, sendbuf, recvbuf, recvcounts=None, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None):
-        """Begin a Reduce_scatter; without `recvcounts` ranks tell each other theirs first, and wait for it.
+        """Begin a Reduce_scatter: sum(recvcounts) elements, and recvcounts[rank]. Returns its request.
 
-        Returns its request.
+        Without `recvcounts` ranks tell each other theirs first, and wait for it.
         """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
-        return self._start(REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+        return self._start(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Ireduce_scatter_block(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, algorithm: Algorithm = None, keep: bool = True
     ):
         """Begin a Reduce_scatter_block: size * n elements, and n. Returns its request."""
-        row = REDUCE_SCATTER_BLOCK if keep else REDUCE_SCATTER_BLOCK_ONCE
+        row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
         return self._start(row, algorithm, (op,), sendbuf, recvbuf)
 
 
@@ -629,6 +610,47 @@ def waiting(name):
 
     return method
 
+
+CALL = """
+
+        Parameters
+        ----------
+        sendbuf, recvbuf, buf
+            What mpi4py takes: an array, or [data, count, datatype] and its kin. n counts elements.
+        algorithm : str or generator function, optional
+            A name of ALGORITHMS[operation], "native" for the MPI library's own, "shared" for the memory of a node,
+            "auto"; or one's own (rank, size, count, ...) -> rounds, which is proven on all ranks before anything is
+            sent. Without reductions its count, or its blocks, are in bytes.
+
+        Raises
+        ------
+        ValueError
+            Counts, roots or buffers that do not fit each other; an algorithm that there is not; with debug=True, on
+            every rank, calls that differ.
+        TypeError
+            Datatypes that do not fit each other.
+        BufferError
+            A receive buffer that is read-only.
+        ScheduleError
+            An algorithm of one's own that is wrong: rank, round and step are named.
+        """
+WAITING = """TimeoutError
+            Ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says.
+        RuntimeError
+            A message of another call; and every call after one that was left before its end.
+        """
+BEGUN = """RuntimeError
+            As the blocking form, by Wait and Test, as ValueError for calls that differ; all else is raised at once.
+
+        Notes
+        -----
+        The buffers are not the caller's until Wait() has returned, or Test() has said True. Only messages are sent:
+        there is no TimeoutError, and no algorithm that names other ranks' buffers.
+        """
+for name in COLLECTIVE:
+    method = vars(Communicator).get(name)
+    if method and name not in ("Run", "Irun"):
+        method.__doc__ = (method.__doc__ or "").rstrip() + CALL + (BEGUN if name.startswith("I") else WAITING)
 
 LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent"
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"

@@ -28,9 +28,10 @@ A reader handles each kind of step by its name and refuses what it does not know
 whether it does anything, it asks of the functions below.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from numbers import Integral
+from typing import NamedTuple, get_args
 
 
 class Send(NamedTuple):
@@ -115,6 +116,42 @@ class Compute(NamedTuple):
 
 Step = Send | Recv | RecvReduce | Copy | Reduce | Meet | Compute
 Round = tuple[Step, ...]
+
+KINDS = frozenset(get_args(Step))
+NUMBERS, NAMES = (
+    {kind: [(i, name) for i, name in enumerate(kind._fields) if name in fields] for kind in (*KINDS, Slice)}
+    for fields in (("peer", "lo", "hi", "at", "of", "to"), ("buf", "src"))
+)
+
+
+def rounds_of(rank: int, rounds: Iterable[Round]) -> Iterator[Round]:
+    """What an algorithm gave for a rank, or a TypeError: a function without `yield` gives None."""
+    if not isinstance(rounds, Iterable):
+        raise TypeError(f"rank {rank}: an algorithm is a generator of rounds, this one returned {rounds!r}")
+    return iter(rounds)
+
+
+def mistake_in(steps: Round) -> str:
+    """What is no round or no step, or has a field of another kind than a step's; empty where all is well."""
+    if not isinstance(steps, tuple | list) or type(steps) in KINDS:
+        return f"a round is a tuple of steps, not {steps!r}"
+    for s in steps:
+        if type(s) not in KINDS:
+            return f"{s!r} is not a step"
+        slices = (*s.reads, *s.writes) if type(s) is Compute else ()
+        if wrong := [x for x in slices if type(x) is not Slice]:
+            return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is none"
+        if type(s) is Meet and not isinstance(s.ranks, Sequence | None):
+            return f"{s!r}: ranks is a tuple of them, or None for all"
+        for x in (s, *slices):
+            for i, name in NUMBERS[type(x)]:
+                this_rank = x[i] is None and name in ("of", "to")
+                if type(x[i]) is not int and not isinstance(x[i], Integral) and not this_rank:
+                    return f"{s!r}: {name} is a whole number, not {x[i]!r}"
+            for i, name in NAMES[type(x)]:
+                if type(x[i]) is not str:
+                    return f"{s!r}: {name} is the name of a buffer, such as 'x', not {x[i]!r}"
+    return ""
 
 
 def is_live(step: Step) -> bool:

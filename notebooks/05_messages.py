@@ -33,7 +33,7 @@ import numpy as np
 
 import checks
 from collectives import Recv, Send
-from collectives.checking.check import Operation, held
+from collectives.checking.definitions import Operation, held
 from collectives.puzzles import Puzzle
 
 checks.style()

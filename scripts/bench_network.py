@@ -12,8 +12,10 @@ Then every algorithm of the registry runs, on vectors of 4 KiB ... 16 MiB, again
 network: here with two ranks, and in the lab of netlab.py (root only) with a rank on each of four hosts, and two on each
 of two. Those in node memory run where all ranks share a node, on the lengths for which the library takes them. Each run
 begins (between nodes after a rest) when all ranks have met, and ends with the last rank. Runs in which a rank lost its
-core to another process are not calm, and do not count where there are enough others. Where price and median are more
-than 15% apart, the note says what, in the clock's trace, the last rank waited for.
+core to another process are not calm, and do not count where there are enough others. The note says within what half of
+the runs lie. Where price and median are more than 15% apart, it says whether the price is within that, and so no more
+off than one run from the next, and what of it, in the clock's trace, the last rank waited for: so many messages of so
+many bytes, busy ports, sums, copies, meetings.
 
 Two cores may talk to each other at one speed now and at a half of it seconds later. So here network and algorithms are
 measured by turns: rows hold the median of the turns' medians against the price on the median network, and the notes
@@ -34,6 +36,7 @@ from pathlib import Path
 from statistics import median
 
 import netlab
+import numpy as np
 from benchmarking import Row, arguments, in_lab
 
 from collectives import ALGORITHMS
@@ -53,7 +56,7 @@ SIZES = tuple(3 * 4**k for k in range(1, 12))  # 12 B ... 12 MiB, between those 
 VECTORS = (4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB)
 QUICK = (4 * KIB, 256 * KIB)
 SECONDS = 0.2  # for each length
-TURNS = 7  # where all ranks share a node
+TURNS = 7  # where all ranks share a node; an odd number, or medians of lengths and ranks would be fractions
 ITEMSIZE = 4
 NEAR = 0.15  # of the measured median
 REST = 4e-3  # seconds in which a token bucket fills
@@ -70,7 +73,7 @@ def rows(
         lines.append(line) if line.startswith("{") else sys.stderr.write(line)
 
     vectors = QUICK if quick else VECTORS
-    given = [0.005 if quick else SECONDS, *vectors]
+    given = [3 if quick else TURNS, 0.005 if quick else SECONDS, *vectors]
     status = launcher.run([__file__, network, *given], RANKS, timeout=600, stdout=take)
     if status:
         raise RuntimeError(f"network: {launcher.ending(status)}")
@@ -122,18 +125,21 @@ def prices(result: dict, network: Network, place: str) -> Iterator[Row]:
     turns = [Network.of(fields) for fields in result["networks"]]
     for measured in zip(*result["schedules"], strict=True):
         operation, name, nbytes = measured[0][:3]
-        medians, calm, runs = zip(*(row[3:] for row in measured), strict=True)
+        medians, calm, runs, lower, upper = zip(*(row[3:] for row in measured), strict=True)
         entry, (count, options) = ALGORITHMS[operation][name], call(operation, name, nbytes, result["nodes"])
 
         def priced(network=network, trace=False, entry=entry, count=count, options=options):
             return price(entry, result["ranks"], count, ITEMSIZE, network, trace, **options)
 
         seconds, said = median(medians), priced().seconds
-        note = f"{sum(calm)} of {sum(runs)} runs calm"
+        spread = float(np.quantile(lower, 0.25)), float(np.quantile(upper, 0.75))  # neither of the worst turn
+        note = f"{sum(calm)} of {sum(runs)} runs calm, half of them in {span(spread)}"
         if len(turns) > 1:
             note += f"; in single turns {span(medians)}, priced {span(priced(turn).seconds for turn in turns)}"
         if abs(said - seconds) > NEAR * seconds:
-            note += f"; {1e6 * said:.4g} us: {waits(priced(trace=True))}"
+            noise = "within" if spread[0] <= said <= spread[1] else "beyond"
+            off = f"{said / seconds - 1:+.0%}, {noise} what runs differ by"
+            note += f"; priced {off}: of {1e6 * said:.4g} us {waits(priced(trace=True))}"
         size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
         case = f"{place}, {operation} {name}" + (f", {size}" if nbytes else "")
         yield Row(case, 1e6 * seconds, 1e6 * said, "price", "us", result["ranks"], 1, note)
@@ -173,7 +179,7 @@ def call(operation: str, name: str, nbytes: int, nodes: list[int]) -> tuple[int 
     return (None if operation == "barrier" else count), options
 
 
-def work(file: str, seconds: float, vectors: list[int]) -> None:
+def work(file: str, turns: int, seconds: float, vectors: list[int]) -> None:
     """Measure, write the file, and print ping-pongs and schedules as a line of JSON (collective)."""
     from mpi4py import MPI
 
@@ -184,7 +190,7 @@ def work(file: str, seconds: float, vectors: list[int]) -> None:
     names = nodes_of(world)
     nodes = [sorted(set(names), key=names.index).index(name) for name in names]
     networks, schedules = [], []
-    for _ in range(TURNS if len(set(nodes)) == 1 else 1):
+    for _ in range(turns if len(set(nodes)) == 1 else 1):
         networks.append(measure_network(world, seconds=seconds))
         schedules.append(measure_schedules(world, nodes, seconds, vectors))
     levels = {}
@@ -208,9 +214,7 @@ def work(file: str, seconds: float, vectors: list[int]) -> None:
 
 
 def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int]) -> list[tuple]:
-    """(operation, algorithm, bytes, median seconds, calm runs, runs) of the registry (collective)."""
-    import numpy as np
-
+    """(operation, algorithm, bytes, median seconds, calm runs, runs, quartiles) of the registry (collective)."""
     from collectives import Communicator
     from collectives.node_memory.window import SharedWindow
 
@@ -239,8 +243,9 @@ def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int
                 plan.free()
                 runs = runs[1:]  # the first connects the ranks
                 calm = [taken for taken, lost in runs if not lost]
-                taken = median(calm if len(calm) >= ENOUGH else [taken for taken, _ in runs])
-                schedules.append((operation, name, nbytes if count else 0, taken, len(calm), len(runs)))
+                counted = calm if len(calm) >= ENOUGH else [taken for taken, _ in runs]
+                lower, taken, upper = np.quantile(counted, (0.25, 0.5, 0.75)).tolist()
+                schedules.append((operation, name, nbytes if count else 0, taken, len(calm), len(runs), lower, upper))
     communicator.release()
     if window:
         window.free()
@@ -249,8 +254,6 @@ def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int
 
 def in_memory(window, operation: str, name: str, nbytes: int):
     """The plan that runs an algorithm of node memory, or None where the library takes another one (collective)."""
-    import numpy as np
-
     from collectives.node_memory.plans import SMALL, SMALL_PRIVATE
 
     if window is None:
@@ -314,5 +317,5 @@ def clocks(world) -> float:
 
 if __name__ == "__main__":
     file, *given = arguments(__doc__)
-    seconds, *vectors = given or [SECONDS, *VECTORS]
-    work(file, float(seconds), [int(nbytes) for nbytes in vectors])
+    turns, seconds, *vectors = given or [TURNS, SECONDS, *VECTORS]
+    work(file, int(turns), float(seconds), [int(nbytes) for nbytes in vectors])

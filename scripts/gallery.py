@@ -81,6 +81,15 @@ def one_layer_ahead():
     return draw(solutions.fsdp, 3, 4, title="FSDP: one layer ahead")
 
 
+def redundant(which: str):
+    """What a puzzle of survival keeps of every rank on the others, as its solution has it."""
+    from collectives import draw
+    from collectives.puzzles import solutions
+
+    titles = {"buddy": "a neighbour's copy", "parity": "parity: a third of the memory"}
+    return draw(getattr(solutions, which), 4, 6, title=titles[which])
+
+
 def wrong():
     """A schedule that deadlocks, drawn up to where it does."""
     import collectives
@@ -203,6 +212,8 @@ PICTURES: dict[str, Callable] = {
     "push.svg": partial(served, "push"),
     "pull.svg": partial(served, "pull"),
     "fsdp.svg": one_layer_ahead,
+    "buddy.svg": partial(redundant, "buddy"),
+    "parity.svg": partial(redundant, "parity"),
     "deadlock.svg": wrong,
     **{f"pipeline_{name}.svg": partial(pipeline, name) for name in PIPELINES},
     "curves.png": partial(of_run, "ddp", "curves.png"),
@@ -236,7 +247,8 @@ def write(name: str, out: Path) -> None:
     if isinstance(found, bytes):
         file.write_bytes(found)
     else:
-        found.savefig(file, dpi=120, **({"metadata": {"Date": None}} if file.suffix == ".svg" else {}))
+        undated = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}
+        found.savefig(file, dpi=120, bbox_inches="tight", **undated)
 
 
 def main(argv: list[str] | None = None) -> None:

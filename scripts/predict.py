@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
         prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument(
-        "--strategy", default="all", help="ddp, zero1 ... zero3, dp, ps, gpipe, 1f1b ..., tensor, hybrid, or all"
+        "--strategy",
+        default="all",
+        help="ddp, zero1 ... zero3, dp, ps, gpipe ..., tensor, hybrid, local-sgd:8, easgd, diloco, downpour, or all",
     )
     found.add_argument("--mesh", help="sizes of axes: pipeline=4,tensor=2; what is left of the ranks is data")
     found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
@@ -105,7 +107,7 @@ def predict_all(options) -> int:
     options.ranks = options.ranks or [least, 2 * least, 4 * least, 8 * least]
     job, limit = job_of(options, network), options.memory or float("inf")
     options.strategy = {"zero3": "fsdp"}.get(options.strategy, options.strategy)
-    if options.strategy not in (known := ("all", *STRATEGIES, *MESHES)):
+    if options.strategy.partition(":")[0] not in (known := ("all", *STRATEGIES, *MESHES)):
         raise ValueError(f"--strategy {options.strategy}: expected one of {', '.join(known)}")
     if options.mesh and options.strategy in ("all", *MESHES):
         raise ValueError(f"--mesh {options.mesh} is for one --strategy other than {options.strategy}: name it")

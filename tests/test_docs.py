@@ -25,6 +25,36 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
+SYSTEMS = sorted(page.name for page in (ROOT / "docs" / "systems").glob("*.md") if page.name != "index.md")
+
+
+@pytest.mark.parametrize("page", SYSTEMS)
+def test_a_system_has_all_that_its_page_promises(page):
+    """What it is, where it comes from, its picture, the command, where the code is, what was measured."""
+    text = (ROOT / "docs" / "systems" / page).read_text()
+    about = text.partition("\n## ")[0]
+    assert len(about.split()) > 40 or "python" in about, "what it is"
+    assert re.search(r"\b(19|20)\d\d\b", text), "a source, with its year"
+    assert re.search(r"^!\[.{20,}\]\(", text, re.MULTILINE), "a picture, with words for those who do not see it"
+    assert re.search(r"^```sh\n(.*\n)*?python scripts/", text, re.MULTILINE), "a command"
+    for heading in ("Where the code is", "What was measured here"):
+        assert f"\n## {heading}\n" in text, heading
+
+
+def test_every_strategy_has_a_page_and_a_command_there():
+    from parallel.command.options import FIELDS
+
+    index = (ROOT / "docs" / "systems" / "index.md").read_text()
+    pages = re.findall(r"^\| \[[^\]]*\]\(([a-z_]+\.md)\) \| ([^|]*) \|", index, re.MULTILINE)
+    for strategy in FIELDS["strategy"].metadata["choices"]:
+        told = [page for page, names in pages if f"`{strategy}`" in names]
+        assert told, f"{strategy}: no row of docs/systems/index.md names it"
+        default = strategy == FIELDS["strategy"].default
+        command = r"train\.py --ranks" if default else rf"train\.py .*--strategy {strategy}(?![\w-])"
+        texts = [(ROOT / "docs" / "systems" / page).read_text() for page in told]
+        assert any(re.search(command, text) for text in texts), f"{strategy}: no command on {', '.join(told)}"
+
+
 def test_the_layer_of_the_how_to_is_right_trains_and_is_loaded(tmp_path, monkeypatch):
     """The blocks of docs/howto/layer.md, one after another in one program; each prints what stands behind it."""
     monkeypatch.chdir(tmp_path)

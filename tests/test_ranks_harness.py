@@ -113,6 +113,33 @@ def test_tests_on_more_ranks_than_wanted_are_skipped_with_the_reason(tmp_path):
     assert "test_it.py:4: needs 2 ranks" in printed and "test_it.py:4: needs 3 ranks" in printed, printed
 
 
+def test_of_the_exhaustive_ones_a_commit_draws_some_and_another_one_others(tmp_path):
+    source = """
+        @pytest.mark.parametrize("ordinary", range(5))
+        def test_always(ordinary):
+            pass
+
+        @pytest.mark.exhaustive
+        @pytest.mark.parametrize("size", range(100))
+        def test_large(size):
+            pass
+
+        @pytest.mark.mpi(ranks=1, more=[2])
+        def test_on_ranks(comm):
+            pass
+    """
+    drawn = []
+    for commit in ("a" * 40, "a" * 40, "b" * 40):
+        (tmp_path / "conftest.py").write_text(f"import ranks\nranks.commit = lambda: {commit!r}\n")
+        printed = run(tmp_path, source, "--collect-only", "-q", "--exhaustive", "3")
+        assert "test_always[0]" in printed and "test_on_ranks[p1]" in printed
+        drawn.append(set(re.findall(r"test_large\[\d+\]", printed)))
+        assert 10 < len(drawn[-1]) < 60, printed
+    assert drawn[0] == drawn[1] != drawn[2], "the same commit draws the same, another one others"
+    assert "given 0" in run(tmp_path, source, "--exhaustive", "0")
+    assert len(re.findall("test_large", run(tmp_path, source, "--collect-only", "-q", "--exhaustive", "1"))) == 100
+
+
 def test_tests_share_a_launch_until_one_fails_and_last_failed_runs_that_one(tmp_path):
     source = """
         ranks.group.GRACE = 100
@@ -164,6 +191,34 @@ def test_workers_share_tests_by_launches_and_files(tmp_path):
     launches, workers = ((tmp_path / name).read_text().split() for name in ("launches", "workers"))
     assert len(launches) == 12 and len(set(launches)) == 1, "one for the folder"
     assert sorted(workers.count(worker) for worker in set(workers)) in ([3, 3], [6])
+
+
+def test_what_compares_with_pytorch_shares_a_worker(tmp_path):
+    source = """
+        import pytest
+
+        @pytest.mark.parametrize("i", range(3))
+        def test_compares(i, worker_id):
+            with open("workers", "a") as log:
+                log.write(worker_id + " ")
+
+        def test_needs_it():
+            pytest.importorskip("torch.none")
+    """
+    for name in "abc":
+        (tmp_path / f"test_{name}.py").write_text(textwrap.dedent(source))
+    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-n", "2")
+    assert counts(printed) == {"passed": 10, "skipped": 3}, printed
+    assert len(set((tmp_path / "workers").read_text().split())) == 1
+
+
+def test_what_waits_for_a_cluster_is_begun_first(tmp_path):
+    many = "import pytest\n\n@pytest.mark.parametrize('i', range(9))\ndef test_{}(i): {!r}\n"
+    (tmp_path / "test_a.py").write_text(many.format("program", "subprocess"))
+    (tmp_path / "test_b.py").write_text("def test_cluster(): 'import slurmlab, subprocess'\n")
+    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-n", "1")
+    assert counts(printed) == {"passed": 11}, printed
+    assert re.findall(r"PASSED \S+::test_([a-z]+)", printed) == ["cluster", *["program"] * 9, "other"]
 
 
 FAILURES = """

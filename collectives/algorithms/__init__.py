@@ -1,4 +1,13 @@
-"""Every collective algorithm as a schedule: one file an operation, one generator of rounds an algorithm."""
+"""Every collective algorithm as a schedule: one generator of rounds.
+
+| file | holds |
+|---|---|
+| registry.py | ALGORITHMS: names, costs, needs; what each operation is |
+| allgather.py, allreduce.py, alltoall.py, barrier.py, broadcast.py, gather.py | of these operations, by messages |
+| reduce.py, reduce_scatter.py, scan.py, scatter.py | the same |
+| shared.py | of all of them in the memory of a node |
+| trees.py, power_of_two.py | what several of them are made of |
+"""
 
 from collectives.algorithms import (
     allgather,

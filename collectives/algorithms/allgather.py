@@ -29,11 +29,6 @@ def doubling(rank, size, count):
     block = blocks(count, size)
     folded = fold(rank, size)
     me = folded.number
-
-    def span(first, last):
-        """The blocks of all ranks that the numbers first ... last - 1 stand for."""
-        return block(folded.first(first))[0], block(folded.first(last) - 1)[1]
-
     everything = block(0)[0], block(size - 1)[1]
     if me is None:
         yield (Send(rank + 1, "x", *block(rank)),)
@@ -43,9 +38,8 @@ def doubling(rank, size, count):
         yield (Recv(rank - 1, "x", *block(rank - 1)),)
     bit = 1
     while bit < folded.power:
-        mine, other = me & -bit, (me ^ bit) & -bit
-        peer = folded.rank(me ^ bit)
-        yield Send(peer, "x", *span(mine, mine + bit)), Recv(peer, "x", *span(other, other + bit))
+        peer, (mine, other) = folded.rank(me ^ bit), folded.swaps(block, bit)
+        yield Send(peer, "x", *mine), Recv(peer, "x", *other)
         bit *= 2
     if me < folded.surplus:
         yield (Send(rank - 1, "x", *everything),)

@@ -5,6 +5,8 @@ segmented_ring and rabenseifner reach the second; double_tree comes near both fo
 bytes between nodes. Source, where no other is named: Thakur, Rabenseifner and Gropp 2005.
 """
 
+from typing import NamedTuple
+
 from collectives.algorithms import allgather, broadcast, reduce
 from collectives.algorithms.power_of_two import fold, halves
 from collectives.algorithms.registry import NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
@@ -64,13 +66,13 @@ def segmented_ring(rank, size, count, segment=SEGMENT):
         return segments(*part(count, size, i % size), k)
 
     landed = ()  # what came in the round before, still to be added
-    turn = 0
+    came = 0  # segments
     for lap in range(size - 1):
         for out, (lo, hi) in zip(pieces(rank - lap), pieces(rank - lap - 1), strict=True):
-            at = turn % 2 * slot
+            at = came % 2 * slot
             yield Send(right, "x", *out), Recv(left, "tmp", at, at + hi - lo), *landed
             landed = (Reduce("x", lo, hi, "tmp", at),)
-            turn += 1
+            came += 1
     yield landed
     for lap in range(size - 1):
         for out, into in zip(pieces(rank + 1 - lap), pieces(rank - lap), strict=True):
@@ -107,14 +109,7 @@ def doubling(rank, size, count):
     yield from among_power_of_two(rank, size, count, exchange)
 
 
-def rabenseifner_cost(p, n):
-    rounds = p.bit_length() - 1
-    power = 1 << rounds
-    share, folded = n * (power - 1) / power, p != power
-    return Cost(2 * rounds + 2 * folded, 2 * share + 2 * folded * n, share + folded * n)
-
-
-@algorithm("allreduce", cost=rabenseifner_cost)
+@algorithm("allreduce", cost=reduce.halving_cost)
 def rabenseifner(rank, size, count):
     """Reduce-scatter by halving, allgather by doubling: 2 lg p alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 
@@ -184,6 +179,32 @@ def double_tree(rank, size, count, segment=SEGMENT):
         yield tuple([step(peer, "x", lo, hi) for step, peer, (lo, hi) in now])
 
 
+class Levels(NamedTuple):
+    """A rank's part in an allreduce over several nodes of at least g ranks: x is cut into g parts.
+
+    Attributes
+    ----------
+    node : the ranks on its node
+    parts : (lo, hi) of the part of x that each of them carries between nodes; empty for those behind the first g
+    peers : the ranks that carry the same part as this one, one on each node; empty where it carries none
+    """
+
+    node: list[int]
+    parts: tuple[tuple[int, int], ...]
+    peers: list[int]
+
+
+def levels(rank: int, count: int, nodes) -> Levels:
+    """The same, where `nodes` names the node of every rank."""
+    members: dict[object, list[int]] = {}
+    for r, node in enumerate(nodes):
+        members.setdefault(node, []).append(r)
+    mine, g = members[nodes[rank]], min(map(len, members.values()))
+    parts = tuple(part(count, g, i) if i < g else (count, count) for i in range(len(mine)))
+    here = mine.index(rank)
+    return Levels(mine, parts, [group[here] for group in members.values()] if here < g else [])
+
+
 @algorithm("allreduce", cost=segmented_cost, ordered=False, requires=NODES)  # of a rank on each node: segmented_ring
 def two_level(rank, size, count, nodes=None, segment=SEGMENT):
     """Sum inside each node, then between nodes, then share: 2(M-1)/M n/g bytes of a rank cross the network.
@@ -197,28 +218,13 @@ def two_level(rank, size, count, nodes=None, segment=SEGMENT):
     not. Where the least is 351 ms (2 hosts x 2 ranks, 4 MiB, 100 Mbit/s) the plain ring took 386 to 701, median 664;
     segments take 379 to 534, median 421, in turn with it and on a busy machine.
     """
-    nodes = [0] * size if nodes is None else nodes
-    members = {}
-    for r, node in enumerate(nodes):
-        members.setdefault(node, []).append(r)
-    mine = members[nodes[rank]]
-    here, g = mine.index(rank), min(map(len, members.values()))
-    piece = segments(0, count, g)
-
-    def towards(i, k):
-        return (i + k) % len(mine), (i - k) % len(mine)
-
-    for k in range(1, len(mine)):
-        to, source = towards(here, k)
-        give = [Send(mine[to], "x", *piece[to])] if to < g else []
-        take = [RecvReduce(mine[source], "x", *piece[here])] if here < g else []
-        yield *give, *take
-    if here < g:
-        peers = [group[here] for group in members.values()]
-        lo, hi = piece[here]
+    node, parts, peers = levels(rank, count, [0] * size if nodes is None else nodes)
+    here = node.index(rank)
+    others = [((here + k) % len(node), (here - k) % len(node)) for k in range(1, len(node))]
+    for to, source in others:
+        yield Send(node[to], "x", *parts[to]), RecvReduce(node[source], "x", *parts[here])
+    if peers:
+        lo, hi = parts[here]
         yield from among(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
-    for k in range(1, len(mine)):
-        to, source = towards(here, k)
-        give = [Send(mine[to], "x", *piece[here])] if here < g else []
-        take = [Recv(mine[source], "x", *piece[source])] if source < g else []
-        yield *give, *take
+    for to, source in others:
+        yield Send(node[to], "x", *parts[here]), Recv(node[source], "x", *parts[source])

@@ -34,6 +34,11 @@ class Fold(NamedTuple):
         """The first rank that a number stands for."""
         return 2 * number if number < self.surplus else number + self.surplus
 
+    def swaps(self, block, bit: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(lo, hi) of the blocks of this rank's group of `bit` numbers, and of the group that it swaps with."""
+        groups = self.number & -bit, (self.number ^ bit) & -bit
+        return tuple((block(self.first(a))[0], block(self.first(a + bit) - 1)[1]) for a in groups)
+
 
 def fold(rank: int, size: int) -> Fold:
     power = 1 << (size.bit_length() - 1)

@@ -53,21 +53,17 @@ def halving(rank, size, count):
     block = blocks(count, size)
     folded = fold(rank, size)
     me = folded.number
-
-    def span(first, last):
-        return block(folded.first(first))[0], block(folded.first(last) - 1)[1]
-
+    everything = block(0)[0], block(size - 1)[1]
     if me is None:
-        yield (Send(rank + 1, "x", block(0)[0], block(size - 1)[1]),)
+        yield (Send(rank + 1, "x", *everything),)
         yield (Recv(rank + 1, "x", *block(rank)),)
         return
     if me < folded.surplus:
-        yield (RecvReduce(rank - 1, "x", block(0)[0], block(size - 1)[1]),)
+        yield (RecvReduce(rank - 1, "x", *everything),)
     bit = folded.power // 2
     while bit:
-        mine, other = me & -bit, (me ^ bit) & -bit
-        peer = folded.rank(me ^ bit)
-        yield Send(peer, "x", *span(other, other + bit)), RecvReduce(peer, "x", *span(mine, mine + bit))
+        peer, (mine, other) = folded.rank(me ^ bit), folded.swaps(block, bit)
+        yield Send(peer, "x", *other), RecvReduce(peer, "x", *mine)
         bit //= 2
     if me < folded.surplus:
         yield (Send(rank - 1, "x", *block(rank - 1)),)

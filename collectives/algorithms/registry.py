@@ -21,6 +21,7 @@ it says where the blocks lie in x, `into` where they lie in y; as a number it is
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from inspect import signature
 from typing import NamedTuple
 
@@ -117,6 +118,7 @@ def how_many(count: int, segment: int) -> int:
     return max(1, -(-count // segment))
 
 
-def segments(lo: int, hi: int, k: int) -> list[tuple[int, int]]:
+@lru_cache(maxsize=8)  # all ranks of a tree have the same, and a thousand copies fill no cache
+def segments(lo: int, hi: int, k: int) -> tuple[tuple[int, int], ...]:
     """Cut lo ... hi into k nearly equal segments."""
-    return [(lo + a, lo + b) for a, b in (part(hi - lo, k, i) for i in range(k))]
+    return tuple((lo + a, lo + b) for a, b in (part(hi - lo, k, i) for i in range(k)))

@@ -22,7 +22,7 @@ In these texts `send` names the buffer of a rank's operands where it is not "x",
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.algorithms.allreduce import segmented_cost, segmented_ring
+from collectives.algorithms.allreduce import levels, segmented_cost, segmented_ring
 from collectives.algorithms.registry import MEMORY, NODES, SEGMENT, Cost, algorithm, how_many
 from collectives.steps import Copy, Meet, Reduce, Round, Step, among, blocks, part
 
@@ -314,32 +314,6 @@ def arrays_broadcast(rank, size, count, root=0):
 # ------------------------------------------------------------------------------------------------------ several nodes
 
 
-class Levels(NamedTuple):
-    """A rank's part in an allreduce over several nodes of at least g ranks: x is cut into g parts.
-
-    Attributes
-    ----------
-    node : the ranks on its node
-    parts : (lo, hi) of the part of x that each of them carries between nodes; empty for those behind the first g
-    peers : the ranks that carry the same part as this one, one on each node; empty where it carries none
-    """
-
-    node: list[int]
-    parts: tuple[tuple[int, int], ...]
-    peers: list[int]
-
-
-def levels(rank: int, count: int, nodes) -> Levels:
-    """The same, where `nodes` names the node of every rank."""
-    members: dict[object, list[int]] = {}
-    for r, node in enumerate(nodes):
-        members.setdefault(node, []).append(r)
-    mine, g = members[nodes[rank]], min(map(len, members.values()))
-    parts = tuple(part(count, g, i) if i < g else (count, count) for i in range(len(mine)))
-    here = mine.index(rank)
-    return Levels(mine, parts, [group[here] for group in members.values()] if here < g else [])
-
-
 def two_level_cost(p, n):
     """Of nodes of two ranks, which carry a half each through one cable; where p is odd one carries all."""
     if p == 1:
@@ -391,6 +365,6 @@ def two_level_arrays(rank, size, count, nodes=None, segment=SEGMENT):
 
 
 @algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), requires=MEMORY)
-def meet(rank, size):
+def barrier(rank, size):
     """All ranks meet."""
     yield MEET

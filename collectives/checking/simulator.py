@@ -34,13 +34,15 @@ from collectives.steps import (
     Step,
     adds,
     is_live,
+    mistake_in,
     overlap,
     reads,
+    rounds_of,
     writes,
 )
 
-Value = tuple[tuple[int, int], ...]
 UNSET = None  # scratch nobody has written
+END = object()  # of a rank's rounds, where None is a mistake
 ENDLESS = 100_000  # rounds, for schedules of which nobody says how many they need at most
 
 
@@ -229,7 +231,7 @@ class Simulation:
         size = len(buffers)
         self.synchronous, self.compute = synchronous, compute
         self.ranks = [
-            Rank(r, rounds_of(r, program), held, set(held), [0 if q == r else -1 for q in range(size)])
+            Rank(r, rounds_of(r, program(r)), held, set(held), [0 if q == r else -1 for q in range(size)])
             for r, held in enumerate(buffers)
         ]
         self.stats = Stats(*([0] * size for _ in range(5)), history=[[] for _ in buffers])
@@ -283,8 +285,8 @@ class Simulation:
 
     def enter_round(self, rank) -> bool:
         """Take the next round of a rank, check it, post its sends, come to its meeting; False where there is none."""
-        steps = next(rank.rounds, None)
-        if steps is None:
+        steps = next(rank.rounds, END)
+        if steps is END:
             rank.finished = True
             return False
         rank.round += 1
@@ -357,11 +359,8 @@ class Simulation:
         def broken(what):
             raise RuleBroken(f"rank {r}, round {rank.round}: {what}")
 
-        if not isinstance(steps, tuple | list) or isinstance(steps, Step):
-            broken(f"a round is a tuple of steps, not {steps!r}")
-        for s in steps:
-            if not isinstance(s, Step):
-                broken(f"{s!r} is not a step")
+        if wrong := mistake_in(steps):
+            broken(wrong)
         steps = [s for s in steps if is_live(s)]
         for s in steps:
             self.check_peers(s, r, size, broken)
@@ -383,7 +382,8 @@ class Simulation:
             self.refuse_race(Access(r, rank.round, s, place, True), rank.clock)
         for place, s in read + [(place, s) for place, s in written if adds(s)]:
             if any(value is UNSET for value in self.held(place)):
-                broken(f"{s} reads elements of {place.buf}{of(place, r)} that nothing wrote")
+                yet = "" if place.rank == r else " yet: a Meet behind what writes them says that they are there"
+                broken(f"{s} reads elements of {place.buf}{of(place, r)} that nothing wrote{yet}")
         for i, (place, s) in enumerate(written):
             for other, t in written[:i]:
                 if overlap(place, other) and not (adds(s) and adds(t)):
@@ -402,8 +402,9 @@ class Simulation:
                 alone = ": one rank has nobody to send to or receive from" if size == 1 else ""
                 broken(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}{alone}")
         elif isinstance(s, Meet):
-            if s.ranks is not None and (r not in s.ranks or not set(s.ranks) <= set(range(size))):
-                broken(f"{s} must name ranks of 0 ... {size - 1}, this one among them")
+            named = range(size) if s.ranks is None else s.ranks
+            if r not in named or not set(named) <= set(range(size)) or len(set(named)) < len(named):
+                broken(f"{s} must name ranks of 0 ... {size - 1}, each once and this one among them")
         elif isinstance(s, Copy | Reduce):
             for other in (s.of, s.to):
                 if other is not None and not 0 <= other < size:
@@ -458,13 +459,6 @@ def most_live(rank: int, rounds: list[list[Step]]) -> int:
                     during += len(new)
         most = max(most, during, count)
     return most
-
-
-def rounds_of(r, program) -> Iterator[Round]:
-    rounds = program(r)
-    if not isinstance(rounds, Iterable):
-        raise TypeError(f"rank {r}: an algorithm is a generator of rounds, this one returned {rounds!r}")
-    return iter(rounds)
 
 
 def refuse_endless(rank, most, size):

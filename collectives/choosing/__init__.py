@@ -1,1 +1,7 @@
-"""Which algorithm runs: tables by size, derived or measured."""
+"""Which algorithm runs?
+
+| file | holds |
+|---|---|
+| selection.py | what the caller says, else the environment, else a table by size |
+| derive.py | the tables that the clock derives for a network |
+"""

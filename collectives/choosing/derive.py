@@ -11,7 +11,7 @@ left out: in those all ranks send to all others at once, which a switch answers 
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES, by_messages
-from collectives.choosing.selection import ANY, HALF, Rows, table_from
+from collectives.choosing.selection import ANY, ROUNDED_ONCE, Rows, table_from
 from collectives.pricing.networks import NETWORKS, Network
 from collectives.pricing.price import price
 
@@ -38,7 +38,7 @@ def derive(
     table = {}
     for operation in ALGORITHMS:
         entries = by_messages(operation)
-        times = {name: {} for name in entries if name != HALF.get(operation)}
+        times = {name: {} for name in entries if name != ROUNDED_ONCE.get(operation)}
         for name in times:
             for nbytes in (0,) if operation == "barrier" else sizes:
                 ranks = [nodes * ranks_per_node for nodes in NODE_COUNTS]

@@ -98,7 +98,7 @@ COUNTED = (1 << 31) - 1
 VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}
 # What sums float16 between nodes: all operands of an element at once, in float32, so that it is rounded only once.
 # Any other algorithm that is asked for rounds after every round in which it adds.
-HALF = {
+ROUNDED_ONCE = {
     "allreduce": "direct",
     "exscan": "flat",
     "reduce": "direct_gather",
@@ -196,9 +196,9 @@ class Selection:
                     long = "the library counts elements in 32 bits"
                     why = "the library differs from NumPy for NaN and short integers" if call.numpy else long
                     name = "shared" if self.place == "node" and operation in SHARED else self.by_messages(call)
-        if asked == "auto" and call.half and operation in HALF:
+        if asked == "auto" and call.half and operation in ROUNDED_ONCE:
             shared = self.place == "node" and operation in SHARED and call.shareable and not self.refused
-            name, why = "shared" if shared else HALF[operation], "float16 is summed in float32 and rounded once"
+            name, why = "shared" if shared else ROUNDED_ONCE[operation], "float16 is summed in float32 and rounded once"
         slots = name == "shared" != asked and self.place == "nodes" and not self.arrays
         if slots and call.nbytes > SLOTS_BETWEEN_NODES:
             name, why = "two_level", "no array is in memory that ranks share"

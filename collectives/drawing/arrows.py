@@ -292,7 +292,7 @@ def key_of(priced, nodes, network, wrong=()) -> list:
     return handles + [meanings[what] for what in wrong]
 
 
-def room_below(handles) -> float:
+def inches_below(handles) -> float:
     """Inches that the legend takes, with the strip above it."""
     return 0.6 + 0.195 * len(handles)
 

@@ -74,7 +74,7 @@ def draw(
         return draw_failure(algorithm, size, count, error, ax, title=title)
     scene = Scene.of(algorithm, size, count, network, itemsize, options)
     if ax is None:
-        below = arrows.room_below(scene.key())
+        below = arrows.inches_below(scene.key())
         ax = marks.new_axes(marks.width_of(size), marks.depth_of(scene.priced, scene.network), below)
     draw_scene(ax, scene)
     marks.rank_heads(ax, range(size))
@@ -140,7 +140,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     key = scene.key(wrong)
     said = said_briefly(error, marks.width_of(size))
     if ax is None:
-        below = arrows.room_below(key) + 0.16 * len(said) + 0.1
+        below = arrows.inches_below(key) + 0.16 * len(said) + 0.1
         ax = marks.new_axes(marks.width_of(size), marks.depth_of(priced, ROUNDS), below)
     draw_scene(ax, scene)
     marks.rank_heads(ax, range(size))
@@ -158,7 +158,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     heading = f"{title or read(algorithm)[0]}: {kind_of(error)}"
     marks.headline(ax, heading, f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}")
     arrows.legend(ax, scene.replay, key)
-    down = -72 * arrows.room_below(key)
+    down = -72 * arrows.inches_below(key)
     ax.annotate(
         "\n".join(said),
         (0, 0),

@@ -1,1 +1,10 @@
-"""When ranks do not come, disagree or end: watchdog, comparison of calls, checks at the start."""
+"""When ranks do not come, disagree or end.
+
+| file | holds |
+|---|---|
+| watchdog.py | a report of who waits for whom, when a call lasts too long |
+| cycle.py | who waits for whom in a circle |
+| agreement.py | debug=True: do all ranks call the same? |
+| launch_check.py | all ranks start, and when one fails all end |
+| revocation.py | the communicators to revoke when a rank has died |
+"""

@@ -1,1 +1,11 @@
-"""Memory that the ranks of a node share: windows, flags to meet by, schedules bound to arrays."""
+"""Memory that the ranks of a node share.
+
+| file | holds |
+|---|---|
+| window.py | `SharedWindow`: arrays that all ranks of a node see, and slots |
+| files.py | the anonymous files that they lie in |
+| flags.py | how ranks meet, tell each other numbers and claim work |
+| plans.py | schedules of algorithms/shared.py, bound to arrays |
+| fusing.py | a schedule between two meetings: each slice written once |
+| reduction.py | sums of arrays side by side, as NumPy makes them |
+"""

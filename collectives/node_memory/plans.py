@@ -208,7 +208,7 @@ def broadcast(window, x: np.ndarray, root: int = 0) -> SharedPlan:
 
 def barrier(window) -> SharedPlan:
     """No rank leaves before every rank has entered."""
-    return bind(window, "barrier()", ways.meet, None, {})
+    return bind(window, "barrier()", ways.barrier, None, {})
 
 
 def bind(window, what, way, count, given, op=None, peers=None, otherwise=None, **options):

@@ -14,14 +14,14 @@ import numpy as np
 
 from collectives.algorithms.shared import SLOTS
 from collectives.pricing.networks import ROUNDS
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send
+from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
 
 class Flight(NamedTuple):
     """One message, in seconds from the start: `start` at the sender's port, `end` in the receiver's hands.
 
     Its sender had it `ready` before, if the port was busy or the receive was not there yet; and it had `arrived` before
-    the end if the receiver was busy.
+    the end if the receiver was busy. It is added in `adding` seconds behind the end.
     """
 
     source: int
@@ -34,6 +34,7 @@ class Flight(NamedTuple):
     received_in: int  # round of the receiver
     ready: float
     arrived: float
+    adding: float
 
 
 class Span(NamedTuple):
@@ -62,6 +63,7 @@ class Trace:
 
     `lost` are messages that nobody received, of a schedule that is wrong.
     `log` holds ("begin" or "end", rank, round) in causal order: a round ends after those it received from began.
+    `itemsize` is the bytes of an element.
     """
 
     rounds: list[Span] = field(default_factory=list)
@@ -69,6 +71,7 @@ class Trace:
     works: list[Work] = field(default_factory=list)
     lost: list[Flight] = field(default_factory=list)
     log: list[tuple[str, int, int]] = field(default_factory=list)
+    itemsize: int = 1
 
 
 class Walk:
@@ -87,7 +90,7 @@ class Walk:
         self.elements = [0] * mine, [0] * mine  # sent inside the node, and between nodes
         self.copied = [0] * mine  # elements that Copy and Reduce wrote
         self.meetings = [0] * mine
-        self.trace = Trace() if trace else None
+        self.trace = Trace(itemsize=itemsize) if trace else None
         self.programs = [iter(program(rank)) for rank in range(mine)]
         collecting = gc.isenabled()
         gc.disable()  # hundreds of thousands of small objects live at once, none in a cycle: 1.5 times faster
@@ -326,10 +329,8 @@ class Walk:
                         elif kind is Meet and len(steps) == 1:
                             break
                         else:
-                            raise ValueError(
-                                f"{self.name}: rank {rank} takes a step that the clock cannot price: {step!r}"
-                                + (" beside others, where a Meet must be alone" if kind is Meet else "")
-                            )
+                            alone = f"{step!r} must be the only step of its round"
+                            raise ValueError(f"{self.name}: rank {rank}: {mistake_in(steps) or alone}")
                     if steps and type(steps[0]) is Meet:
                         meet(rank, steps[0], now, steps)
                         continue
@@ -391,14 +392,16 @@ class Walk:
                     t += costs[rank // node != source // node][n][1]
                     if arrived > t:
                         t = arrived
-                    if trace:
-                        trace.flights.append(
-                            Flight(source, rank, send, step, start, t, sent_in, rounds[rank], ready, arrived)
-                        )
+                    adding = 0.0
                     if type(step) is RecvReduce:
                         if n not in reducing:
                             reducing[n] = network.reducing(n * itemsize)
-                        t += reducing[n]
+                        adding = reducing[n]
+                    if trace:
+                        trace.flights.append(
+                            Flight(source, rank, send, step, start, t, sent_in, rounds[rank], ready, arrived, adding)
+                        )
+                    t += adding
                     if lent[rank]:
                         t += back(rank, step)
                     i += 1
@@ -415,7 +418,9 @@ class Walk:
         if self.unfinished:
             for rank in range(mine):
                 for arrived, (_, source, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
-                    trace.lost.append(Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived))
+                    trace.lost.append(
+                        Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived, 0.0)
+                    )
             return
         if stuck := [rank for rank in range(mine) if math.isnan(self.finish[rank])]:
             meeting = {rank: sorted(set(key) - {r for r, *_ in here}) for key, here in met.items() for rank, *_ in here}

@@ -44,6 +44,8 @@ from collectives.steps import (
     Round,
     Send,
     is_live,
+    mistake_in,
+    rounds_of,
 )
 
 WALK_AT_MOST = 4_000_000  # steps; about 10 s
@@ -131,10 +133,12 @@ def price(
 
     Raises
     ------
+    TypeError
+        An algorithm that is no generator of rounds.
     ValueError
-        A rank waits for ever, a message nobody receives or of another length than its receive (ask
-        `collectives.check`), ranks of different nodes that would share memory, an unknown network, or too many steps
-        and neither symmetry nor a closed form.
+        What is no round or no step; a rank that waits for ever, a message that nobody receives or of another length
+        than its receive (ask `collectives.check`), ranks of different nodes that would share memory, an unknown
+        network, or too many steps and neither symmetry nor a closed form.
     """
     if isinstance(network, str):
         if network not in NETWORKS:
@@ -149,7 +153,7 @@ def price(
     def walk(mine, count):
         return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)
 
-    steps, longest = _steps_in_all(partial(_rounds_of, rounds, size, count, options), size, trace)
+    steps, longest = _steps_in_all(partial(_rounds_of, rounds, size, count, options), size, trace, name)
     if longest > ENDLESS and not closed_form:
         raise ValueError(
             f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
@@ -193,24 +197,25 @@ def read(algorithm) -> tuple[str, Callable, Callable | None]:
 
 
 def _rounds_of(rounds, size, count, options, rank):
-    if count is None:  # a barrier has no vector
-        return rounds(rank, size, **options)
-    return rounds(rank, size, count, **options)
+    vector = () if count is None else (count,)  # a barrier has none
+    return rounds_of(rank, rounds(rank, size, *vector, **options))
 
 
-def _steps_in_all(program, size, exactly) -> tuple[float, int]:
+def _steps_in_all(program, size, exactly, name) -> tuple[float, int]:
     """Steps of all ranks, and of the longest; if not `exactly`, estimated from a few.
 
     The first and the longest count once, the median stands for all others.
     """
     sample = range(size) if exactly else sorted({0, 1 % size, size // 3, size // 2, size - 1})
-    steps = [_length(program(rank)) for rank in sample]
+    steps = [_length(program(rank), f"{name}: rank {rank}") for rank in sample]
     return max(steps) + steps[0] + float(np.median(steps)) * size, max(steps)
 
 
-def _length(rounds) -> int:
+def _length(rounds, whose) -> int:
     total = 0
-    for steps in rounds:
+    for number, steps in enumerate(rounds):
+        if wrong := mistake_in(steps):
+            raise ValueError(f"{whose}, round {number}: {wrong}")
         total += len(steps) or 1  # a schedule may also yield nothing without end
         if total > ENDLESS:
             break
@@ -237,7 +242,7 @@ def _nodes_are_alike(program, size, node) -> bool:
                 return Meet, None if step.ranks is None else sorted((other - rank) % size for other in step.ranks)
             case Compute():
                 return Compute, step.seconds
-        raise ValueError(f"rank {rank} takes a step that the clock cannot price: {step!r}")
+        raise ValueError(f"rank {rank}: {mistake_in((step,))}")
 
     nodes = sorted({1 % (size // node), (size // node) // 2, size // node - 1} - {0})
     for rank in range(node):

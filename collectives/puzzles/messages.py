@@ -1,6 +1,6 @@
 """Puzzles of messages, and of memory that ranks share."""
 
-from collectives.checking.check import OPERATIONS
+from collectives.checking.definitions import OPERATIONS
 from collectives.checking.simulator import Stats
 from collectives.pricing.networks import Network
 from collectives.puzzles.puzzle import Puzzle

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from collectives.checking.check import Operation, WrongResult, compare, most_rounds
+from collectives.checking.definitions import Operation, WrongResult, compare, most_rounds
 from collectives.checking.simulator import Deadlock, ScheduleError, Stats, simulate
 from collectives.pricing.networks import ROUNDS, Network
 from collectives.pricing.price import price

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from collectives.checking.check import Operation, unwritten
+from collectives.checking.definitions import Operation, unwritten
 from collectives.pricing.networks import Link, Network
 from collectives.puzzles.puzzle import Puzzle
 from collectives.steps import Compute, Recv, Round, Send, Slice

@@ -1,6 +1,6 @@
 """Puzzles of redundancy: any one rank may be lost, and with it all that it holds."""
 
-from collectives.checking.check import Operation, held
+from collectives.checking.definitions import Operation, held
 from collectives.checking.simulator import Stats
 from collectives.puzzles.puzzle import Puzzle
 

@@ -1,1 +1,15 @@
-"""From a schedule to the wire: program, plan, persistent requests; found again by their arguments."""
+"""From a call to the wire: schedule -> program -> plan -> persistent requests.
+
+| file | holds |
+|---|---|
+| table.py | of each method how its arguments become a plan, and the plan's key |
+| shortcuts.py | what short calls take instead |
+| plan_cache.py | plans that are kept |
+| plan_moves.py, plan_reductions.py | the arguments of collectives that move, and that reduce |
+| buffers.py | what mpi4py takes as a buffer |
+| planner.py | which algorithm, its program, its memory |
+| own_schedules.py | schedules of the caller's: simulated first |
+| program.py | a rank's rounds as a list of instructions |
+| plan.py | these as calls on given memory |
+| nonblocking.py | Iallreduce and its kin |
+"""

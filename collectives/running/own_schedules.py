@@ -13,12 +13,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.registry import SEGMENT_BYTES
-from collectives.checking.check import prove
+from collectives.checking.definitions import prove
 from collectives.checking.simulator import ScheduleError, simulate_lengths
 from collectives.running.buffers import incoming, same_type
 from collectives.running.plan import Plan
 from collectives.running.program import Program, live_rounds
-from collectives.steps import Compute, Meet, blocks, reads, writes
+from collectives.steps import Compute, Meet, blocks, mistake_in, reads, rounds_of, writes
 
 MOST_RANKS = 64  # of which each rank simulates a schedule
 MOST_STEPS = 20_000  # of all ranks together, likewise
@@ -42,8 +42,8 @@ def learned(planner, key, operation, function, count, itemsize, half, ordered, o
 
     def rounds(rank, size, *count, **more):
         more = {name: value for name, value in more.items() if name in taken}
-        for steps in function(rank, size, *count, **(passed | more)):
-            if computed := [s for s in steps if isinstance(s, Compute)]:
+        for steps in rounds_of(rank, function(rank, size, *count, **(passed | more))):
+            if computed := [] if mistake_in(steps) else [s for s in steps if isinstance(s, Compute)]:
                 raise ValueError(
                     f"{title}: {computed[0]} needs a function: compile(..., computations={{name: function}})"
                 )

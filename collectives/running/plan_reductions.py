@@ -4,13 +4,13 @@ Each function takes the arguments of a call, and the planner of its communicator
 library's.
 """
 
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from collectives.algorithms.allreduce import segmented_ring
+from collectives.algorithms.allreduce import levels, segmented_ring
 from collectives.algorithms.registry import SEGMENT_BYTES
-from collectives.algorithms.shared import levels
 from collectives.node_memory.reduction import UFUNCS, libraries_differ
 from collectives.running.buffers import (
     allocate,
@@ -56,19 +56,7 @@ def choice(planner, operation, asked, message, count, op):
     )
 
 
-def allreduce(planner, sendbuf, recvbuf, op, algorithm):
-    return everywhere(planner, "allreduce", sendbuf, recvbuf, op, algorithm)
-
-
-def scan(planner, sendbuf, recvbuf, op, algorithm):
-    return everywhere(planner, "scan", sendbuf, recvbuf, op, algorithm)
-
-
-def exscan(planner, sendbuf, recvbuf, op, algorithm):
-    return everywhere(planner, "exscan", sendbuf, recvbuf, op, algorithm)
-
-
-def everywhere(planner, operation, sendbuf, recvbuf, op, algorithm):
+def everywhere(operation, planner, sendbuf, recvbuf, op, algorithm):
     """Every rank gets a result of the same length, made in its receive buffer."""
     if (asked := planner.asked(operation, algorithm)) == "native":
         return NATIVE
@@ -87,6 +75,9 @@ def everywhere(planner, operation, sendbuf, recvbuf, op, algorithm):
         before = [copying(x, send.bytes(0, send.count))]
     program = planner.program(operation, name, recv.count, itemsize=recv.size, half=recv.half, ordered=ordered(op))
     return planner.plan(program, {"x": x}, before, (), keep, message=recv, op=op)
+
+
+allreduce, scan, exscan = (partial(everywhere, operation) for operation in ("allreduce", "scan", "exscan"))
 
 
 def reduce(planner, sendbuf, recvbuf, op, root, algorithm):

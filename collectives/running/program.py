@@ -26,13 +26,16 @@ from collectives.steps import (
     Slice,
     Step,
     is_live,
+    mistake_in,
     overlap,
     reads,
+    rounds_of,
     writes,
 )
 
 LONGEST = 1 << 30  # elements in a message: MPI libraries count in 32 bits
 IN_FLIGHT = 8  # sends to one rank that a program begins before it waits for the first of them
+ENDLESS = 1_000_000  # rounds of a rank that are taken for a mistake
 LANDING = "(landing)"  # the buffer into which operands of reductions are received
 
 
@@ -90,6 +93,8 @@ class Program:
     ------
     TypeError
         What is no round or no step, with its rank and round.
+    ValueError
+        More than a million rounds.
     """
 
     named, key = None, None
@@ -150,7 +155,7 @@ class Program:
                 if isinstance(s, RecvReduce):
                     break
                 continue
-            if any(self.meets(s, o) for o, _ in self.sending + arriving):
+            if any(self.overlaps(s, o) for o, _ in self.sending + arriving):
                 break
             self.ahead.append(self.transfer(False, s.peer, s.buf, s.lo, s.hi))
             self.instructions += map(Start, self.ahead[-1])
@@ -168,7 +173,7 @@ class Program:
         """What a step or an instruction writes."""
         return [s.target] if isinstance(s, Total) else writes(s, self.rank)
 
-    def meets(self, s, message: Send | Recv) -> bool:
+    def overlaps(self, s, message: Send | Recv) -> bool:
         """Whether what a step writes has elements in common with a message in flight."""
         place = Slice(message.buf, message.lo, message.hi, self.rank)
         return any(overlap(target, place) for target in self.touches(s))
@@ -176,7 +181,7 @@ class Program:
     def settle(self, s):
         """Wait for the sends that may still read what a step writes."""
         if self.sending:
-            self.sent([item for item in self.sending if self.meets(s, item[0])])
+            self.sent([item for item in self.sending if self.overlaps(s, item[0])])
 
     def sent(self, items: list[tuple[Send, list[int]]]):
         """Wait for some of the sends."""
@@ -227,14 +232,13 @@ class Program:
 
 
 def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
-    """The rounds of a rank, less the steps that do nothing."""
+    """The rounds of a rank, less the steps that do nothing; ValueError where they do not end."""
     found = []
-    for number, steps in enumerate(rounds):
-        if not isinstance(steps, tuple | list) or isinstance(steps, Step):
-            raise TypeError(f"rank {rank}, round {number}: a round is a tuple of steps, not {steps!r}")
-        for s in steps:
-            if not isinstance(s, Step):
-                raise TypeError(f"rank {rank}, round {number}: {s!r} is not a step")
+    for number, steps in enumerate(rounds_of(rank, rounds)):
+        if wrong := mistake_in(steps):
+            raise TypeError(f"rank {rank}, round {number}: {wrong}")
+        if number >= ENDLESS:
+            raise ValueError(f"rank {rank} is in its round {number:,}: the schedule does not end, or run it in parts")
         found.append([s for s in steps if is_live(s)])
     return found
 

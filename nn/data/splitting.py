@@ -33,10 +33,11 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     DataError
         A number that is not whole or not positive, or one that leaves nothing to train on.
     """
-    if not (0 < validation < 1 or (validation >= 1 and validation % 1 == 0)):
+    number = isinstance(validation, int | float | np.number)
+    if not number or not (0 < validation < 1 or (validation >= 1 and validation % 1 == 0)):
+        given = f"{validation:g}" if number else f"{validation!r:.80}"
         raise DataError(
-            f"{train.name}: validation data must be a share above 0 and below 1 or a number of samples, "
-            f"given {validation:g}"
+            f"{train.name}: validation data must be a share above 0 and below 1 or a number of samples, given {given}"
         )
     count = max(1, round(validation * len(train))) if validation < 1 else int(validation)
     left = len(train) - count

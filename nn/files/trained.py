@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,12 @@ class Trained:
         ------
         TypeError, ShapeError
             What x is not, and how it becomes that.
+        ValueError
+            A batch that is no number of samples.
         """
         network = self.network
+        if not isinstance(batch, int | np.integer) or batch < 1:
+            raise ValueError(f"predict: batch is a number of samples, at least 1, given {brief(batch)}")
         if isinstance(x, np.ndarray) and x.dtype.kind == "f" and not network.takes_ids:
             x = x.astype(network.dtype, copy=False)
         network.check_input(x)
@@ -144,11 +149,18 @@ def save(
     """
     if not isinstance(network, Network):
         raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
-    file = Path(file)
+    file = as_path(file)
     write = _writer(file)
     text = _text(network, about)
     on_writer(network, weights, lambda trained: write(file, text, dict(trained.entries())))
     return file
+
+
+def as_path(file: str | os.PathLike) -> Path:
+    """The path of a file; TypeError for what is none."""
+    if not isinstance(file, str | os.PathLike):
+        raise TypeError(f'file must be a path, such as "digits.npz", given {brief(file)}')
+    return Path(file)
 
 
 def on_writer(network: Network, weights: Any, write: Callable[[Trained], None]) -> None:
@@ -202,7 +214,7 @@ def load(file: str | Path) -> Trained:
     OSError
         It is not there, or cannot be read.
     """
-    file = Path(file)
+    file = as_path(file)
     read = _read_safetensors if file.suffix == ".safetensors" else _read_npz
     try:
         with read(file) as (text, kinds, array):

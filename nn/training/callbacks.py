@@ -94,6 +94,8 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int, metric: str = "validation_accuracy", checkpoints: Checkpoints | None = None):
+        if not isinstance(patience, int | np.integer):
+            raise TypeError(f"EarlyStopping: patience is a number of epochs, given {patience!r:.80}")
         if patience < 1:
             raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
         self.patience, self.metric, self.checkpoints = patience, metric, checkpoints

@@ -64,10 +64,12 @@ def together(options: Options) -> str:
 
 def mesh(options: Options) -> dict[str, int]:
     """The axes that --mesh names, and their ranks."""
+    if not options.mesh:
+        return {}
     from nn import keyed
 
     try:
-        found = keyed.convert("it", (options.mesh or "").split(","), dict.fromkeys(AXES, int), by_place=False)
+        found = keyed.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
     except ValueError as error:
         raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
     for axis, size in found.items():

@@ -33,6 +33,7 @@ FAILED = 911  # tag of what failing ranks tell each other
 STARTING = 60.0  # seconds in which MPI must have started where ranks survive others: before, they cannot
 RESTARTS = 3  # of a job that has ended so
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
@@ -192,9 +193,16 @@ def without_banners(out):
 
 
 def set_threads(threads: int) -> None:
-    """Limit the BLAS threads of this process; it must happen before NumPy is imported. What the user has set stays."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))
+    """Limit the BLAS threads of this process. What the user has set in the environment stays.
+
+    NumPy reads the environment as it is imported; where an option with keys has needed it before, its pool is told.
+    """
+    given = [name for name in THREADS if name in os.environ]
+    os.environ.update({name: str(threads) for name in THREADS if name not in given})
+    if "numpy" in sys.modules and not given:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(threads, user_api="blas")
 
 
 def local_ranks() -> int:

@@ -173,6 +173,8 @@ def _names(options: Options) -> None:
 
 def kept_how(options: Options) -> dict:
     """What --checkpoint says: whether a thread writes "later", and how many to "keep"."""
+    if ":" not in options.checkpoint:
+        return {"later": options.checkpoint == "async", "keep": 2}
     from nn import keyed
 
     name, parts = keyed.split(options.checkpoint)

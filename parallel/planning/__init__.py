@@ -9,7 +9,7 @@
 | layer_times.py | a profile by measurement: every layer, both halves of backward |
 | choice.py | a prediction as options of a run, and why it is taken |
 | predict.py | what a step costs, every strategy on every mesh; the fastest that fits |
-| data_strategies.py, pipeline_strategies.py | the strategies one by one |
+| data_strategies.py, pipeline_strategies.py, apart_strategies.py | the strategies one by one |
 | group_costs.py, pipelines.py | below them: collectives on two levels of a network, schedules of stages |
 | transformer.py | transformers of billions of parameters, by the formulas of their authors |
 | tables.py, pictures.py | predictions in columns, and drawn |

@@ -48,20 +48,20 @@ def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
     -------
     matplotlib Figure
     """
-    left, middle, right = new_axes(3)
+    left, middle, right = new_axes(3, 3.6, 3.4)
     for i, (name, found) in enumerate(curves.items()):
         ranks = [s.prediction.ranks for s in found]
         style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ms": 4, "label": name}
         left.plot(ranks, [s.prediction.seconds for s in found], **style)
         middle.plot(ranks, [100 * s.strong for s in found], **style)
         right.plot(ranks, [100 * s.weak for s in found], **style)
-    left.set(ylabel="seconds of a step", yscale="log", title=f"the same {batch:,} samples in a step")
-    middle.set(ylabel="efficiency, %", ylim=(0, 105), title=f"strong scaling: {batch:,} samples on all ranks")
-    right.set(ylabel="efficiency, %", ylim=(0, 105), title=f"weak scaling: {batch:,} samples on each rank")
+    left.set(ylabel="seconds of a step", yscale="log", title=f"{batch:,} samples a step")
+    middle.set(ylabel="efficiency, %", ylim=(0, 105), title=f"strong: {batch:,} samples on all ranks")
+    right.set(ylabel="efficiency, %", ylim=(0, 105), title=f"weak: {batch:,} samples on each rank")
     for axes in (left, middle, right):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("ranks")
-        axes.title.set_fontsize(9)
+        axes.title.set_fontsize(10)
         axes.grid(alpha=0.25)
     left.legend(frameon=False, fontsize=8)
     left.figure.suptitle(title, fontsize=11, fontweight="bold")

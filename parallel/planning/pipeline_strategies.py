@@ -28,7 +28,7 @@ def pipeline(
     micro_batches: int | None = None,
     recompute: bool = False,
     quick: bool = False,
-    cuts: Sequence[int] | None = None,
+    cuts: Sequence[int] = (),
 ) -> Prediction:
     """Stages in a schedule with a flush; replicas of the pipeline sum their gradients at the end of the step.
 
@@ -38,15 +38,7 @@ def pipeline(
     m = max(1, min(mine.samples, micro_batches or MICRO * axes.pipeline))
     layers = [layer.of_samples(1 / m) for layer in mine.layers]
     count = axes.pipeline * CHUNKS.get(schedule, 1)
-    if cuts is None:
-        at = cut_evenly([layer.forward + layer.backward for layer in layers], count)
-    else:
-        at = [0, *cuts, len(layers)]
-        if len(at) != count + 1 or any(a >= b for a, b in pairwise(at)):
-            raise ValueError(
-                f"cuts {list(cuts)}: expected {count - 1} of the layers 1 to {len(layers) - 1}, rising, for the "
-                f"{count} stages of {schedule}"
-            )
+    at = given(cuts, count, layers) if cuts else cut_evenly([layer.forward + layer.backward for layer in layers], count)
     loss = job.loss(mine.samples)
     stages = pieces(layers, at, job.sample_bytes * mine.samples / m)
     stages[-1] = stages[-1]._replace(input_gradient=stages[-1].input_gradient + loss / m)
@@ -71,14 +63,29 @@ def pipeline(
     return Prediction(name, axes, parts, computing, sent, memory, note, m, tuple(at[1:-1]))
 
 
-def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False) -> Prediction:
+def given(cuts: Sequence[int], count: int, layers: Sequence[LayerProfile]) -> list[int]:
+    """Where so many stages begin, and the last one ends.
+
+    Raises
+    ------
+    ValueError
+        cuts that do not make `count` stages of these layers
+    """
+    at = [0, *cuts, len(layers)]
+    if len(at) != count + 1 or any(a >= b for a, b in pairwise(at)):
+        raise ValueError(f"cuts: expected {count - 1} that rise, of 1 to {len(layers) - 1}, given {list(cuts)}")
+    return at
+
+
+def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts: Sequence[int] = ()) -> Prediction:
     """Stages and replicas by the dynamic programme, never flushed: a rank's samples are a mini-batch of their own.
 
     `quick`: by the programme's own formula, in which messages and computation hide behind each other; otherwise by the
-    clock, on the schedule that is run.
+    clock, on the schedule that is run. With `cuts`, a rank for each stage between them.
     """
     ranks = axes.ranks
-    plan, layers = plan_stages(job, ranks, network), job.of(job.share(ranks))
+    layers = job.of(job.share(ranks))
+    plan = straight(layers, given(cuts, ranks, layers)) if cuts else plan_stages(job, ranks, network)
     batches = -(-job.batch // job.share(ranks))
 
     def weights(stage: PlannedStage) -> float:
@@ -112,6 +119,17 @@ def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("i
     if ranks > g > 1 and ranks % g == 0:
         return partition(layers, (g, ranks // g), (inside, between), memory)
     return partition(layers, ranks, between if ranks > g else inside, memory)
+
+
+def straight(layers: Sequence[LayerProfile], at: Sequence[int]) -> Plan:
+    """The plan whose stages begin and end there, on a rank each."""
+    stages = []
+    for i, (a, b) in enumerate(pairwise(at)):
+        versions = len(at) - 1 - i
+        kept = sum(layer.parameters + layer.output for layer in layers[a:b]) + (layers[a - 1].output if a else 0.0)
+        stages.append(PlannedStage(a, b - 1, 1, versions, versions * kept))
+    seconds = [sum(layer.forward + layer.backward for layer in layers[a:b]) for a, b in pairwise(at)]
+    return Plan(tuple(stages), max(seconds), sum(seconds) / len(seconds))
 
 
 def edges(layers: Sequence[LayerProfile], stage: PlannedStage) -> float:

@@ -15,6 +15,7 @@ seconds of these forward and backward, U seconds of the optimizer. Costs of coll
 | dp | scatter, broadcast, F, gather, loss, scatter, B, reduce, U: the master's | 2 + k | 1 |
 | ps | F, B, push and pull: N - s messages of Psi / s each way at each server; U / s | (N - s + 2 + k)/s | (N-s)/s |
 | gpipe ... | stages in a schedule (pipelines.py), then an allreduce of the largest over replicas | 2 + k of one | |
+| local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (apart_strategies.py) | | |
 | pipedream | stages and replicas of partition.py, never flushed: by the clock, for few ranks | versions of a stage | |
 
 On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums its output (LayerProfile).
@@ -30,14 +31,15 @@ from dataclasses import replace
 from math import inf
 
 from collectives.pricing.networks import Network
-from parallel.planning import data_strategies, pipeline_strategies
+from parallel.planning import apart_strategies, data_strategies, pipeline_strategies
 from parallel.planning.job import Axes, Job, Prediction
 from parallel.planning.pipeline_strategies import MOST_PLANNED
 from parallel.planning.pipelines import CHUNKS, TIMED
 
 SHARED = {name: getattr(data_strategies, name) for name in ("ddp", "zero1", "zero2", "fsdp")}  # go with "tensor"
 ALONE = ("dp", "ps", "pipedream")
-STRATEGIES = (*SHARED, *TIMED, *ALONE)
+APART = ("local-sgd", "diloco", "easgd", "downpour")  # not what one process computes; with keys: local-sgd:8
+STRATEGIES = (*SHARED, *TIMED, *ALONE, *APART)
 MOST_PARTS = 64  # of a layer, that are tried
 REFINED = 4  # pipelines, of those that the closed form says are fastest
 SEARCHED = ("1f1b", "interleaved", "zb-h1")  # schedules that are tried on every mesh
@@ -52,36 +54,41 @@ def predict(
     micro_batches: int | None = None,
     recompute: bool = False,
     quick: bool = False,
-    cuts: Sequence[int] | None = None,
+    cuts: Sequence[int] = (),
 ) -> Prediction:
     """What a step costs.
 
     Parameters
     ----------
-    strategy : a name in STRATEGIES
-    servers : of ps, on ranks of their own
+    strategy : a name in STRATEGIES, with its keys if it has some
+    servers : of ps and downpour, on ranks of their own
     micro_batches, recompute, quick : of pipelines; None for four a stage (see time_pipeline)
-    cuts : of pipelines, the layers with which the second stage and all after it begin; None: even ones
+    cuts : of pipelines, the layers with which the second stage and all after it begin; none: where they balance
 
     Raises
     ------
     ValueError
         an unknown strategy, a mesh that it cannot have, more stages than layers, cuts that make other stages
     """
-    if strategy not in STRATEGIES:
+    name = strategy.partition(":")[0] if strategy.startswith(APART) else strategy
+    if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
     if axes.pipeline > 1 and strategy not in TIMED:
         raise ValueError(f"{strategy} has no stages: leave pipeline={axes.pipeline} out, or use {', '.join(TIMED)}")
-    if axes.tensor > 1 and strategy in ALONE:
+    if axes.tensor > 1 and name in (*ALONE, *APART):
         raise ValueError(f"{strategy} does not cut layers: leave tensor={axes.tensor} out")
     if axes.ranks == 1:
         return serial(job)
+    if name == "downpour":
+        return apart_strategies.downpour(job, strategy, axes, network, servers)
+    if name in APART:
+        return apart_strategies.replicas(job, strategy, axes, network)
     if strategy in TIMED:
         return pipeline_strategies.pipeline(job, strategy, axes, network, micro_batches, recompute, quick, cuts)
     if strategy == "ps":
         return data_strategies.ps(job, axes, network, servers)
     if strategy == "pipedream":
-        return pipeline_strategies.pipedream(job, axes, network, quick)
+        return pipeline_strategies.pipedream(job, axes, network, quick, cuts)
     return (SHARED | {"dp": data_strategies.dp})[strategy](job, axes, network)
 
 

@@ -25,6 +25,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -50,6 +51,7 @@ WAYS = {
 RATE = {"sgd": 0.2, "adagrad": 0.03, "lbfgs": Options.lr}  # the last one searches for it
 LOOKS = 40  # at the parameters, in a run
 MARKERS = "os^Dv*PhX<d"
+ERRORS, LEAST_ERROR = (50, 20, 10, 5, 3), 2.5  # percent, of the axis
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -244,22 +246,75 @@ def table(rows: list[dict], level: float = 0.9) -> str:
 
 
 def draw(rows: list[dict], chosen: argparse.Namespace):
-    """Accuracy over time, undisturbed and with a slow worker."""
+    """Accuracy over time, undisturbed and with a slow worker; below, seconds until it is 90%, of both."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    titles = f"{chosen.workers} workers", f"one of {chosen.workers} takes {chosen.slow:g} times as long"
-    for axes, slow, title in zip(panels, (False, True), titles, strict=True):
+    figure = Figure(figsize=(10, 8.6), layout="constrained")
+    panels = figure.subplot_mosaic([["even", "slow"], ["until", "until"]], height_ratios=[3, 3])
+    titles = {
+        "even": f"{chosen.workers} workers",
+        "slow": f"one of {chosen.workers} takes {chosen.slow:g} times as long",
+    }
+    for name, title in titles.items():
+        axes = panels[name]
         for row in rows:
-            if row["slow"] == slow or row["way"] == ONE:
-                look = {"color": WAYS[row["way"]][1], "marker": MARKERS[list(WAYS).index(row["way"])], "ms": 3.5}
-                axes.plot(row["seconds"], [100 * a for a in row["accuracy"]], label=row["way"], lw=1.2, **look)
-        axes.set(xlabel="seconds", title=title, ylim=(40, 100))
+            if row["slow"] == (name == "slow") or row["way"] == ONE:
+                errors = [max(LEAST_ERROR, 100 - 100 * a) for a in smooth(row["accuracy"])]
+                axes.plot(row["seconds"], errors, label=row["way"], lw=1.4, ms=4, markevery=4, **look(row["way"]))
+        axes.set(
+            xlabel="seconds",
+            ylabel="test accuracy (%)",
+            title=title,
+            yscale="log",
+            ylim=(60, LEAST_ERROR),
+            xlim=(0, 1.03 * chosen.seconds),
+        )
+        axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
+        axes.minorticks_off()
+        axes.grid(axis="y", alpha=0.25)
+    handles = panels["even"].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right upper", frameon=False, fontsize=9)
+    draw_until(rows, panels["until"])
+    for axes in panels.values():
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set(ylabel="test accuracy (%)")
-    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
     return figure
+
+
+def draw_until(rows: list[dict], axes, level: float = 0.9) -> None:
+    """Seconds to an accuracy: filled where no worker is slow, hollow where one is; none where it is not reached."""
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    for way in ways:
+        found = [(until(row, level), row["slow"]) for row in rows if row["way"] == way]
+        reached = [seconds for seconds, _ in found if seconds < float("inf")]
+        at = ways.index(way)
+        axes.plot(reached, [at] * len(reached), color=look(way)["color"], lw=1.2)
+        for seconds, slow in found:
+            if seconds < float("inf"):
+                axes.plot(seconds, at, **look(way), ms=8, mfc="white" if slow else None, zorder=3)
+                words = {
+                    "xytext": (0, -13 if slow else 6),
+                    "textcoords": "offset points",
+                    "ha": "center",
+                    "fontsize": 8,
+                }
+                axes.annotate(f"{seconds:.1f}", (seconds, at), **words)
+        if not reached:
+            axes.annotate(" not reached", (0, at), va="center", fontsize=8)
+    axes.set_yticks(range(len(ways)), ways)
+    axes.set_ylim(len(ways) - 0.4, -0.8)
+    title = f"seconds until {level:.0%} of the test data are right; hollow: with the slow worker"
+    axes.set(xlabel="seconds", xlim=(0, None), title=title)
+    axes.grid(axis="x", alpha=0.25)
+
+
+def look(way: str) -> dict:
+    """Colour and marker."""
+    return {"color": WAYS[way][1], "marker": MARKERS[list(WAYS).index(way)]}
+
+
+def smooth(values: list[float]) -> list[float]:
+    """The median of each and its two neighbours on either side."""
+    return [median(values[max(0, i - 2) : i + 3]) for i in range(len(values))]
 
 
 if __name__ == "__main__":

@@ -199,8 +199,8 @@ def draw(rows: list[dict], chosen: argparse.Namespace):
     """Accuracy against bytes of a step, and the loss of each epoch against the bytes sent until then."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(13, 5.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     draw_bytes(rows, left)
     for row, look in zip(rows, looks(rows), strict=True):
         right.plot(row["sent"], row["losses"], markersize=3, label=row["method"], **look)
@@ -232,17 +232,36 @@ def draw_bytes(rows: list[dict], axes) -> None:
             max(LEAST_ERROR, 100 - 100 * a) for a in (row["accuracy"], *row.get("spread", 2 * [row["accuracy"]]))
         )
         axes.errorbar(row["bytes"], middle, [[middle - best], [worst - middle]], capsize=2, **look)
-    for i, row in enumerate(sorted(rows, key=lambda row: row["bytes"])):  # above, below, and further above by turns
-        at, up = (row["bytes"], max(LEAST_ERROR, 100 - 100 * row["accuracy"])), (14, -24, 30)[i % 3]
-        words = {"fontsize": 8, "ha": "center", "arrowprops": {"arrowstyle": "-", "color": "#8a8f99", "lw": 0.5}}
-        axes.annotate(row["method"], at, (0, up), textcoords="offset points", **words)
     axes.set(xscale="log", yscale="log", xlabel="bytes a rank and step, counted", ylabel="test accuracy (%)")
     axes.set_yticks(ERRORS, [f"{100 - error:g}" for error in ERRORS])
     axes.minorticks_off()
-    axes.margins(x=0.15)
+    axes.margins(x=0.25)
     accuracies = [a for row in rows for a in row.get("spread", [row["accuracy"]])]
     reached = [max(LEAST_ERROR, 100 - 100 * accuracy) for accuracy in accuracies]
-    axes.set_ylim(1.6 * max(reached), 0.6 * min(reached))
+    axes.set_ylim(1.6 * max(reached), 0.35 * min(reached))
+    name_points(rows, axes)
+
+
+def name_points(rows: list[dict], axes) -> None:
+    """Each method's name above or below its point, as near as no other name or point is in its way."""
+    scale = axes.figure.dpi / 72  # pixels of a point, the unit of letters
+    place = lambda nbytes, accuracy: axes.transData.transform((nbytes, max(LEAST_ERROR, 100 - 100 * accuracy))) / scale
+    points = [(row["bytes"], max(LEAST_ERROR, 100 - 100 * row["accuracy"])) for row in rows]
+    at = [place(row["bytes"], row["accuracy"]) for row in rows]
+    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in at]
+    bars = ([place(row["bytes"], accuracy) for accuracy in row.get("spread", ())] for row in rows)
+    taken += [(low[0] - 2, low[0] + 2, low[1], high[1]) for low, high in filter(None, bars)]
+    for row, point, (x, y) in sorted(zip(rows, points, at, strict=True), key=lambda each: each[1]):
+        half = 2.4 * len(row["method"]) + 2
+        for up in sorted(range(-160, 161, 4), key=abs):
+            box = (x - half, x + half, y + up - 6, y + up + 6)
+            clear = all(box[1] < a or box[0] > b or box[3] < low or box[2] > high for a, b, low, high in taken)
+            if abs(up) >= 12 and clear:
+                break
+        taken.append(box)
+        words = {"fontsize": 8, "ha": "center", "va": "center"}
+        words["arrowprops"] = {"arrowstyle": "-", "color": "#8a8f99", "lw": 0.5}
+        axes.annotate(row["method"], point, (0, up), textcoords="offset points", **words)
 
 
 if __name__ == "__main__":

@@ -405,21 +405,23 @@ def draw(rows: list[Row]):
 
     rows = [row for row in rows if row.difference is not None]
     sources = list(dict.fromkeys(row.source for row in rows))
-    (axes,) = new_axes(1, 10.0, 1.3 + 0.22 * len(rows))
+    (axes,) = new_axes(1, 8.5, 2.4 + 0.24 * len(rows))
     axes.axvspan(-10, 10, color="#eef0f3", lw=0)
     axes.axvline(0, color="#5d6675", lw=1)
     for i, source in enumerate(sources):
         mine = [(y, row) for y, row in enumerate(rows) if row.source == source]
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ls": "", "ms": 6}
+        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "ls": "", "ms": 7}
         axes.plot([100 * row.difference for _, row in mine], [y for y, _ in mine], label=source, **style)
-    axes.set_yticks(range(len(rows)), [row.what for row in rows], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(rows)), [row.what for row in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", alpha=0.25)
     axes.set_xscale("symlog", linthresh=20)
-    ticks = (-20, -10, 0, 10, 20, 50, 100, 200, 300)
+    ticks = (-20, -10, 0, 10, 20, 50, 100, 300)
+    axes.set_xlim(-30, 400)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("predicted against published, %; the band is 10% either way")
     axes.set_title("Published and predicted", fontsize=11, fontweight="bold", loc="left")
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return axes.figure
 
 

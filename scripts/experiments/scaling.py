@@ -2,13 +2,22 @@
 """How a strategy scales on your machines: measured on 1 to n ranks, beside the prediction, with the laws fitted.
 
     python scripts/experiments/scaling.py --ranks 1,2,4 --strategy ddp,zero1,fsdp          # ranks of this machine
+    python scripts/experiments/scaling.py --ranks 1,2 --strategy all                       # is every prediction true?
+    python scripts/experiments/scaling.py --ranks 4,8 --strategy all --lab 100 --out runs/lab    # and between hosts?
     srun -n 16 python -m mpi4py scripts/experiments/scaling.py --out runs/scaling          # those of a cluster: one
     srun -n 32 python -m mpi4py scripts/experiments/scaling.py --out runs/scaling          # number after the other
 
 Strong scaling keeps the samples of a step, weak scaling those of a rank. Layers are measured on all ranks at once, for
 as many samples as each has: what ranks of a node take from each other is in the profile, so the prediction is of the
-exchange. Where there are fewer cores than ranks a point is marked: it says nothing of scaling. Seconds are those of the
-fastest step, of its slowest rank, as other processes only add; where they leave no rank in peace, figures say little.
+exchange. Pipelines and layers that are cut are measured with the samples of a micro-batch, and of a step.
+
+Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, and of each layer the fastest, on
+the mean of the ranks, as other processes only add; told are the medians of the turns, and the span of the difference
+over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a point is marked: it says
+nothing of scaling.
+
+--lab puts each rank on a host of its own (netlab.py, root only). They share the cores of this machine, which is why
+cables are slow: messages must be most of a step.
 
 scaling.json keeps all points, and is added to; scaling.png and the table are made again from all that is in it.
 """
@@ -25,29 +34,35 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
+from benchmarking import in_lab  # noqa: E402
 from planning import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
 
 from parallel.launch import launcher  # noqa: E402
 
-STRATEGIES = ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")
+SHARED = ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")
+PIPELINES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev", "pipedream")
+STRATEGIES = (*SHARED, "tensor", *PIPELINES)
 MODES = ("strong", "weak")
 NEAR = 0.15
-ROUNDS = 4  # of measurements
+ROUNDS = 8  # of measurements
+MICRO = 4  # micro-batches a stage
+SIZES, SECONDS = tuple(4**k for k in range(1, 13)), 0.05  # of the lab's network: bytes, for each length
 TIMED = (1, 2, 5)  # of a LayerProfile: forward, backward, weight gradient
 TIMEOUT = 300.0  # seconds for one number of ranks and one strategy
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--model", default="mlp:784,512,512,10", help="network as train.py has it")
+    found.add_argument("--model", default="mlp:784,512,512,512,512,10", help="network as train.py has it")
     found.add_argument("--input", type=shape, metavar="SHAPE", help="of one sample, such as 224,224,3")
     found.add_argument("--classes", type=whole, metavar="N", help="outputs, or the vocabulary")
     found.add_argument("--batch", type=whole, default=128, help="samples: of a step (strong), of a rank (weak)")
-    found.add_argument("--strategy", default="ddp", help=f"one or several of {','.join(STRATEGIES)}")
+    found.add_argument("--strategy", default="ddp", help=f"all, or one or several of {','.join(STRATEGIES)}")
     found.add_argument("--ranks", type=ranks, default=[1, 2], help="to start here (default: 1,2)")
     found.add_argument(
         "--network", metavar="FILE", help="what bench.py network wrote (default: two ranks are measured)"
     )
+    found.add_argument("--lab", type=whole, metavar="RATE", help="a host for each rank, with cables of so many Mbit/s")
     found.add_argument("--ranks-per-node", type=whole, metavar="N", help=argparse.SUPPRESS)
     found.add_argument("--steps", type=whole, default=40, help="of each measurement (default: 40)")
     found.add_argument("--out", type=Path, default=Path("runs/scaling"), help="directory of results")
@@ -56,10 +71,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    strategies = options.strategy.split(",")
+    strategies = list(STRATEGIES) if options.strategy == "all" else options.strategy.split(",")
     for name in strategies:
         if name not in STRATEGIES:
-            parser().error(f"--strategy {name}: expected one or several of {', '.join(STRATEGIES)}")
+            parser().error(f"--strategy {name}: expected all, or one or several of {', '.join(STRATEGIES)}")
     try:
         model_of(options)
         if options.network:
@@ -69,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     task = {"model": options.model, "input": options.input, "classes": options.classes, "batch": options.batch}
-    task |= {"steps": options.steps}
+    task |= {"steps": options.steps, "lab": options.lab}
     read(options, task)  # refuses another task before anything is measured
     if launcher.inside():
         if not options.network and not (options.out / "network.json").exists():
@@ -78,10 +93,17 @@ def main(argv: list[str] | None = None) -> int:
         if found:  # rank 0 has them
             keep(options, task, network_here(options), found)
     else:
+        if options.lab and (reason := why_no_lab(options)):
+            parser().error(reason)
         network = network_here(options)
         for count in options.ranks:
             for name in strategies if count > 1 else strategies[:1]:
                 print(f"{name} on {count} rank{'s' * (count > 1)}", flush=True)
+                try:
+                    options_of(name, model_of(options), count)
+                except ValueError as error:  # too few layers
+                    print(f"left out: {error}")
+                    continue
                 try:
                     points = measured_on(count, task | {"strategy": name})
                 except RuntimeError as error:
@@ -89,6 +111,13 @@ def main(argv: list[str] | None = None) -> int:
                 of = strategies if count == 1 else [name]  # one rank is alone, whatever the strategy
                 keep(options, task, network, [point | {"strategy": each} for each in of for point in points])
     return tell(options, task) if not launcher.inside() or found else 0
+
+
+def why_no_lab(options) -> str | None:
+    """Why --lab cannot be, or None."""
+    import netlab
+
+    return "--lab: give --ranks of 2 and more" if min(options.ranks) < 2 else netlab.why_not()
 
 
 def measured_on(count: int, task: dict) -> list[dict]:
@@ -99,6 +128,8 @@ def measured_on(count: int, task: dict) -> list[dict]:
     RuntimeError
         they did not end well
     """
+    if task["lab"]:
+        return in_lab(__file__, [json.dumps(task)], count, task["lab"])
     told: list[str] = []
     said: list[str] = []
 
@@ -129,19 +160,20 @@ def measure(world, task: dict) -> list[dict]:
 
     nodes = nodes_of(world)
     here = max(nodes.count(node) for node in set(nodes))
+    sharing = world.size if task.get("lab") else here  # the cores of a machine
     points = []
     for mode in MODES if world.size > 1 else MODES[:1]:  # one rank is both
         batch = task["batch"] * (world.size if mode == "weak" else 1)
         point = one_point(world, task, batch)
         point |= {"mode": mode, "strategy": task["strategy"], "ranks": world.size, "batch": batch}
-        points.append(point | {"ranks_per_node": here, "crowded": here > launcher.cores()})
+        points.append(point | {"ranks_per_node": here, "crowded": sharing > launcher.cores()})
     if world.size == 1:
         points.append(points[0] | {"mode": "weak"})
     return points if world.rank == 0 else []
 
 
 def one_point(world, task: dict, batch: int) -> dict:
-    """Seconds of a step, and the layers' of the slowest rank."""
+    """Of each turn the seconds of a step, and the layers' on the mean of the ranks."""
     from types import SimpleNamespace
 
     import numpy as np
@@ -154,21 +186,22 @@ def one_point(world, task: dict, batch: int) -> dict:
 
     network = model_of(SimpleNamespace(**task))
     make = lambda: (model_of(SimpleNamespace(**task)), nn.CrossEntropyLoss(), nn.SGD(1e-3))
+    words, micro, cuts = options_of(task["strategy"], network, world.size)
     one = nn.Serial(*make())
-    trainer = one if world.size == 1 else MAKE[task["strategy"]](Options(strategy=task["strategy"]), *make(), world)
-    workers = world.size - 1 if task["strategy"] == "ps" else world.size
-    share = -(-batch // workers)
+    trainer = one if world.size == 1 else MAKE[words["strategy"]](Options(**words), *make(), world)
+    parts = {"ps": world.size - 1, "tensor": 1}.get(task["strategy"], micro or world.size)
+    share = -(-batch // parts)
     mine = random_batch(network, share)
     index, count = trainer.shard
     lo, hi = part(batch, count, index) if index is not None else (0, 0)
     x, y = random_batch(network, batch)
     x, y = x[lo:hi], y[lo:hi]
-    turns, steps = max(1, task["steps"] // (2 * ROUNDS)), max(2, task["steps"] // ROUNDS)
-    taken: dict[str, list[float]] = {"alone": [], "many": []}
-    layers = []
+    steps = max(2, task["steps"] // ROUNDS)
+    turns = []
     for _ in range(ROUNDS):  # by turns, so that all see the same of what else runs
         quiet_barrier(world)
-        layers.append(measure_layers(one, *mine, repeats=turns))
+        times = measure_layers(one, *mine, repeats=steps)
+        taken: dict[str, list[float]] = {"alone": [], "many": []}
         for side, each, given in (("alone", one, (*mine, share)), ("many", trainer, (x, y, batch))):
             quiet_barrier(world)
             each.step(*given)
@@ -176,23 +209,29 @@ def one_point(world, task: dict, batch: int) -> dict:
                 start = time.perf_counter()
                 each.step(*given)
                 taken[side].append(time.perf_counter() - start)
+        many = float(np.min(np.max(world.allgather(taken["many"]), axis=0)))  # of the slowest rank
+        alone = float(np.mean(world.allgather(min(taken["alone"]))))
+        profile = np.mean(world.allgather([[layer[k] for k in TIMED] for layer in times.layers]), axis=0)
+        update = float(np.mean(world.allgather(times.update)))
+        head = max(0.0, alone - float(profile[:, :2].sum()) - update)  # all that a step of one rank takes besides
+        turns.append({"seconds": many, "profile": profile.tolist(), "update": update, "head": head})
     quiet_barrier(world)
-    step = {"many": float(np.min(np.max(world.allgather(taken["many"]), axis=0)))}  # of the slowest rank
-    step["alone"] = max(world.allgather(min(taken["alone"])))
-    mine = [[min(t.layers[i][k] for t in layers) for k in TIMED] for i in range(len(layers[0].layers))]
-    profile = np.max(world.allgather(mine), axis=0)
-    update = max(world.allgather(min(t.update for t in layers)))
-    head = max(0.0, step["alone"] - float(profile[:, :2].sum()) - update)  # all that a step of one rank takes besides
     if world.size > 1:
         trainer.close()
-    return {
-        "seconds": step["many"],
-        "alone": step["alone"],
-        "samples": share,
-        "profile": profile.tolist(),
-        "update": update,
-        "head": head,
-    }
+    return {"samples": share, "micro": micro, "cuts": cuts, "turns": turns}
+
+
+def options_of(strategy: str, network, ranks: int) -> tuple[dict, int, list[int]]:
+    """(options of the run, micro-batches, the layers with which the second stage and all after it begin)."""
+    from parallel.planning.pipelines import CHUNKS
+    from parallel.strategies.pipeline.placement import even_cuts
+
+    if strategy not in PIPELINES or ranks == 1:
+        return {"strategy": "ddp" if ranks == 1 else strategy}, 0, []
+    micro = ranks if strategy == "pipedream" else MICRO * ranks
+    cuts = even_cuts(network, ranks * CHUNKS.get(strategy, 1))
+    given = f"{strategy}:micro={micro},cuts={'/'.join(map(str, cuts))}"
+    return {"strategy": "pipeline", "pipeline": given}, micro, cuts
 
 
 def quiet_barrier(world) -> None:
@@ -206,7 +245,19 @@ def quiet_barrier(world) -> None:
 
 
 def predicted(point: dict, task: dict, network) -> dict:
-    """A point with what the model says of it."""
+    """A point with what the model says of it: of each turn from the layers of that turn; then the medians."""
+    from statistics import median
+
+    found = [predicted_turn(point, turn, task, network) for turn in point["turns"]]
+    apart = [each.seconds / turn["seconds"] - 1 for each, turn in zip(found, point["turns"], strict=True)]
+    parts = {part: median(each.parts[part] for each in found) for part in found[0].parts}
+    point |= {"seconds": median(turn["seconds"] for turn in point["turns"])}
+    point |= {"predicted": median(each.seconds for each in found), "parts": parts}
+    return point | {"apart": median(apart), "least": min(apart), "most": max(apart)}
+
+
+def predicted_turn(point: dict, turn: dict, task: dict, network):
+    """What the model says of a step, from the layers of one turn."""
     from types import SimpleNamespace
 
     from parallel.planning.job import Axes
@@ -214,17 +265,18 @@ def predicted(point: dict, task: dict, network) -> dict:
     from parallel.planning.predict import predict
     from parallel.planning.profile import count_layers
 
-    model = model_of(SimpleNamespace(**task))
+    model, strategy, ranks = model_of(SimpleNamespace(**task)), point["strategy"], point["ranks"]
     counted = count_layers(model, point["samples"], 1e9, 0.0)
     layers = [
         layer._replace(forward=f, backward=b, weight_gradient=min(w, b))
-        for layer, (f, b, w) in zip(counted, point["profile"], strict=True)
+        for layer, (f, b, w) in zip(counted, turn["profile"], strict=True)
     ]
-    times = Times(layers, point["update"], point["head"])
-    job = job_of(model, times, point["samples"], point["batch"], 0, overlap=False)
+    job = job_of(model, Times(layers, turn["update"], turn["head"]), point["samples"], point["batch"], 0, overlap=False)
     own = network.with_ranks_per_node(point["ranks_per_node"])
-    found = predict(job, point["strategy"], Axes(point["ranks"]), own)
-    return point | {"predicted": found.seconds, "parts": found.parts, "apart": found.seconds / point["seconds"] - 1}
+    if strategy == "tensor":
+        return predict(job, "ddp", Axes(tensor=ranks), own)
+    axes = Axes(pipeline=ranks) if strategy in PIPELINES and strategy != "pipedream" else Axes(ranks)
+    return predict(job, strategy, axes, own, micro_batches=point["micro"] or None, cuts=point["cuts"])
 
 
 def network_here(options):
@@ -236,6 +288,8 @@ def network_here(options):
         network = network_of(options)
     elif kept.exists():
         network = Network.load(kept)
+    elif options.lab:
+        network = Network.of(in_lab(__file__, [json.dumps({"measure": "network"})], 2, options.lab))
     else:
         network = measured_network(2)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -274,11 +328,14 @@ def tell(options, task: dict) -> int:
     points = content["points"]
     lines = []
     for p in points:
-        mark = "more ranks than cores" if p["crowded"] else "" if abs(p["apart"]) <= NEAR else f"beyond {NEAR:.0%}"
+        marks = [f"beyond {NEAR:.0%}"] * (abs(p["apart"]) > NEAR) + ["more ranks than cores"] * p["crowded"]
         lines.append([p["strategy"], p["mode"], str(p["ranks"]), str(p["batch"]), seconds(p["seconds"])])
-        lines[-1] += [seconds(p["predicted"]), f"{p['apart']:+.1%}", mark]
-    heads = ["strategy", "scaling", "ranks", "samples", "measured", "predicted", "apart", ""]
-    print("\n" + columns(heads, lines, left=(0, 1, 7)))
+        lines[-1] += [seconds(p["predicted"]), f"{p['apart']:+.1%}", f"{p['least']:+.0%} to {p['most']:+.0%}"]
+        lines[-1].append(", ".join(marks))
+    heads = ["strategy", "scaling", "ranks", "samples", "measured", "predicted", "apart", "of turns", ""]
+    print("\n" + columns(heads, lines, left=(0, 1, 8)))
+    near = sum(abs(p["apart"]) <= NEAR for p in points)
+    print(f"{near} of {len(points)} predictions are within {NEAR:.0%} of what was measured")
     laws = fitted(points)
     for text in laws.values():
         print(text)
@@ -344,10 +401,23 @@ def draw(points: list[dict], title: str):
     return axes["strong"].figure
 
 
+def work(task: dict) -> None:
+    """What ranks do that were started for a task; rank 0 prints what was found."""
+    ranks = world()
+    if "measure" in task:
+        from dataclasses import asdict
+
+        from collectives.pricing.measure import measure_network
+
+        told = asdict(measure_network(ranks, SIZES, SECONDS))
+    else:
+        told = measure(ranks, task)
+    if ranks.rank == 0:
+        print(json.dumps(told), flush=True)
+
+
 if __name__ == "__main__":
     if launcher.inside() and len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        told = measure(world(), json.loads(sys.argv[1]))
-        if told:
-            print(json.dumps(told), flush=True)
+        work(json.loads(sys.argv[1]))
     else:
         sys.exit(main())

@@ -9,7 +9,7 @@ from collectives import ALGORITHMS
 from collectives.algorithms import shared
 from collectives.algorithms.registry import CONSECUTIVE, MEMORY
 from collectives.algorithms.trees import two_trees
-from collectives.checking.check import OPERATIONS, prove
+from collectives.checking.definitions import OPERATIONS, prove
 from collectives.checking.simulator import ScheduleError, simulate
 from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send, is_live
 

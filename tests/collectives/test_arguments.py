@@ -1,5 +1,8 @@
 """Buffers as MPI allows them, and those that it does not: derived datatypes, pairs, overlaps."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 
@@ -131,3 +134,21 @@ def test_the_type_of_a_dlpack_tensor(comm):
     types = {"i2": (0, 16, 1), "u1": (1, 8, 1), "f8": (2, 64, 1), "c8": (5, 64, 1), "?": (6, 8, 1)}
     for dtype, told in types.items():
         assert dlpack_type(np.zeros(3, dtype).__dlpack__()) == told
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_every_collective_says_what_it_takes_and_raises(communicator):
+    """In its docstring: elements of its buffers, and errors; of a nonblocking one, when they come."""
+    kind = type(communicator)
+    ours = [
+        name
+        for name in vars(kind)
+        if name[0].isupper() and "algorithm" in inspect.signature(vars(kind)[name]).parameters
+    ]
+    assert len(ours) == 21
+    for name in ours:
+        told = inspect.getdoc(getattr(kind, name))
+        assert told == inspect.getdoc(getattr(communicator, name)), "what stands before a method says the same"
+        assert told.count("Raises\n------\n") == 1 and "\nScheduleError\n" in told and "\nRuntimeError\n" in told, name
+        assert ("\nTimeoutError\n" in told) != name.startswith("I"), name
+        assert re.search(r"elements|blocks?|every rank has called", told.partition("\n\nParameters")[0]), name

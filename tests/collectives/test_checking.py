@@ -1,9 +1,15 @@
 """collectives.check tells a learner what is wrong, and how good what is right is."""
 
+import itertools
+import re
+
+import numpy as np
 import pytest
 
 import collectives
-from collectives import ALGORITHMS, Deadlock, Recv, RecvReduce, Send, check, part
+from collectives import ALGORITHMS, Compute, Copy, Deadlock, Meet, Recv, RecvReduce, Send, Slice, check, part
+from collectives.running import program
+from collectives.running.program import live_rounds
 
 
 def naive_ring(rank, size, count):
@@ -133,7 +139,7 @@ def test_errors_of_the_algorithm_itself_come_through_with_the_case():
 
     with pytest.raises(IndexError) as told:
         check(broken, ranks=[2])
-    assert told.value.__notes__ == ["raised by the algorithm for 2 ranks, 0 elements"]
+    assert told.value.__notes__ == ["raised by the algorithm for 2 ranks, 1 elements"]
 
 
 def test_what_is_no_algorithm_and_no_number_of_ranks_is_refused():
@@ -160,6 +166,77 @@ def test_of_what_runs_in_memory_meetings_and_copies_are_told():
         "      2         8       6         1                         32",
         "      4         8       6         1                         48",
     ]
+
+
+def one_too_many(rank, size, count):
+    """Receives an element more than is sent."""
+    if size > 1:
+        yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "got", 0, count + 1)
+
+
+def test_the_first_words_are_about_the_mistake_and_not_about_no_elements():
+    """Without elements nothing is sent, and ranks would wait for ever; so that case comes last."""
+    said = "wrong: 2 ranks, 1 elements: rank 1, round 0: Recv(peer=0, buf='got', lo=0, hi=2) expects 2 elements"
+    assert str(check(one_too_many, ranks=[1, 2, 3])).startswith(said)
+    only_without = lambda r, p, n: one_too_many(r, p, 0) if n == 0 else naive_ring(r, p, n)
+    assert str(check(only_without, ranks=[2])).startswith("wrong: 2 ranks, 0 elements: 2 of 2 ranks wait for ever")
+
+
+def test_who_reads_what_another_has_not_written_is_told_of_the_meeting():
+    def early(rank, size, count):
+        yield (Copy("mine", 0, count, "x", 0),)
+        yield tuple(collectives.Reduce("x", 0, count, "mine", 0, of=q) for q in range(size) if q != rank)
+
+    said = "reads elements of mine of rank 1 that nothing wrote yet: a Meet behind what writes them"
+    assert said in str(check(early, ranks=[3]))
+
+
+@pytest.mark.parametrize(
+    "steps, said",
+    [
+        (None, "a round is a tuple of steps, not None"),
+        (Send(1, "x", 0, 4), "a round is a tuple of steps, not Send"),
+        ((Send,), "is not a step"),
+        ((Send(1, "x", 0, 2.0),), "hi is a whole number, not 2.0"),
+        ((Send(None, "x", 0, 4),), "peer is a whole number, not None"),
+        ((Recv(1, "x", (0, 4), None),), r"lo is a whole number, not \(0, 4\)"),
+        ((Copy("x", 0, 4, "x", None),), "at is a whole number, not None"),
+        ((Copy(0, 0, 4, "x", 0),), "buf is the name of a buffer, such as 'x', not 0"),
+        ((Copy("y", 0, 4, 1, 0),), "src is the name of a buffer, such as 'x', not 1"),
+        ((Copy("y", 0, 4, "x", 0, of="x"),), "of is a whole number, not 'x'"),
+        ((Compute("step", Slice("x", 0, 4)),), "reads and writes are tuples of Slice, and 'x' is none"),
+        ((Compute("step", (Slice("x", 0, 0.5),)),), "hi is a whole number, not 0.5"),
+        ((Meet(1),), "ranks is a tuple of them, or None for all"),
+    ],
+)
+def test_every_reader_says_what_is_no_step(steps, said):
+    """On rank 0, by check, price and program; and numbers of NumPy are numbers."""
+
+    def mine(rank, size, count):
+        yield ()
+        yield (Copy("tmp", np.int64(0), np.int32(count), "x", 0),)
+        yield steps
+
+    said = f"rank 0, round 2: .*{said}"
+    assert re.search(said, str(check(mine, ranks=2, counts=[4])))
+    with pytest.raises(ValueError, match=said):
+        collectives.price(mine, 2, 4)
+    with pytest.raises(TypeError, match=said):
+        live_rounds(mine(0, 2, 4), 0)
+
+
+def test_a_function_without_yield_is_told_so_by_every_reader():
+    forgot = lambda rank, size, count: None
+    for reader in (check, lambda each: collectives.price(each, 2, 4), lambda each: live_rounds(each(0, 2, 4), 0)):
+        with pytest.raises(TypeError, match="rank 0: an algorithm is a generator of rounds, this one returned None"):
+            reader(forgot)
+
+
+def test_what_does_not_end_is_not_compiled(monkeypatch):
+    monkeypatch.setattr(program, "ENDLESS", 1000)
+    assert len(live_rounds(itertools.repeat((), 1000), 0)) == 1000
+    with pytest.raises(ValueError, match="rank 3 is in its round 1,000: the schedule does not end"):
+        live_rounds(itertools.repeat(()), 3)
 
 
 def test_a_report_draws():

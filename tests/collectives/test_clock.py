@@ -494,7 +494,7 @@ def test_meetings_that_do_not_come_about_are_refused():
 
     with pytest.raises(ValueError, match=r"absent: 2 of 3 ranks wait for ever, rank 0 to meet \[2\], 1 to meet \[2\]"):
         price(absent, 3, 4, 4, in_memory(3))
-    with pytest.raises(ValueError, match=r"cannot price: Meet.* beside others, where a Meet must be alone"):
+    with pytest.raises(ValueError, match=r"rank 0: Meet.* must be the only step of its round"):
         price(lambda r, p, n: [(Copy("y", 0, n, "x", 0), Meet())], 2, 4, 4, in_memory(2))
 
 
@@ -676,7 +676,7 @@ def test_steps_that_the_clock_does_not_know_are_refused():
     def unknown(rank, size, count):
         yield (("dance", 0, count),)
 
-    with pytest.raises(ValueError, match=r"unknown: rank 0 .* cannot price: \('dance', 0, 4\)"):
+    with pytest.raises(ValueError, match=r"unknown: rank 0, round 0: \('dance', 0, 4\) is not a step"):
         price(unknown, 2, 4, 4, HOCKNEY, trace=True)
 
 
@@ -717,15 +717,15 @@ def test_the_critical_path_says_what_was_waited_for():
     found = waits(priced)
     assert found.messages == pytest.approx(3 * (ALPHA + 1000 * BETA)) and found.ranks == pytest.approx(1000e-9)
     assert found.messages + found.ports + found.ranks == pytest.approx(priced.seconds)
+    assert found.copies == pytest.approx(1000e-9) and found.sums == 0 and found.lengths == (1000, 1000, 1000)
     for entry in ALGORITHMS["allreduce"].values():
         for p in (2, 5, 8):
             node = p if entry.requires == MEMORY else 2 if MEMORY in entry.requires else 1
             priced = price(entry, p, 5000, 4, measured(1000).with_ranks_per_node(node), trace=True)
             found = waits(priced)
-            assert found.messages + found.ports + found.ranks + found.meetings == pytest.approx(priced.seconds), (
-                entry.name,
-                p,
-            )
+            parts = found.messages + found.ports + found.ranks + found.meetings
+            assert parts == pytest.approx(priced.seconds), (entry.name, p)
+            assert 0 <= found.sums + found.copies <= found.ranks * (1 + 1e-9), (entry.name, p)
     with pytest.raises(ValueError, match="trace=True"):
         waits(price(chain, 4, 1000, 1, network))
 
@@ -740,7 +740,22 @@ def test_the_critical_path_goes_on_with_the_last_who_came_to_a_meeting():
 
     found = waits(price(late, 3, 1, 4, in_memory(3), trace=True))
     assert found.ranks == pytest.approx(6e-6) and found.meetings == pytest.approx(in_memory(3).meeting(3))
-    assert found.messages == found.ports == 0 and str(found) == "89% work of ranks, 11% meetings in memory"
+    assert found.messages == found.ports == 0
+    assert str(found) == f"6 us work of ranks, {1e6 * found.meetings:.3g} us meetings in memory (1)"
+
+
+def test_the_critical_path_says_how_many_messages_of_what_length_and_how_much_is_sums():
+    network = Network.hockney(1e-6, 1e-9, 0.5e-9)
+    ring = ALGORITHMS["allreduce"]["ring"]
+    found = waits(price(ring, 4, 1000, 4, network, trace=True))
+    assert found.lengths == (1000,) * 6 and found.sums == pytest.approx(3 * 1000 * 0.5e-9)
+    assert str(found) == "12 us messages (6 of 1,000 bytes), 1.5 us work of ranks (1.5 us sums)"
+    slots = ALGORITHMS["allreduce"]["shared_slots"]
+    memory = dataclasses.replace(network, ranks_per_node=4, copy=0.25e-9)
+    found = waits(price(slots, 4, 1024, 4, memory, trace=True))
+    assert found.sums == pytest.approx(3 * 1024 * 0.5e-9) and found.met == 2 and not found.lengths
+    assert found.copies == pytest.approx((2 + 1 / 4) * 4096 * 0.25e-9)
+    assert found.ranks == pytest.approx(found.sums + found.copies)
 
 
 def test_a_schedule_of_two_trees_cuts_its_vector_once(monkeypatch):

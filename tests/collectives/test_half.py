@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collectives.choosing.selection import HALF, Call, Selection
+from collectives.choosing.selection import ROUNDED_ONCE, Call, Selection
 
 COUNT = 3001
 
@@ -32,7 +32,7 @@ def test_sums_are_rounded_once(comm, ranks):
     expected = summed(x)
     cuts = [COUNT * i // ranks for i in range(ranks + 1)]
     lengths, mine = np.diff(cuts).tolist(), slice(cuts[rank], cuts[rank + 1])
-    for given in ({}, HALF):  # on one node memory is shared; between nodes, and in what is nonblocking, it is HALF
+    for given in ({}, ROUNDED_ONCE):  # on one node memory is shared; elsewhere, and nonblocking, it is ROUNDED_ONCE
         communicator = Communicator(comm, **given)
         own, y = x[rank].copy(), np.full(COUNT, -1, "f2")
         communicator.Allreduce(own, y)
@@ -71,7 +71,7 @@ def test_sums_are_rounded_once(comm, ranks):
 def test_half_is_chosen_where_ranks_do_not_share_memory():
     for nodes, shared in (([0, 0], True), ([0, 1], False), ([0, 0, 1, 1], False)):
         selection = Selection({}, nodes)
-        for operation, name in HALF.items():
+        for operation, name in ROUNDED_ONCE.items():
             for nbytes in (0, 100, 1 << 30):
                 chosen, why = selection.reason("auto", Call(operation, nbytes, half=True))
                 assert chosen == ("shared" if shared and operation not in ("scan", "exscan") else name)

@@ -216,7 +216,7 @@ def test_communicators_may_be_waited_for_in_different_orders(comm, what):
 
     from collectives import Communicator
 
-    a, b = Communicator(comm, watch=120), Communicator(comm, watch=20)
+    a, b = Communicator(comm, watch=120), Communicator(comm, watch=120)
     first, y = comm.rank == 0, np.ones(50_000)
     rounds = collectives.ALGORITHMS["allreduce"]["ring"].rounds(comm.rank, 2, y.size)
     call = {
@@ -326,7 +326,7 @@ def test_a_failure_while_another_call_moves_it_is_told_where_it_is_waited_for(co
 
     from collectives import Communicator
 
-    a, b = Communicator(comm, watch=120), Communicator(comm, watch=20)
+    a, b = Communicator(comm, watch=120), Communicator(comm, watch=120)
     a.Barrier()
 
     def fails():

@@ -4,7 +4,7 @@ import pytest
 
 from collectives import Recv, RecvReduce, Send
 from collectives.algorithms.registry import NODES, by_messages
-from collectives.checking.check import OPERATIONS
+from collectives.checking.definitions import OPERATIONS
 from collectives.running.program import Program, Start, Total, Wait
 from collectives.steps import Slice, overlap, writes
 

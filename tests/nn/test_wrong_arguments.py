@@ -5,6 +5,7 @@ import pytest
 
 import nn
 from nn.data import Dataset
+from nn.data.dataset import DataError
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 6, 6, 1)).astype(np.float32)
@@ -61,6 +62,10 @@ def test_one_number_a_sample_is_a_column():
     nn.fit(nn.Serial(wide, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 1)  # converted to the network's dtype
 
 
+def trained():
+    return nn.files.trained.learned(network(), trainer())
+
+
 def fit(*arguments, **named):
     return nn.fit(trainer(), *arguments, **named)
 
@@ -104,6 +109,14 @@ WRONG = {
     "one-hot": (lambda: trainer().step(X, np.eye(3)[Y]), TypeError, r"of one-hot rows these are y\.argmax\(axis=-1\)"),
     "missing axis": (lambda: trainer().predict(X[..., 0]), nn.ShapeError, r"x\[\.\.\., None\] adds the axis"),
     "scores": (lambda: trainer().evaluate(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
+    "patience": (lambda: nn.EarlyStopping("3"), TypeError, "patience is a number of epochs, given '3'"),
+    "share": (lambda: nn.data.load("digits", validation="0.1"), DataError, "a number of samples, given '0.1'"),
+    # about files
+    "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Serial"),
+    "load a network": (lambda: nn.load(network()), TypeError, r'a path, such as "digits\.npz", given Network'),
+    "export into": (lambda: nn.export_onnx(network(), trainer(), 3), TypeError, "file must be a path, .*given 3"),
+    "no samples at a time": (lambda: trained().predict(X, batch=0), ValueError, "predict: batch .*at least 1, given 0"),
+    "text at a time": (lambda: trained().predict(X, batch="3"), ValueError, "predict: batch .*, given '3'"),
     # about networks
     "list of layers": (lambda: nn.Sequential([nn.ReLU()]), TypeError, r"a list of layers: Sequential\(\*layers\)"),
     "network of a list": (lambda: nn.Network([nn.ReLU()], (3,)), TypeError, r"Sequential\(\*layers\) puts"),

@@ -357,7 +357,7 @@ for shift in (0.0, ahead):  # hosts of the lab have one clock
     true = 0.0 if not shift else 7.0 - ahead
     assert abs(offset.seconds - true) <= offset.error <= 0.02, (shift, offset)
     assert (offset.error > 0) == (socket.gethostname() == "h2")
-print(f"{socket.gethostname()} {offset.seconds:.3f}", flush=True)
+print(f"{socket.gethostname()} {offset.seconds:.1f}", flush=True)  # to what error allows
 """
 
 
@@ -369,4 +369,4 @@ def test_clocks_across_hosts(tmp_path):
     ranks = [MPIEXEC, "-n", "4", sys.executable, "-m", "mpi4py", tmp_path / "clocks_in_the_lab.py"]
     done = subprocess.run([*map(str, lab + ranks)], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert sorted(done.stdout.split("\n"))[1:] == ["h1 0.000", "h1 0.000", "h2 -12.000", "h2 -12.000"]
+    assert sorted(done.stdout.split("\n"))[1:] == ["h1 0.0", "h1 0.0", "h2 -12.0", "h2 -12.0"]

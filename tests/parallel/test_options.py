@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel.command import options, rules
+from parallel.command.main import THREADS
 from parallel.command.options import FIELDS, TOPICS, TYPES, OptionError, Options, flag, names_of
 from parallel.command.parsing import help_text, parse
 
@@ -38,6 +40,27 @@ def test_help_answers_without_numpy_or_mpi():
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
         assert done.stdout.endswith("0 []\n") and "--data" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "imported"), [("", False), ("--mesh data=2", True), ("--checkpoint async:keep=3", True)]
+)
+def test_threads_are_as_many_as_asked_whatever_the_options_needed(arguments, imported):
+    """Without an option with keys NumPy comes after the environment is set; with one its pool is told."""
+    code = (
+        "import sys; from parallel.command.main import THREADS, parse, set_threads; parse(sys.argv[1:])\n"
+        "print('numpy' in sys.modules); set_threads(1); import numpy, os, threadpoolctl\n"
+        "print({pool['num_threads'] for pool in threadpoolctl.threadpool_info()}, {os.environ[n] for n in THREADS})"
+    )
+    free = {name: value for name, value in os.environ.items() if name not in THREADS}
+    for given, found in (({}, "{1} {'1'}"), ({"OPENBLAS_NUM_THREADS": "2"}, "{2} {'2', '1'}")):
+        said = subprocess.run(
+            [sys.executable, "-c", code, *arguments.split()], cwd=ROOT, env=free | given, text=True,
+            capture_output=True, check=True,
+        ).stdout  # fmt: skip
+        assert said.splitlines()[0] == str(imported), "control: so it is imported then"
+        if not given or len(os.sched_getaffinity(0)) > 1:  # what the user has set stays; no more than there are cores
+            assert said.splitlines()[1] in (found, found.replace("'2', '1'", "'1', '2'"))
 
 
 def test_help_is_short_and_help_of_all_topics_is_complete():

@@ -90,9 +90,6 @@ def test_stages_are_those_that_are_run():
     assert predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=best.cuts) == best
     other = predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=(7,))
     assert other.cuts == (7,) and other.seconds == pytest.approx((8 * 7 + 3) * 3e-3)
-    for cuts in ((), (0,), (10,), (3, 3), (2, 5)):
-        with pytest.raises(ValueError, match=r"expected 1 of the layers 1 to 9, rising, for the 2 stages of gpipe"):
-            predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=8, cuts=cuts)
 
 
 def test_units_are_gathered_ahead_where_they_travel():
@@ -114,6 +111,36 @@ def test_a_server_is_the_bottleneck():
         predict(JOB, "ps", Axes(12), FLAT, servers=12)
 
 
+def test_who_trains_apart_meets_every_so_many_steps():
+    """In each step: data parallelism's sum, after backprop; in none: computation alone."""
+    job = dataclasses.replace(JOB, overlap=False, first_bucket=inf, update=1e-3)
+    dense = predict(job, "ddp", Axes(8), FLAT)
+    each, eighth, never = (predict(job, f"local-sgd:{every}", Axes(8), FLAT) for every in (1, 8, 10**9))
+    assert each.seconds == pytest.approx(dense.seconds) and each.sent == dense.sent and each.memory == dense.memory
+    assert never.seconds == pytest.approx(30e-3 + 1e-3) and never.idle_share == pytest.approx(0, abs=1e-6)
+    assert eighth.seconds - never.seconds == pytest.approx((each.seconds - never.seconds) / 8)
+    kept = {name: predict(job, name, Axes(8), FLAT).memory - each.memory for name in ("local-sgd", "diloco", "easgd")}
+    assert kept == {"local-sgd": 0, "diloco": 2 * 80e6, "easgd": 80e6}
+
+
+def test_a_server_that_all_push_to_sets_the_pace():
+    job = dataclasses.replace(JOB, update=1e-3)
+    often, seldom = (predict(job, f"downpour:push={n},fetch={n}", Axes(12), FLAT) for n in (1, 100))
+    moved = 11 * 2 * 80e6 * 1e-9  # in and out of one server's port, for a step of all workers
+    assert often.seconds == pytest.approx(moved + 11 * 1e-3, rel=1e-3)
+    assert seldom.parts["servers"] == 0 and seldom.sent == often.sent / 100
+    assert seldom.seconds == pytest.approx(24 / 32 * 30e-3 + 1e-3 + 2 * 80e-3 / 100, rel=1e-3)
+    assert predict(job, "downpour", Axes(12), FLAT, servers=6).seconds < often.seconds
+    for call, message in (
+        (lambda: predict(job, "downpour", Axes(4), FLAT, servers=4), "downpour: 4 servers leave no worker of 4 ranks"),
+        (lambda: predict(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every must be at least 1"),
+        (lambda: predict(job, "easgd", Axes(2, 1, 2), FLAT), "easgd does not cut layers"),
+        (lambda: predict(job, "ddp:3", Axes(4), FLAT), "unknown strategy 'ddp:3'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_pipelines_wait_a_share_of_the_time():
     """(p - 1) / (m + p - 1) of it, where stages are equal and messages free."""
     for schedule in ("gpipe", "1f1b"):
@@ -126,6 +153,19 @@ def test_pipelines_wait_a_share_of_the_time():
     less = predict(JOB, "gpipe", Axes(pipeline=5), FREE, micro_batches=16, recompute=True)
     assert less.seconds == pytest.approx(found.seconds * 4 / 3) and less.memory < whole
     assert predict(JOB, "zb-h1", Axes(pipeline=5), FREE, micro_batches=16).seconds < found.seconds
+
+
+def test_stages_are_cut_where_it_is_said():
+    """The slowest stage sets the pace: of 10 equal layers 7, and of every micro-batch."""
+    even, uneven = (predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16, cuts=cuts) for cuts in ([5], [7]))
+    assert even.seconds == pytest.approx(predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16).seconds)
+    assert uneven.cuts == (7,) and uneven.seconds == pytest.approx(8 * (30e-3 * 0.7 + 30e-3 * 0.3 / 16))
+    stream = predict(JOB, "pipedream", Axes(2), FREE, cuts=[7])
+    assert stream.replicas == (1, 1) and stream.cuts == (7,)
+    assert stream.seconds == pytest.approx(2 * 4 * 30e-3 * 0.7), "two mini-batches a step, at the slowest stage's pace"
+    for cuts in ([5, 7], [3, 3], [0], [10]):
+        with pytest.raises(ValueError, match="cuts: expected 1 that rise, of 1 to 9, given"):
+            predict(JOB, "1f1b", Axes(pipeline=2), FREE, cuts=cuts)
 
 
 def test_a_pipeline_without_flush_is_the_programme():

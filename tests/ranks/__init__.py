@@ -21,16 +21,20 @@ Fixtures: `comm`, `ranks`, and `shared_tmp_path`, a directory that is the same o
 rank's own). Within a folder the tests on fewer ranks run first. Ranks load no other plugins. With hypothesis,
 derandomize: the ranks must draw the same examples. `pytest -s` passes the ranks' output on as it comes.
 `pytest --most-ranks 2` leaves out the tests on more: for an MPI library that is slow with more ranks than cores.
+`pytest --exhaustive 6` runs one in six of the tests that are marked exhaustive, on ranks or not: which ones, the commit
+decides, so that each has its turn and a failure can be tried again.
 """
 
 import functools
 import os
 import re
+import zlib
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from parallel.command.version import commit
 from parallel.launch import launcher
 from ranks.group import ROOM, Group
 from ranks.rank import Rank
@@ -39,10 +43,19 @@ from ranks.report import failure
 
 def pytest_addoption(parser):
     parser.addoption("--most-ranks", type=int, metavar="N", help="skip tests on more than N MPI ranks")
+    help = "run one in N of the tests marked exhaustive, drawn by the commit"
+    parser.addoption("--exhaustive", type=int, metavar="N", help=help)
     parser.addini("mpi_timeout", "seconds that a test on MPI ranks may take", default="60")
 
 
+def pytest_report_header(config):
+    if one_in := config.getoption("exhaustive"):
+        return f"exhaustive: one in {one_in}, drawn by commit {commit()}"
+
+
 def pytest_configure(config):
+    if (one_in := config.getoption("exhaustive")) is not None and one_in < 1:
+        raise pytest.UsageError(f"--exhaustive runs one in N, N at least 1, given {one_in}")
     config.addinivalue_line("markers", "mpi(ranks, more, timeout): run the test on that many MPI ranks")
     config.addinivalue_line("markers", "exhaustive: large, with a small one beside it")
     if ROOM in os.environ:
@@ -79,9 +92,20 @@ def left_out(item, config) -> bool:
     return most is not None and ranks_of(item) > most
 
 
+def not_drawn(items, one_in) -> list:
+    """The exhaustive ones but one in so many, which this commit draws."""
+    seed = commit()
+    left = lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode()) % one_in
+    return [item for item in items if item.get_closest_marker("exhaustive") and left(item)]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """Bring together the tests of a folder that can share a launch; the order of files, and within a group, stays."""
+    if one_in := config.getoption("exhaustive"):
+        out = set(not_drawn(items, one_in))
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
     for item in items:
         if left_out(item, config):
             item.add_marker(pytest.mark.skip(reason=f"needs {ranks_of(item)} ranks"))
@@ -100,7 +124,9 @@ def pytest_xdist_make_scheduler(config, log):
     """With pytest-xdist: which tests one worker runs one after the other, and which of them are begun first.
 
     It knows tests by their names alone. The longest come first, or one worker would end minutes after the others: a
-    test on ranks, or of a file that starts programs, takes some fifty times as long as another one.
+    test on ranks, or of a file that starts programs, takes some fifty times as long as another one; one on a cluster
+    waits for it for ten seconds, in which the other workers have the cores. Files that compare with PyTorch go to one
+    worker: to import it takes as long as all their tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -108,15 +134,18 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             path, _, test = nodeid.partition("::")
             ranks = re.search(r"[\[-](p\d+)[]-]", test)
-            return f"{path.rpartition('/')[0]} {ranks[1]}" if ranks else path
+            if ranks:
+                return f"{path.rpartition('/')[0]} {ranks[1]}"
+            return "torch" if imports_torch(config.rootpath / path) else path
 
         def _assign_work_unit(self, node):
             self.workqueue.move_to_end(max(self.workqueue, key=self.expected), last=False)
             super()._assign_work_unit(node)
 
         def expected(self, scope):
-            file = config.rootpath / scope
-            return len(self.workqueue[scope]) * (1 if file.is_file() and not starts_programs(file) else 50)
+            files = {config.rootpath / nodeid.partition("::")[0] for nodeid in self.workqueue[scope]}
+            alone = " " not in scope and not any(map(starts_programs, files))
+            return len(self.workqueue[scope]) * (1 if alone else 1000 if any(map(on_a_cluster, files)) else 50)
 
     return ByLaunch(config, log)
 
@@ -124,6 +153,17 @@ def pytest_xdist_make_scheduler(config, log):
 @functools.cache
 def starts_programs(file: Path) -> bool:
     return re.search("subprocess|launch|scripts", file.read_text()) is not None
+
+
+@functools.cache
+def on_a_cluster(file: Path) -> bool:
+    return re.search("import slurmlab", file.read_text()) is not None
+
+
+@functools.cache
+def imports_torch(file: Path) -> bool:
+    """Whether the tests themselves do; what a program that they start imports is its own."""
+    return not starts_programs(file) and re.search(r'importorskip\("torch', file.read_text()) is not None
 
 
 @pytest.fixture

@@ -156,3 +156,26 @@ def test_a_guarded_step_is_compared_with_a_bare_one():
     assert math.isclose(guarded.ratio, 11.2 / 11) and "quotients +1.00%" in guarded.note and "0.18%" in guarded.note
     assert math.isclose(elastic.ratio, 11.4 / 11) and "0.36%" in elastic.note
     assert math.isclose(pause.ours, 2) and math.isclose(pause.ratio, 0.25)
+
+
+def test_a_price_that_is_off_says_by_what_and_whether_that_is_noise():
+    from dataclasses import asdict
+
+    import bench_network
+
+    from collectives.pricing.networks import Network
+
+    network = Network.hockney(1e-6, 1e-9)  # a ring of 4 ranks with 4 KiB: 6 messages of 1 KiB, 2.024 us each
+
+    def note_of(measured, lower, upper):
+        rows = [("allreduce", "ring", 4096, measured, 5, 6, lower, upper)]
+        result = {"ranks": 4, "nodes": [0, 1, 2, 3], "networks": [asdict(network)], "schedules": [rows]}
+        (row,) = bench_network.prices(result, network, "4 hosts x 1")
+        assert row.case == "4 hosts x 1, allreduce ring, 4 KiB" and row.peer == pytest.approx(6 * 2.024)
+        return row.note
+
+    assert note_of(12e-6, 11e-6, 15e-6) == "5 of 6 runs calm, half of them in 11-15 us"
+    chain = "of 12.14 us 12.1 us messages (6 of 1,024 bytes)"
+    off = note_of(8e-6, 7e-6, 15e-6)
+    assert off == f"5 of 6 runs calm, half of them in 7-15 us; priced +52%, within what runs differ by: {chain}"
+    assert f"priced -39%, beyond what runs differ by: {chain}" in note_of(20e-6, 18e-6, 21e-6)

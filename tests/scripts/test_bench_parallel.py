@@ -49,9 +49,9 @@ def test_what_takes_too_long_in_the_lab_is_said_in_its_row(monkeypatch):
     import benchmarking
 
     monkeypatch.setattr(suite.netlab, "why_not", lambda: "")
-    monkeypatch.setattr(benchmarking, "IN_TIME", 0)
+    monkeypatch.setattr(benchmarking, "TIMEOUT", 0)
     (row,) = suite.rows(quick=True, only="the other rank hidden")
-    assert row.ours is None and row.note == "failed: bench_parallel.py: no result after 0 s"
+    assert row.ours is None and row.note == "failed: no result after 0 s"
 
 
 def test_steps_with_hidden_rows_stand_beside_those_that_wait():

@@ -102,3 +102,24 @@ def test_wrong_arguments_are_one_message(large_batch, tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             fewer_bytes.options(wrong)
         assert message in capsys.readouterr().err
+
+
+def test_no_name_of_a_method_lies_on_another_or_on_a_point(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import fewer_bytes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    rows = [
+        {"method": method, "bytes": 1000 * (1 + i // 2), "accuracy": 0.98, "spread": [0.975, 0.985]}
+        for i, method in enumerate(fewer_bytes.METHODS)
+    ]
+    figure = Figure(figsize=(9, 6))
+    axes = figure.subplots()
+    fewer_bytes.draw_bytes(rows, axes)
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # of the words, without the line to the point
+    assert [text.get_text() for text in axes.texts] and len(boxes) == len(rows)
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i]), axes.texts[i].get_text()
+        assert not any(box.contains(*axes.transData.transform((row["bytes"], 2.0))) for row in rows)

@@ -11,7 +11,7 @@ from collectives.pricing.networks import NETWORKS
 from parallel.planning.laws import amdahl
 
 EXPERIMENTS = Path(__file__).parents[2] / "scripts" / "experiments"
-TASK = {"model": "mlp:12,9,5", "input": [12], "classes": 5, "batch": 7, "steps": 2}
+TASK = {"model": "mlp:12,9,9,5", "input": [12], "classes": 5, "batch": 16, "steps": 2}
 
 
 def load():
@@ -31,39 +31,65 @@ def scaling():
 
 @pytest.mark.mpi(ranks=[2])
 def test_ranks_measure_a_point_of_each_kind(comm, ranks):
+    """And what is predicted of it is of the same stages and micro-batches as what ran."""
     scaling, world = load(), Communicator(comm)
-    scaling.ROUNDS = 1
-    for strategy in ("ddp", "dp", "ps"):
+    scaling.ROUNDS = 2
+    for strategy in ("ddp", "dp", "ps", "tensor", "1f1b", "interleaved", "pipedream"):
         points = scaling.measure(world, TASK | {"strategy": strategy})
         assert bool(points) == (comm.rank == 0)
         for point, mode in zip(points, ("strong", "weak"), strict=bool(points)):
             assert (point["mode"], point["ranks"]) == (mode, ranks)
-            assert point["batch"] == 7 * (ranks if mode == "weak" else 1)
-            assert point["seconds"] > 0 and point["alone"] > 0 and point["head"] >= 0
-            assert len(point["profile"]) == 3 and all(len(row) == 3 for row in point["profile"])
+            assert point["batch"] == 16 * (ranks if mode == "weak" else 1)
+            stages = {"1f1b": 2, "interleaved": 4, "pipedream": 2}.get(strategy, 1)
+            assert len(point["cuts"]) == stages - 1
+            parts = {"1f1b": 8, "interleaved": 8, "ps": 1, "tensor": 1}.get(strategy, ranks)
+            assert point["samples"] == point["batch"] / parts, "of a micro-batch, a rank, or a step"
+            assert len(point["turns"]) == 2 and all(turn["seconds"] > 0 <= turn["head"] for turn in point["turns"])
+            assert all(len(turn["profile"]) == 5 and len(turn["profile"][0]) == 3 for turn in point["turns"])
             told = scaling.predicted(point, TASK, NETWORKS["workstation"])
-            computed = sum(sum(row[:2]) for row in point["profile"])
+            computed = min(sum(sum(row[:2]) for row in turn["profile"]) for turn in point["turns"])
             assert told["predicted"] >= computed / 2 and told["parts"]
     world.release()
 
 
+def test_every_strategy_that_is_predicted_can_be_measured(scaling):
+    from parallel.command import axes
+
+    """But those whose steps differ, as ranks meet now and then only."""
+    from parallel.planning.predict import APART, STRATEGIES
+
+    assert set(scaling.STRATEGIES) == {*STRATEGIES, "tensor"} - {*APART}
+    assert set(scaling.PIPELINES) == set(axes.NAMES)
+
+
+def test_what_is_told_is_the_median_of_turns_and_their_span(scaling):
+    (point, _) = points_of([2])
+    turns = [point["turns"][0] | {"seconds": seconds} for seconds in (5e-3, 1e-3, 2e-3)]
+    told = scaling.predicted(point | {"turns": turns}, TASK, NETWORKS["workstation"])
+    said = told["predicted"]
+    assert told["seconds"] == 2e-3
+    assert (told["least"], told["apart"], told["most"]) == pytest.approx(
+        (said / 5e-3 - 1, said / 2e-3 - 1, said / 1e-3 - 1)
+    )
+
+
 def points_of(ranks, strategy="ddp"):
     """As they would be measured where a fifth of the work is serial."""
-    profile = [[1e-3, 2e-3, 1e-3]] * 3
+    profile = [[1e-3, 2e-3, 1e-3]] * 5
     for count in ranks:
         for mode in ("strong", "weak"):
             seconds = 9e-3 / amdahl(count, 0.8) * (count if mode == "weak" else 1)
             yield {
-                "mode": mode, "strategy": strategy, "ranks": count, "batch": 7, "samples": 7, "seconds": seconds,
-                "alone": 9e-3, "profile": profile, "update": 1e-4, "head": 0.0, "ranks_per_node": count,
-                "crowded": count > 4,
+                "mode": mode, "strategy": strategy, "ranks": count, "batch": 16, "samples": 16, "micro": 0, "cuts": [],
+                "turns": [{"seconds": seconds, "profile": profile, "update": 1e-4, "head": 0.0}],
+                "ranks_per_node": count, "crowded": count > 4,
             }  # fmt: skip
 
 
 def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
     file = tmp_path / "network.json"
     NETWORKS["workstation"].save(file)
-    given = ["--model", TASK["model"], "--input", "12", "--classes", "5", "--batch", "7", "--network", str(file)]
+    given = ["--model", TASK["model"], "--input", "12", "--classes", "5", "--batch", "16", "--network", str(file)]
     given += ["--out", str(tmp_path / "out")]
     monkeypatch.setattr(scaling, "measured_on", lambda count, task: list(points_of([count], task["strategy"])))
     assert scaling.main([*given, "--ranks", "1,2"]) == 0
@@ -71,25 +97,39 @@ def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "scaling.json").read_text())
     assert len(content["points"]) == 12, "points of the first call are kept"
-    assert all(p["apart"] == p["predicted"] / p["seconds"] - 1 for p in content["points"])
+    assert all(p["apart"] == p["predicted"] / p["seconds"] - 1 for p in content["points"]), "of a single turn"
     assert "ddp, strong: Amdahl: serial share 20.00%, never faster than 5 times" in said
     assert "Karp-Flatt 2: 20.0%, 4: 20.0%" in said and "more ranks than cores" in said
+    assert "predictions are within 15% of what was measured" in said
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit):
         scaling.main([*given, "--batch", "8"])
-    assert "given {'model': 'mlp:12,9,5', 'batch': 8}: give another --out" in capsys.readouterr().err
+    assert "given {'model': 'mlp:12,9,9,5', 'batch': 8}: give another --out" in capsys.readouterr().err
+
+
+def test_what_has_too_few_layers_is_left_out(scaling, tmp_path, capsys, monkeypatch):
+    """And the others are measured."""
+    NETWORKS["workstation"].save(tmp_path / "network.json")
+    monkeypatch.setattr(scaling, "measured_on", lambda count, task: list(points_of([count], task["strategy"])))
+    given = ["--model", TASK["model"], "--input", "12", "--classes", "5", "--batch", "16", "--out", str(tmp_path)]
+    assert scaling.main([*given, "--ranks", "4", "--strategy", "interleaved,ddp"]) == 0
+    assert (
+        "interleaved on 4 ranks\nleft out: mlp:12,9,9,5 has 5 layers, too few for 8 stages" in capsys.readouterr().out
+    )
+    assert {p["strategy"] for p in json.loads((tmp_path / "scaling.json").read_text())["points"]} == {"ddp"}
 
 
 def test_ranks_that_fail_say_why(scaling):
     with pytest.raises(RuntimeError, match=r"(?s)ddp on 1 ranks: .*unknown model 'none'"):
-        scaling.measured_on(1, TASK | {"strategy": "ddp", "model": "none"})
+        scaling.measured_on(1, TASK | {"strategy": "ddp", "model": "none", "lab": None})
 
 
 def test_what_makes_no_sense_is_one_message(scaling, capsys):
     for wrong, message in (
-        (["--strategy", "ddpp"], "--strategy ddpp: expected one or several of ddp, dp, ps, zero1, zero2, fsdp"),
+        (["--strategy", "ddpp"], "--strategy ddpp: expected all, or one or several of ddp, dp, ps, zero1, zero2, fsdp"),
         (["--model", "vgg17"], "unknown model 'vgg17'"),
         (["--ranks", "0"], "ranks are numbers from 1 to"),
+        (["--lab", "100", "--ranks", "1,2"], "--lab: give --ranks of 2 and more"),
         (["--network", "nope"], "--network nope: neither a file nor one of"),
     ):
         with pytest.raises(SystemExit) as end:

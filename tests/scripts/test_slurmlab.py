@@ -119,10 +119,12 @@ def site():
     with open(f"{SITE}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (SITE / "made").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", SITE], check=True)
-            # Compiled without optimisation: it takes a quarter. From pip's cache it could be of another library.
+            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", SITE], check=True)
+            # Compiled without optimisation: it takes a quarter. From pip's cache it could be of another library. Of the
+            # other packages only what is imported is compiled, and this Python's pip does it.
             how = os.environ | {"MPI4PY_BUILD_MPICC": MPICC, "CFLAGS": "-O0 -g0"}
-            install = [SITE / "bin/pip", "install", "--quiet", "--no-cache-dir", "--no-binary=mpi4py", "-e", ROOT]
+            pip = [sys.executable, "-m", "pip", "--python", SITE / "bin/python", "install", "--quiet", "--no-compile"]
+            install = [*pip, "--no-cache-dir", "--no-binary=mpi4py", "-e", ROOT]
             done = subprocess.run(install, env=how, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-3000:]
             (SITE / "made").touch()

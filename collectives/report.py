@@ -1,0 +1,170 @@
+"""Is a collective right? Ask with any generator of rounds:
+
+    >>> print(collectives.check(my_allreduce, ranks=range(1, 18)))
+    wrong: 3 ranks, 7 elements: rank 0, x[0]: the operands of ranks [1, 2] are missing
+
+`check` proves many cases (checking/definitions.py), and tells how far the algorithm is from the fewest rounds and
+elements that any could do with; what is wrong it can draw.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from collectives.checking.definitions import OPERATIONS, prove
+from collectives.checking.simulator import Deadlock, ScheduleError, Stats
+from collectives.drawing.diagrams import draw, draw_failure
+from collectives.pricing.lower_bounds import lower_bound
+from collectives.pricing.networks import Network
+
+
+class Case(NamedTuple):
+    """One run: so many ranks and elements, and what was counted."""
+
+    size: int
+    count: int
+    root: int
+    stats: Stats
+
+
+@dataclass
+class Report:
+    """What `check` found. True where the algorithm is right; print it, or look at it: `report.draw()`.
+
+    Attributes
+    ----------
+    algorithm, operation : what was checked, and as what
+    right : bool
+    said : str
+        the first thing that is wrong, and in which case; empty where nothing is
+    error : ScheduleError or None
+        the same to look into: a Deadlock has `waits` and `cycle`
+    failed : (ranks, elements) or None
+        of the case that is wrong
+    cases : list of Case
+        what ran before anything was wrong
+    """
+
+    algorithm: Callable
+    operation: str
+    right: bool = True
+    said: str = ""
+    error: ScheduleError | None = None
+    failed: tuple[int, int] | None = None
+    cases: list[Case] = field(default_factory=list)
+
+    def __bool__(self):
+        return self.right
+
+    def __str__(self):
+        if not self.right:
+            return f"wrong: {self.said}"
+        sizes = sorted({case.size for case in self.cases})
+        lines = [
+            f"right: {self.operation} of {sizes[0]} ... {sizes[-1]} ranks in {len(self.cases)} cases, with eager and "
+            f"synchronous sends",
+        ]
+        largest = [max((c for c in self.cases if c.size == size), key=lambda c: c.count) for size in sizes]
+        if not any(any(case.stats.messages) for case in largest) and any(case.stats.meetings for case in largest):
+            lines.append("  ranks  elements  rounds  meetings  copied or added by a rank")
+            for case in largest:
+                rounds, meetings, copied = max(case.stats.rounds), case.stats.meetings, case.stats.copied
+                lines.append(f"  {case.size:5}  {case.count:8}  {rounds:6}  {meetings:8}  {copied:25}")
+            return "\n".join(lines)
+        lines.append("  ranks  elements  rounds (at least)  moved (at least)")
+        for case in largest:
+            fewest, least = self.bounds(case)
+            rounds = f"{max(case.stats.rounds)} ({fewest:.0f})"
+            lines.append(f"  {case.size:5}  {case.count:8}  {rounds:>17}  {f'{case.stats.moved} ({least:.0f})':>16}")
+        return "\n".join(lines)
+
+    def bounds(self, case: Case) -> tuple[float, float]:
+        """The fewest rounds, and elements that a rank must send or receive, that any algorithm can do with."""
+        return tuple(
+            lower_bound(self.operation, case.size, case.count, Network.hockney(*unit)) for unit in ((1, 0), (0, 1))
+        )
+
+    def draw(self, size: int | None = None, count: int | None = None, **options):
+        """Space-time diagram; of what is wrong, up to and with the round where it fails, else of a case that is right.
+
+        Parameters
+        ----------
+        size, count : int, optional
+            Ranks and elements; by default the case that failed, or the largest of at most eight ranks that ran.
+        **options
+            As for `collectives.draw`.
+
+        Returns
+        -------
+        matplotlib Figure
+        """
+        if self.error is not None and size is None and count is None:
+            shown = {name: options[name] for name in ("ax", "title") if name in options}  # time is rounds
+            return draw_failure(self.algorithm, *self.failed, self.error, **shown)
+        seen = [c for c in self.cases if 1 < c.size <= 8 and c.count] or self.cases
+        size = size or (seen[-1].size if seen else 2)
+        count = next((c.count for c in reversed(seen) if c.size == size), size) if count is None else count
+        return draw(self.algorithm, size, None if self.operation == "barrier" else count, **options)
+
+
+def check(
+    algorithm: Callable,
+    ranks: int | Iterable[int] = range(1, 18),
+    operation: str = "allreduce",
+    counts: Iterable[int] | None = None,
+    ordered: bool = False,
+    **options,
+) -> Report:
+    """Check a generator function `algorithm(rank, size, count)` of rounds, for many sizes and counts.
+
+    Parameters
+    ----------
+    algorithm : generator function, or entry of ALGORITHMS
+        with a parameter `root` where the operation has one, else the root is rank 0; a barrier has no count
+    ranks : numbers of ranks, or one number
+    operation : a name in ALGORITHMS: what x is before and after is said in collectives/algorithms/registry.py
+    counts : numbers of elements; by default 0, 1, fewer than ranks, as many, and a number that does not divide
+    ordered : whether operands must meet in rank order
+    options : passed on to the algorithm
+
+    Returns
+    -------
+    Report
+        on the first wrong case: the first wrong element and who is missing from it; who waits for whom; or the rule
+        that is broken, and in which round. Otherwise rounds and elements against the lower bounds.
+    """
+    if operation != "barrier" and operation not in OPERATIONS:
+        raise ValueError(f"no operation {operation!r}: there are barrier, {', '.join(OPERATIONS)}")
+    ranks = [ranks] if isinstance(ranks, int) else list(ranks)
+    if not ranks or min(ranks) < 1:
+        raise ValueError(f"ranks: expected numbers of ranks, each at least 1, given {ranks}")
+    counts = None if counts is None else list(counts)
+    if counts is not None and (not counts or min(counts) < 0):
+        raise ValueError(f"counts: expected numbers of elements, each at least 0, given {counts}")
+    rounds = getattr(algorithm, "rounds", algorithm)
+    report = Report(rounds, operation)
+    has_root = operation != "barrier" and OPERATIONS[operation].rooted
+    any_root = has_root and "root" in inspect.signature(rounds).parameters
+    called = rounds if any_root or not has_root else lambda rank, size, count, root: rounds(rank, size, count)
+    for size in sorted(ranks, key=lambda size: size == 1):  # one rank last: what is wrong there is seldom the mistake
+        tried = set(counts or (0, 1, size - 1, size, 2 * size + 1))
+        for count in sorted(tried, key=lambda n: (n == 0, n)):  # none last, for which ranks may only wait
+            count *= size if operation == "alltoall" else 1
+            for root in sorted({0, size // 2, size - 1}) if any_root else [0]:
+                case = f"{size} ranks, {count} elements" + (f", root {root}" if any_root else "")
+                for synchronous in (False, True):
+                    try:
+                        stats = prove(
+                            operation, called, size, count, root, ordered=ordered, synchronous=synchronous, **options
+                        )
+                    except ScheduleError as error:
+                        only = " (with eager sends it passes)" if synchronous and isinstance(error, Deadlock) else ""
+                        report.right, report.said, report.error = False, f"{case}{only}: {error}", error
+                        report.failed = size, count
+                        return report
+                    except Exception as error:
+                        error.add_note(f"raised by the algorithm for {case}")
+                        raise
+                report.cases.append(Case(size, count, root, stats))
+    return report
