@@ -248,7 +248,7 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
     def once_saved(kind, process):
         while last_step(tmp_path / "runs" / "run0") < 0:
             time.sleep(0.01)
-        blow(kind, process)
+        return blow(kind, process)
 
     chaos._blow = once_saved
     with pytest.raises(Broken, match=r"parameters_sha256 is .*, undisturbed .* \(terminate\)"):
