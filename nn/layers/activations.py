@@ -224,8 +224,8 @@ def softmax(x: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Softmax along the last axis, into `out`, which may be x. Each row's maximum is subtracted first: no overflow."""
     np.subtract(x, row_maxima(x), out)
     np.exp(out, out)
-    sums = np.matmul(out, np.ones(x.shape[-1], x.dtype))  # six times faster than a reduction of short rows
-    out *= np.divide(1, sums, sums)[..., None]
+    sums = np.matmul(out, np.ones((x.shape[-1], 1), x.dtype))  # six times faster than a reduction of short rows
+    out *= np.divide(1, sums, sums)
     return out
 
 

@@ -179,3 +179,11 @@ def test_bad_parameters_are_refused():
 def test_names():
     for name, activation in BY_NAME.items():
         assert activation.__name__.lower() == name.replace("_", "")
+
+
+def test_softmax_of_one_row():
+    """A vector is one row: of sums there is one, and no axis beside it."""
+    from nn.layers.activations import softmax
+
+    x = np.array([1.0, 3.0, -2.0])
+    assert softmax(x, np.empty(3)) == pytest.approx(np.exp(x) / np.exp(x).sum(), rel=1e-15)
