@@ -101,8 +101,9 @@ class Supervisor:
             while True:
                 before, done = last_step(self.directory), self._result()
                 status = self._once(next_command(self.command, self.directory))
-                if status == 0 and last_step(self.directory) >= 0 and self._result() == done:
-                    status = LOST  # mpirun's, of which a host was lost
+                options = self.directory / "config.json"  # of scripts/train.py, which leaves a result; others need not
+                if status == 0 and options.exists() and last_step(self.directory) >= 0 and self._result() == done:
+                    status = LOST  # mpirun ends with 0 where a host was lost
                 if self.asked or status in (0, WRONG_OPTION):
                     return 128 + self.asked if self.asked else status
                 if (step := last_step(self.directory)) > before:

@@ -36,9 +36,11 @@ made = len(calls.read_text().splitlines())
 saves, status = (out.with_suffix(".plan")).read_text().split()[made - 1].split(":")
 if saves == "child":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-if saves == "save":
+if saves != "own":
+    (out / "config.json").touch()
+if saves in ("save", "own"):
     Checkpoints(out / "checkpoints").save({"steps": np.array(10 * made)}, {})
-if status == "0" and saves != "lost":
+if status == "0" and saves not in ("lost", "own"):
     (out / "result.json").touch()
 if status == "wait":
     (out / "waits").touch()
@@ -64,6 +66,11 @@ def planned(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return run
+
+
+def test_a_program_of_ones_own_need_not_leave_a_result(planned, nothing_left):
+    status, said, calls = planned("own:0")
+    assert (status, said, len(calls)) == (0, [], 1)
 
 
 def test_what_ends_too_early_goes_on_from_its_last_checkpoint(planned, nothing_left):
