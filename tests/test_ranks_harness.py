@@ -113,7 +113,7 @@ def test_tests_on_more_ranks_than_wanted_are_skipped_with_the_reason(tmp_path):
     assert "test_it.py:4: needs 2 ranks" in printed and "test_it.py:4: needs 3 ranks" in printed, printed
 
 
-def test_of_the_exhaustive_ones_a_commit_draws_some_and_another_one_others(tmp_path):
+def test_of_the_exhaustive_ones_the_code_draws_some_and_other_code_others(tmp_path):
     source = """
         @pytest.mark.parametrize("ordinary", range(5))
         def test_always(ordinary):
@@ -129,13 +129,13 @@ def test_of_the_exhaustive_ones_a_commit_draws_some_and_another_one_others(tmp_p
             pass
     """
     drawn = []
-    for commit in ("a" * 40, "a" * 40, "b" * 40):
-        (tmp_path / "conftest.py").write_text(f"import ranks\nranks.commit = lambda: {commit!r}\n")
+    for code in (1, 1, 2):
+        (tmp_path / "conftest.py").write_text(f"import ranks\nranks.code = lambda: {code}\n")
         printed = run(tmp_path, source, "--collect-only", "-q", "--exhaustive", "3")
         assert "test_always[0]" in printed and "test_on_ranks[p1]" in printed
         drawn.append(set(re.findall(r"test_large\[\d+\]", printed)))
         assert 10 < len(drawn[-1]) < 60, printed
-    assert drawn[0] == drawn[1] != drawn[2], "the same commit draws the same, another one others"
+    assert drawn[0] == drawn[1] != drawn[2], "the same code draws the same, other code others"
     assert "given 0" in run(tmp_path, source, "--exhaustive", "0")
     assert len(re.findall("test_large", run(tmp_path, source, "--collect-only", "-q", "--exhaustive", "1"))) == 100
 

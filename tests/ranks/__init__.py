@@ -21,7 +21,7 @@ Fixtures: `comm`, `ranks`, and `shared_tmp_path`, a directory that is the same o
 rank's own). Within a folder the tests on fewer ranks run first. Ranks load no other plugins. With hypothesis,
 derandomize: the ranks must draw the same examples. `pytest -s` passes the ranks' output on as it comes.
 `pytest --most-ranks 2` leaves out the tests on more: for an MPI library that is slow with more ranks than cores.
-`pytest --exhaustive 6` runs one in six of the tests that are marked exhaustive, on ranks or not: which ones, the commit
+`pytest --exhaustive 6` runs one in six of the tests that are marked exhaustive, on ranks or not: which ones, the code
 decides, so that each has its turn and a failure can be tried again.
 """
 
@@ -34,7 +34,6 @@ from pathlib import Path
 
 import pytest
 
-from parallel.command.version import commit
 from parallel.launch import launcher
 from ranks.group import ROOM, Group
 from ranks.rank import Rank
@@ -43,14 +42,14 @@ from ranks.report import failure
 
 def pytest_addoption(parser):
     parser.addoption("--most-ranks", type=int, metavar="N", help="skip tests on more than N MPI ranks")
-    help = "run one in N of the tests marked exhaustive, drawn by the commit"
+    help = "run one in N of the tests marked exhaustive, drawn by the code"
     parser.addoption("--exhaustive", type=int, metavar="N", help=help)
     parser.addini("mpi_timeout", "seconds that a test on MPI ranks may take", default="60")
 
 
 def pytest_report_header(config):
     if one_in := config.getoption("exhaustive"):
-        return f"exhaustive: one in {one_in}, drawn by commit {commit()}"
+        return f"exhaustive: one in {one_in}, drawn by the code, {code():08x}"
 
 
 def pytest_configure(config):
@@ -92,9 +91,19 @@ def left_out(item, config) -> bool:
     return most is not None and ranks_of(item) > most
 
 
+@functools.cache
+def code() -> int:
+    """A number for what is tested, and the tests."""
+    root, found = Path(__file__).parents[2], 0
+    for folder in ("collectives", "nn", "parallel", "scripts", "tests"):
+        for path in sorted((root / folder).rglob("*.py")):
+            found = zlib.crc32(path.read_bytes(), found)
+    return found
+
+
 def not_drawn(items, one_in) -> list:
-    """The exhaustive ones but one in so many, which this commit draws."""
-    seed = commit()
+    """The exhaustive ones but one in so many, which this code draws."""
+    seed = code()
     left = lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode()) % one_in
     return [item for item in items if item.get_closest_marker("exhaustive") and left(item)]
 
