@@ -22,7 +22,7 @@ test: $(VENV)/.test  ## run the tests, on as many local ranks as each needs
 test-all: $(VENV)/.test  ## and those that try the same on more: all sizes, victims, dtypes, large models
 	$(PYTEST)
 
-test-drawn: $(VENV)/.test  ## test, and one in five of those that test-all adds, drawn by the code: as CI does
+test-drawn: $(VENV)/.test  ## test, and one in five of those that test-all adds, drawn by the code
 	$(PYTEST) --exhaustive 5
 
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb and the students' versions with gaps; run them

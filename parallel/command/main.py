@@ -73,6 +73,8 @@ def main(argv: list[str] | None = None) -> int:
         train(options)
         if members := surviving():
             members.leave()
+        if launcher.inside():
+            end_mpi(options.watch)
         return 0
     except KeyboardInterrupt as end:
         if launcher.inside():
@@ -109,6 +111,16 @@ def start_mpi(limit: float) -> None:
     install_excepthooks()
     faulthandler.cancel_dump_traceback_later()
     check_world()
+
+
+def end_mpi(limit: float) -> None:
+    """End MPI, which waits for all ranks once more; after `limit` seconds (0: never) this rank ends, and so do all."""
+    from mpi4py import MPI
+
+    if limit:
+        faulthandler.dump_traceback_later(limit, exit=True)
+    MPI.Finalize()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def heed_interrupts() -> None:

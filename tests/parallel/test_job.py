@@ -301,31 +301,43 @@ from parallel.command import main
 from parallel.launch import launcher
 from parallel.command import training_run
 
-def stop(*_):
+def stop():
     if launcher.rank_from_environment() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return prepare(*_)
 
-prepare, training_run.prepare = training_run.prepare, stop
-if "--early" in sys.argv:
-    sys.argv.remove("--early")
-    stop(main.parse(sys.argv[1:]))
+def first(*arguments):
+    stop()
+    return prepare(*arguments)
+
+def last(options):
+    train(options)
+    stop()
+
+prepare, train = training_run.prepare, training_run.train
+when = sys.argv.pop(1)
+if when == "as MPI starts":
+    stop()
+elif when == "in start-up":
+    training_run.prepare = first
+else:
+    training_run.train = last
 sys.exit(main.main())
 """
 
 
 @pytest.mark.parametrize(
-    ("early", "message"),
+    ("when", "message"),
     [
-        ([], "rank 0 of 3: start-up has waited {} s for rank 1: stopped, or busy"),
-        (["--early"], "in start_mpi"),  # where MPI itself waits for all ranks
+        ("in start-up", "rank 0 of 3: start-up has waited {} s for rank 1: stopped, or busy"),
+        ("as MPI starts", "in start_mpi"),  # where MPI itself waits for all ranks
+        ("at the end", "in end_mpi"),  # likewise
     ],
 )
-def test_a_rank_that_is_stopped_before_training_ends_the_job(tmp_path, early, message):
+def test_a_rank_that_is_stopped_outside_training_ends_the_job(tmp_path, when, message):
     program = tmp_path / "program.py"
     program.write_text(STOPPED)
     for limit in longer(2):
-        lines, args = [], [program, *early, *SMALL, "--out", str(tmp_path / str(limit)), "--watch", str(limit)]
+        lines, args = [], [program, when, *SMALL, "--out", str(tmp_path / str(limit)), "--watch", str(limit)]
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         status = launcher.run(args, 3, timeout=PATIENCE, stdout=lines.append, env=env)
         said = "".join(lines)

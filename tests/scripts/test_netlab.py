@@ -140,9 +140,9 @@ def test_measured_between_hosts(tmp_path):
         import sys
         from mpi4py import MPI
         from collectives.pricing.measure import measure_network
-        for _ in range(10):  # on a busy machine some measurements find less
+        for _ in range(10):  # on a busy machine some measurements find less; after a pause a burst finds more
             network = MPI.COMM_WORLD.bcast(measure_network(MPI.COMM_WORLD, sizes=(8, 1 << 18, 1 << 20), seconds=0.1))
-            if network.between.beta < 1.5e-7:
+            if 0.7e-7 < network.between.beta < 1.5e-7:
                 break
         if MPI.COMM_WORLD.Get_rank() == 0:
             network.save(sys.argv[1])
