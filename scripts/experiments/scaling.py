@@ -11,10 +11,10 @@ Strong scaling keeps the samples of a step, weak scaling those of a rank. Layers
 as many samples as each has: what ranks of a node take from each other is in the profile, so the prediction is of the
 exchange. Pipelines and layers that are cut are measured with the samples of a micro-batch, and of a step.
 
-Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, and of each layer the fastest, on
-the mean of the ranks, as other processes only add; told are the medians of the turns, and the span of the difference
-over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a point is marked: it says
-nothing of scaling.
+Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, as other processes only add, and of
+each layer what it usually takes (measure_layers), on the mean of the ranks; told are the medians of the turns, and the
+span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a
+point is marked: it says nothing of scaling.
 
 --lab puts each rank on a host of its own (netlab.py, root only). They share the cores of this machine, which is why
 cables are slow: messages must be most of a step.
