@@ -90,7 +90,7 @@ def environment(world) -> dict:
         "cores": launcher.cores(),
         "threads": os.environ.get("OPENBLAS_NUM_THREADS"),
         "ranks": world.size if world else 1,
-        "command": f"{os.environ.get('RINGPROP_COMMAND') or shlex.quote(sys.argv[0])} {shlex.join(sys.argv[1:])}".strip(),
+        "command": " ".join([os.environ.get("RINGPROP_COMMAND") or sys.argv[0], *map(shlex.quote, sys.argv[1:])]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     if world:
