@@ -145,9 +145,9 @@ class Whole:
         for micro in self.cut(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             z = trainer.forward(samples, False)[0]
-            if len(samples) and self.knows:
+            if len(samples):
                 sums += self.rounded(trainer.score(z, targets))
-        return sums
+        return sums if self.knows else np.zeros_like(sums)
 
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears among samples: (place of the first one, they)."""
