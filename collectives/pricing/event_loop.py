@@ -169,7 +169,7 @@ class Walk:
             if measured:  # a short one that starts later may be there earlier: it still comes second
                 last = latest.get((rank, peer), there)
                 there = latest[rank, peer] = there if there > last else last
-            event = dest, (dest - peer + rank) % size, step.hi - step.lo, start, step, sent_in, ready
+            event = dest, (dest - peer + rank) % size, far, cost, start, step, sent_in, ready
             if there in events:
                 events[there].append(event)
             else:
@@ -351,9 +351,7 @@ class Walk:
                     if rendezvous:
                         left[rank] = sent
                 else:
-                    source, n, left_at = event[1:4]
-                    far = rank // node != source // node
-                    cost = costs[far][n]
+                    source, far, cost, left_at = event[1:5]
                     ports, port = into[far], rank // node if far else rank
                     there = left_at + cost[2]
                     start = ports[port] if ports[port] > there else there
@@ -367,29 +365,28 @@ class Walk:
                         arrived += slower * min(cost[3], out[far][port] - left_at)
                     ports[port] = arrived
                     arrived += cost[7]
-                    if source in inbox[rank]:
-                        inbox[rank][source].append((arrived, event))
-                    else:
-                        inbox[rank][source] = [(arrived, event)]
+                    inbox[rank].setdefault(source, []).append((arrived, event))
                     if waiting[rank] != source:
                         continue
                     waiting[rank] = -1
                     receives, i, t, sent, begin, steps = state[rank]
 
+                came = inbox[rank]
                 while i < len(receives):
                     step = receives[i]
                     source = step.peer
-                    if source not in inbox[rank]:
+                    if source not in came:
                         waiting[rank] = source
                         state[rank] = receives, i, t, sent, begin, steps
                         break
-                    queue = inbox[rank][source]
-                    arrived, (_, _, n, start, send, sent_in, ready) = queue.pop(0)
+                    queue = came[source]
+                    arrived, (_, _, _, cost, start, send, sent_in, ready) = queue.pop(0)
                     if not queue:
-                        del inbox[rank][source]
+                        del came[source]
+                    n = send.hi - send.lo
                     if n != step.hi - step.lo:
                         raise ValueError(f"{self.name}: rank {source} sends {n} elements where rank {rank} has {step}")
-                    t += costs[rank // node != source // node][n][1]
+                    t += cost[1]
                     if arrived > t:
                         t = arrived
                     adding = 0.0
@@ -417,7 +414,7 @@ class Walk:
         self.messages = messages
         if self.unfinished:
             for rank in range(mine):
-                for arrived, (_, source, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
+                for arrived, (_, source, _, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
                     trace.lost.append(
                         Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived, 0.0)
                     )
