@@ -1,4 +1,4 @@
-"""Cores of the lab's hosts, each so many times as slow as one of the machine: what is computed, and how long it takes."""
+"""Cores of the lab's hosts, each so many times as slow as one here: what is computed, and how long it takes."""
 
 from pathlib import Path
 
