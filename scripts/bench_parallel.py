@@ -1,9 +1,10 @@
-"""What it costs to share the network itself: pipelines and layers cut among two ranks, with a BLAS thread each.
+"""What it costs to share the network itself: pipelines and layers cut among ranks, with a BLAS thread each.
 
 one stage         a pipeline on one rank beside the same micro-batches, one after the other, without it
 of the clock      a step of every schedule, and of tensor parallelism, beside what planning/predict.py says of it from
-                  layers and messages measured on the same two ranks: here, and on two hosts of the lab (netlab.py);
-                  and in which kinds of action the two differ
+                  layers and messages measured on the same ranks: on two here, on two hosts of the lab (netlab.py) and
+                  on four, which share cores and rest behind what they compute (slow_cores.py); and in which kinds of
+                  action the two differ
 the plan's word   a step of a small VGG on four hosts of the lab as `--strategy auto:stale=1` would run it, beside data
                   parallelism; and by how much the plan said that it is faster
 halos             a step on images that two hosts of the lab have half of each, where rows of the other one are hidden
@@ -11,10 +12,10 @@ halos             a step on images that two hosts of the lab have half of each, 
 PyTorch           the same network, micro-batches and cut with torch.distributed.pipelining, and with its
                   tensor.parallel, over gloo
 
-In one job of two ranks all sides take turns, a block of steps each, in an order that changes; the median over the
-rounds of the median step of a block counts, of the mean of both ranks. Layers are measured again in each round, on both
-ranks at once, as what else the machine does, and how fast it is, changes from one to the next: the clock's step of a
-round stands beside the one measured in it.
+In one job all sides take turns, a block of steps each, in an order that changes; the median over the rounds of the
+median step of a block counts, of the mean of the ranks. Layers are measured again in each round, on all ranks at once,
+as what else the machine does, and how fast it is, changes from one to the next: the clock's step of a round stands
+beside the one measured in it.
 """
 
 from __future__ import annotations
