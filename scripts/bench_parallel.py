@@ -429,17 +429,21 @@ def shared(world, quick: bool, meeting: str) -> dict:
             break  # on a busy machine fewer rounds, which the row says
         if number % 6 == 0:
             messages = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.02)
-        small, whole = (measured_job(world, network, x, y, parts, 2 if quick else steps - 1) for parts in (MICRO, 1))
+        count = 2 if quick else steps
+        if number:
+            small, whole = (measured_job(world, network, x, y, parts, max(2, count - 1)) for parts in (MICRO, 1))
+        else:
+            count = 1  # the first round warms up
         for side in order.permutation([*ours, *theirs]).tolist():
             quiet_barrier(world)
             if side in theirs:
-                taken = median(block(theirs[side], [(x, y)], 2 if quick else steps))
+                taken = median(block(theirs[side], [(x, y)], count))
                 told = world.allgather(taken)
             else:
-                each = ours[side].block(x, y, 2 if quick else steps)
+                each = ours[side].block(x, y, count)
                 told = world.allgather(sum(each.values()))
                 each = {kind: mean(world.allgather(seconds)) for kind, seconds in sorted(each.items())}
-            if not number:  # the first round warms up
+            if not number:
                 continue
             found["seconds"][side].append(mean(told))
             if side in ours:
