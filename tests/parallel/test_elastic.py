@@ -177,6 +177,14 @@ def test_a_killed_run_ends_as_if_nothing_had_been(tmp_path, ranks, nothing_left)
     assert run["parameters_sha256"] == whole["parameters_sha256"] and run["steps"] == whole["steps"]
 
 
+def test_what_a_process_that_was_killed_has_half_written_goes(tmp_path):
+    torn = tmp_path / ".result.json.1.tmp"
+    torn.write_text("{")
+    command = [sys.executable, "scripts/train.py", *OPTIONS, "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    assert result(tmp_path)["epochs"] == 4 and not torn.exists()
+
+
 def test_a_drawn_sample_of_blows(tmp_path, monkeypatch, nothing_left):
     monkeypatch.chdir(ROOT)
     chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4)
