@@ -19,7 +19,7 @@ from mpi4py import MPI
 from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
 from collectives.choosing.selection import Call, check_name, seconds
 from collectives.failures.agreement import Agreement, facts
-from collectives.failures.launch_check import care_for_the_end
+from collectives.failures.launch_check import care_for_the_end, end_in_time
 from collectives.failures.revocation import forget, note
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.reduction import libraries_differ
@@ -36,7 +36,7 @@ from collectives.running.shortcuts import shortcuts
 
 IN_PLACE = MPI.IN_PLACE
 ndarray = np.ndarray
-LATER = 10.0  # seconds after the watchdog that memory gives up waiting: it knows less of who waits for whom
+LATER = 10.0  # seconds after the watchdog that memory, and MPI's end, give up: they know less of who waits for whom
 Algorithm = str | Callable | None  # of a call: a name, a generator function (rank, size, count, ...) of rounds, or auto
 
 
@@ -55,7 +55,8 @@ class Communicator(MPI.Intracomm):
     watch : float
         seconds after which a call that does not end is reported, with who waits for whom (watchdog.py); 0 for never,
         by default RINGPROP_WATCH. Ranks that wait in shared memory give up soon after it; after 300 s where none is
-        given
+        given. As the program ends, a rank that waits for another one some seconds longer than that is ended by
+        SIGALRM, and all with it, unless the program has ended MPI itself
     abort : bool
         end all ranks after that report
     debug : bool
@@ -122,6 +123,8 @@ class Communicator(MPI.Intracomm):
                     raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
         if len(told) > 1:
             care_for_the_end()
+        if len(told) > 1 and limit and abort:
+            end_in_time(limit + LATER)
         if given is not None:
             self._planner.limit = limit + LATER if limit and abort else math.inf
         if limit or debug:

@@ -268,9 +268,11 @@ class Trainer(Serial):
         if not self.exchange.apart:
             return loss
         self.settle()
-        if self.mesh.model:  # all ranks were told the same
+        mesh = self.mesh
+        if mesh.pipeline:  # all ranks were told the same
             return loss + self.pass_.owed()
-        return float(self.sum([loss if self.mesh.index is not None else 0.0])[0]) / self.mesh.count
+        replicas = mesh.count * mesh.sizes["tensor"]  # all ranks of one were told the same
+        return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / replicas
 
     def counted(self) -> dict[str, object]:
         """What ranks that train apart have counted in an epoch, for its record (collective)."""

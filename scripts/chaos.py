@@ -4,8 +4,9 @@
     python scripts/chaos.py --kills 10 --only "kill a rank,damage" --json chaos.json -- --ranks 2 --watch 5
 
 What comes after -- are options of scripts/train.py. What a run gets is drawn from the seed and its number, so with
---json FILE a later call goes on where this one has ended, until there were --kills in all. Where ranks come in the
-place of others (--elastic respawn) a run gets its blows one after the other, as it goes on.
+--json FILE a later call goes on where this one has ended, until there were --kills in all; the undisturbed run is made
+by the first one alone, so begin another file where the program has changed. Where ranks come in the place of others
+(--elastic respawn) a run gets its blows one after the other, as it goes on.
 
 Ends with exit status 1 at the first run whose parameters, steps or epochs differ, that cannot be continued, or of which
 a process or a temporary file is left; what it had is kept.
@@ -58,12 +59,15 @@ def main() -> int:
     begin, runs, broken = time.monotonic(), before.get("runs", 0), ""
     chaos.hits.update(before.get("hits", {}))
     chaos.missed.update(before.get("too late", {}))
+    if before:
+        chaos.ends, chaos.want = before["undisturbed"].pop("ends"), before["undisturbed"]
 
     def found() -> dict:
         return {
             "seed": asked.seed,
             "most": asked.most,
             "options": options,
+            "undisturbed": chaos.want | {"ends": chaos.ends},
             "runs": runs,
             "hits": dict(chaos.hits),
             "too late": dict(chaos.missed),
@@ -78,8 +82,9 @@ def main() -> int:
             Path(asked.json).write_text(json.dumps(found(), indent=1) + "\n")
 
     try:
-        chaos.undisturbed()
-        print(f"undisturbed: {chaos.seconds:.1f} s, {chaos.want['parameters_sha256'][:12]}, in {directory}", flush=True)
+        if not chaos.want:
+            chaos.undisturbed()
+        chaos.say(f"undisturbed: {chaos.ends[-1]:.1f} s, {chaos.want['parameters_sha256'][:12]}, in {directory}")
         while chaos.hits.total() < asked.kills:
             chaos.run(runs, int(np.random.default_rng((asked.seed, runs)).integers(1, asked.most + 1)))
             runs += 1
@@ -87,7 +92,8 @@ def main() -> int:
     except Broken as error:
         broken = str(error)
     write()
-    print(json.dumps(found(), indent=1) if not broken else f"error: run {runs} of seed {asked.seed}: {broken}")
+    told = {name: what for name, what in found().items() if name != "undisturbed"}
+    print(json.dumps(told, indent=1) if not broken else f"error: run {runs} of seed {asked.seed}: {broken}")
     return int(bool(broken))
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 SUBNET = "10.77.0."
 HEAD = 254  # the address of the head in the subnet; host i has address i
+MAC = "02:00:0a:4d:00:fe"  # of the head: a bridge without one of its own has a port's, and another when that host dies
 STATE = Path("/dev/shm/netlab")  # within a lab only, where head and hosts each have a /dev/shm of their own
 RATE = re.compile(r"(\d*[1-9]\d*(?:\.\d+)?)([kmg])bit")
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
@@ -141,7 +142,7 @@ def inside(options) -> int:
     (STATE / "agent").chmod(0o755)
     shell(
         f"mount --bind {STATE}/names /etc/hosts;"
-        f"ip link add switch type bridge; ip addr add {SUBNET}{HEAD}/24 dev switch; ip link set switch up"
+        f"ip link add switch address {MAC} type bridge; ip addr add {SUBNET}{HEAD}/24 dev switch; ip link set switch up"
     )
     for i, host in enumerate(hosts, 1):
         start_host(i, host, options.rate)

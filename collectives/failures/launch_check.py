@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 # Where launchers say how many ranks they started: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 START = 912  # tag with which ranks tell the first one that they have come
+ends: list[float] = []  # seconds that MPI may take to end, as each watched communicator has it
 HANGING = 86  # exit status of ranks that wait for others too long, as the watchdog's
 GRACE = 2.0  # seconds that a signalled rank gets to leave MPI and clean up
 
@@ -147,6 +148,24 @@ def care_for_the_end():
     of_mpi4py = "mpi4py.run" in sys.modules or "mpi4py.run" in sys.orig_argv
     if sys.excepthook is sys.__excepthook__ and not of_mpi4py:
         end_together()
+
+
+def end_in_time(limit: float):
+    """Let MPI's end, in which a rank waits for all others, last so many seconds at most; then all ranks end.
+
+    A program that ends MPI itself is left alone. Otherwise MPI ends behind the interpreter, where no thread of Python
+    and no handler can look after it: what is left is the system's alarm, SIGALRM, of which the launcher tells.
+    """
+    from mpi4py import MPI
+
+    def set_alarm():
+        if not MPI.Is_finalized():
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, max(ends))
+
+    if not ends:
+        atexit.register(set_alarm)
+    ends.append(limit)
 
 
 def end_together(received: Sequence[int] = ()):

@@ -97,8 +97,10 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
     from parallel.strategies import local_sgd
 
     make = getattr(local_sgd, REPLICAS[options.strategy_name])
-    keys = settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy)
-    return make(network, loss, optimizer, communicator, options.seed, **vars(keys))
+    keys = vars(settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy))
+    if axes.is_tensor(options):
+        keys |= {"tensor": axes.sizes(options, communicator.size)["tensor"], "way": options.tensor}
+    return make(network, loss, optimizer, communicator, options.seed, **keys)
 
 
 def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:

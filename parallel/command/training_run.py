@@ -171,6 +171,8 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     memory_table = memory.report() if memory else ""  # before pictures take memory of their own
     if rank == 0:
+        for left in out.glob(".*.tmp"):  # of a process that was killed as it wrote
+            left.unlink(missing_ok=True)
         checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
         if not options.no_pictures:
             write_curves(training.history, out / "curves.png")

@@ -1,8 +1,9 @@
 """Break runs at random moments, continue them, and compare the end with that of an undisturbed one.
 
-A **blow** is one of BLOWS: what it does to a run, at a moment drawn from the time that an undisturbed one takes. After
-it the run is continued, until it has ended well; then its parameters must have the bits of the undisturbed run, and
-nothing may be left of it: no process and no temporary file.
+A **blow** is one of BLOWS: what it does to a run, at a moment drawn from the life of an undisturbed one. Where that was
+then, after so many epochs and a while, the run is hit, however fast the machine is by now. After it the run is
+continued, until it has ended well; then its parameters must have the bits of the undisturbed run, and nothing may be
+left of it: no process and no temporary file.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import signal
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +44,9 @@ BLOWS = {
 SURVIVED = ("kill a rank", "kill two ranks", "stop a rank", "slow a rank")  # by --elastic respawn, while it runs
 END = 120.0  # seconds within which a run that was hit must have ended
 LEFT = 30.0  # and all of its processes after it
+LOOK = 0.01  # seconds between two looks how far it is
 SMALL = 20_000  # bytes that a file may have on a full disk
+SAME = "parameters_sha256", "steps", "epochs"  # of result.json, whatever has happened
 
 
 class Broken(AssertionError):
@@ -67,6 +72,9 @@ class Chaos:
 
     Attributes
     ----------
+    ends, want : list of float, dict
+        Of the undisturbed run: the seconds after which its epochs were done, and all of it at last; what of its result
+        others must have, too.
     hits, missed : Counter
         Blows by kind: those that came while the run was on, and those that came too late.
     recovery : list of float
@@ -88,6 +96,7 @@ class Chaos:
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
+        self.ends, self.want = [], {}
         self.directory = Path(self.directory)
         self.survives = any(word.split("=")[0] == "--elastic" for word in self.options)  # the death of a rank
         self.refills = self.survives and any("respawn" in word for word in self.options)  # so it can get several blows
@@ -99,12 +108,18 @@ class Chaos:
 
     def undisturbed(self) -> None:
         """Make the run that all others are compared with, and see how long it takes."""
-        begin = time.monotonic()
-        out = self.directory / "undisturbed"
-        status, said = self._finish(self._start(out, []), END)
+        out, ends = self.directory / "undisturbed", []
+        process = self._start(out, [])
+        while process.poll() is None and (now := time.monotonic() - self.begun) < END:
+            ends += [round(now, 2)] * (epochs_done(out) - len(ends))
+            time.sleep(LOOK)
+        status, said = self._finish(process, LOOK)
         if status:
             raise Broken(f"the undisturbed run ended with exit status {status}:\n{said}")
-        self.seconds, self.want = time.monotonic() - begin, result(out)
+        found = result(out)
+        self.ends = [*ends, round(time.monotonic() - self.begun, 2)]
+        self.want = {key: found[key] for key in SAME}
+        shutil.rmtree(out)
 
     def run(self, number: int, blows: int) -> None:
         """One run with at most so many blows, which the seed and its number draw.
@@ -125,7 +140,7 @@ class Chaos:
             if len(log) > 10 * blows + 10 or (not kinds and begun == len(log) and not (out / "result.json").exists()):
                 raise Broken(f"{out}: it never ends ({', '.join(log)})")
         found = result(out)
-        for key in ("parameters_sha256", "steps", "epochs"):
+        for key in SAME:
             if found[key] != self.want[key]:
                 raise Broken(f"{out}: {key} is {found[key]}, undisturbed {self.want[key]} ({', '.join(log)})")
         self.went_on += found.get("elastic", {}).get("recovery_seconds", [])
@@ -143,14 +158,13 @@ class Chaos:
                 raise Broken(f"{out}: continued after {', '.join(log) or 'nothing'}, it ended with {status}:\n{said}")
             return
         struck, moments = set(), []
-        for kind in kinds:
+        for kind, moment in zip(kinds, self._moments(out, len(kinds)), strict=True):
             if moments and process.poll() is not None:  # the others are for when it is continued
                 del log[len(log) - len(kinds) + len(moments) :]
                 break
-            moments.append(self.rng.uniform(0, 2 * self.seconds / (len(kinds) + 1)))
-            try:
-                process.wait(moments[-1])
-            except subprocess.TimeoutExpired:
+            moments.append(moment)
+            self._come_to(process, out, *moment)
+            if process.poll() is None:
                 self.hits[kind] += 1
             else:
                 self.missed[kind] += kind != "full disk"
@@ -159,7 +173,8 @@ class Chaos:
         kinds = kinds[: len(moments)]
         status, said = self._finish(process, END)
         self.recovery.append(time.monotonic() - hit)
-        told = ", ".join(f"{kind} after {moment:.2f} s" for kind, moment in zip(kinds, moments, strict=True))
+        blows = zip(kinds, moments, strict=True)
+        told = ", ".join(f"{kind} {seconds:.2f} s after epoch {epochs}" for kind, (epochs, seconds) in blows)
         self.say(f"{out.name}: {told}: exit status {status}, step {last_step(out)}")
         if self.survives and set(kinds) <= set(SURVIVED) and process.pid not in struck and status:
             raise Broken(f"{out}: {told}: the others should have gone on, and ended with {status}:\n{said}")
@@ -171,8 +186,28 @@ class Chaos:
         if kinds[-1] in ("damage", "torn manifest") and not (out / "result.json").exists():
             self._spoil(kinds[-1], out)
 
+    def _moments(self, out: Path, number: int) -> list[tuple[int, float]]:
+        """So many moments in the life of a run that begins or is continued, in order: epochs, seconds since then."""
+        *ends, whole = self.ends
+        done = min(epochs_done(out), len(ends))
+        past = ends[done - 1] - ends[0] if done else 0.0  # of what is not done again
+        moments = []
+        for moment in sorted(self.rng.uniform(0, whole - past, number)):
+            epochs = bisect_right(ends, moment + past)
+            moments.append((epochs, moment + past - ends[epochs - 1]) if epochs > done else (0, moment))
+        return moments
+
+    def _come_to(self, process: subprocess.Popen, out: Path, epochs: int, seconds: float) -> None:
+        """Return when a run is there, or has ended; of no epochs seconds count from its start."""
+        end = time.monotonic() + END
+        while epochs_done(out) < epochs and process.poll() is None and time.monotonic() < end:
+            time.sleep(LOOK)
+        since = time.monotonic() if epochs else self.begun
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, since + seconds - time.monotonic()))
+
     def _start(self, out: Path, kinds: list[str]) -> subprocess.Popen:
-        self.name = os.urandom(8).hex()
+        self.name, self.begun = os.urandom(8).hex(), time.monotonic()
 
         def full():
             resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
@@ -246,3 +281,9 @@ class Chaos:
 def result(out: Path) -> dict:
     """result.json of a run."""
     return json.loads((out / "result.json").read_text())
+
+
+def epochs_done(out: Path) -> int:
+    """How many epochs of a run are done, as it has written so far."""
+    metrics = out / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0

@@ -14,6 +14,8 @@ moments, whose mean all take; after `Elastic` the centre is what is looked at, a
 
 A loss that is not finite moves nothing, and is told where all meet: then all end.
 
+A replica may itself be some ranks that compute layers together, each with a part (Averaged): each part has its mean.
+
 Cost: an allreduce of 2 n (p-1)/p beta every so many steps in place of each; with a drift one number a step.
 Sources: McDonald et al. 2010, Stich 2019 (local SGD); Kamp et al. 2018 (averages when replicas have drifted);
 Douillard et al. 2023 (DiLoCo); Zhang, Choromanska, LeCun 2015 (EASGD).
@@ -87,7 +89,7 @@ class Replicas(Exchange):
         """A step of this replica; of no samples, too, as that of data parallelism has all moments."""
         self.gradients *= self.mesh.count
         try:
-            self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region)
+            self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
         except FloatingPointError as error:  # told where all meet
             self.error = str(error)
 

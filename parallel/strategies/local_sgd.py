@@ -16,7 +16,16 @@ from parallel.trainer import Trainer
 
 
 def LocalSGD(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, every: int = 8, drift: float = 0.0
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    every: int = 8,
+    drift: float = 0.0,
+    *,
+    tensor: int = 1,
+    way: str = "pairs",
 ) -> Trainer:
     """Replicas that take their mean every so many steps; each step, with any optimizer but LARS and LAMB, is data
     parallelism's where that is 1 and the optimizer SGD.
@@ -29,16 +38,25 @@ def LocalSGD(
         Steps between averages.
     drift : float
         They also meet when one is farther from the last average than so many times its norm; 0 for never.
+    tensor, way
+        As for TensorParallel: so many neighbouring ranks are one replica, and compute its layers together in every
+        step; each has its part's mean with the ranks that have the same part.
 
     Raises
     ------
     ValueError
-        Less than a step, a drift below 0, or statistics over all ranks.
+        Less than a step, a drift below 0, or statistics over all ranks; a drift of replicas of which ranks have parts;
+        ranks or layers that cannot be dealt out so.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
     found = settings.LocalSGD(every, drift)
-    return _replicas("LocalSGD", network, loss, optimizer, communicator, seed, Averaged(every, drift), found)
+    settings.refuse(
+        bool(drift) and tensor > 1,
+        f"local-sgd: drift={drift:g} is measured on whole replicas, and ranks have parts of them: leave it out",
+    )
+    parts = network, loss, optimizer, communicator, seed
+    return _replicas("LocalSGD", *parts, Averaged(every, drift), found, tensor, way)
 
 
 def DiLoCo(
@@ -100,8 +118,23 @@ def EASGD(
     return _replicas("EASGD", network, loss, optimizer, communicator, seed, Elastic(every, alpha), found)
 
 
-def _replicas(name, network, loss, optimizer, communicator, seed, exchange: Replicas, found: settings.Keyed) -> Trainer:
+def _replicas(
+    name: str,
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int,
+    exchange: Replicas,
+    found: settings.Keyed,
+    tensor: int = 1,
+    way: str = "pairs",
+) -> Trainer:
     settings.check_apart(network)
-    mesh = Mesh(communicator)
+    mesh, pass_ = Mesh(communicator, tensor=tensor), Whole()
+    if tensor > 1:
+        from parallel.strategies.tensor.tensor_parallel import SharedPass  # which other replicas do without
+
+        pass_ = SharedPass(loss, way)
     mesh.agree({"how replicas meet": repr(found)})
-    return Trainer(network, loss, optimizer, mesh, Whole(), exchange, seed, name)
+    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)

@@ -1,5 +1,6 @@
 """A failure of one rank, of whatever kind, ends all ranks soon, with its rank named and a status that is not 0."""
 
+import signal
 import subprocess
 import sys
 
@@ -153,6 +154,48 @@ def test_a_communicator_is_enough_for_all_ranks_to_end(what, tmp_path, monkeypat
     assert got == status, text
     assert all(words in text for words in said), text
     assert said or "rank" not in text
+
+
+STOPPED = """
+import atexit, os, signal, sys, time
+from mpi4py import MPI
+from collectives import communicator
+
+rank = MPI.COMM_WORLD.rank
+
+def last():
+    if rank == 1 and "stops" in sys.argv:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1 and "is slow" in sys.argv:
+        time.sleep(3)
+
+communicator.LATER = 1.0
+atexit.register(last)  # so it comes after all others
+made = communicator.Communicator(MPI.COMM_WORLD, watch=0 if "unwatched" in sys.argv else 1)
+made.Barrier()
+if "releases" in sys.argv:
+    made.release()
+if "ends MPI itself" in sys.argv:
+    MPI.Finalize()
+    time.sleep(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["stops"], 128 + signal.SIGALRM),
+        (["stops", "releases"], 128 + signal.SIGALRM),
+        (["is slow", "unwatched"], 0),
+        (["ends MPI itself"], 0),
+        ([], 0),
+    ],
+)
+def test_a_rank_that_is_stopped_as_mpi_ends_keeps_no_other_waiting(words, status, tmp_path):
+    program, lines = tmp_path / "program.py", []
+    program.write_text(STOPPED)
+    got = launcher.run([program, *words], ranks=3, timeout=PATIENCE, stdout=lines.append)
+    assert got == status, "".join(lines)
 
 
 def test_an_exit_is_told_once_it_ends_the_program_and_what_is_caught_is_not():

@@ -14,7 +14,7 @@ import pytest
 from conftest import PATIENCE
 from deadly import needs_survivors
 
-from parallel.elastic.chaos import BLOWS, Broken, Chaos, result
+from parallel.elastic.chaos import BLOWS, Broken, Chaos, epochs_done, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +177,14 @@ def test_a_killed_run_ends_as_if_nothing_had_been(tmp_path, ranks, nothing_left)
     assert run["parameters_sha256"] == whole["parameters_sha256"] and run["steps"] == whole["steps"]
 
 
+def test_what_a_process_that_was_killed_has_half_written_goes(tmp_path):
+    torn = tmp_path / ".result.json.1.tmp"
+    torn.write_text("{")
+    command = [sys.executable, "scripts/train.py", *OPTIONS, "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
+    assert result(tmp_path)["epochs"] == 4 and not torn.exists()
+
+
 def test_a_drawn_sample_of_blows(tmp_path, monkeypatch, nothing_left):
     monkeypatch.chdir(ROOT)
     chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4)
@@ -267,19 +275,64 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
         Chaos(*arguments).undisturbed()
 
 
+# Writes its epochs as a run does, ever slower; ends when it was told to.
+SLOWER = """
+import sys, time
+from pathlib import Path
+out, slow = Path(sys.argv[-1]), Path(sys.argv[1])
+out.mkdir(parents=True)
+for epoch in range(5):
+    time.sleep(0.3 if slow.exists() else 0.02)
+    with open(out / "metrics.jsonl", "a") as metrics:
+        metrics.write("{}\\n")
+while slow.exists():
+    time.sleep(0.01)
+(out / "result.json").write_text('{"parameters_sha256": "0", "steps": 5, "epochs": 5}')
+"""
+
+
+def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
+    """However slow the machine is by then."""
+    program, slow, found = tmp_path / "slower.py", tmp_path / "slow", []
+    program.write_text(SLOWER)
+    options = [str(slow), "--elastic", "respawn"]
+    chaos = Chaos(options, tmp_path / "runs", 2, ["slow a rank"], [sys.executable, str(program)])
+    chaos.undisturbed()
+    slow.touch()
+    drawn, draw = [], chaos._moments
+
+    def moments(out, number):
+        drawn.extend(draw(out, number))
+        return drawn
+
+    def blow(kind, process):
+        found.append(epochs_done(tmp_path / "runs" / "run0"))
+        if len(found) == len(drawn):
+            slow.unlink()
+        return set()
+
+    chaos._moments, chaos._blow = moments, blow
+    chaos.run(0, 6)
+    epochs = [epoch for epoch, _ in drawn]
+    assert len(epochs) == chaos.hits.total() == 6 and max(epochs) > 1
+    assert all(at >= epoch for at, epoch in zip(found, epochs, strict=True))
+
+
 def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
     """Of one seed: no run is made twice, and each gets what its number draws."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import chaos
 
-    made = []
+    made, alone = [], []
 
     def run(self, number, blows):
+        assert self.ends == [0.5, 1.0] and self.want["steps"] == 9
         made.append((number, blows))
         self.hits["kill a rank"] += blows
 
     def undisturbed(self):
-        self.seconds, self.want = 1.0, {"parameters_sha256": "0"}
+        alone.append(self)
+        self.ends, self.want = [0.5, 1.0], {"parameters_sha256": "0", "steps": 9, "epochs": 1}
 
     monkeypatch.setattr(Chaos, "run", run)
     monkeypatch.setattr(Chaos, "undisturbed", undisturbed)
@@ -291,7 +344,7 @@ def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
         )
         return chaos.main()
 
-    assert call(5) == call(12) == 0
+    assert call(5) == call(12) == 0 and len(alone) == 1
     found, (numbers, blows) = json.loads(file.read_text()), zip(*made, strict=True)
     assert numbers == tuple(range(found["runs"])) and found["hits"] == {"kill a rank": sum(blows)} and sum(blows) >= 12
     file.unlink()

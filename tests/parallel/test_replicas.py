@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from equality import (
+    CLIPS,
     MODELS,
     OPTIMIZERS,
     SEED,
@@ -77,6 +78,42 @@ def test_meeting_in_every_step_is_data_parallelism(comm, ranks):
     control.settle()
     assert difference(control.parameters, one_process("mlp", "momentum")[0].parameters) > 1e-6, "control: every second"
     free(control)
+
+
+@pytest.mark.mpi(ranks=4)
+def test_a_replica_of_several_ranks_is_one_of_one_rank(comm):
+    """Meeting in every step is data parallelism; every third, gradients clipped by norms of whole ones, it is not."""
+    several = {"every": 1, "tensor": 2}
+    assert_equal_to_one_process(comm, "LocalSGD", several, ("mlp", "transformer"), ("sgd", "momentum"))
+
+    def rule():
+        return OPTIMIZERS["momentum"](CLIPS[1])
+
+    ours, many = Simulated(2, rule), make(comm, "LocalSGD", rule(), every=3, tensor=2)
+    for step, batch in enumerate(batches("mlp", many.shard)):
+        ours.move(step)
+        if step % 3 == 2:
+            mean = ours.mean()
+            for each in ours.each:
+                each.parameters[:] = mean
+        many.step(*batch)
+    many.check_replicas()
+    state = many.state()
+    ours.each[0].parameters[:] = ours.mean()
+    for name, array in ours.each[0].state().items():
+        if comm.rank == 0 and name.startswith("param/"):
+            assert np.abs(state[name] - array).max() < 1e-12 * np.abs(array).max(), name
+    assert many.meet(1.0) == 1.0
+    free(many)
+    many = make(comm, "LocalSGD", every=3, tensor=2)
+    with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
+        for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
+            if comm.rank >= 2 and i == 1:
+                x[0] = np.nan
+            many.step(x, y, total)
+    free(many)
+    with pytest.raises(ValueError, match="is measured on whole replicas, and ranks have parts"):
+        make(comm, "LocalSGD", drift=0.1, tensor=2)
 
 
 def assert_equal_to_one_process(comm, name, options, models, optimizers):
