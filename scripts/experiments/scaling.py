@@ -11,9 +11,9 @@ Strong scaling keeps the samples of a step, weak scaling those of a rank. Layers
 as many samples as each has: what ranks of a node take from each other is in the profile, so the prediction is of the
 exchange. Pipelines and layers that are cut are measured with the samples of a micro-batch, and of a step.
 
-Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, as other processes only add, and of
-each layer what it usually takes (measure_layers), on the mean of the ranks; told are the medians of the turns, and the
-span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a
+Layers and steps take turns. Of a turn counts what layers and steps usually take, the mean of the middle half
+(measure_layers): of layers on the mean of the ranks, of steps on the slowest rank; told are the medians of the turns, and
+the span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a
 point is marked: it says nothing of scaling.
 
 --lab puts each rank on a host of its own (netlab.py, root only). They share the cores of this machine, which is why
@@ -201,24 +201,35 @@ def one_point(world, task: dict, batch: int) -> dict:
     for _ in range(ROUNDS):  # by turns, so that all see the same of what else runs
         quiet_barrier(world)
         times = measure_layers(one, *mine, repeats=steps)
-        taken: dict[str, list[float]] = {"alone": [], "many": []}
-        for side, each, given in (("alone", one, (*mine, share)), ("many", trainer, (x, y, batch))):
-            quiet_barrier(world)
-            each.step(*given)
-            for _ in range(steps):
-                start = time.perf_counter()
-                each.step(*given)
-                taken[side].append(time.perf_counter() - start)
-        many = float(np.min(np.max(world.allgather(taken["many"]), axis=0)))  # of the slowest rank
-        alone = float(np.mean(world.allgather(min(taken["alone"]))))
+        alone = clocked_steps(world, lambda: one.step(*mine, share), steps)
+        many = usual(np.max(world.allgather(clocked_steps(world, lambda: trainer.step(x, y, batch), steps)), axis=0))
         profile = np.mean(world.allgather([[layer[k] for k in TIMED] for layer in times.layers]), axis=0)
         update = float(np.mean(world.allgather(times.update)))
-        head = max(0.0, alone - float(profile[:, :2].sum()) - update)  # all that a step of one rank takes besides
+        besides = usual(np.mean(world.allgather(alone), axis=0)) - float(profile[:, :2].sum()) - update
+        head = max(0.0, besides)  # all that a step of one rank takes besides, and no clock in it
         turns.append({"seconds": many, "profile": profile.tolist(), "update": update, "head": head})
     quiet_barrier(world)
     if world.size > 1:
         trainer.close()
     return {"samples": share, "micro": micro, "cuts": cuts, "turns": turns}
+
+
+def clocked_steps(world, step, repeats: int) -> list[float]:
+    """Seconds of so many steps, after one to warm up, which comes first."""
+    quiet_barrier(world)
+    taken = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def usual(taken) -> float:
+    """What a step usually takes: of steps as of their layers the mean of the middle half, but for the first one."""
+    from parallel.planning.layer_times import STEP, typical
+
+    return float(typical([{STEP: seconds} for seconds in taken])[STEP])
 
 
 def options_of(strategy: str, network, ranks: int) -> tuple[dict, int, list[int]]:

@@ -52,10 +52,34 @@ def test_ranks_measure_a_point_of_each_kind(comm, ranks):
     world.release()
 
 
-def test_every_strategy_that_is_predicted_can_be_measured(scaling):
-    from parallel.command import axes
+@pytest.mark.mpi(ranks=[2])
+def test_layers_and_steps_are_told_by_one_statistic(comm, ranks, monkeypatch):
+    """By a clock that only layers move, now faster, now slower: what is predicted from them is what was measured."""
+    import nn
 
+    scaling, world, calls = load(), Communicator(comm), 0
+    scaling.ROUNDS, seconds = 2, 0.0
+    forward = nn.Linear.forward
+
+    def slow(self, *given):
+        nonlocal calls, seconds
+        seconds += (1.0, 2.0, 2.0, 3.0)[calls // 3 % 4]  # three layers of a step, four kinds of steps
+        calls += 1
+        return forward(self, *given)
+
+    monkeypatch.setattr(nn.Linear, "forward", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: seconds)
+    for point in scaling.measure(world, TASK | {"strategy": "ddp", "steps": 16}):
+        told = scaling.predicted(point, TASK, NETWORKS["workstation"])
+        assert [turn["seconds"] for turn in point["turns"]] == [6.0, 6.0], "of the slowest rank"
+        assert all(turn["head"] == 0 for turn in point["turns"]), "there is nothing but layers"
+        assert told["apart"] == pytest.approx(0, abs=0.01)
+    world.release()
+
+
+def test_every_strategy_that_is_predicted_can_be_measured(scaling):
     """But those whose steps differ, as ranks meet now and then only."""
+    from parallel.command import axes
     from parallel.planning.predict import APART, STRATEGIES
 
     assert set(scaling.STRATEGIES) == {*STRATEGIES, "tensor"} - {*APART}
