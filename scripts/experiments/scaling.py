@@ -44,7 +44,8 @@ PIPELINES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", 
 STRATEGIES = (*SHARED, "tensor", *PIPELINES)
 MODES = ("strong", "weak")
 NEAR = 0.15
-ROUNDS = 8  # of measurements
+TURNS = 8  # at most
+STEPS, LAB_STEPS = 40, 8  # of each measurement; in the lab messages are most of it, and take what their bytes take
 MICRO = 4  # micro-batches a stage
 SIZES, SECONDS = tuple(4**k for k in range(1, 13)), 0.05  # of the lab's network: bytes, for each length
 TIMED = (1, 2, 5)  # of a LayerProfile: forward, backward, weight gradient
@@ -64,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--lab", type=whole, metavar="RATE", help="a host for each rank, with cables of so many Mbit/s")
     found.add_argument("--ranks-per-node", type=whole, metavar="N", help=argparse.SUPPRESS)
-    found.add_argument("--steps", type=whole, default=40, help="of each measurement (default: 40)")
+    found.add_argument("--steps", type=whole, help=f"of each measurement (default: {STEPS}, in a lab {LAB_STEPS})")
     found.add_argument("--out", type=Path, default=Path("runs/scaling"), help="directory of results")
     return found
 
@@ -84,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     task = {"model": options.model, "input": options.input, "classes": options.classes, "batch": options.batch}
-    task |= {"steps": options.steps, "lab": options.lab}
+    task |= {"steps": options.steps or (LAB_STEPS if options.lab else STEPS), "lab": options.lab}
     read(options, task)  # refuses another task before anything is measured
     if launcher.inside():
         if not options.network and not (options.out / "network.json").exists():
@@ -196,9 +197,10 @@ def one_point(world, task: dict, batch: int) -> dict:
     lo, hi = part(batch, count, index) if index is not None else (0, 0)
     x, y = random_batch(network, batch)
     x, y = x[lo:hi], y[lo:hi]
-    steps = max(2, task["steps"] // ROUNDS)
+    count = max(1, min(TURNS, task["steps"] // 2))
+    steps = max(2, task["steps"] // count)
     turns = []
-    for _ in range(ROUNDS):  # by turns, so that all see the same of what else runs
+    for _ in range(count):  # by turns, so that all see the same of what else runs
         quiet_barrier(world)
         times = measure_layers(one, *mine, repeats=steps)
         alone = clocked_steps(world, lambda: one.step(*mine, share), steps)

@@ -11,7 +11,7 @@ from collectives.pricing.networks import NETWORKS
 from parallel.planning.laws import amdahl
 
 EXPERIMENTS = Path(__file__).parents[2] / "scripts" / "experiments"
-TASK = {"model": "mlp:12,9,9,5", "input": [12], "classes": 5, "batch": 16, "steps": 2}
+TASK = {"model": "mlp:12,9,9,5", "input": [12], "classes": 5, "batch": 16, "steps": 4}
 
 
 def load():
@@ -33,7 +33,6 @@ def scaling():
 def test_ranks_measure_a_point_of_each_kind(comm, ranks):
     """And what is predicted of it is of the same stages and micro-batches as what ran."""
     scaling, world = load(), Communicator(comm)
-    scaling.ROUNDS = 2
     for strategy in ("ddp", "dp", "ps", "tensor", "1f1b", "interleaved", "pipedream"):
         points = scaling.measure(world, TASK | {"strategy": strategy})
         assert bool(points) == (comm.rank == 0)
@@ -58,8 +57,8 @@ def test_layers_and_steps_are_told_by_one_statistic(comm, ranks, monkeypatch):
     import nn
 
     scaling, world, calls = load(), Communicator(comm), 0
-    scaling.ROUNDS, seconds = 2, 0.0
-    forward = nn.Linear.forward
+    seconds, forward = 0.0, nn.Linear.forward
+    scaling.TURNS = 2
 
     def slow(self, *given):
         nonlocal calls, seconds
