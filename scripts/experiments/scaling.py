@@ -12,9 +12,9 @@ as many samples as each has: what ranks of a node take from each other is in the
 exchange. Pipelines and layers that are cut are measured with the samples of a micro-batch, and of a step.
 
 Layers and steps take turns. Of a turn counts what layers and steps usually take, the mean of the middle half
-(measure_layers): of layers on the mean of the ranks, of steps on the slowest rank; told are the medians of the turns, and
-the span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a
-point is marked: it says nothing of scaling.
+(measure_layers): of layers on the mean of the ranks, of steps on the slowest rank; told are the medians of the turns,
+and the span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than
+ranks a point is marked: it says nothing of scaling.
 
 --lab puts each rank on a host of its own (netlab.py, root only). They share the cores of this machine, which is why
 cables are slow: messages must be most of a step.
