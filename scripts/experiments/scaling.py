@@ -341,10 +341,9 @@ def tell(options, task: dict) -> int:
     points = content["points"]
     lines = []
     for p in points:
-        marks = [f"beyond {NEAR:.0%}"] * (abs(p["apart"]) > NEAR) + ["more ranks than cores"] * p["crowded"]
         lines.append([p["strategy"], p["mode"], str(p["ranks"]), str(p["batch"]), seconds(p["seconds"])])
         lines[-1] += [seconds(p["predicted"]), f"{p['apart']:+.1%}", f"{p['least']:+.0%} to {p['most']:+.0%}"]
-        lines[-1].append(", ".join(marks))
+        lines[-1].append("; ".join(marks(p)))
     heads = ["strategy", "scaling", "ranks", "samples", "measured", "predicted", "apart", "of turns", ""]
     print("\n" + columns(heads, lines, left=(0, 1, 8)))
     near = sum(abs(p["apart"]) <= NEAR for p in points)
@@ -356,6 +355,20 @@ def tell(options, task: dict) -> int:
     draw(points, f"{task['model']}, {task['batch']} samples").savefig(options.out / "scaling.png")
     print(f"{options.out / 'scaling.json'}, network.json and scaling.png beside it")
     return 0
+
+
+def marks(point: dict) -> list[str]:
+    """What is to be known of a row; of one that is far off, what the prediction is made of, and whether turns agree."""
+    from parallel.planning.tables import seconds
+
+    found = ["more ranks than cores"] * point["crowded"]
+    if abs(point["apart"]) <= NEAR:
+        return found
+    parts = {part: took for part, took in point["parts"].items() if took > point["predicted"] / 100}
+    found.append(f"beyond {NEAR:.0%}: {', '.join(f'{part} {seconds(took)}' for part, took in parts.items())}")
+    if (span := point["most"] - point["least"]) > NEAR:
+        found.append(f"turns differ by {span:.0%}, as where other work wants the cores")
+    return found
 
 
 def curves(points: list[dict]) -> dict[tuple[str, str], list[dict]]:

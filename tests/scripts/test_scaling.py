@@ -130,6 +130,17 @@ def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
     assert "given {'model': 'mlp:12,9,9,5', 'batch': 8}: give another --out" in capsys.readouterr().err
 
 
+def test_a_row_that_is_far_off_says_of_what_it_is_made_and_whether_turns_agree(scaling):
+    point = {"apart": 0.14, "least": -0.5, "most": 0.5, "crowded": False, "predicted": 2.0}
+    point["parts"] = {"computation": 1.5, "push": 0.49, "pull": 0.01}
+    assert scaling.marks(point) == []
+    assert scaling.marks(point | {"crowded": True, "apart": -0.2, "least": -0.25, "most": -0.15}) == [
+        "more ranks than cores", "beyond 15%: computation 1.5 s, push 490 ms",
+    ]  # fmt: skip
+    off = "turns differ by 60%, as where other work wants the cores"
+    assert scaling.marks(point | {"apart": 0.2, "least": -0.3, "most": 0.3})[1:] == [off]
+
+
 def test_what_has_too_few_layers_is_left_out(scaling, tmp_path, capsys, monkeypatch):
     """And the others are measured."""
     NETWORKS["workstation"].save(tmp_path / "network.json")
