@@ -42,7 +42,7 @@ def start(directory, source, *options, **environment):
 def run(directory, source, *options, **environment):
     """What that pytest printed."""
     with start(directory, source, *options, **environment) as process:
-        return process.communicate(timeout=PATIENCE)[0]
+        return process.communicate(timeout=4 * PATIENCE)[0]  # ten launches, one after the other
 
 
 def counts(printed):
