@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
-from collectives.choosing.selection import Call, seconds
+from collectives.choosing.selection import Call, check_name, seconds
 from collectives.failures.agreement import Agreement, facts
 from collectives.failures.launch_check import care_for_the_end
 from collectives.failures.revocation import forget, note
@@ -239,7 +239,7 @@ class Communicator(MPI.Intracomm):
         return Communicator(comm, progress=progress, **settings, **given)
 
     def release(self):
-        """Free the plans and the private duplicate (collective).
+        """Free the plans and the private duplicate (collective); RuntimeError while collectives are in flight.
 
         The next collective makes them anew, with default settings.
         """
@@ -273,6 +273,13 @@ class Communicator(MPI.Intracomm):
 
         Collectives on such arrays, or on the same part of them on every rank, need no copies inside a node. Of a
         communicator without `memory` they are ordinary ones.
+
+        Raises
+        ------
+        ValueError, OSError
+            On all ranks of a node, as `SharedWindow.empty`: shapes or dtypes that differ; not enough memory.
+        TimeoutError
+            Ranks that do not come within 300 s, or what `watch` says.
         """
         self._prepared()
         if not self._planner.memory:
@@ -291,9 +298,11 @@ class Communicator(MPI.Intracomm):
         """Which algorithm a call runs, and why: explain("allreduce", 1000, "f4").
 
         Each is a schedule that can be checked, priced and drawn, those in shared memory too; only "native" is not.
+        `count` is the number of elements of the whole vector. ValueError for an operation or algorithm there is not.
         """
         self._prepared()
         selection, dtype = self._planner.selection, np.dtype(dtype)
+        check_name(operation, "auto")
         asked = selection.asked(operation, algorithm)
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"

@@ -156,7 +156,7 @@ def mistake_in(steps: Round) -> str:
 
 def is_live(step: Step) -> bool:
     """Whether a step does anything; readers drop the others."""
-    return isinstance(step, Meet | Compute) or step.hi > step.lo
+    return type(step) is Meet or type(step) is Compute or step.hi > step.lo
 
 
 def reads(step: Step, rank: int) -> list[Slice]:

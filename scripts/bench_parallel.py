@@ -1,35 +1,39 @@
-"""What it costs to share the network itself: pipelines and layers cut among two ranks, with a BLAS thread each.
+"""What it costs to share the network itself: pipelines and layers cut among ranks, with a BLAS thread each.
 
 one stage         a pipeline on one rank beside the same micro-batches, one after the other, without it
 of the clock      a step of every schedule, and of tensor parallelism, beside what planning/predict.py says of it from
-                  layers and messages measured on the same two ranks: here, and on two hosts of the lab (netlab.py);
-                  and in which kinds of action the two differ
+                  layers and messages measured on the same ranks: on two here, on two hosts of the lab (netlab.py) and
+                  on four, which share cores and rest behind what they compute (slow_cores.py); and in which kinds of
+                  action the two differ
 the plan's word   a step of a small VGG on four hosts of the lab as `--strategy auto:stale=1` would run it, beside data
                   parallelism; and by how much the plan said that it is faster
-halos             a step on images that two hosts of the lab have half of each, where rows of the other one are hidden
-                  behind what needs none of them, beside one that waits for them
+halos             a step on images of which four hosts of the lab have a quarter each, where rows of the others are
+                  hidden behind what needs none of them, beside one that waits for them
 PyTorch           the same network, micro-batches and cut with torch.distributed.pipelining, and with its
                   tensor.parallel, over gloo
 
-In one job of two ranks all sides take turns, a block of steps each, in an order that changes; the median over the
-rounds of the median step of a block counts, of the mean of both ranks. Layers are measured again in each round, on both
-ranks at once, as what else the machine does, and how fast it is, changes from one to the next: the clock's step of a
-round stands beside the one measured in it.
+In one job all sides take turns, a block of steps each, in an order that changes; the median over the rounds of the
+median step of a block counts, of the mean of the ranks. Layers are measured again in each round, on all ranks at once,
+as what else the machine does, and how fast it is, changes from one to the next: the clock's step of a round stands
+beside the one measured in it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from statistics import mean, median
+from typing import NamedTuple
 
 import netlab
 import numpy as np
+import slow_cores
 from bench_training import LAB_SETTINGS, RANKS, Torch, block, quiet_barrier, run
 from benchmarking import Row, arguments, in_lab
 from threadpoolctl import threadpool_limits
@@ -51,53 +55,70 @@ LONG = 120  # seconds after which no round begins
 LAB_RATE = 100  # Mbit/s
 PLANNED_BATCH = 64
 HOSTS, PLANNED = 4, "the plan's word for a small VGG"
-HALOS, IMAGE = f"rows of the other rank hidden, {RANKS} hosts, {LAB_RATE} Mbit/s", 128
+HALOS, IMAGE = f"rows of other ranks hidden, {HOSTS} hosts, {LAB_RATE} Mbit/s", 128
 SIZES = tuple(4**k for k in range(1, 11))  # bytes of the messages that are measured: 4 B ... 1 MiB
 
 
+class Piece(NamedTuple):
+    """What is measured together: the names of its rows, seconds that it takes on two cores, what yields the rows."""
+
+    cases: list[str]
+    seconds: int
+    measure: Callable[[], Iterator[Row]]
+
+
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
-    """One stage of each network; then every schedule and tensor parallelism, here and in the lab."""
+    """One stage of each network; every schedule and tensor parallelism, here and in the lab; the plan; halos.
+
+    What comes next, and how long it and all that is left may take, is said on stderr.
+    """
+    wanted = [piece for piece in pieces(quick) if any(only in case for case in piece.cases)]
+    left = sum(piece.seconds for piece in wanted)
+    for piece in wanted:
+        more = f" and {len(piece.cases) - 1} more" * (len(piece.cases) > 1)
+        about = f": about {piece.seconds} of {left} s that are left" * (not quick)
+        print(f"# {piece.cases[0]}{more}{about}", file=sys.stderr, flush=True)
+        left -= piece.seconds
+        try:
+            yield from (row for row in piece.measure() if only in row.case)
+        except RuntimeError as error:
+            yield from (Row(case, None, note=f"failed: {error}") for case in piece.cases if only in case)
+
+
+def pieces(quick: bool) -> Iterator[Piece]:
+    """All that there is, in the order in which it is measured."""
     for model, shape in MODELS.items():
         case = f"one stage, {MICRO_BATCHES} micro-batches, {model}"
-        if only in case:
-            yield one_stage(case, model, shape, 1 if quick else 30)
-    here, lab = f"{RANKS} ranks", f"{RANKS} hosts, {LAB_RATE} Mbit/s"
-    if any(only in case for case in cases(here)):
-        try:
-            yield from shared_rows(here, run({"quick": quick}, suite=__file__), only)
-        except RuntimeError as error:
-            yield Row(here, None, note=f"failed: {error}")
-    if any(only in case for case in cases(lab)):
-        if reason := netlab.why_not():
-            yield Row(lab, None, note=reason)
-            return
+        yield Piece([case], 10, partial(one_stage, case, model, shape, 1 if quick else 30))
+    here = f"{RANKS} ranks"
+    yield Piece(cases(here), 150, lambda: shared_rows(here, run({"quick": quick}, suite=__file__)))
+    for hosts, seconds in ((RANKS, 150), (HOSTS, 200)):
         task = {"quick": quick, "meeting": ""}
-        try:
-            yield from shared_rows(lab, in_lab(__file__, [json.dumps(task)], RANKS, LAB_RATE, options=settings()), only)
-        except RuntimeError as error:
-            yield Row(lab, None, note=f"failed: {error}")
-    for case, task, ranks, row in (
-        (f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s", "planned", HOSTS, planned_row),
-        (HALOS, "halos", RANKS, halo_row),
+        named = cases(f"{hosts} hosts, {LAB_RATE} Mbit/s", torch=False)
+        yield Piece(named, seconds, partial(lab_rows, named, shared_rows, hosts, task))
+    for case, task, hosts, seconds, row in (
+        (f"{PLANNED}, {HOSTS} hosts, {LAB_RATE} Mbit/s", "planned", HOSTS, 110, planned_row),
+        (HALOS, "halos", HOSTS, 60, halo_row),
     ):
-        if only not in case:
-            continue
-        if reason := netlab.why_not():
-            yield Row(case, None, note=reason)
-            continue
-        try:
-            given = [json.dumps({"quick": quick, "task": task})]
-            yield row(case, in_lab(__file__, given, ranks, LAB_RATE, options=settings()))
-        except RuntimeError as error:
-            yield Row(case, None, note=f"failed: {error}")
+        yield Piece([case], seconds, partial(lab_rows, [case], row, hosts, {"quick": quick, "task": task}))
 
 
-def cases(where: str) -> list[str]:
-    """The names of the rows of all that two ranks do there."""
-    return [f"{name}, {where}, {peer}" for name in (*SCHEDULES, TENSOR) for peer in ("of the clock", "PyTorch")]
+def lab_rows(named: list[str], rows_of: Callable, hosts: int, task: dict) -> Iterator[Row]:
+    """What a task tells on so many hosts of the lab; why there is none."""
+    if reason := netlab.why_not():
+        yield from (Row(case, None, note=reason) for case in named)
+        return
+    found = in_lab(__file__, [json.dumps(task)], hosts, LAB_RATE, options=settings())
+    yield from rows_of(named[0] if len(named) == 1 else f"{hosts} hosts, {LAB_RATE} Mbit/s", found)
 
 
-def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Row:
+def cases(where: str, torch: bool = True) -> list[str]:
+    """The names of the rows of all that ranks do there."""
+    peers = "of the clock", *["PyTorch"] * torch
+    return [f"{name}, {where}, {peer}" for name in (*SCHEDULES, TENSOR) for peer in peers]
+
+
+def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Iterator[Row]:
     """Both take turns, step by step; processor seconds, so that what else the machine does counts little."""
     from mpi4py import MPI
 
@@ -121,7 +142,7 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Row:
                 times[name].append(1e3 * (time.process_time() - start))
         line.close()
     ours, peer = (median(times[name][1:]) for name in ("line", "plain"))
-    return Row(case, ours, peer, "nn.Serial, as many micro-batches", note=f"{steps} steps by turns, processor time")
+    yield Row(case, ours, peer, "nn.Serial, as many micro-batches", note=f"{steps} steps by turns, processor time")
 
 
 def settings() -> list[str]:
@@ -129,17 +150,16 @@ def settings() -> list[str]:
     return [word for name, value in LAB_SETTINGS.items() for word in ("--mca", name, str(value))]
 
 
-def shared_rows(where: str, found: dict, only: str = "") -> Iterator[Row]:
+def shared_rows(where: str, found: dict) -> Iterator[Row]:
     """A step of each side beside the clock's, and beside PyTorch's where it has the same."""
     for name, predicted in found["predicted"].items():
         measured = 1e3 * median(found["seconds"][name])
         case = f"{name}, {where}, of the clock"
-        if only in case:
-            note = f"{found['what']}; {off_the_clock(found['seconds'][name], predicted)}"
-            note += f"; {differing(found['kinds'][name])}"
-            yield Row(case, measured, 1e3 * median(predicted), "predicted", "ms", RANKS, 1, note)
+        note = f"{found['what']}; {off_the_clock(found['seconds'][name], predicted)}"
+        note += f"; {differing(found['kinds'][name])}"
+        yield Row(case, measured, 1e3 * median(predicted), "predicted", "ms", found["ranks"], 1, note)
         case, peer = f"{name}, {where}, PyTorch", found["seconds"].get(f"torch {name}")
-        if only in case and peer:
+        if peer:
             yield Row(case, measured, 1e3 * median(peer), found["torch"], "ms", RANKS, 1, found["what"])
 
 
@@ -164,7 +184,7 @@ def differing(kinds: list[dict[str, list[float]]]) -> str:
     return f"ms (predicted): {text}" + (f"; most of it lies in {most}" if abs(off) > FAR_OFF else "")
 
 
-def planned_row(case: str, found: dict) -> Row:
+def planned_row(case: str, found: dict) -> Iterator[Row]:
     """What the plan chose beside data parallelism, and how far its word of both is off."""
     said, seen = found["predicted"], {name: median(each) for name, each in found["seconds"].items()}
     factors = [ddp / plan for ddp, plan in zip(found["seconds"]["ddp"], found["seconds"]["plan"], strict=True)]
@@ -174,15 +194,15 @@ def planned_row(case: str, found: dict) -> Row:
         f"{found['what']}: {found['words']}; {factor:.2f} times as fast, {promised:.2f} were promised: "
         f"{spread([each / promised - 1 for each in factors])}; steps beside the clock's: {off}"
     )
-    return Row(case, 1e3 * seen["plan"], 1e3 * seen["ddp"], "ddp", "ms", HOSTS, 1, note)
+    yield Row(case, 1e3 * seen["plan"], 1e3 * seen["ddp"], "ddp", "ms", HOSTS, 1, note)
 
 
-def halo_row(case: str, found: dict) -> Row:
-    """A whole step with rows of the other rank on their way meanwhile, beside one that waits for them."""
+def halo_row(case: str, found: dict) -> Iterator[Row]:
+    """A whole step with rows of other ranks on their way meanwhile, beside one that waits for them."""
     hidden, waited = (found["seconds"][way] for way in ("hidden", "waited for"))
     gain = spread([a / b - 1 for a, b in zip(hidden, waited, strict=True)])
     note = f"{found['what']}; a whole step takes {gain} longer than where rows are waited for"
-    return Row(case, 1e3 * median(hidden), 1e3 * median(waited), "waited for", "ms", RANKS, 1, note)
+    yield Row(case, 1e3 * median(hidden), 1e3 * median(waited), "waited for", "ms", HOSTS, 1, note)
 
 
 # ------------------------------------------------------------------------------------- what runs on the ranks
@@ -195,11 +215,17 @@ def work(task: dict) -> None:
     from collectives import Communicator
 
     world = Communicator(MPI.COMM_WORLD)
-    with threadpool_limits(1, user_api="blas"):
+    networks = {"planned": small_vgg, "halos": images}
+    of = networks.get(task.get("task"), network)()
+    with (
+        threadpool_limits(1, user_api="blas"),
+        slow_cores.of(slow_cores.times(world.size), of, nn.SGD(0.01)) as cores,
+    ):
         if "meeting" in task:
             found = shared(world, task["quick"], task["meeting"])
         else:
             found = {"planned": planned, "halos": halo_steps}[task["task"]](world, task["quick"])
+    found["what"] += cores.describe()
     if world.rank == 0:
         print(json.dumps(found), flush=True)
 
@@ -274,19 +300,23 @@ def planned(world, quick: bool) -> dict:
     return found
 
 
-def halo_steps(world, quick: bool) -> dict:
-    """Seconds a step, for each round, either way: of images that both ranks have half the rows of."""
-    from parallel import SpatialParallel
-
+def images() -> nn.Network:
+    """Four convolutions, and what tells classes."""
     layers, before = [], 3
     for channels in (16, 16, 32, 32):
         layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
         before = channels
     layers += [nn.GlobalAvgPool2d(), nn.Linear(before, 10)]
-    images = nn.Network(nn.Sequential(*layers), (IMAGE, IMAGE, 3))
+    return nn.Network(nn.Sequential(*layers), (IMAGE, IMAGE, 3))
+
+
+def halo_steps(world, quick: bool) -> dict:
+    """Seconds a step, for each round, either way: of images of which every rank has some rows."""
+    from parallel import SpatialParallel
+
     rng = np.random.default_rng(0)
     x, y = rng.random((4, IMAGE, IMAGE, 3), np.float32), rng.integers(0, 10, 4)
-    many = SpatialParallel(images, nn.CrossEntropyLoss(), nn.SGD(0.01), world)
+    many = SpatialParallel(images(), nn.CrossEntropyLoss(), nn.SGD(0.01), world)
     many.pass_.trial = None  # the rounds here try both ways
     ways = ("hidden", "waited for")
     found = {"what": f"4 convolutions, 4 images {IMAGE} x {IMAGE}", "seconds": {way: [] for way in ways}}
@@ -357,17 +387,18 @@ def expected(job, trainer, network) -> dict[str, float]:
     from parallel.planning.predict import predict
     from parallel.strategies.pipeline.actions import parts
 
+    ranks = trainer.mesh.size
     if not trainer.mesh.pipeline:
-        told = predict(job, "ddp", Axes(tensor=RANKS), network).parts
+        told = predict(job, "ddp", Axes(tensor=ranks), network).parts
         return {"computation": told["computation"], "update": told["update"], WAITING: told["activations"]}
     placement, name = trainer.pass_.placement, trainer.pass_.schedule
-    told = predict(job, name, Axes(pipeline=RANKS), network, micro_batches=MICRO, cuts=placement.cuts)
+    told = predict(job, name, Axes(pipeline=ranks), network, micro_batches=MICRO, cuts=placement.cuts)
     stages = pieces(job.layers, [0, *placement.cuts, len(job.layers)], 0.0)
-    kinds = {"F": job.head * MICRO / RANKS}
+    kinds = {"F": job.head * MICRO / ranks}
     for action in (action for row in placement.rows for cell in row for action in parts(cell)):
         forward, inputs, weights = stages[action.stage][:3]
         each = {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}[action.kind]
-        kinds[action.kind] = kinds.get(action.kind, 0.0) + each / RANKS
+        kinds[action.kind] = kinds.get(action.kind, 0.0) + each / ranks
     kinds["update"] = told.parts["update"]
     return kinds | {WAITING: told.seconds - sum(kinds.values())}
 
@@ -378,12 +409,14 @@ def shared(world, quick: bool, meeting: str) -> dict:
     from parallel import Pipeline, TensorParallel
 
     rng = np.random.default_rng(0)
-    x, y = rng.random((BATCH, WIDTHS[0]), np.float32), rng.integers(0, WIDTHS[-1], BATCH)
+    samples, steps = (BATCH, 5) if world.size == RANKS else (BATCH // 2, 3)
+    x, y = rng.random((samples, WIDTHS[0]), np.float32), rng.integers(0, WIDTHS[-1], samples)
     made = lambda: (network(), nn.CrossEntropyLoss(), nn.SGD(0.01), world)
     trainers = {name: Pipeline(*made(), schedule=name, micro_batches=MICRO) for name in SCHEDULES}
     trainers[TENSOR] = TensorParallel(*made())
     ours = {name: Kinds(each) for name, each in trainers.items()}
-    found = {"what": f"mlp {'-'.join(map(str, WIDTHS))}, {BATCH} samples, {MICRO} micro-batches"}
+    what = f"mlp {'-'.join(map(str, WIDTHS))}, {samples} samples, {MICRO} micro-batches"
+    found = {"what": what, "ranks": world.size}
     peer = Torch.start(world, meeting) if meeting else None
     theirs: dict[str, Callable] = {}
     if peer:
@@ -396,17 +429,21 @@ def shared(world, quick: bool, meeting: str) -> dict:
             break  # on a busy machine fewer rounds, which the row says
         if number % 6 == 0:
             messages = measure_network(world, SIZES[:: 5 if quick else 1], 0.002 if quick else 0.02)
-        small, whole = (measured_job(world, network, x, y, parts, 2 if quick else 4) for parts in (MICRO, 1))
+        count = 2 if quick else steps
+        if number:
+            small, whole = (measured_job(world, network, x, y, parts, max(2, count - 1)) for parts in (MICRO, 1))
+        else:
+            count = 1  # the first round warms up
         for side in order.permutation([*ours, *theirs]).tolist():
             quiet_barrier(world)
             if side in theirs:
-                taken = median(block(theirs[side], [(x, y)], 2 if quick else 5))
+                taken = median(block(theirs[side], [(x, y)], count))
                 told = world.allgather(taken)
             else:
-                each = ours[side].block(x, y, 2 if quick else 5)
+                each = ours[side].block(x, y, count)
                 told = world.allgather(sum(each.values()))
                 each = {kind: mean(world.allgather(seconds)) for kind, seconds in sorted(each.items())}
-            if not number:  # the first round warms up
+            if not number:
                 continue
             found["seconds"][side].append(mean(told))
             if side in ours:

@@ -3,6 +3,7 @@
 python tests/test_installed.py      write parallel/__init__.pyi, what type checkers read of its public names
 """
 
+import json
 import os
 import re
 import shutil
@@ -78,6 +79,8 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     said = call(*command, "train", *options, cwd=here, **python)
     assert "ringprop train --resume run --epochs 11" in said, "how to go on"
     assert (here / "run" / "network.npz").exists()
+    environment = json.loads((here / "run" / "environment.json").read_text())
+    assert environment["command"] == f"ringprop train {' '.join(options)}"
     call(*command, "report", "run", cwd=here, **python)
     where = "import nn, parallel, collectives; print(nn.__file__, parallel.__file__, collectives.__file__)"
     said = call(sys.executable, "-c", where, cwd=here, **python)
@@ -99,12 +102,17 @@ def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("RINGPROP_COMMAND", "")
+    (tmp_path / "supervise.py").write_text('"""Supervises."""\n')
+    assert commands.main(["supervise"]) == 0
+    assert not os.environ["RINGPROP_COMMAND"], "what it starts says how it was called itself"
+    (tmp_path / "supervise.py").unlink()
     assert commands.there() == {"train": tmp_path / "train.py"}
     assert commands.main(["report"]) == 2
     assert "its script is not installed here" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         commands.main(["train", "--epochs", "2"])
     assert end.value.code == 3 and ringprop.main is not commands.main
+    assert os.environ["RINGPROP_COMMAND"] == "ringprop train"
 
 
 @pytest.mark.parametrize("name", ["nn", "collectives", "parallel"])

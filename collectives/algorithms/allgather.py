@@ -1,6 +1,6 @@
 """Allgather: every rank's block of x goes to every rank; before, each has its own block in place."""
 
-from collectives.algorithms.power_of_two import fold
+from collectives.algorithms.power_of_two import among_power_of_two
 from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm, log2
 from collectives.algorithms.scatter import offsets
 from collectives.steps import Copy, Recv, Send, blocks
@@ -27,22 +27,16 @@ def doubling(rank, size, count):
     Otherwise neighbours are folded together first, and get everything last: two messages and n beta more.
     """
     block = blocks(count, size)
-    folded = fold(rank, size)
-    me = folded.number
     everything = block(0)[0], block(size - 1)[1]
-    if me is None:
-        yield (Send(rank + 1, "x", *block(rank)),)
-        yield (Recv(rank + 1, "x", *everything),)
-        return
-    if me < folded.surplus:
-        yield (Recv(rank - 1, "x", *block(rank - 1)),)
-    bit = 1
-    while bit < folded.power:
-        peer, (mine, other) = folded.rank(me ^ bit), folded.swaps(block, bit)
-        yield Send(peer, "x", *mine), Recv(peer, "x", *other)
-        bit *= 2
-    if me < folded.surplus:
-        yield (Send(rank - 1, "x", *everything),)
+
+    def exchange(folded):
+        bit = 1
+        while bit < folded.power:
+            peer, (mine, other) = folded.rank(folded.number ^ bit), folded.swaps(block, bit)
+            yield Send(peer, "x", *mine), Recv(peer, "x", *other)
+            bit *= 2
+
+    yield from among_power_of_two(rank, size, exchange, block, lambda r: everything, Recv)
 
 
 @algorithm("allgather", cost=lambda p, n: Cost(log2(p), n * (p - 1) / p))

@@ -8,7 +8,7 @@ bytes between nodes. Source, where no other is named: Thakur, Rabenseifner and G
 from typing import NamedTuple
 
 from collectives.algorithms import allgather, broadcast, reduce
-from collectives.algorithms.power_of_two import fold, halves
+from collectives.algorithms.power_of_two import among_power_of_two, halves
 from collectives.algorithms.registry import NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
 from collectives.algorithms.trees import two_trees
 from collectives.steps import Recv, RecvReduce, Reduce, Send, among, part
@@ -106,7 +106,7 @@ def doubling(rank, size, count):
             yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count, left=peer < rank)
             bit *= 2
 
-    yield from among_power_of_two(rank, size, count, exchange)
+    yield from among_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
 
 
 @algorithm("allreduce", cost=reduce.halving_cost)
@@ -123,21 +123,7 @@ def rabenseifner(rank, size, count):
         for _, peer, keep, give in reversed(path):
             yield Send(peer, "x", *keep), Recv(peer, "x", *give)
 
-    yield from among_power_of_two(rank, size, count, halve_and_double)
-
-
-def among_power_of_two(rank, size, count, exchange):
-    """Run exchange(folded) on a power of two of ranks; the others give away their x before and get the sum after."""
-    folded = fold(rank, size)
-    if folded.number is None:
-        yield (Send(rank + 1, "x", 0, count),)
-        yield (Recv(rank + 1, "x", 0, count),)
-        return
-    if folded.number < folded.surplus:
-        yield (RecvReduce(rank - 1, "x", 0, count),)
-    yield from exchange(folded)
-    if folded.number < folded.surplus:
-        yield (Send(rank - 1, "x", 0, count),)
+    yield from among_power_of_two(rank, size, halve_and_double, lambda r: (0, count), lambda r: (0, count))
 
 
 def double_tree_cost(p, n):

@@ -6,7 +6,7 @@ rank order. It costs a message before and one after.
 
 from typing import NamedTuple
 
-from collectives.steps import part
+from collectives.steps import Recv, RecvReduce, Send, part
 
 
 class Fold(NamedTuple):
@@ -46,6 +46,25 @@ def fold(rank: int, size: int) -> Fold:
     if rank >= 2 * surplus:
         return Fold(power, surplus, rank - surplus)
     return Fold(power, surplus, rank // 2 if rank % 2 else None)
+
+
+def among_power_of_two(rank, size, exchange, given, got, receive=RecvReduce):
+    """Run exchange(folded) on the ranks that stand.
+
+    Before it a rank r for which its neighbour stands gives it x[slice(*given(r))], to `receive`; after it r gets
+    x[slice(*got(r))].
+    """
+    folded = fold(rank, size)
+    if folded.number is None:
+        yield (Send(rank + 1, "x", *given(rank)),)
+        yield (Recv(rank + 1, "x", *got(rank)),)
+        return
+    for_two = folded.number < folded.surplus
+    if for_two:
+        yield (receive(rank - 1, "x", *given(rank - 1)),)
+    yield from exchange(folded)
+    if for_two:
+        yield (Send(rank - 1, "x", *got(rank - 1)),)
 
 
 def halves(folded: Fold, count: int) -> list[tuple[int, int, tuple[int, int], tuple[int, int]]]:

@@ -1,9 +1,9 @@
 """Reduce-scatter: block i of the sum of every rank's x goes to rank i, in place; the rest of x is used up."""
 
 from collectives.algorithms import allreduce, reduce
-from collectives.algorithms.power_of_two import fold
+from collectives.algorithms.power_of_two import among_power_of_two
 from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm
-from collectives.steps import Recv, RecvReduce, Send, among, blocks
+from collectives.steps import RecvReduce, Send, among, blocks
 
 
 @algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), ordered=False)
@@ -51,22 +51,16 @@ def halving(rank, size, count):
     Otherwise neighbours are folded together first: two messages and up to n (beta + gamma) more.
     """
     block = blocks(count, size)
-    folded = fold(rank, size)
-    me = folded.number
     everything = block(0)[0], block(size - 1)[1]
-    if me is None:
-        yield (Send(rank + 1, "x", *everything),)
-        yield (Recv(rank + 1, "x", *block(rank)),)
-        return
-    if me < folded.surplus:
-        yield (RecvReduce(rank - 1, "x", *everything),)
-    bit = folded.power // 2
-    while bit:
-        peer, (mine, other) = folded.rank(me ^ bit), folded.swaps(block, bit)
-        yield Send(peer, "x", *other), RecvReduce(peer, "x", *mine)
-        bit //= 2
-    if me < folded.surplus:
-        yield (Send(rank - 1, "x", *block(rank - 1)),)
+
+    def halve(folded):
+        bit = folded.power // 2
+        while bit:
+            peer, (mine, other) = folded.rank(folded.number ^ bit), folded.swaps(block, bit)
+            yield Send(peer, "x", *other), RecvReduce(peer, "x", *mine)
+            bit //= 2
+
+    yield from among_power_of_two(rank, size, halve, lambda r: everything, block)
 
 
 @algorithm("reduce_scatter", cost=lambda p, n: allreduce.doubling_cost(p, n), requires=CONSECUTIVE)

@@ -38,24 +38,23 @@ def doubling(rank, size, count):
 
     "tmp" is the sum of the group, x of those of it up to this rank. What nobody needs is neither sent nor summed.
     """
-    yield begin(rank, size, count)
-    for peer, mine, theirs in exchanges(rank, size):
-        yield from swap(rank, peer, mine, theirs, count)
-        to_x = [Reduce("x", 0, count, "in", 0)] if peer < rank else []
-        yield *to_x, *to_group(rank, peer, mine, count)
+    yield from by_doubling(rank, size, count, Reduce)
 
 
 @algorithm("exscan", name="doubling", cost=lambda p, n: Cost(log2(p), log2(p) * n, max(0, 2 * log2(p) - 2) * n))
 def exclusive(rank, size, count):
     """As the scan by doubling, but x begins with the first sum that comes from the left. Rank 0 keeps its x."""
+    yield from by_doubling(rank, size, count, Copy)
+
+
+def by_doubling(rank, size, count, first):
+    """Sums of groups twice as large in every round. The `first` one from the left is added to x, or takes its place."""
     yield begin(rank, size, count)
-    into_x = Copy
+    into_x = first
     for peer, mine, theirs in exchanges(rank, size):
         yield from swap(rank, peer, mine, theirs, count)
-        to_x = []
-        if peer < rank:
-            to_x = [into_x("x", 0, count, "in", 0)]
-            into_x = Reduce
+        to_x = [into_x("x", 0, count, "in", 0)] if peer < rank else []
+        into_x = Reduce if to_x else into_x
         yield *to_x, *to_group(rank, peer, mine, count)
 
 

@@ -61,21 +61,13 @@ def unwritten(count):
     return [((-1, i),) for i in range(count)]
 
 
-def gathered(size, count):
-    """Every rank's block in its place."""
+def placed(ranks, size, count):
+    """A vector with the blocks of these ranks in their places."""
     values = unwritten(total(count, size))  # what lies between blocks stays as it was
-    for r in range(size):
+    for r in ranks:
         lo, hi = blocks(count, size)(r)
         values[lo:hi] = held(r, 0, hi - lo)
     return values
-
-
-def place_own(rank, size, count):
-    """Before an allgather: the rank's block is in its place in x, and nothing else."""
-    values = unwritten(total(count, size))
-    lo, hi = blocks(count, size)(rank)
-    values[lo:hi] = held(rank, 0, hi - lo)
-    return {"x": values}
 
 
 def scatter_before(rank, size, count, root):
@@ -90,54 +82,36 @@ def gather_before(rank, size, count, root):
 
 
 OPERATIONS = {
-    "broadcast": Operation(
-        before=lambda r, p, n, root: {"x": held(r, 0, n)},
-        after=lambda r, p, n, root: ("x", 0, held(root, 0, n)),
-        rooted=True,
-    ),
+    "broadcast": Operation(all_elements, lambda r, p, n, root: ("x", 0, held(root, 0, n)), rooted=True),
     "reduce": Operation(
-        before=lambda r, p, n, root: {"x": held(r, 0, n)},
-        after=lambda r, p, n, root: ("x", 0, summed(range(p), n)) if r == root else None,
-        rooted=True,
+        all_elements, lambda r, p, n, root: ("x", 0, summed(range(p), n)) if r == root else None, rooted=True
     ),
-    "allreduce": Operation(
-        before=lambda r, p, n, root: {"x": held(r, 0, n)},
-        after=lambda r, p, n, root: ("x", 0, summed(range(p), n)),
-    ),
+    "allreduce": Operation(all_elements, lambda r, p, n, root: ("x", 0, summed(range(p), n))),
     "scatter": Operation(
-        before=scatter_before,
-        after=lambda r, p, n, root: ("y", 0, held(root, *blocks(n, p)(r))),
-        rooted=True,
-        blocked=True,
+        scatter_before, lambda r, p, n, root: ("y", 0, held(root, *blocks(n, p)(r))), rooted=True, blocked=True
     ),
     "gather": Operation(
-        before=gather_before,
-        after=lambda r, p, n, root: ("y", 0, gathered(p, n)) if r == root else None,
+        gather_before,
+        lambda r, p, n, root: ("y", 0, placed(range(p), p, n)) if r == root else None,
         rooted=True,
         blocked=True,
     ),
     "allgather": Operation(
-        before=lambda r, p, n, root: place_own(r, p, n),
-        after=lambda r, p, n, root: ("x", 0, gathered(p, n)),
+        lambda r, p, n, root: {"x": placed([r], p, n)},
+        lambda r, p, n, root: ("x", 0, placed(range(p), p, n)),
         blocked=True,
     ),
     "reduce_scatter": Operation(
-        before=all_elements,
-        after=lambda r, p, n, root: ("x", blocks(n, p)(r)[0], summed(range(p), total(n, p))[slice(*blocks(n, p)(r))]),
+        all_elements,
+        lambda r, p, n, root: ("x", blocks(n, p)(r)[0], summed(range(p), total(n, p))[slice(*blocks(n, p)(r))]),
         blocked=True,
     ),
     "alltoall": Operation(
-        before=lambda r, p, n, root: {"x": held(r, 0, n), "y": unwritten(n)},
-        after=lambda r, p, n, root: ("y", 0, [v for q in range(p) for v in held(q, *blocks(n, p)(r))]),
+        lambda r, p, n, root: {"x": held(r, 0, n), "y": unwritten(n)},
+        lambda r, p, n, root: ("y", 0, [v for q in range(p) for v in held(q, *blocks(n, p)(r))]),
     ),
-    "scan": Operation(
-        before=all_elements,
-        after=lambda r, p, n, root: ("x", 0, summed(range(r + 1), n)),
-    ),
-    "exscan": Operation(
-        before=all_elements,
-        after=lambda r, p, n, root: ("x", 0, summed(range(r) if r else [0], n)),
-    ),
+    "scan": Operation(all_elements, lambda r, p, n, root: ("x", 0, summed(range(r + 1), n))),
+    "exscan": Operation(all_elements, lambda r, p, n, root: ("x", 0, summed(range(r) if r else [0], n))),
 }
 
 

@@ -176,18 +176,9 @@ def block(ax, rank, start, end, name, colour, alpha):
     from matplotlib.patches import FancyBboxPatch
 
     pad = min(0.03 * (end - start), 0.05)
-    shape = FancyBboxPatch(
-        (rank - BLOCK, start + pad),
-        2 * BLOCK,
-        max(end - start - 2 * pad, 0.0),
-        boxstyle="square,pad=0",
-        fc=colour,
-        ec=INK,
-        lw=0.9,
-        alpha=alpha,
-        zorder=3,
-    )
-    ax.add_patch(shape)
+    corner, height = (rank - BLOCK, start + pad), max(end - start - 2 * pad, 0.0)
+    look = dict(boxstyle="square,pad=0", fc=colour, ec=INK, lw=0.9, alpha=alpha, zorder=3)
+    ax.add_patch(FancyBboxPatch(corner, 2 * BLOCK, height, **look))
     low, high = ax.get_ylim()
     if (end - start) / abs(low - high) * size_of(ax)[1] > 0.13:
         ax.text(rank, (start + end) / 2, name, ha="center", va="center", color=INK, fontsize=8, zorder=7, alpha=alpha)
@@ -201,18 +192,8 @@ def frame(ax, rank, start, end):
     from matplotlib.patches import Rectangle
 
     inside = 0.06 * (end - start)
-    ax.add_patch(
-        Rectangle(
-            (rank - 0.3, start + inside),
-            0.6,
-            end - start - 2 * inside,
-            fill=False,
-            ec=RED,
-            lw=2,
-            zorder=8,
-            clip_on=False,
-        )
-    )
+    look = dict(fill=False, ec=RED, lw=2, zorder=8, clip_on=False)
+    ax.add_patch(Rectangle((rank - 0.3, start + inside), 0.6, end - start - 2 * inside, **look))
 
 
 def cross(ax, rank, y):
@@ -222,9 +203,8 @@ def cross(ax, rank, y):
 
 def waits_for(ax, waiting, other, y, in_cycle):
     """A red arrow from a rank to one that it waits for; bent, as the other may wait for it."""
-    shape = dict(
-        arrowstyle=HEAD, color=RED, lw=2.4 if in_cycle else 1.2, shrinkA=9, shrinkB=9, connectionstyle="arc3,rad=-0.28"
-    )
+    bent = dict(connectionstyle="arc3,rad=-0.28", shrinkA=9, shrinkB=9)
+    shape = dict(arrowstyle=HEAD, color=RED, lw=2.4 if in_cycle else 1.2, **bent)
     ax.annotate("", (other, y), (waiting, y), annotation_clip=False, arrowprops=shape, zorder=8)
 
 

@@ -128,16 +128,13 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
         failed.setdefault(other.rank, other.start)
     priced = replace(priced, seconds=max([priced.seconds, *(start + 1 for start in failed.values())]))
     scene = Scene(priced, Replay(priced.trace, size, total_of(count)), ROUNDS, 1, [0] * size)
-    wrong = []
-    if isinstance(error, Deadlock):
-        wrong.append("waits")
-    if failed:
-        wrong.insert(0, "failed")
-    if scene.priced.trace.lost:
-        wrong.append("lost")
-    if error.rank is not None and not failed:
-        wrong.append("result")
-    key = scene.key(wrong)
+    signs = {
+        "failed": failed,
+        "waits": isinstance(error, Deadlock),
+        "lost": priced.trace.lost,
+        "result": error.rank is not None and not failed,
+    }
+    key = scene.key([sign for sign, there in signs.items() if there])
     said = said_briefly(error, marks.width_of(size))
     if ax is None:
         below = arrows.inches_below(key) + 0.16 * len(said) + 0.1
@@ -153,22 +150,13 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
                 arrows.waits_for(ax, rank, other, stuck[rank] + 0.5, (rank, other) in circle)
     for flight in priced.trace.lost:
         arrows.lost_message(ax, flight, 1.0)
-    if "result" in wrong:
+    if signs["result"]:
         arrows.cross(ax, error.rank, priced.seconds)
     heading = f"{title or read(algorithm)[0]}: {kind_of(error)}"
     marks.headline(ax, heading, f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}")
     arrows.legend(ax, scene.replay, key)
-    down = -72 * arrows.inches_below(key)
-    ax.annotate(
-        "\n".join(said),
-        (0, 0),
-        (0, down),
-        va="top",
-        color=marks.RED,
-        fontsize=8.5,
-        linespacing=1.3,
-        **marks.points_off(),
-    )
+    words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3)
+    ax.annotate("\n".join(said), (0, 0), (0, -72 * arrows.inches_below(key)), **words, **marks.points_off())
     return ax.figure
 
 

@@ -111,14 +111,8 @@ def allreduce(window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MP
     name, _ = operation(op, x.dtype)
     what = f"allreduce({name}, {x.size} {x.dtype})"
     given, told = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
-
-    def through_slots():
-        way = ways.small if x.nbytes <= SMALL_PRIVATE else ways.slots
-        return bind(window, what, way, x.size, given, op, **told)
-
-    if x.nbytes <= SMALL or (peers := window.peers(x)) is None:
-        return through_slots()
-    return bind(window, what, ways.arrays, x.size, given, op, peers=peers, otherwise=through_slots, **told)
+    through_slots = ways.small if x.nbytes <= SMALL_PRIVATE else ways.slots
+    return one_of(window, what, (through_slots, ways.arrays), x, x.size, given, op, **told)
 
 
 def reduce(window, send: np.ndarray | None, recv: np.ndarray | None, op: MPI.Op = MPI.SUM, root: int = 0) -> SharedPlan:
@@ -131,15 +125,8 @@ def reduce(window, send: np.ndarray | None, recv: np.ndarray | None, op: MPI.Op 
     name, _ = operation(op, s.dtype)
     what = f"reduce({name}, {s.size} {s.dtype}, root {root})"
     given, told = {"x": x, "s": s}, {"send": "s", "root": root}
-    if s.nbytes <= SMALL:
-        return bind(window, what, ways.small, s.size, given, op, **told)
-
-    def through_slots():
-        return bind(window, what, ways.slots, s.size, given, op, **told)
-
-    if (peers := window.peers(s)) is None:
-        return through_slots()
-    return bind(window, what, ways.arrays_reduce, s.size, given, op, peers=peers, otherwise=through_slots, **told)
+    through_slots = ways.small if s.nbytes <= SMALL else ways.slots
+    return one_of(window, what, (through_slots, ways.arrays_reduce), s, s.size, given, op, **told)
 
 
 def reduce_scatter(window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.SUM, counts=None) -> SharedPlan:
@@ -156,15 +143,8 @@ def reduce_scatter(window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.
     alike(s, x, hi - lo, f"recv of rank {window.rank}")
     name, _ = operation(op, x.dtype)
     what = f"reduce_scatter({name}, {[b - a for a, b in cuts]} {x.dtype})"
-    given = {"x": s, "y": x}
-
-    def through_slots():
-        return bind(window, what, ways.slots_reduce_scatter, cuts, given, op, recv="y")
-
-    if s.nbytes <= SMALL or (peers := window.peers(s)) is None:
-        return through_slots()
-    way = ways.arrays_reduce_scatter
-    return bind(window, what, way, cuts, given, op, peers=peers, otherwise=through_slots, recv="y")
+    both = ways.slots_reduce_scatter, ways.arrays_reduce_scatter
+    return one_of(window, what, both, s, cuts, {"x": s, "y": x}, op, recv="y")
 
 
 def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None) -> SharedPlan:
@@ -182,13 +162,7 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None) ->
     alike(x, s, hi - lo, f"send of rank {window.rank}")
     what = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
     given, told = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
-
-    def through_slots():
-        return bind(window, what, ways.slots_allgather, cuts, given, **told)
-
-    if x.nbytes <= SMALL or (peers := window.peers(x)) is None:
-        return through_slots()
-    return bind(window, what, ways.arrays_allgather, cuts, given, peers=peers, otherwise=through_slots, **told)
+    return one_of(window, what, (ways.slots_allgather, ways.arrays_allgather), x, cuts, given, **told)
 
 
 def broadcast(window, x: np.ndarray, root: int = 0) -> SharedPlan:
@@ -196,19 +170,20 @@ def broadcast(window, x: np.ndarray, root: int = 0) -> SharedPlan:
     check_root(window, root)
     what = f"broadcast({x.size} {x.dtype}, root {root})"
     x = flat(x, "x")
-
-    def through_slots():
-        return bind(window, what, ways.slots_broadcast, x.size, {"x": x}, root=root)
-
-    if x.nbytes <= SMALL or (peers := window.peers(x)) is None:
-        return through_slots()
-    way = ways.arrays_broadcast
-    return bind(window, what, way, x.size, {"x": x}, peers=peers, otherwise=through_slots, root=root)
+    return one_of(window, what, (ways.slots_broadcast, ways.arrays_broadcast), x, x.size, {"x": x}, root=root)
 
 
 def barrier(window) -> SharedPlan:
     """No rank leaves before every rank has entered."""
     return bind(window, "barrier()", ways.barrier, None, {})
+
+
+def one_of(window, what, ways, named, count, given, op=None, **options):
+    """Of two ways, through slots and over arrays: the second where the array that it names of others is shared."""
+    through_slots = partial(bind, window, what, ways[0], count, given, op, **options)
+    if named.nbytes <= SMALL or (peers := window.peers(named)) is None:
+        return through_slots()
+    return bind(window, what, ways[1], count, given, op, peers=peers, otherwise=through_slots, **options)
 
 
 def bind(window, what, way, count, given, op=None, peers=None, otherwise=None, **options):

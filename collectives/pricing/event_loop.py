@@ -125,12 +125,12 @@ class Walk:
             link.cost(0).seconds - link.cost(0).sending for link in links
         ]  # of the receiver, until it can begin to answer
         rendezvous = any(link.eager is not None for link in links)  # whether any send waits for its receive
-        measured = any(link.points for link in links)  # whether the latency hangs on the length
+        measured = any(link.points for link in links)  # whether all of it hangs on the length
         latest: dict[tuple[int, int], float] = {}  # sender and receiver -> when the last message reached its port
         memory = [0.0] * nodes  # of a node, free at
         # What a rank that copies takes of it, for all those it stands for.
         share = network.memory_share * min(node, size) / min(node, mine)
-        costs: tuple[dict, dict] = {}, {}  # inside, between: elements -> MessageCost
+        costs: tuple[dict, dict] = {}, {}  # inside, between: elements -> what MessageCost has
         reducing: dict[int, float] = {}  # elements -> seconds, of what a message brings
         moves: dict[tuple, float] = {}  # Copy or Reduce, whether of another's buffer, into a slot, elements -> seconds
         inbox: list[dict[int, list]] = [{} for _ in range(mine)]  # what has come, by source
@@ -157,19 +157,21 @@ class Walk:
             ports, port = out[far], rank // node if far else rank
             start = ports[port] if ports[port] > earliest else earliest
             end = start + cost[3]
-            if credit[far]:
-                debt = out_debt[far]
-                debt[port] = max(debt[port], start) + cost[4]
-                end = max(end, debt[port] - credit[far])
-            ports[port], towards[far][port] = end, peer
             dest = peer % mine
             there = start + cost[2]
             if there < now:  # only a message that waited for its receive: it counts from when that was asked for
                 there = now
-            if measured:  # a short one that starts later may be there earlier: it still comes second
+            if measured:
+                if credit[far]:
+                    debt = out_debt[far]
+                    debt[port] = max(debt[port], start) + cost[4]
+                    end = max(end, debt[port] - credit[far])
+                towards[far][port] = peer
+                # A short one that starts later may be there earlier: it still comes second.
                 last = latest.get((rank, peer), there)
                 there = latest[rank, peer] = there if there > last else last
-            event = dest, (dest - peer + rank) % size, step.hi - step.lo, start, step, sent_in, ready
+            ports[port] = end
+            event = dest, (dest - peer + rank) % size, far, cost, start, step, sent_in, ready
             if there in events:
                 events[there].append(event)
             else:
@@ -245,7 +247,7 @@ class Walk:
                 finish(each, end, begin, its_steps)
 
         while times:
-            now = times[0]
+            now = heappop(times)
             for event in events[now]:  # grows while it is read, where something takes no time
                 rank = event[0]
                 if len(event) < 3:
@@ -261,7 +263,7 @@ class Walk:
                             events[now].append((rank, steps))
                             continue
                     begin = t = sent = now
-                    busy, computing, receives, works, i = 0.0, 0.0, [], [], 0
+                    busy, computing, receives, works, i, message = 0.0, 0.0, [], [], 0, None
                     if trace:
                         trace.log.append(("begin", rank, rounds[rank]))
                     for step in steps:
@@ -274,7 +276,7 @@ class Walk:
                             far = rank // node != peer // node
                             cost = costs[far].get(n)
                             if cost is None:
-                                cost = costs[far][n] = links[far].cost(n * itemsize)
+                                cost = costs[far][n] = tuple(links[far].cost(n * itemsize))  # looked into sooner
                             t += cost[0]
                             messages += 1
                             if lends and not far and cost[8]:  # shorter ones are copied, and lie elsewhere
@@ -287,9 +289,9 @@ class Walk:
                                     posted[dest][source] -= 1
                                 else:
                                     parked[dest].setdefault(source, []).append(
-                                        (rank, step, far, cost, t, rounds[rank]) if cost.waits else None
+                                        (rank, step, far, cost, t, rounds[rank]) if cost[8] else None
                                     )
-                                    if cost.waits:
+                                    if cost[8]:
                                         unsent[rank] += 1
                                         continue
                             end = leave(rank, step, far, cost, t, t, now, rounds[rank])
@@ -351,45 +353,46 @@ class Walk:
                     if rendezvous:
                         left[rank] = sent
                 else:
-                    source, n, left_at = event[1:4]
-                    far = rank // node != source // node
-                    cost = costs[far][n]
+                    source, far, cost, left_at = event[1:5]
                     ports, port = into[far], rank // node if far else rank
                     there = left_at + cost[2]
                     start = ports[port] if ports[port] > there else there
                     arrived = start + cost[3]
-                    if credit[far]:
-                        debt = into_debt[far]
-                        debt[port] = max(debt[port], start) + cost[4]
-                        arrived = max(arrived, debt[port] - credit[far])
-                    if (cost[5] or cost[6]) and out[far][port] > left_at:
-                        slower = cost[6] if towards[far][port] == source else cost[5]
-                        arrived += slower * min(cost[3], out[far][port] - left_at)
+                    if measured:
+                        if credit[far]:
+                            debt = into_debt[far]
+                            debt[port] = max(debt[port], start) + cost[4]
+                            arrived = max(arrived, debt[port] - credit[far])
+                        if out[far][port] > left_at:
+                            slower = cost[6] if towards[far][port] == source else cost[5]
+                            arrived += slower * min(cost[3], out[far][port] - left_at)
                     ports[port] = arrived
                     arrived += cost[7]
-                    if source in inbox[rank]:
-                        inbox[rank][source].append((arrived, event))
-                    else:
-                        inbox[rank][source] = [(arrived, event)]
                     if waiting[rank] != source:
+                        inbox[rank].setdefault(source, []).append((arrived, event))
                         continue
-                    waiting[rank] = -1
+                    waiting[rank], message = -1, (arrived, event)
                     receives, i, t, sent, begin, steps = state[rank]
 
+                came = inbox[rank]
                 while i < len(receives):
                     step = receives[i]
                     source = step.peer
-                    if source not in inbox[rank]:
-                        waiting[rank] = source
-                        state[rank] = receives, i, t, sent, begin, steps
-                        break
-                    queue = inbox[rank][source]
-                    arrived, (_, _, n, start, send, sent_in, ready) = queue.pop(0)
-                    if not queue:
-                        del inbox[rank][source]
+                    if message is None:
+                        if source not in came:
+                            waiting[rank] = source
+                            state[rank] = receives, i, t, sent, begin, steps
+                            break
+                        queue = came[source]
+                        message = queue.pop(0)
+                        if not queue:
+                            del came[source]
+                    arrived, (_, _, _, cost, start, send, sent_in, ready) = message
+                    message = None
+                    n = send.hi - send.lo
                     if n != step.hi - step.lo:
                         raise ValueError(f"{self.name}: rank {source} sends {n} elements where rank {rank} has {step}")
-                    t += costs[rank // node != source // node][n][1]
+                    t += cost[1]
                     if arrived > t:
                         t = arrived
                     adding = 0.0
@@ -412,12 +415,11 @@ class Walk:
                         if rendezvous:
                             sent = left[rank]
                         finish(rank, sent if sent > t else t, begin, steps)
-            heappop(times)
             del events[now]
         self.messages = messages
         if self.unfinished:
             for rank in range(mine):
-                for arrived, (_, source, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
+                for arrived, (_, source, _, _, start, send, sent_in, ready) in chain(*inbox[rank].values()):
                     trace.lost.append(
                         Flight(source, rank, send, None, start, arrived, sent_in, -1, ready, arrived, 0.0)
                     )

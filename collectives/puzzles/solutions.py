@@ -5,11 +5,6 @@ from collectives.puzzles.stages import Stage
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
 
 
-def tree(rank, size, count):
-    """Who has it sends it on: 1, 2, 4, 8 ranks have it."""
-    yield from broadcast.binomial(rank, size, count)
-
-
 def gather(rank, size, count):
     """A binomial tree: every second rank hands over all that it has; rank 0 has it where it belongs at once."""
 
@@ -38,26 +33,6 @@ def scan(rank, size, count):
         take = [RecvReduce(rank - k, "x", 0, count)] if rank >= k else []
         yield *give, *take
         k *= 2
-
-
-def doubling(rank, size, count):
-    """Pairs, then pairs of pairs: both add what the other one has."""
-    yield from allreduce.doubling(rank, size, count)
-
-
-def ring_reduce_scatter(rank, size, count):
-    """Each part goes once round the ring, and every rank adds its own."""
-    yield from reduce_scatter.ring(rank, size, count)
-
-
-def ring(rank, size, count):
-    """A reduce-scatter, then the finished parts go round."""
-    yield from allreduce.ring(rank, size, count)
-
-
-def halving(rank, size, count):
-    """Halves, quarters, eighths are exchanged and added; then they come back."""
-    yield from allreduce.rabenseifner(rank, size, count)
 
 
 def alltoall(rank, size, count):
@@ -151,13 +126,13 @@ def parity(rank, size, count):
 
 
 ANSWERS = {
-    "broadcast": tree,
+    "broadcast": broadcast.binomial,
     "gather": gather,
     "scan": scan,
-    "doubling": doubling,
-    "reduce_scatter": ring_reduce_scatter,
-    "ring": ring,
-    "halving": halving,
+    "doubling": allreduce.doubling,
+    "reduce_scatter": reduce_scatter.ring,
+    "ring": allreduce.ring,
+    "halving": allreduce.rabenseifner,
     "alltoall": alltoall,
     "chain": chain,
     "memory": memory,

@@ -12,6 +12,7 @@ A pipeline's stage has three things to do for each micro-batch i: F (forward), t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from collectives.checking.definitions import Operation, unwritten
 from collectives.pricing.networks import Link, Network
@@ -104,51 +105,41 @@ def all_done(rank: int, size: int, count: int, root: int):
 
 
 PIPELINE = Operation(micro_batches, all_done)
-CASES = ((1, 3), (2, 1), (2, 5), (3, 4))
+pipeline = partial(
+    Puzzle,
+    size=4,
+    count=8,
+    define=PIPELINE,
+    others=((1, 3), (2, 1), (2, 5), (3, 4)),
+    network=FREE,
+    compute=pass_on,
+)
 
-gpipe = Puzzle(
+gpipe = pipeline(
     "GPipe",
     """Four stages, eight micro-batches; F takes one unit of time, B two, messages none. One micro-batch after the
     other takes 8 x 4 x 3 = 96 units. Do better: 33, by stages that work on different micro-batches at once. As many
     activations may be kept as you like.
 
     `Stage(rank, size).rounds(order)` makes rounds of an order of ("F", i) and ("B", i).""",
-    4,
-    8,
-    PIPELINE,
-    {"seconds": 33, "live": 10},
-    {"seconds": 33, "live": 6},
-    CASES,
-    FREE,
-    pass_on,
+    limits={"seconds": 33, "live": 10},
+    record={"seconds": 33, "live": 6},
 )
 
-one_f_one_b = Puzzle(
+one_f_one_b = pipeline(
     "1F1B",
     """The same in the same time, but with fewer activations: what F keeps for B can go when B has used it, so go
     backward as soon as you can. The first stage need not keep more than four.""",
-    4,
-    8,
-    PIPELINE,
-    {"seconds": 33, "live": 6},
-    {"seconds": 33, "live": 6},
-    CASES,
-    FREE,
-    pass_on,
+    limits={"seconds": 33, "live": 6},
+    record={"seconds": 33, "live": 6},
 )
 
-zero_bubble = Puzzle(
+zero_bubble = pipeline(
     "zero bubble",
     """Now B may be done in two steps, ("I", i) and then ("W", i), of one unit each. The stage before waits for I
     alone: W can fill the time in which a stage would have nothing to do. 27 units.""",
-    4,
-    8,
-    PIPELINE,
-    {"seconds": 27, "live": 10},
-    {"seconds": 27, "live": 9},
-    CASES,
-    FREE,
-    pass_on,
+    limits={"seconds": 27, "live": 10},
+    record={"seconds": 27, "live": 9},
 )
 
 

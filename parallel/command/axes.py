@@ -72,6 +72,8 @@ def mesh(options: Options) -> dict[str, int]:
         found = keyed.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
     except ValueError as error:
         raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
+    if not found:
+        raise OptionError(f"--mesh {options.mesh} names no axis; such as --mesh data=2,pipeline=2")
     for axis, size in found.items():
         if size < 1:
             raise OptionError(f"--mesh {options.mesh}: {axis} must have at least 1 rank")

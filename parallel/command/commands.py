@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: ringprop has no command {name!r:.60}: {hint}{why}", file=sys.stderr)
         return WRONG
     script = found[name]
-    os.environ["RINGPROP_COMMAND"] = f"ringprop {name}"  # how messages say that it is called (run_directory.py)
+    if name == "train":  # how it says that it is called, in its ranks, too (run_directory.py)
+        os.environ["RINGPROP_COMMAND"] = f"ringprop {name}"
     sys.argv = [str(script), *rest]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")

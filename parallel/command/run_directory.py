@@ -90,7 +90,7 @@ def environment(world) -> dict:
         "cores": launcher.cores(),
         "threads": os.environ.get("OPENBLAS_NUM_THREADS"),
         "ranks": world.size if world else 1,
-        "command": shlex.join(sys.argv),
+        "command": " ".join([os.environ.get("RINGPROP_COMMAND") or sys.argv[0], *map(shlex.quote, sys.argv[1:])]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     if world:

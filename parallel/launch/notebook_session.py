@@ -13,12 +13,11 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel.launch import launcher, notebook_rank
+from parallel.launch import launcher, notebook_rank, processes
 from parallel.launch.notebook_output import Output
 
 START = 60.0  # seconds that ranks get to begin
@@ -138,7 +137,7 @@ class Session:
         output.read(place, end=True)
         if not self.stays and finished and not failed:
             self._tell_end()
-            status = self._job.wait(launcher.processes.GRACE)
+            status = self._job.wait(processes.GRACE)
             finished = status in (0, None)
         if finished and not failed:
             return
@@ -163,7 +162,7 @@ class Session:
             self.running = False
             if politely:
                 self._tell_end()
-                self._job.wait(launcher.processes.GRACE)
+                self._job.wait(processes.GRACE)
         self._pipes.clear()
         self._ends.close()
 
@@ -188,12 +187,10 @@ class Session:
         return re.sub(f'"{re.escape(str(self._directory))}/(\\d+)/cell.py"', r"cell \1 of the session", text)
 
 
-@contextlib.contextmanager
-def slowed(pid: int, factor: float):
-    """A process runs a `factor`-th of the time: SIGSTOP and SIGCONT by turns, until the block ends."""
-    over = threading.Event()
+def slowed(pid: int, factor: float) -> contextlib.AbstractContextManager[None]:
+    """In this block a process runs a `factor`-th of the time: SIGSTOP and SIGCONT by turns."""
 
-    def stop_and_go():
+    def stop_and_go(over):
         with contextlib.suppress(ProcessLookupError):
             try:
                 while not over.wait(SLICE):
@@ -203,10 +200,4 @@ def slowed(pid: int, factor: float):
             finally:
                 os.kill(pid, signal.SIGCONT)
 
-    thread = threading.Thread(target=stop_and_go, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return processes.meanwhile(stop_and_go, "slowed")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 JOB = "RINGPROP_JOB"  # in the environment of every process of a job: its name
@@ -124,6 +124,19 @@ def signals_later():
             signal.signal(number, handler)
         for number in come:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def meanwhile(look: Callable[[threading.Event], object], name: str) -> Iterator[None]:
+    """In this block a thread does `look(over)`; when the block ends, `over` is set, and the thread is waited for."""
+    over = threading.Event()
+    thread = threading.Thread(target=look, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def keep(job: str, directory: str | None = None) -> None:

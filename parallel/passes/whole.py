@@ -140,14 +140,14 @@ class Whole:
         return trainer.forward(x, False)[0]
 
     def evaluate(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The sums of `Serial.evaluate` over samples."""
+        """The sums of `Serial.evaluate` over samples; where several ranks have the outputs, one tells."""
         sums = np.zeros(3)
         for micro in self.cut(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             z = trainer.forward(samples, False)[0]
             if len(samples):
                 sums += self.rounded(trainer.score(z, targets))
-        return sums
+        return sums if self.knows else np.zeros_like(sums)
 
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears among samples: (place of the first one, they)."""

@@ -114,6 +114,7 @@ def zero2(job: Job, axes: Axes, network: Network) -> Prediction:
 
 
 def zero(job: Job, axes: Axes, network: Network, stage: int) -> Prediction:
+    """Moments, and in stage 2 gradients, in shards."""
     mine, group = part_of(job, axes, network), axes.group("data", job.node_memory)
     whole, n, k = job.parameters / axes.tensor, axes.data, job.moments
     if stage == 2 and job.overlap and not group.in_memory(network):

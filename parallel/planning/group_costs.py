@@ -171,4 +171,5 @@ def rounds(size: int) -> int:
 
 
 def log2(size: int) -> int:
+    """Rounds of a tree over so many ranks."""
     return math.ceil(math.log2(size)) if size > 1 else 0

@@ -35,6 +35,7 @@ from parallel.exchange.messages import Buckets
 from parallel.mesh import Mesh, Ranks
 from parallel.passes.whole import Whole
 from parallel.strategies.activation_rounds import Rounds
+from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.join import UnevenTotal
 from parallel.strategies.tensor.boundary import shapes, split
 from parallel.strategies.tensor.moves import sum_as_one
@@ -228,8 +229,5 @@ def OneWeirdTrick(
     ReplicaError
         If ranks were given different networks, losses or optimizers.
     """
-    bucketing = bucketing or {"bucket": 25.0, "first": 1.0, "overlap": "none"}
-    mesh = Mesh(communicator, tensor=communicator.size)
-    return Trainer(
-        network, loss, optimizer, mesh, WeirdTrick(loss, scheme, bucketing), Exchange(), seed, "OneWeirdTrick"
-    )
+    mesh, pass_ = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing or BUCKETING)
+    return Trainer(network, loss, optimizer, mesh, pass_, Exchange(), seed, "OneWeirdTrick")

@@ -10,7 +10,7 @@ from collectives.algorithms import shared
 from collectives.algorithms.registry import CONSECUTIVE, MEMORY
 from collectives.algorithms.trees import two_trees
 from collectives.checking.definitions import OPERATIONS, prove
-from collectives.checking.simulator import ScheduleError, simulate
+from collectives.checking.simulator import Race, ScheduleError, simulate
 from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send, is_live
 
 ENTRIES = [(op, entry) for op, entries in ALGORITHMS.items() for entry in entries.values()]
@@ -113,6 +113,7 @@ def test_blocks_may_be_uneven_empty_apart_and_out_of_order(operation):
                 prove(operation, entry.rounds, size, blocks, root, ordered=entry.ordered)
 
 
+OTHER = {"even": "odd", "odd": "even"}
 WAYS = [(op, entry) for op, entry in ENTRIES if entry.requires == MEMORY]
 
 
@@ -178,6 +179,29 @@ def test_no_meeting_in_shared_memory_can_be_left_out(operation, entry):
         assert caught
 
 
+@pytest.mark.parametrize(
+    "operation, entry",
+    [way for way in WAYS if "turn" in inspect.signature(way[1].rounds).parameters],
+    ids=lambda way: getattr(way, "name", way),
+)
+def test_no_slot_can_be_used_a_turn_too_early(operation, entry):
+    """Who takes the slot of the turn before, of the same call or of another, races with those that still read it."""
+    before = ("allreduce", ALGORITHMS["allreduce"]["shared_small"])
+    run_in_a_row([before, (operation, entry)], 3, 7)
+    caught = 0
+    for slots in (OTHER, {"even": "odd"}, {"odd": "even"}):
+
+        def early(rounds, slots=slots):
+            moved = lambda s: s._replace(buf=slots.get(s.buf, s.buf), src=slots.get(s.src, s.src))
+            return [tuple(moved(s) if isinstance(s, Copy | Reduce) else s for s in steps) for steps in rounds]
+
+        try:
+            run_in_a_row([before, (operation, entry)], 3, 7, [(1, early)])
+        except Race:
+            caught += 1
+    assert caught
+
+
 def mutants(rank, rounds):
     """All schedules that differ from this rank's rounds by one small mistake, with its name."""
     for k, steps in enumerate(rounds):
@@ -196,9 +220,14 @@ def mutants(rank, rounds):
                 continue
             yield f"{step} begins one too late", put(step._replace(lo=step.lo + 1))
             yield f"{step} ends one too early", put(step._replace(hi=step.hi - 1))
+            if not isinstance(step, Copy | Reduce) or step.buf == "x":  # of scratch nobody looks at what is behind
+                yield f"{step} ends one too late", put(step._replace(hi=step.hi + 1))
             yield f"{step} is one further", put(step._replace(lo=step.lo + 1, hi=step.hi + 1))
             if isinstance(step, Copy | Reduce):
                 yield f"{step} reads one further", put(step._replace(at=step.at + 1))
+                for name, slot in [("buf", step.buf), ("src", step.src)]:
+                    if slot in shared.SLOTS:
+                        yield f"{step}, with the other {name}", put(step._replace(**{name: OTHER[slot]}))
                 if step.of not in (None, rank):
                     yield f"{step} reads its own", put(step._replace(of=None))
                 if step.to not in (None, rank):

@@ -782,6 +782,8 @@ def test_explain(communicator, ranks):
     other = MPI.Op.Create(lambda a, b, _: None, commute=False)
     assert "doubling, because ring does not keep rank order" in explain("allreduce", 9, op=other, algorithm="ring")
     other.Free()
+    with pytest.raises(ValueError, match="no operation 'sum': there are allgather, allreduce"):
+        explain("sum", 9)
 
 
 @pytest.mark.skipif("RINGPROP_LARGE" not in os.environ, reason="takes 9 GiB and up to minutes: set RINGPROP_LARGE=1")

@@ -334,6 +334,22 @@ def test_a_job_that_cannot_start_leaves_nothing(tmp_path):
         launcher.run(["-c", ""], 2, cwd=tmp_path / "nowhere")
 
 
+def test_a_thread_of_a_block_ends_with_it():
+    """However the block ends; and its end is what the thread is told."""
+    looked, seen = threading.Event(), []
+
+    def look(over):
+        while not over.wait(0.001):
+            looked.set()
+        seen.append(over.is_set())
+
+    with pytest.raises(InterruptedError), processes.meanwhile(look, "looks"):
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "looks"]
+        assert looked.wait(PATIENCE)
+        raise InterruptedError
+    assert seen == [True] and not thread.is_alive()
+
+
 def test_a_process_that_gets_the_jobs_name_late_is_ended_too(monkeypatch):
     """As mpiexec, where the launcher is killed while it starts it."""
     job, looks, find = os.urandom(8).hex(), [], processes.find

@@ -322,7 +322,8 @@ def test_what_goes_wrong_is_told_on_all_ranks(comm):
     places = {COORDINATOR: 0, ("shard", 0): 1, ("replica", 0): 2}
     post = MPIPost(communicator, places, np.float64, KINDS, limit=0.05)
     role = [COORDINATOR, ("shard", 0), ("replica", 0)][comm.rank]
-    with pytest.raises(TimeoutError, match=rf"rank {comm.rank} \({role[0]} 0\) had no letter from any rank in 0.05 s"):
+    waits = rf"rank {comm.rank} \({role[0]} 0\) waits for a letter from any rank: nothing has come for 0.05 s"
+    with pytest.raises(TimeoutError, match=waits):
         post.receive()
     comm.barrier()  # all have waited in vain
     post.limit = 60

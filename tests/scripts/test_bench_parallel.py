@@ -18,6 +18,7 @@ def test_a_step_stands_beside_the_clock_and_beside_pytorch():
 
     found = {
         "what": "a network",
+        "ranks": 2,
         "torch": "PyTorch 2",
         "predicted": {"gpipe": [1e-3, 4e-3, 6e-3], "naive": [2e-3]},
         "seconds": {"gpipe": [2e-3, 4e-3, 9e-3], "naive": [2.2e-3], "torch gpipe": [8e-3]},
@@ -31,7 +32,7 @@ def test_a_step_stands_beside_the_clock_and_beside_pytorch():
     assert torch.ratio == 0.5 and torch.peer_name == "PyTorch 2"
     assert naive.ratio == pytest.approx(1.1), "which PyTorch has not"
     assert {row.case for row in (clock, torch, naive)} < set(cases("2 ranks"))
-    assert [row.case for row in shared_rows("2 ranks", found, "naive")] == [naive.case]
+    assert {row.ranks for row in (clock, torch, naive)} == {2}
 
 
 def test_the_plans_word_stands_beside_what_was_measured_round_by_round():
@@ -39,9 +40,45 @@ def test_the_plans_word_stands_beside_what_was_measured_round_by_round():
 
     seconds = {"plan": [1.0, 1.0, 1.0], "ddp": [2.0, 3.0, 4.0]}
     found = {"what": "a network", "words": "--strategy x", "predicted": {"plan": 1.0, "ddp": 3.0}, "seconds": seconds}
-    row = planned_row("case", found)
+    (row,) = planned_row("case", found)
     assert row.ratio == pytest.approx(1 / 3)
     assert "3.00 times as fast, 3.00 were promised: +0% (-17% to +17% in the middle half of 3 rounds)" in row.note
+
+
+def test_what_comes_next_and_how_long_it_takes_is_said_before(monkeypatch, capsys):
+    """Of what is wanted only; and what fails is said in each of its rows."""
+    import bench_parallel as suite
+
+    def failing():
+        raise RuntimeError("no ranks")
+        yield
+
+    def measured():
+        yield from (suite.Row(case, 1.0) for case in ("a, here", "b, here"))
+
+    pieces = [
+        suite.Piece(["a, here", "b, here"], 70, measured),
+        suite.Piece(["a, there", "b, there"], 30, failing),
+        suite.Piece(["c"], 10, failing),
+    ]
+    monkeypatch.setattr(suite, "pieces", lambda quick: iter(pieces))
+    found = list(suite.rows(only="a, "))
+    assert [(row.case, row.ours, row.note) for row in found] == [
+        ("a, here", 1.0, ""),
+        ("a, there", None, "failed: no ranks"),
+    ]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "# a, here and 1 more: about 70 of 100 s that are left"
+    assert said[1] == "# a, there and 1 more: about 30 of 30 s that are left" and len(said) == 2
+
+
+def test_every_row_of_a_lab_that_cannot_be_says_why(monkeypatch):
+    import bench_parallel as suite
+
+    monkeypatch.setattr(suite.netlab, "why_not", lambda: "needs root")
+    found = list(suite.rows(quick=True, only="hosts, 100 Mbit/s"))
+    assert {row.note for row in found} == {"needs root"} and all(row.ours is None for row in found)
+    assert len({row.case for row in found}) == len(found) == 2 * 9 + 2
 
 
 def test_what_takes_too_long_in_the_lab_is_said_in_its_row(monkeypatch):
@@ -50,14 +87,14 @@ def test_what_takes_too_long_in_the_lab_is_said_in_its_row(monkeypatch):
 
     monkeypatch.setattr(suite.netlab, "why_not", lambda: "")
     monkeypatch.setattr(benchmarking, "TIMEOUT", 0)
-    (row,) = suite.rows(quick=True, only="the other rank hidden")
+    (row,) = suite.rows(quick=True, only="other ranks hidden")
     assert row.ours is None and row.note == "failed: no result after 0 s"
 
 
 def test_steps_with_hidden_rows_stand_beside_those_that_wait():
     from bench_parallel import halo_row
 
-    row = halo_row("case", {"what": "images", "seconds": {"hidden": [0.9, 1.8], "waited for": [1.0, 2.0]}})
+    (row,) = halo_row("case", {"what": "images", "seconds": {"hidden": [0.9, 1.8], "waited for": [1.0, 2.0]}})
     assert row.ratio == pytest.approx(0.9) and "a whole step takes -10% (-10% to -10%" in row.note
 
 

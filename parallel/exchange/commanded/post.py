@@ -9,16 +9,12 @@ of them can be tried.
 
 from __future__ import annotations
 
-import os
-import time
 from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
 LIMIT = 300.0  # seconds that a role waits for a letter, unless told otherwise
-SPINS = 50  # looks before a rank with nothing to do lets others have its core
-NAP = 1e-4  # seconds between two looks of a rank that has waited for a while
 
 
 class Letter(NamedTuple):
@@ -129,27 +125,17 @@ class MPIPost:
         TimeoutError
             There was none within the limit.
         """
-        looks, end = 0, None
-        while True:
-            if self.here:
-                return self.here.popleft()
-            if letter := self._look():
-                return letter
-            looks += 1
-            if looks == SPINS:
-                end = time.monotonic() + self.limit
-            elif looks > SPINS:
-                if time.monotonic() > end:
-                    mine = ", ".join(f"{kind} {i}" for (kind, i), rank in self.places.items() if rank == self.comm.rank)
-                    raise TimeoutError(
-                        f"rank {self.comm.rank} ({mine}) had no letter from any rank in {self.limit:g} s"
-                    )
-                time.sleep(NAP)
-            else:
-                os.sched_yield()
+        from parallel.exchange.asynchronous.wire import wait
 
-    def _look(self) -> Letter | None:
-        """What one of the ranks has sent."""
+        wait(lambda: self.here, self._look, self.limit, self._who)
+        return self.here.popleft()
+
+    def _who(self) -> str:
+        mine = ", ".join(f"{kind} {i}" for (kind, i), rank in self.places.items() if rank == self.comm.rank)
+        return f"rank {self.comm.rank} ({mine}) waits for a letter from any rank"
+
+    def _look(self) -> bool:
+        """Take what one of the ranks has sent; whether one has."""
         size = self.comm.size
         for i in range(size):
             source = (self.turn + i) % size
@@ -157,8 +143,9 @@ class MPIPost:
                 self.turn = source + 1
                 buffer = np.empty(self.status.Get_count(), np.uint8)
                 message.Recv(buffer)
-                return self._read(buffer)
-        return None
+                self.here.append(self._read(buffer))
+                return True
+        return False
 
     def _read(self, buffer: np.ndarray) -> Letter:
         head = buffer[: 8 * self.HEAD].view(np.float64)

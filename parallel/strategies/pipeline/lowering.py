@@ -128,7 +128,7 @@ def lower(
     done = [(action, span.rank) for row in spans for span in row for action in span.actions]
     home = {(action.stage, action.micro_batch): rank for action, rank in done if action.kind != MEETING}
     peers = {stage: sorted({rank for action, rank in done if action.stage == stage}) for stage in range(len(stages))}
-    messages, order = messages_of(spans, home, len(stages)), as_needed if as_run else in_rounds
+    messages, order = messages_of(spans, home), as_needed if as_run else in_rounds
     return [
         Memory(stages, samples, home, peers, rank).rounds(
             order(row, [m for m in messages if rank in (m.source, m.dest)], rank)
@@ -137,7 +137,7 @@ def lower(
     ]
 
 
-def messages_of(spans: list[list[Span]], home: dict, stages: int) -> list[Message]:
+def messages_of(spans: list[list[Span]], home: dict) -> list[Message]:
     """Every result that another rank needs, in the order in which they are made."""
     messages = []
     for row in spans:

@@ -93,7 +93,8 @@ def share(network: Network, loss: Loss, ranks: int, way: str = "pairs", start: i
     Raises
     ------
     ValueError
-        Heads that cannot be dealt out, or nothing that can be cut: which layer, and how many ranks would do.
+        Heads that cannot be dealt out, or nothing that can be cut: which layer, and how many ranks would do; nothing
+        that is cut along places, by "sequence".
     """
     if way not in WAYS:
         raise ValueError(f"tensor parallelism by {way!r}: expected one of {', '.join(WAYS)}")
@@ -110,6 +111,11 @@ def share(network: Network, loss: Loss, ranks: int, way: str = "pairs", start: i
         raise ValueError(
             f"{network.name} has nothing that {ranks} ranks could share: no linear layer or convolution of so many "
             "outputs, no attention; use fewer ranks, or data parallelism"
+        )
+    if way == "sequence" and not sharing.along_places:
+        raise ValueError(
+            f"{network.name} has nothing to be cut along the places of a sequence by {ranks} ranks, and would be "
+            "computed as by pairs: use that way (--tensor pairs)"
         )
     shared = Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
     loss = SplitCrossEntropy(loss, network.out_shape[-1]) if sharing.parts_out else loss
@@ -140,6 +146,8 @@ class _Sharing:
         Paths of the layers whose arrays are cut.
     ties : list of (str, str)
         Paths of a layer whose array is another one's (Spec.tied), and of that.
+    along_places : bool
+        Whether an activation is cut along the places of a sequence.
     parts_out : bool
         Whether the outputs are cut in training.
     cuts : dict of Cut
@@ -150,7 +158,7 @@ class _Sharing:
         self.network, self.ranks, self.way, self.keep = network, ranks, way, keep
         self.cut: set[str] = set()
         self.ties: list[tuple[str, str]] = []
-        self.parts_out, self.cuts = False, {}
+        self.along_places, self.parts_out, self.cuts = False, False, {}
 
     def root(self, parts_out: bool, start: int, given: State) -> Layer:
         """The root; its outputs are whole, or in training cut along the last axis."""
@@ -321,6 +329,7 @@ class _Sharing:
         places = Cut(1, out_shape[0]) if self.way == "sequence" and len(out_shape) == 2 else None
         if places is None or places.size < self.ranks:
             return Sum(), None
+        self.along_places = True
         return SumPart(places), places
 
     def _behind(self, layer: Layer, move: Move) -> Layer:
