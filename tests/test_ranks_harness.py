@@ -18,7 +18,10 @@ from conftest import PATIENCE, leaving_nothing
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-HEAD = "import ctypes, os, signal, sys, threading, time, pytest, ranks.group\nfrom parallel.launch import launcher\n"
+HEAD = (
+    "import ctypes, os, signal, subprocess, sys, threading, time, pytest, ranks.group\n"
+    "from parallel.launch import launcher\n"
+)
 
 
 def start(directory, source, *options, **environment):
@@ -39,7 +42,7 @@ def start(directory, source, *options, **environment):
 def run(directory, source, *options, **environment):
     """What that pytest printed."""
     with start(directory, source, *options, **environment) as process:
-        return process.communicate(timeout=PATIENCE)[0]
+        return process.communicate(timeout=4 * PATIENCE)[0]  # ten launches, one after the other
 
 
 def counts(printed):
@@ -280,16 +283,19 @@ FAILURES = """
 
     @pytest.mark.mpi(ranks=1, timeout=3)  # waiting for a disk counts
     def test_in_a_crowd(comm):
-        crowd, start = [], time.process_time()
-        for _ in range(4 * launcher.cores()):
-            if not (process := os.fork()):
-                while True:
-                    pass
-            crowd.append(process)
-        while time.process_time() < start + 0.8:  # four seconds, in which it has a core a fifth of the time
+        cores, (gate, key) = os.sched_getaffinity(0), os.pipe()
+        os.sched_setaffinity(0, {min(cores)})
+        wait = ["sh", "-c", "read line; while :; do :; done"]
+        crowd = [subprocess.Popen(wait, stdin=gate) for _ in range(24)]
+        os.close(key)  # now they begin, all on this core
+        start = time.process_time()
+        while time.process_time() < start + 0.16:  # four seconds, of which it has the core a twenty-fifth
             pass
         for process in crowd:
-            os.kill(process, signal.SIGKILL)
+            process.kill()
+            process.wait()
+        os.close(gate)
+        os.sched_setaffinity(0, cores)
 
 """
 

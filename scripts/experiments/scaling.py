@@ -11,10 +11,10 @@ Strong scaling keeps the samples of a step, weak scaling those of a rank. Layers
 as many samples as each has: what ranks of a node take from each other is in the profile, so the prediction is of the
 exchange. Pipelines and layers that are cut are measured with the samples of a micro-batch, and of a step.
 
-Layers and steps take turns. Of a turn the fastest step counts, of its slowest rank, as other processes only add, and of
-each layer what it usually takes (measure_layers), on the mean of the ranks; told are the medians of the turns, and the
-span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than ranks a
-point is marked: it says nothing of scaling.
+Layers and steps take turns. Of a turn counts what layers and steps usually take, the mean of the middle half
+(measure_layers): of layers on the mean of the ranks, of steps on the slowest rank; told are the medians of the turns,
+and the span of the difference over them, which is narrow where nothing else runs. Where there are fewer cores than
+ranks a point is marked: it says nothing of scaling.
 
 --lab puts each rank on a host of its own (netlab.py, root only). They share the cores of this machine, which is why
 cables are slow: messages must be most of a step.
@@ -44,7 +44,8 @@ PIPELINES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", 
 STRATEGIES = (*SHARED, "tensor", *PIPELINES)
 MODES = ("strong", "weak")
 NEAR = 0.15
-ROUNDS = 8  # of measurements
+TURNS = 8  # at most
+STEPS, LAB_STEPS = 40, 8  # of each measurement; in the lab messages are most of it, and take what their bytes take
 MICRO = 4  # micro-batches a stage
 SIZES, SECONDS = tuple(4**k for k in range(1, 13)), 0.05  # of the lab's network: bytes, for each length
 TIMED = (1, 2, 5)  # of a LayerProfile: forward, backward, weight gradient
@@ -64,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--lab", type=whole, metavar="RATE", help="a host for each rank, with cables of so many Mbit/s")
     found.add_argument("--ranks-per-node", type=whole, metavar="N", help=argparse.SUPPRESS)
-    found.add_argument("--steps", type=whole, default=40, help="of each measurement (default: 40)")
+    found.add_argument("--steps", type=whole, help=f"of each measurement (default: {STEPS}, in a lab {LAB_STEPS})")
     found.add_argument("--out", type=Path, default=Path("runs/scaling"), help="directory of results")
     return found
 
@@ -84,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     task = {"model": options.model, "input": options.input, "classes": options.classes, "batch": options.batch}
-    task |= {"steps": options.steps, "lab": options.lab}
+    task |= {"steps": options.steps or (LAB_STEPS if options.lab else STEPS), "lab": options.lab}
     read(options, task)  # refuses another task before anything is measured
     if launcher.inside():
         if not options.network and not (options.out / "network.json").exists():
@@ -196,29 +197,41 @@ def one_point(world, task: dict, batch: int) -> dict:
     lo, hi = part(batch, count, index) if index is not None else (0, 0)
     x, y = random_batch(network, batch)
     x, y = x[lo:hi], y[lo:hi]
-    steps = max(2, task["steps"] // ROUNDS)
+    count = max(1, min(TURNS, task["steps"] // 2))
+    steps = max(2, task["steps"] // count)
     turns = []
-    for _ in range(ROUNDS):  # by turns, so that all see the same of what else runs
+    for _ in range(count):  # by turns, so that all see the same of what else runs
         quiet_barrier(world)
         times = measure_layers(one, *mine, repeats=steps)
-        taken: dict[str, list[float]] = {"alone": [], "many": []}
-        for side, each, given in (("alone", one, (*mine, share)), ("many", trainer, (x, y, batch))):
-            quiet_barrier(world)
-            each.step(*given)
-            for _ in range(steps):
-                start = time.perf_counter()
-                each.step(*given)
-                taken[side].append(time.perf_counter() - start)
-        many = float(np.min(np.max(world.allgather(taken["many"]), axis=0)))  # of the slowest rank
-        alone = float(np.mean(world.allgather(min(taken["alone"]))))
+        alone = clocked_steps(world, lambda: one.step(*mine, share), steps)
+        many = usual(np.max(world.allgather(clocked_steps(world, lambda: trainer.step(x, y, batch), steps)), axis=0))
         profile = np.mean(world.allgather([[layer[k] for k in TIMED] for layer in times.layers]), axis=0)
         update = float(np.mean(world.allgather(times.update)))
-        head = max(0.0, alone - float(profile[:, :2].sum()) - update)  # all that a step of one rank takes besides
+        besides = usual(np.mean(world.allgather(alone), axis=0)) - float(profile[:, :2].sum()) - update
+        head = max(0.0, besides)  # all that a step of one rank takes besides, and no clock in it
         turns.append({"seconds": many, "profile": profile.tolist(), "update": update, "head": head})
     quiet_barrier(world)
     if world.size > 1:
         trainer.close()
     return {"samples": share, "micro": micro, "cuts": cuts, "turns": turns}
+
+
+def clocked_steps(world, step, repeats: int) -> list[float]:
+    """Seconds of so many steps, after one to warm up, which comes first."""
+    quiet_barrier(world)
+    taken = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def usual(taken) -> float:
+    """What a step usually takes: of steps as of their layers the mean of the middle half, but for the first one."""
+    from parallel.planning.layer_times import STEP, typical
+
+    return float(typical([{STEP: seconds} for seconds in taken])[STEP])
 
 
 def options_of(strategy: str, network, ranks: int) -> tuple[dict, int, list[int]]:
@@ -328,10 +341,9 @@ def tell(options, task: dict) -> int:
     points = content["points"]
     lines = []
     for p in points:
-        marks = [f"beyond {NEAR:.0%}"] * (abs(p["apart"]) > NEAR) + ["more ranks than cores"] * p["crowded"]
         lines.append([p["strategy"], p["mode"], str(p["ranks"]), str(p["batch"]), seconds(p["seconds"])])
         lines[-1] += [seconds(p["predicted"]), f"{p['apart']:+.1%}", f"{p['least']:+.0%} to {p['most']:+.0%}"]
-        lines[-1].append(", ".join(marks))
+        lines[-1].append("; ".join(marks(p)))
     heads = ["strategy", "scaling", "ranks", "samples", "measured", "predicted", "apart", "of turns", ""]
     print("\n" + columns(heads, lines, left=(0, 1, 8)))
     near = sum(abs(p["apart"]) <= NEAR for p in points)
@@ -343,6 +355,20 @@ def tell(options, task: dict) -> int:
     draw(points, f"{task['model']}, {task['batch']} samples").savefig(options.out / "scaling.png")
     print(f"{options.out / 'scaling.json'}, network.json and scaling.png beside it")
     return 0
+
+
+def marks(point: dict) -> list[str]:
+    """What is to be known of a row; of one that is far off, what the prediction is made of, and whether turns agree."""
+    from parallel.planning.tables import seconds
+
+    found = ["more ranks than cores"] * point["crowded"]
+    if abs(point["apart"]) <= NEAR:
+        return found
+    parts = {part: took for part, took in point["parts"].items() if took > point["predicted"] / 100}
+    found.append(f"beyond {NEAR:.0%}: {', '.join(f'{part} {seconds(took)}' for part, took in parts.items())}")
+    if (span := point["most"] - point["least"]) > NEAR:
+        found.append(f"turns differ by {span:.0%}, as where other work wants the cores")
+    return found
 
 
 def curves(points: list[dict]) -> dict[tuple[str, str], list[dict]]:

@@ -11,7 +11,7 @@ from collectives.pricing.networks import NETWORKS
 from parallel.planning.laws import amdahl
 
 EXPERIMENTS = Path(__file__).parents[2] / "scripts" / "experiments"
-TASK = {"model": "mlp:12,9,9,5", "input": [12], "classes": 5, "batch": 16, "steps": 2}
+TASK = {"model": "mlp:12,9,9,5", "input": [12], "classes": 5, "batch": 16, "steps": 4}
 
 
 def load():
@@ -33,7 +33,6 @@ def scaling():
 def test_ranks_measure_a_point_of_each_kind(comm, ranks):
     """And what is predicted of it is of the same stages and micro-batches as what ran."""
     scaling, world = load(), Communicator(comm)
-    scaling.ROUNDS = 2
     for strategy in ("ddp", "dp", "ps", "tensor", "1f1b", "interleaved", "pipedream"):
         points = scaling.measure(world, TASK | {"strategy": strategy})
         assert bool(points) == (comm.rank == 0)
@@ -52,10 +51,34 @@ def test_ranks_measure_a_point_of_each_kind(comm, ranks):
     world.release()
 
 
-def test_every_strategy_that_is_predicted_can_be_measured(scaling):
-    from parallel.command import axes
+@pytest.mark.mpi(ranks=[2])
+def test_layers_and_steps_are_told_by_one_statistic(comm, ranks, monkeypatch):
+    """By a clock that only layers move, now faster, now slower: what is predicted from them is what was measured."""
+    import nn
 
+    scaling, world, calls = load(), Communicator(comm), 0
+    seconds, forward = 0.0, nn.Linear.forward
+    scaling.TURNS = 2
+
+    def slow(self, *given):
+        nonlocal calls, seconds
+        seconds += (1.0, 2.0, 2.0, 3.0)[calls // 3 % 4]  # three layers of a step, four kinds of steps
+        calls += 1
+        return forward(self, *given)
+
+    monkeypatch.setattr(nn.Linear, "forward", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: seconds)
+    for point in scaling.measure(world, TASK | {"strategy": "ddp", "steps": 16}):
+        told = scaling.predicted(point, TASK, NETWORKS["workstation"])
+        assert [turn["seconds"] for turn in point["turns"]] == [6.0, 6.0], "of the slowest rank"
+        assert all(turn["head"] == 0 for turn in point["turns"]), "there is nothing but layers"
+        assert told["apart"] == pytest.approx(0, abs=0.01)
+    world.release()
+
+
+def test_every_strategy_that_is_predicted_can_be_measured(scaling):
     """But those whose steps differ, as ranks meet now and then only."""
+    from parallel.command import axes
     from parallel.planning.predict import APART, STRATEGIES
 
     assert set(scaling.STRATEGIES) == {*STRATEGIES, "tensor"} - {*APART}
@@ -105,6 +128,17 @@ def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         scaling.main([*given, "--batch", "8"])
     assert "given {'model': 'mlp:12,9,9,5', 'batch': 8}: give another --out" in capsys.readouterr().err
+
+
+def test_a_row_that_is_far_off_says_of_what_it_is_made_and_whether_turns_agree(scaling):
+    point = {"apart": 0.14, "least": -0.5, "most": 0.5, "crowded": False, "predicted": 2.0}
+    point["parts"] = {"computation": 1.5, "push": 0.49, "pull": 0.01}
+    assert scaling.marks(point) == []
+    assert scaling.marks(point | {"crowded": True, "apart": -0.2, "least": -0.25, "most": -0.15}) == [
+        "more ranks than cores", "beyond 15%: computation 1.5 s, push 490 ms",
+    ]  # fmt: skip
+    off = "turns differ by 60%, as where other work wants the cores"
+    assert scaling.marks(point | {"apart": 0.2, "least": -0.3, "most": 0.3})[1:] == [off]
 
 
 def test_what_has_too_few_layers_is_left_out(scaling, tmp_path, capsys, monkeypatch):

@@ -57,7 +57,7 @@ class Cluster:
 
     def __init__(self, directory: Path, hosts: int):
         self.directory = directory
-        lab = [sys.executable, SLURMLAB, "run", "--hosts", hosts, "--timeout", 2 * PATIENCE, "--", "bash"]
+        lab = [sys.executable, SLURMLAB, "run", "--hosts", hosts, "--", "bash"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.shell = subprocess.Popen([*map(str, lab)], cwd=directory, **pipes)
 
