@@ -184,7 +184,7 @@ class Mesh:
         return rank
 
     def _along(self, *axes: str):
-        """A communicator of the ranks that differ from this one in their places on these axes only; None for servers."""
+        """A communicator of the ranks that differ from this one in their places on these axes only; servers: None."""
         if not self.communicator or math.prod(self.sizes[axis] for axis in axes) == self.size:
             return self.communicator
         serves = self.index is None

@@ -63,8 +63,9 @@ def Downpour(
     Raises
     ------
     ValueError
-        Ranks or layers that cannot be dealt out so; servers on such workers. Servers that there are no ranks or no parameters for; steps below 1; statistics over all ranks; a method of
-        compression that has no messages of single ranks.
+        Servers that there are no ranks or no parameters for; steps below 1; statistics over all ranks; a method of
+        compression that has no messages of single ranks. Replicas of several ranks beside servers on workers, or ranks
+        or layers that cannot be dealt out so.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
