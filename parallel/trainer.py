@@ -118,7 +118,7 @@ class Trainer(Serial):
         total = self.size_of_batch(x, total)
         self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
-        micro_batches = self.pass_.cut(len(x), total, parts)
+        micro_batches = self.pass_.divide(len(x), total, parts)
         context.factors = exchange.begin(self.updates, len(x), total, parts)
         try:
             for micro in micro_batches:

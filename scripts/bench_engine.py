@@ -25,6 +25,8 @@ from statistics import median
 
 from benchmarking import Row, arguments, geometric_mean
 
+from parallel.launch import blas
+
 LARGE = 128 * 1024  # bytes: from here on malloc asks the operating system; below are NumPy's own buffers of 32 KiB
 SMALL = 1 << 20  # multiply-accumulates of a matrix product: OpenBLAS has no time to get up to speed
 MIB = 1 << 20
@@ -120,11 +122,10 @@ class Worker:
     """A process of one side: a line of JSON asks, a line of JSON answers."""
 
     def __init__(self, side: str, case: str, threads: int):
-        names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
         self.name = f"{case} ({side}, {threads} threads)"
         self.process = subprocess.Popen(
             [sys.executable, __file__, side, case],
-            env=os.environ | dict.fromkeys(names, str(threads)),  # before NumPy is imported
+            env=os.environ | blas.settings(threads),  # before NumPy is imported
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -28,7 +28,7 @@ import netlab
 from bench_engine import Case, make_batches
 from benchmarking import Row, arguments, in_lab
 
-from parallel.launch import launcher
+from parallel.launch import blas, launcher
 
 RANKS = 2
 CASES = {
@@ -69,10 +69,9 @@ def run(task: dict, timeout: float = 300, suite: str = __file__) -> dict:
         else:
             print(line, end="", file=sys.stderr, flush=True)
 
-    env = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryDirectory() as directory:
         task |= {"meeting": f"{directory}/gloo"}
-        with launcher.Job([suite, json.dumps(task)], RANKS, env=os.environ | env, stdout=receive) as job:
+        with launcher.Job([suite, json.dumps(task)], RANKS, env=os.environ | blas.settings(1), stdout=receive) as job:
             status = job.wait(timeout)
     if status is None or status:
         name = os.path.basename(suite)
@@ -408,7 +407,7 @@ def overlap(world, steps: int) -> dict:
             trainer.step(x, y, world.size * case.batch)
             times[way][-1] += time.perf_counter()
         first.clear()
-        (micro,) = plain.pass_.cut(len(x), world.size * case.batch, 1)
+        (micro,) = plain.pass_.divide(len(x), world.size * case.batch, 1)
         plain.exchange.part = lambda micro: ready
         plain.compute_gradients(x, y, world.size * case.batch, micro)
         times["after"].append(time.perf_counter() - first[0])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -26,6 +25,8 @@ from planning import (
     network_of,
     whole,
 )
+
+from parallel.launch import blas
 
 SHOWN = 12
 
@@ -46,8 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy is imported
-        os.environ.setdefault(name, str(options.threads))
+    blas.settle(options.threads)  # before NumPy is imported
     try:
         return plan(options)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:

@@ -12,6 +12,8 @@ import pytest
 # pytest puts this directory on the path, where tests/nn would pass for the package nn: the packages come first.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from parallel.launch import blas
+
 pytest_plugins = ["ranks"]
 PATIENCE = 300.0  # seconds after which a test that waits for an event gives up: long, for only a defect takes them
 
@@ -23,8 +25,7 @@ def longer(first):
 
 # Arrays are small here: a second thread of a matrix product would take a core to wait for the first, and on a busy
 # machine the first would wait for it. Before NumPy is imported; what tests start inherits it.
-for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(name, "1")
+blas.settle(1)
 
 # What waits for messages looks again and again: cores are shared with other tests, so it gives way to them meanwhile.
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")

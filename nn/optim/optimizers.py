@@ -107,7 +107,7 @@ class Optimizer:
         Operands are taken out of the buffers first: `w[part] -= x` would copy the block onto itself once more.
         """
         work, sums = workspace(w), workspace(w) if self.weight_decay else None
-        for part, decayed in cut(len(w), region.decayed if self.weight_decay else (), len(work)):
+        for part, decayed in blocks(len(w), region.decayed if self.weight_decay else (), len(work)):
             p, d, n = w[part], g[part], part.stop - part.start
             if decayed and self.decoupled:
                 p *= 1 - float(self.lr) * self.weight_decay
@@ -312,7 +312,7 @@ def workspace(w: np.ndarray) -> np.ndarray:
     return np.empty(max(1, min(len(w), BLOCK_BYTES // w.itemsize)), w.dtype)
 
 
-def cut(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[slice, bool]]:
+def blocks(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[slice, bool]]:
     """Blocks that cover range(size), and whether each is decayed: none is partly so."""
     at = 0
     for part in (*decayed, slice(size, size)):

@@ -18,7 +18,7 @@ from pathlib import Path
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import asks_for_help, parse
 from parallel.command.run_directory import continue_with, default_directory
-from parallel.launch import launcher
+from parallel.launch import blas, launcher
 
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
@@ -33,7 +33,6 @@ FAILED = 911  # tag of what failing ranks tell each other
 STARTING = 60.0  # seconds in which MPI must have started where ranks survive others: before, they cannot
 RESTARTS = 3  # of a job that has ended so
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
@@ -41,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
     launcher.settle()
+    blas.settle()
     try:
         rank, here = launcher.rank_from_environment(), local_ranks()
     except launcher.LaunchError as error:
@@ -209,8 +209,8 @@ def set_threads(threads: int) -> None:
 
     NumPy reads the environment as it is imported; where an option with keys has needed it before, its pool is told.
     """
-    given = [name for name in THREADS if name in os.environ]
-    os.environ.update({name: str(threads) for name in THREADS if name not in given})
+    given = [name for name in blas.THREADS if name in os.environ]
+    blas.settle(threads)
     if "numpy" in sys.modules and not given:
         from threadpoolctl import threadpool_limits
 

@@ -23,7 +23,7 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
     from parallel.strategies import data_parallel
 
-    if make := cut(options):
+    if make := model_parallel(options):
         return make(options, network, loss, optimizer, communicator)
     arguments = network, loss, optimizer, communicator, options.seed
     if options.late:
@@ -37,7 +37,7 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     return data_parallel.DistributedDataParallel(*arguments, **summing(options, communicator))
 
 
-def cut(options) -> Callable[..., Trainer] | None:
+def model_parallel(options) -> Callable[..., Trainer] | None:
     """What makes the trainer where ranks have parts of the network, or of its images; None where each has all."""
     if axes.is_pipeline(options):
         return pipeline
@@ -124,7 +124,7 @@ def sharded(options, network, loss, optimizer, communicator) -> Trainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     from parallel.strategies import zero
 
-    if make := cut(options):
+    if make := model_parallel(options):
         return make(options, network, loss, optimizer, communicator)
     make = getattr(zero, SHARDED[options.strategy_name])
     return make(network, loss, optimizer, communicator, options.seed, **cutting(options), **summed(options))

@@ -588,7 +588,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     """Refuse what the strategy cannot do, on so many ranks; returns how many of them read samples."""
     from nn.losses import Loss
     from parallel.exchange import compression, fixed_tree
-    from parallel.exchange.push_pull import cut, roles
+    from parallel.exchange.push_pull import roles, server_slices
     from parallel.passes import virtual_shards
     from parallel.strategies.operators import branches, space
     from parallel.strategies.tensor import boundary, rewriting
@@ -619,7 +619,7 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return check_stages(options, ranks, network, optimizer)
     if options.strategy_name in SERVED:
         workers, servers = roles(ranks, options.servers, options.server_place)
-        cut(network.layout.size + network.state_layout.size, len(servers))
+        server_slices(network.layout.size + network.state_layout.size, len(servers))
         if len(servers) > 1 and (options.late or options.strategy_name == "downpour"):
             virtual_shards.refuse_norms(optimizer)
     else:
@@ -645,11 +645,11 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
 def check_sandblaster(options: Options, ranks: int, network) -> None:
     """Refuse roles that there are no ranks for, and networks that are not one function."""
     from parallel.exchange.commanded.shards import parts
-    from parallel.exchange.push_pull import cut
+    from parallel.exchange.push_pull import server_slices
     from parallel.strategies.sandblaster import refuse_changing
 
     parts(ranks, options.servers, options.server_place)
-    cut(network.layout.size, options.servers)
+    server_slices(network.layout.size, options.servers)
     refuse_changing(network)
 
 

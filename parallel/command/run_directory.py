@@ -84,7 +84,10 @@ def environment(world) -> dict:
         "commit": version.commit(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in threadpool_info()],
+        "blas": [
+            f"{p['internal_api']} {p['version']} {p.get('architecture', '')}, {p['num_threads']} threads"
+            for p in threadpool_info()
+        ],
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cores": launcher.cores(),

@@ -42,7 +42,7 @@ def check_bucketing(bucket: float, first: float, overlap: str) -> None:
         raise ValueError(f"buckets must hold more than 0 MiB, given {bucket} and {first} for the first")
 
 
-def cut(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
+def bucket_slices(ends: Iterable[int], total: int, first: int, rest: int) -> list[slice]:
     """Buckets over range(total).
 
     Parameters
@@ -87,7 +87,7 @@ class Buckets:
 
     def __init__(self, communicator, array, ends: Iterable[int], size: int, bucket: float, first: float, overlap: str):
         first, rest = (max(1, int(mib * MIB) // array.itemsize) for mib in (first, bucket))
-        places = cut(ends, size, first, rest) if size else [slice(0, 0)]
+        places = bucket_slices(ends, size, first, rest) if size else [slice(0, 0)]
         places[-1] = slice(places[-1].start, array.size)
         self.buckets, self.stops = [array[place] for place in places], [place.stop for place in places]
         self.trial, self.overlap = None, overlap

@@ -106,7 +106,9 @@ def joined(slices: list[slice | None]) -> list[slice]:
     return found
 
 
-def cut(network: Network, wide: tuple[WideWeight, ...], ranks: int) -> Iterator[tuple[slice, WideWeight | None]]:
+def shrinking_blocks(
+    network: Network, wide: tuple[WideWeight, ...], ranks: int
+) -> Iterator[tuple[slice, WideWeight | None]]:
     """Blocks of the layout, those of a wide layer's weight whole rows.
 
     Each is a part of what is left, so that ranks are done at nearly the same time: guided self-scheduling
@@ -207,7 +209,9 @@ class NodeMemory(Exchange):
         blocks = self.count
         if self.claims:
             layers = self.factors.layers
-            blocks = sum(len(list(cut(self.network, wide, self.count))) + len(layers) for wide in ((), layers))
+            blocks = sum(
+                len(list(shrinking_blocks(self.network, wide, self.count))) + len(layers) for wide in ((), layers)
+            )
         return Shadow(self.window, {"": self.parameters, **self.slots}, blocks)
 
     def _refuse_aliases(self, parts: list[np.ndarray]) -> None:
@@ -237,7 +241,7 @@ class NodeMemory(Exchange):
     def _cut(self, wide: tuple[WideWeight, ...]) -> list[Block]:
         """The blocks of a step; made once for each choice of what is told by factors."""
         if wide not in self._plans:
-            places = enumerate(cut(self.network, wide, self.count))
+            places = enumerate(shrinking_blocks(self.network, wide, self.count))
             if not self.claims:
                 places = [(self.window.rank, (self.share, None))]
             self._plans[wide] = [self._block(number, place, layer) for number, (place, layer) in places]

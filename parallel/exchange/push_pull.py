@@ -110,7 +110,7 @@ def _messages(count: Blocks, hosts: Sequence[int], tail: int, tailed: Sequence[i
     return (tuple(message for message in row if message) for row in zip_longest(*columns))
 
 
-def cut(count: int, servers: int) -> list[tuple[int, int]]:
+def server_slices(count: int, servers: int) -> list[tuple[int, int]]:
     """Slices of `count` elements, one a server, nearly equal, on bounds of 16 elements.
 
     Raises

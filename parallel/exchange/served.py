@@ -23,7 +23,7 @@ from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
 from parallel.exchange.fixed_tree import TreeSum, with_trees
-from parallel.exchange.push_pull import cut, pull, push, roles
+from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.exchange.tail import Tail, differ, head
 from parallel.passes.virtual_shards import refuse_norms
 
@@ -73,7 +73,7 @@ class Served(Exchange):
         self.behind = head(network) + 1  # numbers behind every vector: the tail's, and whether the update was refused
         rank, servers = mesh.rank, len(self.hosts)
         self.works, self.serves = rank in self.workers, rank in self.hosts
-        self.slices = cut(layout.size + network.state_layout.size, servers)
+        self.slices = server_slices(layout.size + network.state_layout.size, servers)
         count = self.slices[-1][1]
         self.pushed, self.replica = np.zeros((2, count + self.behind), self.dtype)
         self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]

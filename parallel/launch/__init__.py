@@ -3,6 +3,7 @@
 | file | holds |
 |---|---|
 | launcher.py | mpiexec and its ranks, none of which is ever left behind |
+| blas.py | threads and kernels of NumPy's products |
 | processes.py | finding the processes of a job, and ending them |
 | notebook.py | %%mpi: a notebook cell on ranks |
 | notebook_session.py | the ranks of a cell, or of many |

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from parallel.launch import processes
+from parallel.launch import blas, processes
 
 TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
 NOT_BEGUN = 123  # of one whose ranks should have survived others, and have ended before MPI had started
@@ -163,8 +163,7 @@ def ended(status: int) -> None:
 
 def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
     """Default environment variables of a local job (measured with Open MPI 5.0 and MPICH 5.0)."""
-    threads = str(max(1, cores() // ranks))
-    chosen = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+    chosen = blas.settings(max(1, cores() // ranks))
     chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
     chosen["PYTHONFAULTHANDLER"] = "1"  # a rank that gets SIGABRT says where it was, even inside a C call
     if not _is_open_mpi(mpiexec):

@@ -27,7 +27,7 @@ class Chunks(Whole):
         first = number * self.size
         return Samples(slice(first, min(first + self.size, samples)), first, False, None)
 
-    def cut(self, samples, total, parts):
+    def divide(self, samples, total, parts):
         """This replica's part of what is only evaluated."""
         if self.mesh.index is None:
             self.refuse(samples)

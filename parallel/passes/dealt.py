@@ -34,7 +34,7 @@ class Dealt(Whole):
         self.mesh, self.addends, self.master = mesh, self.inner.addends, mesh.rank == MASTER
         self.shard = (0 if self.master else None, 1)
 
-    def cut(self, samples, total, parts):
+    def divide(self, samples, total, parts):
         """As Whole: this rank's part of every micro-batch that is dealt; `rows` are the master's."""
         if isinstance(total, UnevenTotal):
             raise ValueError(
@@ -126,7 +126,7 @@ class Dealt(Whole):
     def _outputs(self, trainer, x, y):
         """Of every micro-batch: where its samples are, and on the master its outputs and targets."""
         trainer.exchange.broadcast()
-        for micro in self.cut(len(x), len(x), 1):
+        for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             yield self.cuts, self.gather_outputs(trainer.forward(samples, False)[0]), targets
 

@@ -63,7 +63,7 @@ class VirtualShards(Whole):
         self.mine = (0, 0) if mesh.index is None else part(self.shards, mesh.count, mesh.index)
         self.threads = threadpool_limits(1, user_api="blas")
 
-    def cut(self, samples, total, parts):
+    def divide(self, samples, total, parts):
         """As Whole; every rank has as many: where others have one shard more, the last one is empty and counts not."""
         if isinstance(total, UnevenTotal):
             raise ValueError("reproducible training cuts one data set by a Loader; `join` gives every rank its own")

@@ -76,7 +76,7 @@ class Whole:
         """Called once, before the first step."""
         self.mesh, self.shard, self.addends = mesh, (mesh.index, mesh.count), mesh.count
 
-    def cut(self, samples: int, total: int, parts: int) -> list[Samples]:
+    def divide(self, samples: int, total: int, parts: int) -> list[Samples]:
         """The micro-batches of a step for which this rank has so many samples of `total`; none where it has no part."""
         if self.mesh.index is None:
             self.refuse(samples)
@@ -142,7 +142,7 @@ class Whole:
     def evaluate(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `Serial.evaluate` over samples; where several ranks have the outputs, one tells."""
         sums = np.zeros(3)
-        for micro in self.cut(len(x), len(x), 1):
+        for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             z = trainer.forward(samples, False)[0]
             if len(samples):

@@ -112,7 +112,7 @@ class Sandblaster(Trainer):
 
         loss = self.exchange.search(compute, chunks, bool(self.same_batch) and self.samples in (None, total))
         if not math.isfinite(loss):
-            rows = [micro.rows for micro in self.pass_.cut(len(x), total, 1)]
+            rows = [micro.rows for micro in self.pass_.divide(len(x), total, 1)]
             raise self.bad_step(loss, [(each.start, x[each]) for each in rows])
         self.samples = total
         self.steps += 1

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -37,7 +36,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from benchmarking import in_lab  # noqa: E402
 from planning import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
 
-from parallel.launch import launcher  # noqa: E402
+from parallel.launch import blas, launcher  # noqa: E402
 
 SHARED = ("ddp", "dp", "ps", "zero1", "zero2", "fsdp")
 PIPELINES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev", "pipedream")
@@ -82,8 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             network_of(options)
     except ValueError as error:
         parser().error(str(error))
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    blas.settle(1)
     task = {"model": options.model, "input": options.input, "classes": options.classes, "batch": options.batch}
     task |= {"steps": options.steps or (LAB_STEPS if options.lab else STEPS), "lab": options.lab}
     read(options, task)  # refuses another task before anything is measured

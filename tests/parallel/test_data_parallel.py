@@ -229,15 +229,15 @@ def test_gradients_that_are_ready_are_final(model):
 
 
 def test_buckets_end_with_layers_and_cover_all():
-    from parallel.exchange.messages import cut
+    from parallel.exchange.messages import bucket_slices
 
-    assert cut([4, 6, 30, 36, 40], 40, first=5, rest=10) == [
+    assert bucket_slices([4, 6, 30, 36, 40], 40, first=5, rest=10) == [
         slice(0, 6),
         *(slice(*s) for s in ((6, 18), (18, 30), (30, 40))),
     ]
-    assert cut([40], 40, 100, 100) == [slice(0, 40)]
+    assert bucket_slices([40], 40, 100, 100) == [slice(0, 40)]
     for first, rest in ((1, 1), (3, 7), (16, 5)):
-        buckets = cut([5, 16, 16, 30], 33, first, rest)
+        buckets = bucket_slices([5, 16, 16, 30], 33, first, rest)
         assert [b.start for b in buckets[1:]] == [b.stop for b in buckets[:-1]]
         assert buckets[0].start == 0 and buckets[-1].stop == 33
 

@@ -10,7 +10,7 @@ from equality import SEED, difference
 import nn
 from nn.core.layer import Sequential
 from parallel.exchange.gradient_factors import wide_layers
-from parallel.exchange.node_memory import cut, joined
+from parallel.exchange.node_memory import joined, shrinking_blocks
 
 
 def network(dtype=np.float64):
@@ -44,7 +44,7 @@ def test_blocks_cover_the_layout_in_whole_rows_and_shrink(ranks, monkeypatch):
     monkeypatch.setattr(node_memory, "PRODUCTS", (1024, 8192))
     net = network()
     wide = tuple(wide_layers(net))
-    blocks = list(cut(net, wide, ranks))
+    blocks = list(shrinking_blocks(net, wide, ranks))
     assert [at for place, _ in blocks for at in range(place.start, place.stop)] == list(range(net.layout.size))
     for place, layer in blocks:
         if layer:

@@ -26,7 +26,7 @@ from collectives import Deadlock, price, simulate
 from collectives.pricing.networks import Network
 from parallel.command.options import Options
 from parallel.command.rules import check_strategy
-from parallel.exchange.push_pull import cut, pull, push, roles
+from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.launch import launcher
 
 
@@ -122,8 +122,8 @@ def test_bad_layouts_are_refused_by_name():
     with pytest.raises(ValueError, match="place 'nowhere' of parameter servers: expected one of own, workers"):
         roles(3, 1, "nowhere")
     with pytest.raises(ValueError, match="5 servers for 60 values: slices are multiples of 16, so use at most 4"):
-        cut(60, 5)
-    assert cut(60, 4) == [(0, 16), (16, 32), (32, 48), (48, 60)]
+        server_slices(60, 5)
+    assert server_slices(60, 4) == [(0, 16), (16, 32), (32, 48), (48, 60)]
     with pytest.raises(nn.data.BatchTooSmall, match="2 samples cannot be cut among 3"):
         nn.Loader(dataset("mlp"), 2, shard=(None, 3))
 

@@ -17,7 +17,7 @@ from parallel.elastic.chaos import result
 from parallel.exchange.commanded.post import Letter, LocalPost, MPIPost
 from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
 from parallel.exchange.commanded.shards import WORKING, parts
-from parallel.exchange.push_pull import cut
+from parallel.exchange.push_pull import server_slices
 from parallel.strategies.sandblaster import Sandblaster
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ class Together:
     def __init__(self, replicas, shards, post, kind=Shard):
         x, y = data()
         first = serial()
-        slices = [slice(lo, hi) for lo, hi in cut(first.network.layout.size, shards)]
+        slices = [slice(lo, hi) for lo, hi in server_slices(first.network.layout.size, shards)]
         names = ["w", *QuasiNewton().slots, *WORKING]
         self.post, self.roles, self.shards = post, {}, []
         for i, share in enumerate(slices):

@@ -39,7 +39,7 @@ from parallel.exchange.asynchronous.replica import Replica
 from parallel.exchange.asynchronous.server import Server
 from parallel.exchange.asynchronous.worker import Worker
 from parallel.exchange.compression.base import Compressor
-from parallel.exchange.push_pull import cut
+from parallel.exchange.push_pull import server_slices
 from parallel.exchange.served import Served
 from parallel.exchange.tail import Tail
 from parallel.passes.virtual_shards import refuse_norms
@@ -114,7 +114,8 @@ class Asynchronous(Served):
         self.replica = Replica(mesh.tensor, self.network) if mesh.tensor else None
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
-        self.slices = cut(layout.size + self.network.whole_state.size, len(self.hosts))  # as many as where all meet
+        # As many as where all meet.
+        self.slices = server_slices(layout.size + self.network.whole_state.size, len(self.hosts))
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)

@@ -12,7 +12,7 @@ from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.commanded.post import LIMIT, Letter, LocalPost, MPIPost
 from parallel.exchange.commanded.roles import COORDINATOR, KINDS, Coordinator, Replica, Shard
-from parallel.exchange.push_pull import cut, roles
+from parallel.exchange.push_pull import roles, server_slices
 
 WORKING = ("d", "w0", "g0")  # vectors that a search needs beside those that last
 
@@ -63,7 +63,7 @@ class Commanded(Exchange):
 
     def allocate(self):
         mesh, layout, count = self.mesh, self.layout, len(self.hosts)
-        self.slices = [slice(lo, hi) for lo, hi in cut(layout.size, count)]
+        self.slices = [slice(lo, hi) for lo, hi in server_slices(layout.size, count)]
         self.names = ["w", *self.optimizer.slots, *WORKING]
         first = layout.zeros(self.dtype)
         layout.initialize(first, self.seed)

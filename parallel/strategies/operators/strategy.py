@@ -78,9 +78,9 @@ class Together(Whole):
                 if inside:
                     array[...] = not inside[0]
 
-    def cut(self, samples, total, parts):
+    def divide(self, samples, total, parts):
         """As Whole; every rank's gradients are an addend."""
-        found = super().cut(samples, total, parts)
+        found = super().divide(samples, total, parts)
         return [micro if micro.addend is None else micro._replace(addend=self.mesh.rank) for micro in found]
 
     def place(self, samples, total, parts):

@@ -189,13 +189,13 @@ class PipelinePass(whole.Whole):
 
     # ------------------------------------------------------------------------------------------------ a step
 
-    def cut(self, samples, total, parts):
+    def divide(self, samples, total, parts):
         if parts != 1:
             raise ValueError(
                 f"a pipeline cuts a batch into its own {self.micro_batches} micro-batches: say how many there, and "
                 f"leave out to accumulate {parts} parts"
             )
-        return super().cut(samples, total, 1)
+        return super().divide(samples, total, 1)
 
     def parts(self, samples: int) -> list[tuple[int, int]]:
         """(lo, hi) of the samples of every micro-batch."""
