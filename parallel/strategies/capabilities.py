@@ -239,8 +239,7 @@ def matrix() -> str:
     for why in dict.fromkeys(NOT_BESIDE.values()):
         others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
         reasons.append(f"an axis `space` or `branch` beside {others}: {why}")
-    served = "`downpour`, `ps` and an axis `tensor`"
-    reasons.append(f"an axis `tensor` with `ps`, all in step: {IN_STEP}")
-    reasons += [f"`--server-place workers` with {served}: {ON_WORKERS}", f"`--elastic` with {served}: {WHO_IS_LEFT}"]
+    beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": WHO_IS_LEFT}
+    reasons += [f"an axis `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why:", "", *(f"- {text}" for text in sorted(reasons))]) + "\n"
