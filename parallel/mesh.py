@@ -54,9 +54,15 @@ AXES = ("data", "pipeline", "tensor", "space", "branch")
 
 
 def sizes(
-    ranks: int, data: int | None = None, pipeline: int = 1, tensor: int = 1, space: int = 1, branch: int = 1
+    ranks: int,
+    data: int | None = None,
+    pipeline: int = 1,
+    tensor: int = 1,
+    space: int = 1,
+    branch: int = 1,
+    servers: int = 0,
 ) -> dict[str, int]:
-    """How many ranks each axis has, of so many in all; those that "data" is not told are its own.
+    """How many ranks each axis has, of so many in all, beside servers; those that "data" is not told are its own.
 
     Raises
     ------
@@ -73,8 +79,9 @@ def sizes(
         said = " x ".join(f"{axis} {size}" for axis, size in given.items() if size not in (None, 1)) or "data 1"
         fits = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
         raise ValueError(
-            f"mesh: {said} does not make {ranks} ranks: each axis needs one of {', '.join(fits)} ranks, and all of "
-            f"them multiplied {ranks}; or start {(data or 1) * model} ranks"
+            f"mesh: {said} does not make {ranks} ranks{f' beside {servers} that serve' * bool(servers)}: each axis "
+            f"needs one of {', '.join(fits)} ranks, and all of them multiplied {ranks}; or start "
+            f"{(data or 1) * model + servers} ranks"
         )
     return found
 
@@ -92,7 +99,8 @@ class Mesh:
     ----------
     communicator : collectives.Communicator or None
     workers : sequence of int or None
-        The ranks on the axis "data", which compute gradients; None for all. Others serve; then there is no other axis.
+        Those that compute gradients; None for all. Others serve, and are on no axis; where workers have other axes
+        than "data", they are the first ranks.
     data, pipeline, tensor, space, branch : int
         Ranks along each axis; data None for as many as are left.
 
@@ -137,8 +145,8 @@ class Mesh:
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
         self.model = self.pipeline = self.tensor = self.space = self.branch = None
         model, same = pipeline * tensor, space * branch
+        workers = range(self.size) if workers is None else workers
         if model * same == 1 and data is None:
-            workers = range(self.size) if workers is None else workers
             self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)
             self.data = self.group(workers) if communicator else None
             self.sizes = dict.fromkeys(AXES, 1) | {"data": self.count}
@@ -150,8 +158,10 @@ class Mesh:
                 "mesh: the axes pipeline and tensor, whose ranks have parts of the parameters, do not go with space "
                 "and branch, whose ranks sum the gradients of all"
             )
-        self.sizes = sizes(self.size, data, pipeline, tensor, space, branch)
-        self.places = self.places_of(self.rank)
+        servers = self.size - len(workers)
+        self.sizes = sizes(len(workers), data, pipeline, tensor, space, branch, servers)
+        serves = dict.fromkeys(AXES, 0) | {"data": None}
+        self.places = self.places_of(self.rank) if self.rank in workers else serves
         self.index, self.count = self.places["data"], self.sizes["data"]
         self.data = self._along("data")
         for axis in AXES[1:]:
@@ -174,12 +184,13 @@ class Mesh:
         return rank
 
     def _along(self, *axes: str):
-        """A communicator of the ranks that differ from this one in their places on these axes only."""
+        """A communicator of the ranks that differ from this one in their places on these axes only; servers: None."""
         if not self.communicator or math.prod(self.sizes[axis] for axis in axes) == self.size:
             return self.communicator
-        made = self.communicator.Split(self.rank_at(**dict.fromkeys(axes, 0)), self.rank)
+        serves = self.index is None
+        made = self.communicator.Split(self.size if serves else self.rank_at(**dict.fromkeys(axes, 0)), self.rank)
         self.made.append(made)
-        return made
+        return None if serves else made
 
     def group(self, ranks: Sequence[int]):
         """A communicator of these ranks, which goes with the mesh; None on the others (collective)."""

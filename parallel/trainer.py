@@ -21,6 +21,7 @@ from itertools import chain
 import numpy as np
 
 from nn.core.network import Network, NotFinite
+from nn.core.parts import cut
 from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
@@ -302,8 +303,12 @@ class Trainer(Serial):
         yield "steps", np.array(self.steps)
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
-        mine = chain(self.exchange.entries(), self.running())
-        yield from self.homes.collect(mine, self._kinds()) if self.homes else mine
+        mine, kinds = self.exchange.entries(), self._kinds()
+        if self.exchange.joins:  # ranks have parts of the statistics only
+            yield from mine
+            mine, kinds = (), {name: kind for name, kind in kinds.items() if name.startswith("state/")}
+        mine = chain(mine, self.running())
+        yield from self.homes.collect(mine, kinds) if self.homes else mine
 
     def fragments(self):
         """As for Serial (collective)."""
@@ -313,6 +318,9 @@ class Trainer(Serial):
             if self.loss_scale:
                 yield Fragment("loss_scale", self.loss_scale.array)
         mine = self.exchange.fragments()
+        if self.exchange.joins:
+            yield from mine
+            mine = ()
         if self.mesh.line.rank == 0:
             mine = chain(mine, (Fragment(name, array) for name, array in self.running()))
         yield from self.homes.fragments(mine) if self.homes else mine
@@ -330,13 +338,15 @@ class Trainer(Serial):
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
         self.settle()
         exchange = self.exchange
-        if self.homes:
+        if self.homes and not exchange.joins:
             state = self.homes.scatter(state, self._kinds(), to_all=not exchange.from_first)
         elif problem := exchange.check(state):
             raise ValueError(problem)
         exchange.load(state)
         small = {name: state[name] for name in ("steps", *dict(self.small())) if name in state}
-        small = self.mesh.line.bcast(small) if exchange.from_first else small
+        small = (self.mesh if exchange.joins else self.mesh.line).bcast(small) if exchange.from_first else small
+        if exchange.joins and self.homes:  # statistics, too, came whole
+            small = cut(self.homes.specs, small, self.mesh.tensor.rank, self.mesh.tensor.size)
         for name, array in self.small():
             array[...] = small[name]
         self.steps = int(small["steps"])
@@ -356,7 +366,7 @@ class Trainer(Serial):
     def digest(self):
         self.settle()
         sha = hashlib.sha256()
-        if self.homes:
+        if self.homes and not self.exchange.joins:
             self.homes.digest(sha, self.exchange.entries(), self.network.layout, self.network.dtype)
         else:
             self.exchange.digest(sha)

@@ -67,6 +67,13 @@ def join(whole: Mapping[str, Spec], states: Sequence[Mapping[str, np.ndarray]]) 
     return found
 
 
+def inside(name: str, spec: Spec, array: np.ndarray, index: int, count: int) -> np.ndarray:
+    """Where part `index` of `count` lies in a whole contiguous array that is cut: a view, with an axis of blocks."""
+    lo, hi = _bounds(name, spec, index, count)
+    before = (slice(None),) * (spec.split.axis + 1)
+    return _in_blocks(array, spec.split)[(*before, slice(lo, hi))]
+
+
 def check_part(index: int, count: int) -> None:
     """Refuse a part that there is not, with a ValueError."""
     if not 0 <= index < count:

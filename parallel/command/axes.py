@@ -19,6 +19,7 @@ from typing import NamedTuple
 from parallel.command.options import OptionError, Options
 
 AXES = ("data", "pipeline", "tensor", "space", "branch")
+SERVED = ("ps", "downpour")  # strategies with servers, which are on no axis
 MICRO_BATCHES = 8
 NAMES = ("naive", "gpipe", "1f1b", "pipedream", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev")
 SWITCHES = ("recompute", "vertical_sync")  # keys without a value
@@ -56,6 +57,11 @@ def is_tensor(options: Options) -> bool:
     return options.strategy_name == "tensor" or mesh(options).get("tensor", 1) > 1
 
 
+def serves_apart(options: Options) -> bool:
+    """Whether the last ranks only serve those on the axes."""
+    return options.strategy_name in SERVED and options.server_place == "own"
+
+
 def together(options: Options) -> str:
     """The axis of ranks that compute rows of the same images, or branches of the same network; "" without one."""
     given = mesh(options)
@@ -81,16 +87,16 @@ def mesh(options: Options) -> dict[str, int]:
 
 
 def sizes(options: Options, ranks: int) -> dict[str, int]:
-    """How many of so many ranks every axis has; the one that is not named what is left."""
+    """How many of so many ranks every axis has, servers left out; the one that is not named what is left."""
     from parallel.mesh import sizes
 
-    given = mesh(options)
+    given, servers = mesh(options), options.servers if serves_apart(options) else 0
     if "pipeline" not in given and is_pipeline(options):
         given["pipeline"] = max(1, ranks // (given.get("data", 1) * given.get("tensor", 1)))
     if "tensor" not in given and options.strategy_name == "tensor":
         given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
     try:
-        found = sizes(ranks, **given)
+        found = sizes(ranks - servers, **given, servers=servers)
     except ValueError as error:
         text = f"--mesh {options.mesh}" if options.mesh else f"--strategy {options.strategy}"
         raise OptionError(f"{text}: {str(error).removeprefix('mesh: ')}") from None

@@ -79,7 +79,8 @@ def ps(options, network, loss, optimizer, communicator) -> Trainer:
 
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
     late = {"consistency": options.consistency, "delay_compensation": options.delay_compensation}
-    return ParameterServer(*arguments, **summed(options), **late, limit=options.watch or math.inf)
+    how = late | several(options, communicator.size)
+    return ParameterServer(*arguments, **summed(options), **how, limit=options.watch or math.inf)
 
 
 def downpour(options, network, loss, optimizer, communicator) -> Trainer:
@@ -87,7 +88,7 @@ def downpour(options, network, loss, optimizer, communicator) -> Trainer:
     from parallel.strategies.downpour import Downpour
 
     arguments = network, loss, optimizer, communicator, options.seed, options.servers, options.server_place
-    keys = vars(settings.Downpour.parse(options.strategy))
+    keys = vars(settings.Downpour.parse(options.strategy)) | several(options, communicator.size)
     compressor = compression.parse(options.compress) if options.compress else None
     return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
 
@@ -98,9 +99,12 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
 
     make = getattr(local_sgd, REPLICAS[options.strategy_name])
     keys = vars(settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy))
-    if axes.is_tensor(options):
-        keys |= {"tensor": axes.sizes(options, communicator.size)["tensor"], "way": options.tensor}
-    return make(network, loss, optimizer, communicator, options.seed, **keys)
+    return make(network, loss, optimizer, communicator, options.seed, **keys, **several(options, communicator.size))
+
+
+def several(options, ranks: int) -> dict:
+    """How many ranks are one replica, where several are, and how they share its layers."""
+    return {"tensor": axes.sizes(options, ranks)["tensor"], "way": options.tensor} if axes.is_tensor(options) else {}
 
 
 def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:

@@ -25,7 +25,16 @@ from pathlib import Path
 from parallel.command import axes
 from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
 from parallel.launch import launcher
-from parallel.strategies.capabilities import CAPABILITIES, NOT_BESIDE, TOGETHER, why_not
+from parallel.strategies.capabilities import (
+    CAPABILITIES,
+    IN_STEP,
+    LATE,
+    NOT_BESIDE,
+    ON_WORKERS,
+    TOGETHER,
+    WHO_IS_LEFT,
+    why_not,
+)
 from parallel.strategies.capabilities import IN_SHARDS as SHARDED
 from parallel.strategies.capabilities import OPTIONS as ABILITIES
 
@@ -40,7 +49,7 @@ MOST = {"threads": 1024, "accumulate": 2**16, "reproducible": 2**16, "ranks": 2*
 
 BUCKETING = ("overlap", "bucket", "first_bucket")  # how messages are cut and moved
 MESSAGES = ("node_memory", *BUCKETING)  # and whether there are any between ranks of a node
-SERVED = ("ps", "downpour")  # by servers
+SERVED = axes.SERVED
 AUTO, CHOSEN = "auto", ("mesh", "pipeline", "tensor", "owt", "consistency", "delay_compensation")
 OF_A_RATE = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb")  # lbfgs searches for it
 # Option -> (another one, with which values of it this one is read at all).
@@ -230,6 +239,10 @@ def _stages(options: Options) -> None:
     if options.pipeline:
         axes.schedule(options)
     can_have = CAPABILITIES[options.strategy_name].axes
+    if options.strategy_name in LATE and options.late:
+        can_have = (*can_have, *LATE[options.strategy_name].axes)
+    elif options.strategy_name == "ps" and given.get("tensor", 1) > 1:
+        raise OptionError(f"--mesh {options.mesh} with --strategy ps: {IN_STEP}: use --consistency async, or ssp:S")
     if given and not axes.is_pipeline(options) and not set(can_have) - {"data"}:
         raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
     for axis in given if not axes.is_pipeline(options) else ():
@@ -264,6 +277,17 @@ def _layers_together(options: Options) -> None:
             raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
         return
     if axes.is_pipeline(options):
+        return
+    if options.strategy_name in SERVED:
+        if options.server_place != "own":
+            raise OptionError(
+                f"--mesh {options.mesh} does not go with --server-place {options.server_place}: {ON_WORKERS}: use "
+                "--server-place own"
+            )
+        if options.elastic:
+            raise OptionError(
+                f"--elastic does not go with --mesh {options.mesh} beside servers: {WHO_IS_LEFT}: leave one of them out"
+            )
         return
     _of_axis(options, "tensor", "layers that ranks compute together")
     if options.node_memory == "on":
@@ -593,6 +617,13 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return 1
     if axes.is_pipeline(options):
         return check_stages(options, ranks, network, optimizer)
+    if options.strategy_name in SERVED:
+        workers, servers = roles(ranks, options.servers, options.server_place)
+        server_slices(network.layout.size + network.state_layout.size, len(servers))
+        if len(servers) > 1 and (options.late or options.strategy_name == "downpour"):
+            virtual_shards.refuse_norms(optimizer)
+    else:
+        workers = range(ranks)
     found = axes.sizes(options, ranks)
     if axes.is_tensor(options):
         rewriting.share(network, Loss(), found["tensor"], options.tensor)
@@ -606,16 +637,9 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         check_scattered(options, ranks)
     if options.strategy_name == "owt":
         boundary.split(network, Loss(), ranks, options.owt)
-    workers = ranks
-    if options.strategy_name in SERVED:
-        found, servers = roles(ranks, options.servers, options.server_place)
-        server_slices(network.layout.size + network.state_layout.size, len(servers))
-        if len(servers) > 1 and (options.late or options.strategy_name == "downpour"):
-            virtual_shards.refuse_norms(optimizer)
-        workers = len(found)
     if options.reproducible:
-        fixed_tree.check_holders(options.reproducible, workers)
-    return workers
+        fixed_tree.check_holders(options.reproducible, len(workers))
+    return len(workers)
 
 
 def check_sandblaster(options: Options, ranks: int, network) -> None:

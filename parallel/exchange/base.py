@@ -47,6 +47,8 @@ class Exchange:
         Whether gradients of micro-batches add up where layers write them.
     from_first : bool
         Whether the state is gathered on rank 0, and scattered from there; else every rank has all of it.
+    joins : bool
+        Whether it brings together itself what ranks have in parts: it sees the whole mesh, and its state is whole.
     phases : tuple of (name, method, together)
         As of a trainer.
     fetch : callable (Run) or None
@@ -64,7 +66,7 @@ class Exchange:
 
     sharded: tuple[str, ...] = ()
     adds_up = True
-    from_first = False
+    from_first = joins = False
     fetch: Callable | None = None
     apart = bad = False
     offload = None
@@ -78,7 +80,8 @@ class Exchange:
 
     def start(self, mesh: Mesh, pass_: Whole, network: Network, optimizer: Optimizer, statistics, seed: int) -> None:
         """Make the buffers, with first values; called once, on all ranks."""
-        self.mesh, self.pass_, self.network, self.optimizer = mesh.line, pass_, network, optimizer
+        self.mesh, self.pass_ = mesh if self.joins else mesh.line, pass_
+        self.network, self.optimizer = network, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
         self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
         self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
@@ -235,11 +238,11 @@ class Exchange:
 
     def replicas(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of all parameters of which every rank has a copy."""
-        yield from self.layout.items(self.parameters)
+        yield from self.network.layout.items(self.parameters)
 
     def bad_parameters(self) -> set[str]:
         """Names of parameters of which this rank has values that are not finite."""
-        return {name for name, array in self.layout.items(self.parameters) if not np.isfinite(array).all()}
+        return {name for name, array in self.network.layout.items(self.parameters) if not np.isfinite(array).all()}
 
     def digest(self, sha) -> None:
         """Let a hash have all parameters, in the order of the layout."""

@@ -140,8 +140,9 @@ class Served(Exchange):
             mesh.agree({"compression": repr(compressor)})
             arguments = self.regions, self.hosts, self.workers, self.dtype, self.seed, maximum
             self.pieces = Pieces(mesh.communicator, compressor, *arguments)
-            flat = {name: self.layout.zeros(self.dtype) if self.works else None for name in compressor.memories}
-            for encoder, share in zip(self.pieces.encoders, self.shares if self.works else (), strict=True):
+            sends = mesh.rank in self.workers
+            flat = {name: self.layout.zeros(self.dtype) if sends else None for name in compressor.memories}
+            for encoder, share in zip(self.pieces.encoders, self.shares if sends else (), strict=True):
                 encoder.memory = {name: memory[share] for name, memory in flat.items()}
             self.memories = Memories(mesh, self.layout, flat, {}, self.dtype)
 
@@ -230,12 +231,16 @@ class Served(Exchange):
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         """Moments come from the servers to rank 0, one after the other; elsewhere an entry is empty."""
-        first = self.mesh.rank == 0
-        yield from self._named("param", self.parameters if first else None)
+        first, values = self.mesh.rank == 0, self.whole_parameters()
+        yield from self._named("param", values if first else None)
         for slot in self.optimizer.slots:
             yield from self._named(f"optimizer/{slot}", self._gathered(self.slots.get(slot)))
         if self.memories:
             yield from self.memories.entries()
+
+    def whole_parameters(self) -> np.ndarray:
+        """Those of a worker, on its first rank (collective)."""
+        return self.parameters
 
     def fragments(self):
         """Each server writes its slice of parameters and moments."""

@@ -76,7 +76,7 @@ def predict(
     if axes.pipeline > 1 and strategy not in TIMED:
         raise ValueError(f"{strategy} has no stages: leave pipeline={axes.pipeline} out, or use {', '.join(TIMED)}")
     if axes.tensor > 1 and name in (*ALONE, *APART):
-        how = "is predicted with whole layers" if name == "local-sgd" else "does not cut layers"
+        how = "is predicted with whole layers" if name in ("local-sgd", "downpour") else "does not cut layers"
         raise ValueError(f"{strategy} {how}: leave tensor={axes.tensor} out")
     if axes.ranks == 1:
         return serial(job)

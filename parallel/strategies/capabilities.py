@@ -81,7 +81,7 @@ ROUNDED = (
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, elastic=True, apart=True)
 REPLICAS = replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients")
-SERVED_APART = replace(APART_ALL, compress=ALONE, not_compressed=NO_FACTORS)
+SERVED_APART = replace(APART_ALL, axes=("data", "tensor"), compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
     "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
     "zero1": replace(SHARDED, axes=ALL_AXES, not_stages=""),
@@ -171,6 +171,10 @@ APART = {
         "sync_batch_norm",
     ): "virtual shards are computed one after another, and statistics need all at once",
 }
+# Why there are no workers of several ranks beside servers.
+ON_WORKERS = "a server on a worker does not serve while its rank waits for the others of the worker"
+WHO_IS_LEFT = "ranks that are left become workers of one rank, and servers"
+IN_STEP = "push and pull of all in step are schedules of whole vectors, and ranks have parts of them"
 CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
 COLUMNS = (*OPTIONS, "mixed", "elastic")  # of the table; these two have rules of their own
@@ -235,5 +239,7 @@ def matrix() -> str:
     for why in dict.fromkeys(NOT_BESIDE.values()):
         others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
         reasons.append(f"an axis `space` or `branch` beside {others}: {why}")
+    beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": WHO_IS_LEFT}
+    reasons += [f"an axis `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why:", "", *(f"- {text}" for text in sorted(reasons))]) + "\n"

@@ -19,9 +19,8 @@ from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.asynchronous.served import LIMIT, Asynchronous
 from parallel.exchange.compression.base import Compressor
-from parallel.mesh import Mesh
-from parallel.passes.whole import Whole
 from parallel.strategies import settings
+from parallel.strategies.parameter_server import served_mesh
 from parallel.trainer import Trainer
 
 
@@ -40,6 +39,8 @@ def Downpour(
     warm: int = 0,
     compressor: Compressor | None = None,
     limit: float = LIMIT,
+    tensor: int = 1,
+    way: str = "pairs",
 ) -> Trainer:
     """`Serial` on many ranks, asynchronously.
 
@@ -55,12 +56,16 @@ def Downpour(
         Parameters come while the next steps compute.
     warm : int
         So many steps are made at first in which no replica is ahead of another.
+    tensor, way
+        As for TensorParallel: so many neighbouring ranks are one replica, and compute its layers together; servers, on
+        ranks of their own, know the first of them.
 
     Raises
     ------
     ValueError
         Servers that there are no ranks or no parameters for; steps below 1; statistics over all ranks; a method of
-        compression that has no messages of single ranks.
+        compression that has no messages of single ranks. Replicas of several ranks beside servers on workers, or ranks
+        or layers that cannot be dealt out so.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
@@ -68,6 +73,6 @@ def Downpour(
     settings.check_apart(network)
     how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
     exchange = Asynchronous(communicator.size, servers, place, compressor, **how)
-    mesh = Mesh(communicator, exchange.workers)
+    mesh, pass_ = served_mesh(communicator, exchange, loss, tensor, way)
     mesh.agree({"Downpour": f"{servers} on {place}, {found!r}"})
-    return Trainer(network, loss, optimizer, mesh, Whole(), exchange, seed, "Downpour")
+    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Downpour")

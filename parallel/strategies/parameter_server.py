@@ -28,6 +28,7 @@ from parallel.mesh import Mesh, agree
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
 from parallel.strategies import settings
+from parallel.strategies.capabilities import IN_STEP, ON_WORKERS
 from parallel.trainer import Trainer
 
 
@@ -45,6 +46,8 @@ def ParameterServer(
     consistency: str = "sync",
     delay_compensation: bool = False,
     limit: float = 300.0,
+    tensor: int = 1,
+    way: str = "pairs",
 ) -> Trainer:
     """`Serial` on many ranks with parameter servers.
 
@@ -68,6 +71,9 @@ def ParameterServer(
         Not synchronous: correct gradients for what has changed since they were computed (DC-ASGD).
     limit : float
         Not synchronous: seconds after which a rank gives up to which nothing comes.
+    tensor, way
+        Not synchronous: as for TensorParallel; so many neighbouring ranks are one worker, and compute its layers
+        together, and servers, on ranks of their own, know the first of them.
 
     Raises
     ------
@@ -76,7 +82,8 @@ def ParameterServer(
         for so many servers, or cannot work with this optimizer. With virtual shards: more workers than shards,
         synchronised statistics. With these, or not synchronous, on several servers: LARS, LAMB or clipping by norms.
         A consistency that is none, compensation where nothing is delayed; not synchronous: virtual shards,
-        statistics over all ranks.
+        statistics over all ranks. Workers of several ranks: synchronous, beside servers on workers, or ranks or layers
+        that cannot be dealt out so.
     ReplicaError
         If ranks were given different networks, losses, optimizers, servers or methods.
     """
@@ -86,14 +93,26 @@ def ParameterServer(
     how = settings.Consistency.parse(consistency, "ps")
     if how.name == "sync":
         settings.refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
+        settings.refuse(tensor > 1, f"workers of {tensor} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
         exchange = Served(*arguments)
     else:
         settings.check_apart(network, shards)
         more = {"compensate": delay_compensation, "limit": limit}
         exchange = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
-    pass_ = VirtualShards(shards) if shards else Whole()
+    mesh, pass_ = served_mesh(communicator, exchange, loss, tensor, way)
+    pass_ = VirtualShards(shards) if shards else pass_
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}ParameterServer"
-    return Trainer(network, loss, optimizer, Mesh(communicator, exchange.workers), pass_, exchange, seed, name)
+    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
+
+
+def served_mesh(communicator, exchange: Served, loss: Loss, tensor: int, way: str) -> tuple[Mesh, Whole]:
+    """Who computes beside servers, and how: workers of one rank, or of several that compute layers together."""
+    if tensor == 1:
+        return Mesh(communicator, exchange.workers), Whole()
+    from parallel.strategies.tensor.tensor_parallel import SharedPass  # which other workers do without
+
+    settings.refuse(exchange.place != "own", f"workers of {tensor} ranks: {ON_WORKERS}: use place 'own'")
+    return Mesh(communicator, exchange.workers, tensor=tensor), SharedPass(loss, way)
 
 
 def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> Trainer:

@@ -10,7 +10,7 @@ import nn
 from nn.core.layer import Sequential, ShapeError, Spec, Split
 from nn.core.layout import Layout
 from nn.core.network import Network
-from nn.core.parts import cut, join
+from nn.core.parts import cut, inside, join
 from nn.models import build
 
 
@@ -49,6 +49,10 @@ def test_parts_are_drawn_whole_and_join_to_the_whole(count):
         )
         assert part.layout.shared == whole.layout.shared
     joined = join(parts[0].whole.specs, found)
+    for name, spec in parts[0].whole.specs.items():
+        for i, mine in enumerate(found if spec.split else ()):
+            assert np.array_equal(inside(name, spec, expected[name], i, count).ravel(), mine[name].ravel()), name
+            assert np.shares_memory(inside(name, spec, expected[name], i, count), expected[name])
     for name, array in expected.items():
         assert np.array_equal(joined[name], array), name
     if count == 2:

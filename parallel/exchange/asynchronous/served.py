@@ -15,6 +15,9 @@ Running statistics are each worker's own, and become their mean there.
 A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
 wherever that rank waits; it costs no thread.
 
+A worker may be some ranks that compute layers together, each with a part (replica.py): servers are then on ranks of
+their own, and know the first of them.
+
 A loss that is not finite is not pushed: the worker tells the servers, which answer everybody at once, and all end.
 
 Cost of a step, worker: 2 alpha + 2 n beta for each server; the server moves w n / s beta for each round of w workers.
@@ -32,6 +35,7 @@ import numpy as np
 from nn.training.serial import OWN
 from nn.training.stored import Fragment
 from parallel.exchange.asynchronous.clock import Book
+from parallel.exchange.asynchronous.replica import Replica
 from parallel.exchange.asynchronous.server import Server
 from parallel.exchange.asynchronous.worker import Worker
 from parallel.exchange.compression.base import Compressor
@@ -76,6 +80,7 @@ class Asynchronous(Served):
     """
 
     apart, addends = True, 1
+    joins = True
 
     def __init__(
         self,
@@ -102,15 +107,18 @@ class Asynchronous(Served):
         return compute + (worker if self.works else ()) + (server if self.serves else ())
 
     def allocate(self):
-        mesh, layout = self.mesh, self.layout
-        self.works, self.serves = mesh.rank in self.workers, mesh.rank in self.hosts
+        mesh, layout, own = self.mesh, self.network.whole, self.network.layout
+        self.layout = layout
+        self.works, self.serves = mesh.index is not None, mesh.rank in self.hosts
+        self.workers = self.workers[:: mesh.sizes["tensor"]]  # of each replica the first rank
+        self.replica = Replica(mesh.tensor, self.network) if mesh.tensor else None
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
         # As many as where all meet.
-        self.slices = server_slices(layout.size + self.network.state_layout.size, len(self.hosts))
+        self.slices = server_slices(layout.size + self.network.whole_state.size, len(self.hosts))
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
-        self.parameters, self.gradients = layout.zeros(self.dtype), layout.zeros(self.dtype)
+        self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
         self.first_values()
         self.wire = mesh.communicator.Dup()
         self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
@@ -119,11 +127,32 @@ class Asynchronous(Served):
         if self.serves:
             self._serve_slice(self.hosts.index(mesh.rank))
         if self.works:
-            arrays = self.parameters, self.gradients, self.pieces, self.server
-            self.worker = Worker(self.wire, self.hosts, self.shares, *arrays, limit=self.limit, **self.schedule)
+            more = self.parameters, self.gradients, self.pieces, self.server, self.replica
+            known = (self.hosts, self.shares) if mesh.rank in self.workers else ([], [])
+            self.worker = Worker(self.wire, *known, *more, limit=self.limit, **self.schedule)
         else:
             self.parameters, self.p, self.g = self.server.held, None, None
             del self.gradients
+
+    def first_values(self):
+        """As for Exchange; where ranks have parts of them, each takes its own of what the first one draws."""
+        if self.mesh.sizes["tensor"] == 1:
+            super().first_values()
+            return
+        own, whole = self.network.layout, self.layout.zeros(self.dtype)
+        self.layout.initialize(whole, self.seed)
+        self.mesh.communicator.Bcast(whole, root=0)
+        self.take(whole)
+        if self.works:
+            self.mesh.data.Bcast(self.statistics, root=0)
+        self.p, self.g = own.views(self.parameters), own.views(self.gradients)
+
+    def take(self, whole: np.ndarray) -> None:
+        """This rank's parameters, of a whole vector."""
+        if self.replica:
+            self.replica.take(whole, self.parameters)
+        else:
+            self.parameters[:] = whole
 
     def _serve_slice(self, number: int) -> None:
         book = Book(self.workers, self.schedule["bound"], self.schedule["warm"])
@@ -166,12 +195,12 @@ class Asynchronous(Served):
         if worker and not math.isfinite(self.told):
             self.bad = True
             worker.fail()
-        elif worker and not worker.broken:
-            worker.gather(self.samples, float(self.optimizer.lr))
-            self.pushes += 1
         if worker:
+            broken = worker.broken  # what comes while this step ends is for the next: ranks of a replica are told there
+            if not broken:
+                worker.gather(self.samples, float(self.optimizer.lr))
+                self.pushes += 1
             worker.move()
-            broken = worker.broken
         else:
             server.serve(self.step + 1)
             broken = server.broken or server.book.deserted(self.step + 1)
@@ -192,7 +221,7 @@ class Asynchronous(Served):
             return False
         if self.works:
             self.worker.finish(float(self.optimizer.lr))
-            self.updates = self.worker.copies[0].version
+            self.updates = self.worker.copies[0].version if self.worker.copies else 0
         if self.serves:
             self.server.serve(math.inf)
             self.server.leave()
@@ -203,10 +232,8 @@ class Asynchronous(Served):
         self.bad = False
         if refused := next((error for error, _ in everyone if error), ""):
             raise FloatingPointError(refused)
-        if self.statistics.size:
-            if not self.works:
-                self.statistics[:] = 0
-            self.mesh.sum_all(self.statistics)
+        if self.works and self.statistics.size:
+            self.mesh.sum(self.statistics)
             self.statistics /= len(self.workers)
         return any(bad for _, bad in everyone)
 
@@ -234,6 +261,19 @@ class Asynchronous(Served):
             mine = self.server.compensation.mean_square if self.serves else None
             yield from self._named(SQUARES, self._gathered(mine))
 
+    def whole_parameters(self):
+        return self.replica.join(self.parameters) if self.replica else self.parameters
+
+    def digest(self, sha):
+        sha.update(self.whole_parameters())
+
+    def kinds(self):
+        """Of whole arrays, whatever parts of them this rank has."""
+        whole = {"param": self.layout, "state": self.network.whole_state}
+        whole |= {f"optimizer/{slot}": self.layout for slot in self.optimizer.slots}
+        shapes = {f"{kind}/{name}": spec.shape for kind, layout in whole.items() for name, spec in layout.specs.items()}
+        return super().kinds() | {name: (shape, self.dtype) for name, shape in shapes.items()}
+
     def fragments(self):
         yield from super().fragments()
         if self.mesh.rank == 0:
@@ -251,7 +291,7 @@ class Asynchronous(Served):
         kept, updates, steps = self.mesh.bcast(told if self.mesh.rank == 0 else None)
         values = self._whole(state, "param")
         if self.works:
-            self.parameters[:] = values
+            self.take(values)
         if self.serves:
             self.server.held[:] = values[self.own]
         for slot in self.optimizer.slots:
@@ -263,7 +303,7 @@ class Asynchronous(Served):
             if self.serves:
                 self.server.compensation.mean_square[:] = values[self.own]
         self._count_from(int(steps) * len(self.workers) if updates is None else int(updates))
-        if self.memories and self.works:
+        if self.memories and self.mesh.rank in self.workers:
             self.memories.load(state)
 
     def _count_from(self, updates: int) -> None:
@@ -301,7 +341,7 @@ class Asynchronous(Served):
         return {"parameters": vectors + held, "gradients": gradients, "moments": moments, "in transit": transit}
 
     def formula(self):
-        psi = self.layout.count * self.dtype.itemsize
+        psi = self.network.layout.count * self.dtype.itemsize
         part = psi / len(self.hosts) if self.serves else 0
         gradients = psi * self.works * (1 + (self.schedule["push_every"] > 1)) + part
         moments = part * (len(self.optimizer.slots) + self.compensate)
@@ -311,6 +351,8 @@ class Asynchronous(Served):
         s = self.schedule
         how = "asynchronous" if s["bound"] == math.inf else f"at most {s['bound']} clocks apart"
         more = [how, *(["reads ahead"] if s["ahead"] else []), *(["delays compensated"] if self.compensate else [])]
+        if (ranks := self.mesh.sizes["tensor"]) > 1:
+            more.insert(0, f"a worker is {ranks} ranks")
         if s["local"]:
             more.append(f"pushes every {s['push_every']} steps, reads every {s['fetch_every']}")
         if s["warm"]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from parallel.exchange.asynchronous.clock import Copy, allowed, fits
+from parallel.exchange.asynchronous.replica import Replica
 from parallel.exchange.asynchronous.server import Server, nothing
 from parallel.exchange.asynchronous.wire import DONE, FAIL, PUSH, READ, TO_SERVER, TO_WORKER, Incoming, Outgoing, wait
 from parallel.exchange.compression.exchange import Pieces
@@ -32,6 +33,9 @@ class Worker:
         With an encoder for each server.
     server : Server or None
         On this rank.
+    replica : Replica or None
+        The ranks that compute this worker's layers together, each with parts of the arrays; but for the first they know
+        no servers, and count the same clocks.
 
     Attributes
     ----------
@@ -50,6 +54,7 @@ class Worker:
         gradients: np.ndarray,
         pieces: Pieces | None,
         server: Server | None,
+        replica: Replica | None = None,
         *,
         bound: float,
         ahead: bool,
@@ -60,10 +65,11 @@ class Worker:
         limit: float,
     ):
         self.wire, self.hosts, self.shares, self.parameters, self.gradients = wire, hosts, shares, parameters, gradients
-        self.pieces, self.server = pieces, server
+        self.pieces, self.server, self.replica, self.fresh = pieces, server, replica, False
+        self.read_into = replica.whole if replica else parameters
         self.bound, self.ahead, self.warm, self.limit = bound, ahead, warm, limit
         self.push_every, self.fetch_every, self.local = push_every, fetch_every, local
-        lengths = [parameters[share].nbytes for share in shares]
+        lengths = [self.read_into[share].nbytes for share in shares]
         self.pushing = [Outgoing(wire, host, TO_SERVER, n) for host, n in zip(hosts, lengths, strict=True)]
         self.reading = [Incoming(wire, host, TO_WORKER, n) for host, n in zip(hosts, lengths, strict=True)]
         if server:
@@ -122,6 +128,16 @@ class Worker:
                     f"this one: that is too old"
                 )
         self.used = self.used or [copy.version for copy in self.copies]
+        self.share()
+
+    def share(self) -> None:
+        """All ranks of a replica go on with what its first one has taken over, and know whether training has ended."""
+        if not self.replica:
+            return
+        fresh, self.broken = self.replica.tell(self.fresh, self.broken)
+        if fresh:
+            self.replica.deal(self.parameters)
+        self.fresh = False
 
     def ask(self, clock: float) -> None:
         """Ask every server for its slice, unless an answer is on its way; at math.inf, this worker has finished."""
@@ -156,7 +172,8 @@ class Worker:
             version, least, own, broken = reply.head[:4]
             self.copies[number] = Copy(int(version), least, own)
             self.broken |= bool(broken)
-            self.parameters[self.shares[number]] = reply.body.view(self.parameters.dtype)
+            self.read_into[self.shares[number]] = reply.body.view(self.parameters.dtype)
+            self.fresh = True
 
     # ------------------------------------------------------------------------------------------------ pushing
 
@@ -176,13 +193,14 @@ class Worker:
 
     def push(self, rate: float) -> None:
         """Send what was gathered to every server; of no samples the clock alone."""
+        whole = self.replica.join(self.gathered) if self.replica and self.samples else self.gathered
         for number, share in enumerate(self.shares):
             body = None
             if self.samples and self.pieces:
-                body = self.pieces.encoders[number].encode(self.gathered[share], self.clock - 1)
+                body = self.pieces.encoders[number].encode(whole[share], self.clock - 1)
                 self.pieces.sent += body.nbytes * (self.hosts[number] != self.wire.rank)
             elif self.samples:
-                body = self.gathered[share]
+                body = whole[share]
             self.send(number, [PUSH, self.clock, self.used[number], rate], body)
         if self.gathered is not self.gradients:
             self.gathered[:] = 0
@@ -213,16 +231,19 @@ class Worker:
 
     def finish(self, rate: float) -> None:
         """Push what is left, leave the clocks, and read what all have in the end."""
+        self.share()
         if not self.broken and self.pushed_at < self.clock:
             self.push(rate)
         if self.asked:
             self.receive()
         self.ask(math.inf)
         self.receive()
+        self.share()
         for number in range(len(self.hosts)):
             self.leave(number, self.move)
 
     @property
     def nbytes(self) -> int:
-        """Of messages."""
-        return sum(len(each.buffer) for each in (*self.pushing, *self.reading))
+        """Of messages, and of what ranks of a replica bring together."""
+        messages = sum(len(each.buffer) for each in (*self.pushing, *self.reading))
+        return messages + (self.replica.nbytes if self.replica else 0)

@@ -41,6 +41,9 @@ class SharedPass(Whole):
         self.whole_loss, self.way = loss, way
 
     def hold(self, network, mesh):
+        self.knows = False
+        if mesh.index is None:  # a rank that only serves, whole arrays
+            return network
         index, ranks = mesh.places["tensor"], mesh.sizes["tensor"]
         shared, self.parts_loss, _ = share(network, self.whole_loss, ranks, self.way)
         self.knows = index == 0
@@ -48,6 +51,8 @@ class SharedPass(Whole):
 
     def join(self, trainer):
         """The loss of outputs that are cut; and where gradients are terms, here and there in the buffer."""
+        if self.mesh.index is None:
+            return
         layout, names = trainer.held.layout, terms(trainer.held)
         self.terms = {name: array for name, array in layout.flat(trainer.g).items() if name in names}
         self.ends = sorted((layout.slices[name].stop, name) for name in names)

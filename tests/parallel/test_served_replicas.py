@@ -1,0 +1,309 @@
+"""Servers whose workers are ranks that compute layers together: each such worker is one of a single rank."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import PATIENCE
+from equality import CLIPS, EPS, MODELS, OPTIMIZERS, SEED, batches, cnn, dataset, difference, mlp
+
+import nn
+from parallel.command.options import OptionError, Options
+from parallel.command.parsing import parse
+from parallel.mesh import ReplicaError
+
+
+def make(comm, name="Downpour", optimizer=None, network=mlp, servers=1, **options):
+    import parallel
+    from collectives import Communicator
+
+    arguments = network(), nn.CrossEntropyLoss(), optimizer or nn.SGD(0.1), Communicator(comm), SEED, servers
+    return getattr(parallel, name)(*arguments, **{"tensor": 2, "limit": PATIENCE} | options)
+
+
+def free(trainer):
+    trainer.close()
+    trainer.communicator.release()
+
+
+def alone():
+    return cnn(synchronized=False)
+
+
+def adagrad():
+    return nn.Adagrad(0.05, eps=EPS)
+
+
+def assert_state(comm, trainer, want, case):
+    """What a trainer gathers is what one process has: parameters, moments, statistics."""
+    found = trainer.state()
+    for name, array in want.state().items() if comm.rank == 0 else ():
+        if array.ndim and array.size:
+            assert found[name].shape == array.shape, (case, name)
+            assert np.abs(found[name] - array).max() < 1e-12 * (np.abs(array).max() or 1), (case, name)
+
+
+def uncut(trainer, vector):
+    """What of a vector of this rank's is whole on every rank of its replica."""
+    replica = trainer.exchange.replica
+    names = [name for name, spec in replica.layout.specs.items() if spec.split is None]
+    return np.concatenate([vector[replica.part.slices[name]] for name in names])
+
+
+@pytest.mark.mpi(ranks=4)
+def test_one_replica_of_several_ranks_is_one_process(comm):
+    """With reads that wait: Adagrad's sequential training, on one server and two; statistics, norms, micro-batches."""
+    three = comm.Split(comm.rank < 3)
+    cases = [("mlp", adagrad, "pairs"), ("transformer", adagrad, "sequence"), ("cnn", OPTIMIZERS["adam"], "width")]
+    of_norms = [("mlp", lambda: OPTIMIZERS["momentum"](CLIPS[1]), "pairs"), ("mlp", OPTIMIZERS["lamb"], "pairs")]
+    for ranks, servers in (three, 1), (comm, 2):
+        if ranks is three and comm.rank == 3:
+            continue
+        for model, rule, way in cases + (of_norms if servers == 1 else []):
+            network = alone if model == "cnn" else MODELS[model]
+            one = nn.Serial(network(), nn.CrossEntropyLoss(), rule(), SEED)
+            shared = [("Downpour", {}, 1), ("ParameterServer", {"consistency": "async"}, 1 if model == "cnn" else 2)]
+            losses = [one.step(*batch) for batch in batches(model, (0, 1))]
+            for name, more, parts in shared:
+                many = make(ranks, name, rule(), network, servers, way=way, **more)
+                found = [many.step(*batch, parts) for batch in batches(model, many.shard)]
+                many.settle()
+                if many.exchange.works:
+                    np.testing.assert_allclose(found, losses, rtol=1e-12)
+                many.check_replicas()
+                assert_state(ranks, many, one, (name, model, rule(), servers))
+                free(many)
+
+
+@pytest.mark.mpi(ranks=5)
+def test_in_step_two_replicas_make_the_step_of_data_parallelism(comm):
+    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    for batch in batches("mlp", (0, 1)):
+        one.step(*batch)
+    for name, options in (
+        ("ParameterServer", {"consistency": "ssp:0"}),
+        ("Downpour", {"warm": 5, "push": 3, "fetch": 2}),
+    ):
+        many = make(comm, name, **options)
+        for batch in batches("mlp", many.shard):
+            many.step(*batch)
+        many.check_replicas()
+        assert_state(comm, many, one, name)
+        assert many.meet(1.0) == 1.0
+        free(many)
+
+
+@pytest.mark.mpi(ranks=5)
+def test_what_is_applied_is_what_two_replicas_pushed(comm):
+    """With SGD the way from the first parameters to the last is the sum of all pushes, however late, once each."""
+    from parallel.exchange import compression
+
+    for name, options in (
+        ("ParameterServer", {"consistency": "async:ahead=1"}),
+        ("Downpour", {"push": 3, "fetch": 2}),
+        ("Downpour", {"push": 2, "fetch": 4, "ahead": True, "warm": 2}),
+        ("Downpour", {"push": 2, "compressor": compression.parse("topk:0.1")}),
+    ):
+        many = make(comm, name, **options)
+        exchange, sent = many.exchange, []
+        if replica := exchange.replica:
+            start, join = replica.join(many.parameters).copy(), replica.join
+
+            def noted(mine, join=join, sent=sent):
+                found = join(mine)
+                sent.append(found.copy())
+                return found
+
+            replica.join = noted
+        loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
+        history = nn.fit(many, loader, 2).history
+        assert len(history) == 2 and many.steps == 6 and all(math.isfinite(record["loss"]) for record in history)
+        many.settle()
+        leads = comm.rank in exchange.workers
+        assert leads == (comm.rank in (0, 2))
+        if replica:
+            replica.join = join
+        mine = sum(sent, np.zeros(exchange.layout.size)) if leads else np.zeros(exchange.layout.size)
+        if leads and exchange.memories:
+            mine -= sum(exchange.memories.flat.values())
+        total, pushes = sum(comm.allgather(mine)), sum(comm.allgather(len(sent) if leads else 0))
+        assert sum(many.counted()["staleness"]["updates"]) == pushes
+        last = exchange.whole_parameters() if exchange.works else None
+        if comm.rank == 0:
+            way = (start - last) / 0.1
+            assert difference(way, total) < 1e-12, (name, options)
+            assert difference(way, total - sent[0]) > 1e-6, "control: one push less"
+        many.check_replicas()
+        free(many)
+
+
+@pytest.mark.mpi(ranks=5)
+def test_all_ranks_of_a_replica_use_one_read(comm):
+    """What came is used from the same step on by all of them, and what is not cut is the same on all, in every step."""
+    many = make(comm, optimizer=nn.Adagrad(0.05), push=1, fetch=2, ahead=True)
+    used, taken = [], []
+    if replica := many.exchange.replica:
+        deal = replica.deal
+
+        def noted(mine):
+            taken.append(many.exchange.worker.clock)
+            deal(mine)
+
+        replica.deal = noted
+    for _ in range(3):
+        for batch in batches("mlp", many.shard):
+            many.step(*batch)
+            if replica:
+                used.append(uncut(many, many.parameters).copy())
+    if replica:
+        theirs = replica.ranks.allgather((taken, np.array(used)))
+        assert taken and theirs[0][0] == theirs[1][0]
+        np.testing.assert_array_equal(theirs[0][1], theirs[1][1])
+    many.check_replicas()
+    free(many)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
+    """The check can fail: a rank that takes its part of what was read, and of the rest keeps its own."""
+    many = make(comm, optimizer=nn.Adagrad(0.05))
+    if comm.rank == 1:
+        replica, deal = many.exchange.replica, many.exchange.replica.deal
+
+        def cut_only(mine):
+            before = mine.copy()
+            deal(mine)
+            for name, spec in replica.layout.specs.items():
+                if spec.split is None:
+                    mine[replica.part.slices[name]] = before[replica.part.slices[name]]
+
+        replica.deal = cut_only
+    for batch in batches("mlp", many.shard):
+        many.step(*batch)
+    if comm.rank < 2:
+        with pytest.raises(ReplicaError, match=r"parameter \S+ on ranks \[1\] differs from rank 0's"):
+            many.check_replicas()
+    else:
+        many.check_replicas()
+    free(many)
+
+
+@pytest.mark.mpi(ranks=5)
+def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
+    for options in {"fetch": 1}, {"push": 3, "fetch": 3, "ahead": True}:
+        many = make(comm, **options)
+        with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
+            for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
+                if comm.rank in (2, 3) and i == 2:
+                    x[0] = np.nan
+                many.step(x, y, total)
+            many.settle()
+        many.settle()
+        many.check_replicas()
+        assert not many.exchange.works or np.isfinite(many.parameters).all()
+        free(many)
+
+
+@pytest.mark.mpi(ranks=5)
+def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm):
+    """In step, so that all is determined: stopped and continued is the same, bit for bit."""
+
+    def again():
+        return make(comm, "ParameterServer", OPTIMIZERS["adam"](), alone, way="width", consistency="ssp:0")
+
+    straight, first = again(), again()
+    assert not straight.homes or any(straight.homes.is_cut(name) for name, _ in straight.running())
+    history = batches("cnn", straight.shard)
+    for batch in history[:3]:
+        straight.step(*batch)
+        first.step(*batch)
+    kept = comm.bcast(first.state())
+    straight.settle()
+    second = again()
+    second.load_state(kept)
+    before = second.snapshot()
+    second.step(*history[4])
+    second.restore(before)
+    for batch in history[3:]:
+        straight.step(*batch)
+        second.step(*batch)
+    want, found = straight.state(), second.state()
+    for name in want:
+        np.testing.assert_array_equal(found[name], want[name], err_msg=name)
+    assert straight.digest() == second.digest() != first.digest()
+    digest = second.digest()
+    if comm.rank == 0:
+        one = nn.Serial(alone(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+        one.load_state({name: want[name] for name in one.state()})
+        assert one.digest() == digest
+    for each in straight, first, second:
+        free(each)
+
+
+@pytest.mark.mpi(ranks=5)
+def test_a_run_is_continued_and_by_another_strategy(comm, shared_tmp_path):
+    """By the options: metrics, evaluation, checkpoints in parts."""
+    from parallel.command.training_run import train as run
+
+    out = shared_tmp_path / "run"
+    common = {"model": "mlp:64,8,10", "limit": 200, "out": str(out), "no_pictures": True, "watch": PATIENCE}
+    common |= {"optimizer": "adagrad", "lr": 0.05}
+    mesh = {"strategy": "downpour:push=2", "mesh": "data=2,tensor=2"}
+    result = run(Options(epochs=2, **mesh, **common))
+    assert len({json.dumps(each) for each in comm.allgather((result["loss"], result["accuracy"]))}) == 1
+    if comm.rank == 0:
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        steps = math.ceil(200 / 32)
+        assert [record["step"] for record in records] == [steps, 2 * steps]
+        for record in records:
+            assert sum(record["staleness"]["updates"]) == 2 * math.ceil(steps / 2), "each replica, every second step"
+    again = run(Options(epochs=3, resume=str(out), **mesh, **common))
+    assert again["epochs"] == 3 and again["steps"] == 3 * math.ceil(200 / 32)
+    last = run(Options(epochs=4, resume=str(out), strategy="ddp", **common))
+    assert last["epochs"] == 4 and math.isfinite(last["loss"])
+
+
+@pytest.mark.mpi(ranks=4)
+def test_workers_that_cannot_be_are_refused(comm):
+    for name, options, words in (
+        ("Downpour", {"place": "workers"}, "a server on a worker does not serve while .*: use place 'own'"),
+        ("Downpour", {}, "tensor 2 does not make 3 ranks beside 1 that serve: .* or start 3 ranks"),
+        ("ParameterServer", {"servers": 2}, "workers of 2 ranks: .* use consistency 'async'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(comm, name, **options)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("downpour --mesh data=2,tensor=2 --server-place workers", "does not serve while .*: use --server-place own"),
+        ("downpour --mesh data=2,tensor=2 --servers 2", "does not make 3 ranks beside 2 that serve.*start 6 ranks"),
+        ("downpour --mesh tensor=3", "does not make 4 ranks beside 1 that serve"),
+        ("downpour --mesh data=3", "data 3 does not make 4 ranks beside 1 that serve"),
+        ("ps --mesh data=2,tensor=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
+        ("downpour --mesh data=2,pipeline=2", "downpour has no stages on different ranks: use "),
+        ("downpour --mesh data=2,space=2", "--strategy downpour has no axis space"),
+        ("easgd --mesh data=2,tensor=2", "has no effect with --strategy easgd"),
+        ("downpour --mesh data=2,tensor=2 --elastic shrink", "--elastic does not go with --mesh .* beside servers"),
+        ("downpour --tensor width", "--tensor width needs an axis"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_are_ranks(options, words):
+    from parallel.command.factory import prepare
+
+    with pytest.raises(OptionError, match=words):
+        prepare(parse(["--strategy", *options.split(), "--ranks", "5", "--limit", "100"]))
+
+
+def test_what_can_be_is_not_refused():
+    from parallel.command.factory import prepare
+
+    for options in (
+        "downpour --mesh data=2,tensor=2",
+        "downpour --mesh tensor=2 --servers 3 --tensor width",
+        "ps --consistency ssp:1 --mesh tensor=2 --compress topk:0.1",
+        "downpour --mesh data=4",
+    ):
+        prepare(parse(["--strategy", *options.split(), "--ranks", "5", "--limit", "100"]))
