@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from parallel.command import options, rules
-from parallel.command.main import THREADS
 from parallel.command.options import FIELDS, TOPICS, TYPES, OptionError, Options, flag, names_of
 from parallel.command.parsing import help_text, parse
+from parallel.launch.blas import THREADS
 
 ROOT = Path(__file__).parents[2]
 # What config.json files, TOML files and manifests have: none of these names may go, all stand at the top of the file.
@@ -48,9 +48,9 @@ def test_help_answers_without_numpy_or_mpi():
 def test_threads_are_as_many_as_asked_whatever_the_options_needed(arguments, imported):
     """Without an option with keys NumPy comes after the environment is set; with one its pool is told."""
     code = (
-        "import sys; from parallel.command.main import THREADS, parse, set_threads; parse(sys.argv[1:])\n"
+        "import sys; from parallel.command.main import blas as b, parse, set_threads; parse(sys.argv[1:])\n"
         "print('numpy' in sys.modules); set_threads(1); import numpy, os, threadpoolctl\n"
-        "print({pool['num_threads'] for pool in threadpoolctl.threadpool_info()}, {os.environ[n] for n in THREADS})"
+        "print({pool['num_threads'] for pool in threadpoolctl.threadpool_info()}, {os.environ[n] for n in b.THREADS})"
     )
     free = {name: value for name, value in os.environ.items() if name not in THREADS}
     for given, found in (({}, "{1} {'1'}"), ({"OPENBLAS_NUM_THREADS": "2"}, "{2} {'2', '1'}")):

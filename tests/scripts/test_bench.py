@@ -151,10 +151,11 @@ def test_a_guarded_step_is_compared_with_a_bare_one():
     seconds["elastic"] = [0.0102, 0.0120, 0.0114]
     save = {"guarded": [0.001, 0.002, 0.003], "at once": [0.008] * 3}
     own = {"guarded": [2e-5, 1e-5, 3e-5], "elastic": [4e-5, 3e-5, 9e-5]}
-    found = {"steps": 100, "seconds": seconds, "own": own, "save": save}
+    found = {"steps": 100, "seconds": seconds, "own": own, "copying": [3e-5, 2e-5, 8e-5], "save": save}
     guarded, elastic, pause = bench_faults.step_rows(found)
     assert math.isclose(guarded.ratio, 11.2 / 11) and "quotients +1.00%" in guarded.note and "0.18%" in guarded.note
     assert math.isclose(elastic.ratio, 11.4 / 11) and "0.36%" in elastic.note
+    assert "0.030 ms copy" in elastic.note and "all else is 0.09%" in elastic.note
     assert math.isclose(pause.ours, 2) and math.isclose(pause.ratio, 0.25)
 
 
