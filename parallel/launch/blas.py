@@ -6,12 +6,13 @@ import os
 from itertools import takewhile
 
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+CORE = "OPENBLAS_CORETYPE"
 AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what the kernels named SkylakeX use
 ZEN5 = 26  # AMD's name of that family of processors
 
 
 def settings(threads: int, cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
-    """Environment variables for so many threads of a process on this machine."""
+    """Environment variables for so many threads of a process on this machine, and its kernels."""
     return dict.fromkeys(THREADS, str(threads)) | kernels(cpuinfo)
 
 
@@ -19,14 +20,16 @@ def kernels(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
     """For AMD's processors from Zen 5 on: OpenBLAS's kernels of AVX-512, where it may know but AVX2.
 
     OpenBLAS 0.3.31 (NumPy 2.4) takes a Zen 5 that it has no name for as a Haswell; with these kernels a training step
-    takes 0.7 of the time. Other processors, and other libraries, are left alone.
+    takes 0.7 of the time. Other processors and libraries are left alone, and so is what the user has said.
     """
+    if CORE in os.environ:
+        return {}
     try:
         with open(cpuinfo) as file:
             first = takewhile(str.strip, file)  # a processor's lines; an empty one ends them
             about = {name.strip(): value for name, _, value in (line.partition(":") for line in first)}
         newer = about["vendor_id"].strip() == "AuthenticAMD" and int(about["cpu family"]) >= ZEN5
-        return {"OPENBLAS_CORETYPE": "SkylakeX"} if newer and set(about["flags"].split()) >= AVX512 else {}
+        return {CORE: "SkylakeX"} if newer and set(about["flags"].split()) >= AVX512 else {}
     except (OSError, KeyError, ValueError):  # not Linux, or not x86
         return {}
 

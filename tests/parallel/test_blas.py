@@ -31,11 +31,16 @@ vendor_id\t: another
         ("AuthenticAMD", "?", FLAGS, {}),
     ],
 )
-def test_only_amds_newer_processors_with_avx512_are_told_their_kernels(tmp_path, vendor, family, flags, expected):
+def test_only_amds_newer_processors_with_avx512_are_told_their_kernels(
+    tmp_path, monkeypatch, vendor, family, flags, expected
+):
     told = tmp_path / "cpuinfo"
     told.write_text(PROCESSOR.format(vendor=vendor, family=family, flags=flags))
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     assert blas.kernels(str(told)) == expected
     assert blas.settings(3, str(told)) == dict.fromkeys(blas.THREADS, "3") | expected
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    assert blas.kernels(str(told)) == {}, "the user has said it"
 
 
 def test_a_machine_that_does_not_tell_is_left_alone(tmp_path):
@@ -44,12 +49,13 @@ def test_a_machine_that_does_not_tell_is_left_alone(tmp_path):
     assert blas.kernels(str(tmp_path / "arm")) == {}
 
 
-def test_the_library_takes_the_kernels_and_what_the_user_says_stays():
+def test_the_library_takes_the_kernels_and_what_the_user_says_stays(monkeypatch):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     code = "import os, sys; from parallel.launch import blas; blas.settle(); assert 'numpy' not in sys.modules\n"
     code += "import numpy; from threadpoolctl import threadpool_info\n"
     code += "print(*[p['architecture'] for p in threadpool_info() if p['internal_api'] == 'openblas'])"
-    env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
     for given, kernels in (({}, blas.kernels()), ({"OPENBLAS_CORETYPE": "Haswell"}, {"OPENBLAS_CORETYPE": "Haswell"})):
-        done = subprocess.run([sys.executable, "-c", code], env=env | given, capture_output=True, text=True, check=True)
+        env = os.environ | given
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         if kernels and done.stdout.strip():
             assert done.stdout.split() == [kernels["OPENBLAS_CORETYPE"]]
