@@ -34,8 +34,8 @@ from typing import NamedTuple
 import netlab
 import numpy as np
 import slow_cores
-from bench_training import LAB_SETTINGS, RANKS, Torch, block, quiet_barrier, run
-from benchmarking import Row, arguments, in_lab
+from bench_training import RANKS, Torch, block, quiet_barrier, run
+from benchmarking import ETHERNET, Row, arguments, in_lab
 from threadpoolctl import threadpool_limits
 
 import nn
@@ -108,7 +108,7 @@ def lab_rows(named: list[str], rows_of: Callable, hosts: int, task: dict) -> Ite
     if reason := netlab.why_not():
         yield from (Row(case, None, note=reason) for case in named)
         return
-    found = in_lab(__file__, [json.dumps(task)], hosts, LAB_RATE, options=settings())
+    found = in_lab(__file__, [json.dumps(task)], hosts, LAB_RATE, options=ETHERNET)
     yield from rows_of(named[0] if len(named) == 1 else f"{hosts} hosts, {LAB_RATE} Mbit/s", found)
 
 
@@ -143,11 +143,6 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Iter
         line.close()
     ours, peer = (median(times[name][1:]) for name in ("line", "plain"))
     yield Row(case, ours, peer, "nn.Serial, as many micro-batches", note=f"{steps} steps by turns, processor time")
-
-
-def settings() -> list[str]:
-    """mpiexec's, between hosts: messages travel while ranks compute, as the clock has it (see bench_training.py)."""
-    return [word for name, value in LAB_SETTINGS.items() for word in ("--mca", name, str(value))]
 
 
 def shared_rows(where: str, found: dict) -> Iterator[Row]:

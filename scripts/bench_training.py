@@ -26,7 +26,7 @@ from statistics import mean, median
 
 import netlab
 from bench_engine import Case, make_batches
-from benchmarking import Row, arguments, in_lab
+from benchmarking import ETHERNET, Row, arguments, in_lab
 
 from parallel.launch import blas, launcher
 
@@ -39,13 +39,6 @@ TARGET, EVERY, MOST = 0.99, 100, 3000  # accuracy; steps between two evaluations
 ACCURACY = "lenet5, MNIST to 99%"
 LAB_MODEL, LAB_SHAPE, LAB_BATCH, LAB_RATE = "vgg-small", (32, 32, 3), 64, 100  # Mbit/s
 OVERLAP = f"overlap, {LAB_MODEL}, 2 hosts, {LAB_RATE} Mbit/s"
-# Messages move outside MPI calls only below the eager limit, and as far as socket buffers go.
-LAB_SETTINGS = {
-    "btl_tcp_eager_limit": 2 << 20,
-    "btl_tcp_rndv_eager_limit": 2 << 20,
-    "btl_tcp_sndbuf": 4 << 20,
-    "btl_tcp_rcvbuf": 4 << 20,
-}
 
 
 def rows(quick: bool = False, only: str = "") -> Iterator[Row]:
@@ -130,9 +123,8 @@ def overlap_rows(quick: bool) -> Iterator[Row]:
     if reason := netlab.why_not():
         yield Row(OVERLAP, None, note=reason)
         return
-    settings = [word for name, value in LAB_SETTINGS.items() for word in ("--mca", name, value)]
     try:
-        found = in_lab(__file__, [json.dumps({"case": OVERLAP, "quick": quick})], 2, LAB_RATE, options=settings)
+        found = in_lab(__file__, [json.dumps({"case": OVERLAP, "quick": quick})], 2, LAB_RATE, options=ETHERNET)
     except RuntimeError as error:
         yield Row(OVERLAP, None, note=f"failed: {error}")
         return

@@ -33,7 +33,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
-from benchmarking import in_lab  # noqa: E402
+from benchmarking import ETHERNET, in_lab  # noqa: E402
 from planning import measured_network, model_of, network_of, ranks, shape, whole  # noqa: E402
 
 from parallel.launch import blas, launcher  # noqa: E402
@@ -128,7 +128,7 @@ def measured_on(count: int, task: dict) -> list[dict]:
         they did not end well
     """
     if task["lab"]:
-        return in_lab(__file__, [json.dumps(task)], count, task["lab"])
+        return in_lab(__file__, [json.dumps(task)], count, task["lab"], options=ETHERNET)
     told: list[str] = []
     said: list[str] = []
 
@@ -300,7 +300,7 @@ def network_here(options):
     elif kept.exists():
         network = Network.load(kept)
     elif options.lab:
-        network = Network.of(in_lab(__file__, [json.dumps({"measure": "network"})], 2, options.lab))
+        network = Network.of(in_lab(__file__, [json.dumps({"measure": "network"})], 2, options.lab, options=ETHERNET))
     else:
         network = measured_network(2)
     options.out.mkdir(parents=True, exist_ok=True)
