@@ -37,7 +37,7 @@ from statistics import median
 
 import netlab
 import numpy as np
-from benchmarking import Row, arguments, in_lab
+from benchmarking import ETHERNET, Row, arguments, in_lab
 
 from collectives import ALGORITHMS
 from collectives.algorithms.registry import MEMORY, NODES, SEGMENT_BYTES
@@ -93,7 +93,7 @@ def rows(
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "network.json"
             try:
-                result = in_lab(__file__, [file, *given], hosts, RATE, slots, options=["--map-by", "slot"])
+                result = in_lab(__file__, [file, *given], hosts, RATE, slots, options=["--map-by", "slot", *ETHERNET])
             except RuntimeError as error:
                 yield Row(place, None, note=f"failed: {error}")
                 continue
