@@ -290,12 +290,13 @@ class Communicator(MPI.Intracomm):
         return self._waiting(self._shared, shape, dtype)
 
     def _shared(self, shape, dtype):
-        selection = self._planner.selection
-        if selection.place == "nodes" and not selection.arrays:  # what is planned has counted on there being none
+        selection, array = self._planner.selection, self._planner.window.empty(shape, dtype)
+        if not selection.arrays:  # what is planned has counted on there being none
             selection.arrays = True
             self._planner.choose_for.cache_clear()
             self._cache.free()
-        return self._planner.window.empty(shape, dtype)
+            self._stand_in_front(not self._observed.get("debug"))
+        return array
 
     def explain(self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: Algorithm = None) -> str:
         """Which algorithm a call runs, and why: explain("allreduce", 1000, "f4").
@@ -326,6 +327,8 @@ class Communicator(MPI.Intracomm):
         texts = [
             n for n, e in ALGORITHMS[operation].items() if MEMORY in e.requires and (NODES in e.requires) == several
         ]
+        if self._planner.library_for_private(asked, operation, call.nbytes):
+            texts = ["shared_arrays"]
         return f"{said}; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
 
     def compile(

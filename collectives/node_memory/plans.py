@@ -147,13 +147,15 @@ def reduce_scatter(window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.
     return one_of(window, what, both, s, cuts, {"x": s, "y": x}, op, recv="y")
 
 
-def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None) -> SharedPlan:
+def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, private=None) -> SharedPlan:
     """recv = send_0, ..., send_(p-1), one after another. Where send is None it is in its place in recv.
 
     Parameters
     ----------
     counts : sequence of int, optional
         Elements of each rank's block; without it `steps.part` cuts recv into nearly equal blocks.
+    private : callable, optional
+        Called in place of the way through slots, where arrays are not shared.
     """
     x = flat(recv, "recv")
     cuts = blocks_of(window, x.size, counts)
@@ -162,15 +164,17 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None) ->
     alike(x, s, hi - lo, f"send of rank {window.rank}")
     what = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
     given, told = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
-    return one_of(window, what, (ways.slots_allgather, ways.arrays_allgather), x, cuts, given, **told)
+    both = ways.slots_allgather, ways.arrays_allgather
+    return one_of(window, what, both, x, cuts, given, private=private, **told)
 
 
-def broadcast(window, x: np.ndarray, root: int = 0) -> SharedPlan:
-    """x = x of the root."""
+def broadcast(window, x: np.ndarray, root: int = 0, private=None) -> SharedPlan:
+    """x = x of the root. `private` as of allgather."""
     check_root(window, root)
     what = f"broadcast({x.size} {x.dtype}, root {root})"
     x = flat(x, "x")
-    return one_of(window, what, (ways.slots_broadcast, ways.arrays_broadcast), x, x.size, {"x": x}, root=root)
+    both = ways.slots_broadcast, ways.arrays_broadcast
+    return one_of(window, what, both, x, x.size, {"x": x}, private=private, root=root)
 
 
 def barrier(window) -> SharedPlan:
@@ -178,9 +182,14 @@ def barrier(window) -> SharedPlan:
     return bind(window, "barrier()", ways.barrier, None, {})
 
 
-def one_of(window, what, ways, named, count, given, op=None, **options):
-    """Of two ways, through slots and over arrays: the second where the array that it names of others is shared."""
+def one_of(window, what, ways, named, count, given, op=None, private=None, **options):
+    """Of two ways, through slots and over arrays: the second where the array that it names of others is shared.
+
+    `private` is called in place of the first: all ranks meet, which tells them that it is the one, and then call it.
+    """
     through_slots = partial(bind, window, what, ways[0], count, given, op, **options)
+    if private is not None:
+        through_slots = partial(SharedPlan, window, what, [[[], [private]]] * 2, 0)
     if named.nbytes <= SMALL or (peers := window.peers(named)) is None:
         return through_slots()
     return bind(window, what, ways[1], count, given, op, peers=peers, otherwise=through_slots, **options)

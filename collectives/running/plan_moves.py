@@ -4,7 +4,10 @@ Each function takes the arguments of a call, and the planner of its communicator
 library's.
 """
 
+from functools import partial
 from itertools import accumulate, pairwise
+
+from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import CONSECUTIVE
@@ -44,7 +47,11 @@ def broadcast(planner, buf, root, algorithm):
     if name == "native":
         return NATIVE
     if name == "shared":
-        return Sequence(before, [planner.window.broadcast(array(x.memory), root)], after, (message.datatype, *x.own))
+        private = None
+        if planner.library_for_private(asked, "broadcast", x.memory.nbytes):
+            private = partial(planner.comm.Bcast, [x.memory, MPI.BYTE], root)
+        plan = planner.window.broadcast(array(x.memory), root, private)
+        return Sequence(before, [plan], after, (message.datatype, *x.own))
     program = planner.program("broadcast", name, x.memory.nbytes, root=root)
     return planner.plan(program, {"x": x.memory}, before, after, keep=(message.datatype, *x.own))
 
@@ -128,8 +135,10 @@ def allgather(planner, sendbuf, recvbuf, algorithm, vector=False):
         before = [*own.pack, copying(x.block(planner.rank), own.memory)]
         keep = (*keep, send.datatype, *own.own)
     if name == "shared":
-        lengths = [hi - lo for lo, hi in x.blocks]
-        return Sequence(before, [planner.window.allgather(None, array(x.memory), lengths)], x.unpack, keep)
+        lengths, private = [hi - lo for lo, hi in x.blocks], None
+        if planner.library_for_private(asked, "allgather", nbytes):  # all blocks have one length
+            private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
+        return Sequence(before, [planner.window.allgather(None, array(x.memory), lengths, private)], x.unpack, keep)
     return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
 
 

@@ -122,6 +122,10 @@ class Planner:
             name = self.choose_for(asked, call)
         return name
 
+    def library_for_private(self, asked, operation, nbytes) -> bool:
+        """Whether a call that `shared` was chosen for is the library's where its arrays turn out to be private."""
+        return self.selection.without_arrays().choose(asked, Call(operation, nbytes)) == "native"
+
     def check_root(self, root):
         if not 0 <= root < self.size:
             raise ValueError(f"root {root}: the communicator has ranks 0 ... {self.size - 1}")

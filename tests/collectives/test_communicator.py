@@ -207,6 +207,43 @@ def test_reduce_scatter(communicator, ranks):
             assert (x[:4] == expected).all()
 
 
+@pytest.mark.mpi(ranks=[1, 2, 3], more=[5])
+def test_what_is_broadcast_and_gathered_is_read_where_all_ranks_have_shared_arrays(comm, ranks):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    communicator, count, last = Communicator(comm), 5_000 * ranks, ranks - 1
+    private = np.full(count, comm.rank, "f4")
+    assert ": native," in communicator.explain("allgather", count)
+    communicator.Bcast(private, last)  # what was planned for none is planned again for some
+    first, second = communicator.empty(count, "f4"), communicator.empty(count, "f4")
+    assert "schedule shared_arrays of" in communicator.explain("allgather", count)
+    of_ranks = np.repeat(np.arange(ranks), count // ranks)
+    for call in range(3):
+        mixed = first if comm.rank % 2 else private
+        for x in (private, first, second, mixed):
+            x[:] = 10 * call + comm.rank
+            communicator.Bcast(x, last)
+            assert (x == 10 * call + last).all()
+            x[:] = 10 * call + comm.rank
+            communicator.Allgather(MPI.IN_PLACE, x)
+            assert (x == 10 * call + of_ranks).all()
+            block = np.full(count // ranks, comm.rank, "f4")
+            communicator.Allgather(block, x)
+            assert (x == of_ranks).all()
+            communicator.Allreduce(MPI.IN_PLACE, x)  # through slots in between
+            assert (x == ranks * of_ranks).all()
+    called = []
+    plans = [plan for sequence in communicator._cache.values() for plan in getattr(sequence, "plans", [sequence])]
+    for plan in plans:
+        if plan.what.startswith(("broadcast", "allgather")) and plan.peers is None:
+            called += [call.func for *_, last in plan.parts for call in last]
+    expected = {"Bcast", "Allgather"} if ranks > 1 else set()  # one rank sees all its arrays
+    assert {each.__name__ for each in called} == expected, "with private arrays they are the library's"
+    communicator.release()
+
+
 @pytest.mark.mpi(ranks=[2])
 def test_a_result_in_place_does_not_lie_where_others_still_read(comm, ranks, monkeypatch):
     """Rank 0 is late with its reading, and the result of rank 1 goes where it reads."""

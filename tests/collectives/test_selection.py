@@ -129,3 +129,25 @@ def test_a_table_from_measurements_changes_as_seldom_as_will_do():
         "ring": {4: 4.0, 64: 4.0, 1024: 3.9, 4096: 10.0},
     }
     assert table_from(times) == [(4, "native"), (1024, "doubling"), (ANY, "ring")]
+
+
+@pytest.mark.parametrize("operation", ["allgather", "broadcast"])
+def test_shared_arrays_are_read_where_they_lie_once_there_are_some(operation, tmp_path, monkeypatch):
+    short, long = Call(operation, 1 << 10), Call(operation, 1 << 20)
+    for place, nodes in PLACES.items():
+        selection = Selection({}, nodes)
+        before = [selection.choose("auto", call) for call in (short, long)]
+        selection.arrays = True
+        assert selection.choose("auto", short) == before[0]
+        assert selection.choose("auto", long) == ("shared" if place == "node" else before[1])
+        assert selection.without_arrays().choose("auto", long) == before[1]
+        assert selection.choose("native", long) == "native"
+    selection = Selection({}, PLACES["node"])
+    assert selection.native_below(operation) > long.nbytes
+    selection.arrays = True
+    assert short.nbytes < selection.native_below(operation) < long.nbytes, "or a shortcut would go past the choice"
+    save(tmp_path / "tune.json", {"node": {operation: [(ANY, "native")]}})
+    monkeypatch.setenv("RINGPROP_TUNE", str(tmp_path / "tune.json"))
+    tuned = Selection({}, PLACES["node"])
+    tuned.arrays = True
+    assert tuned.choose("auto", long) == "native", "a table of one's own is followed"
