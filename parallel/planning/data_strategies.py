@@ -144,11 +144,12 @@ def fsdp(job: Job, axes: Axes, network: Network) -> Prediction:
     whole, n = job.parameters / axes.tensor, axes.data
     found = units(job, mine.layers)
     size = [sum(layer.parameters for layer in unit) for unit in found]
-    lines = Lines(ahead=job.overlap and not group.in_memory(network))
+    there = 1 if group.in_memory(network) else 2  # units at once: one more where the next is gathered ahead
+    lines = Lines(ahead=job.overlap and there > 1)
     for unit, nbytes in zip(found, size, strict=True):
         lines.gather_and_compute(group.allgather(nbytes, network), sum(layer.forward for layer in unit))
     for i, (unit, nbytes) in enumerate(zip(reversed(found), reversed(size), strict=True)):
-        again = group.allgather(nbytes, network) if i else 0.0  # the last unit is still there
+        again = group.allgather(nbytes, network) if i >= there else 0.0  # the last ones still are
         lines.gather_and_compute(again, sum(layer.backward for layer in unit))
         lines.send(group.reduce_scatter(nbytes, network))
     computation, update = mine.computation + job.loss(mine.samples), job.update / axes.tensor / n
@@ -160,7 +161,7 @@ def fsdp(job: Job, axes: Axes, network: Network) -> Prediction:
     }
     memory = (2 + job.moments) * whole / n + 2 * max(size) + mine.saved
     computing = mine.workers * computation + axes.ranks * update
-    sent = 3 * group.sent(whole) - group.sent(size[-1]) + mine.sent
+    sent = 3 * group.sent(whole) - group.sent(sum(size[-there:])) + mine.sent
     return Prediction("fsdp", axes, parts, computing, sent, memory)
 
 

@@ -5,11 +5,11 @@
 A group has `count` members, each `stride` ranks behind the one before; the groups between them do the same at the same
 time. With g ranks a node m = g // stride members of a group share a node, which has k = min(stride, g) groups; M =
 count / m nodes. t(n) is what a message of n bytes takes inside a node, T(n, j) between nodes where j of them leave
-through a node's port at once: T(n) and (j - 1) times what one holds the port.
+through a node's port at once: T(n) and (j - 1) times what one holds the port, but no less than they take in a stream.
 
 | collective | the fastest of |
 |---|---|
-| reduce-scatter, allgather | ring: (count - 1) hops of n / count, each max(k held, mean of (m - 1) t and one T) |
+| reduce-scatter, allgather | ring: (count - 1) hops of n / count, each max(k gaps, mean of (m - 1) t and one T) |
 | | two levels: (m - 1) t(n/m) or halving inside, then (M - 1) T(n/(m M), m k) or the sum over i of T(n/(m 2^i), m k) |
 | allreduce | both one after the other; or doubling: log2 m t(n) + log2 M T(n, m k) |
 | in a node's memory | reduce-scatter, allgather: a meeting each, and a copy of one part, of all others |
@@ -79,8 +79,8 @@ class Group(NamedTuple):
             yield "halving", halving(network.inside, nbytes, m, 1)
             return
         far = message(network.between, nbytes / self.count, k)
-        held = k * network.between.cost(nbytes / self.count).held
-        yield "ring", (self.count - 1) * max(held, ((m - 1) * near + far) / m)
+        port = k * network.between.cost(nbytes / self.count).gap
+        yield "ring", (self.count - 1) * max(port, ((m - 1) * near + far) / m)
         inside = min((m - 1) * message(network.inside, nbytes / m), halving(network.inside, nbytes, m, 1))
         share = nbytes / m
         yield "two levels, ring", inside + (nodes - 1) * message(network.between, share / nodes, m * k)
@@ -153,9 +153,12 @@ class Group(NamedTuple):
 
 
 def message(link: Link, nbytes: float, together: float = 1) -> float:
-    """Seconds until the last of so many messages has come that leave through one port at once."""
-    cost = link.cost(nbytes)
-    return cost.seconds + (max(1, together) - 1) * cost.held
+    """Seconds until the last of so many messages has come that leave through one port at once.
+
+    Others went before them: what a port saves up while it rests (`Link.credit`) is used up.
+    """
+    cost, together = link.cost(nbytes), max(1, together)
+    return max(cost.seconds + (together - 1) * cost.held, together * cost.gap)
 
 
 def halving(link: Link, nbytes: float, size: int, together: int) -> float:

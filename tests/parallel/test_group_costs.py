@@ -1,10 +1,12 @@
 """Closed forms of collectives of groups: what the clock finds, algorithm by algorithm, for up to 64 ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from collectives import ALGORITHMS
 from collectives.pricing.lower_bounds import lower_bound
-from collectives.pricing.networks import NETWORKS, Network
+from collectives.pricing.networks import NETWORKS, Network, Point
 from collectives.pricing.price import price
 from parallel.planning.group_costs import Group
 
@@ -40,6 +42,19 @@ def test_allreduce_is_what_the_clock_finds(name, ranks):
             ):
                 assert BOUNDS[what][0] <= ours / theirs <= BOUNDS[what][1], (what, nbytes, ours / theirs)
         assert whole >= 0.99 * lower_bound("allreduce", ranks, nbytes, network)
+
+
+def test_a_port_that_rested_lets_no_stream_through_sooner():
+    """One message after a rest is there sooner than those of a stream, as in a network that was measured."""
+    points = [Point(4, 20e-6, 1e-5, 1e-5, 1e-5, 4e-5, 4e-5), Point(1 << 16, 4.2e-3, 8e-5, 9e-4, 5.5e-3, 4.4e-3, 4.4e-3)]
+    network = Network.hockney(1e-5, 1e-9, 0.0)
+    network = replace(network, between=replace(network.between, points=tuple(points)))
+    assert network.between.credit > 0
+    for ranks in (2, 4, 7):
+        ours = 2 * dict(Group(ranks).ways(ranks << 16, network))["ring"]
+        assert ours == pytest.approx(
+            clock("allreduce", "ring", ranks, ranks << 16, network), rel=0.15 if ranks == 2 else 0.05
+        )
 
 
 @pytest.mark.parametrize("operation, name", [("reduce_scatter", "ring"), ("allgather", "ring")])
