@@ -58,7 +58,7 @@ TABLE: dict[str, dict[str, Rows]] = {
         "exscan": [(ANY, "doubling")],
         "gather": [(ANY, "flat")],
         "reduce": [(16 << 10, "flat"), (ANY, "halving_gather")],
-        "reduce_scatter": [(64 << 10, "halving"), (ANY, "pairwise")],
+        "reduce_scatter": [(64 << 10, "halving"), (ANY, "ring")],
         "scan": [(ANY, "doubling")],
         "scatter": [(ANY, "flat")],
     },
