@@ -6,7 +6,7 @@ as few changes as will do: an algorithm that is at most a tenth slower is kept (
 
 It knows what the clock knows: bytes, messages and ports. What it does not know is why some algorithms are left out. In
 those for float16 all ranks send to all others at once, which a switch answers by dropping what it cannot hold. In the
-pairwise reduce-scatter each round is with other partners, and it takes 1.3 times as long as the ring for 4 MiB (4 hosts,
+pairwise reduce-scatter each round is with other partners; it takes 1.3 times as long as the ring for 4 MiB (4 hosts,
 TCP). Costs 1 s with a rank on each node, 6 s with four.
 """
 
