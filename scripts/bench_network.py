@@ -73,7 +73,7 @@ def rows(
         lines.append(line) if line.startswith("{") else sys.stderr.write(line)
 
     vectors = QUICK if quick else VECTORS
-    given = [3 if quick else TURNS, 0.005 if quick else SECONDS, *vectors]
+    given = [1 if quick else TURNS, 0.005 if quick else SECONDS, *vectors]
     status = launcher.run([__file__, network, *given], RANKS, timeout=600, stdout=take)
     if status:
         raise RuntimeError(f"network: {launcher.ending(status)}")

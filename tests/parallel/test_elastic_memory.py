@@ -24,7 +24,9 @@ def survive(tmp_path, nothing_left):
     return partial(run_to_death, tmp_path)
 
 
-@pytest.fixture(scope="module", params=[ADAM, LARS], ids=["blocks", "shares"])
+@pytest.fixture(
+    scope="module", params=[ADAM, pytest.param(LARS, marks=pytest.mark.exhaustive)], ids=["blocks", "shares"]
+)
 def job(request, tmp_path_factory):
     """(options, result.json of an undisturbed run on as many ranks)."""
     out = tmp_path_factory.mktemp("undisturbed")
@@ -68,7 +70,7 @@ class Died(Exception):
     """Instead of what MPI says."""
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.mpi(ranks=[3], more=[2])
 @pytest.mark.parametrize("optimizer", [nn.Adam(0.01), nn.LARS(0.1, momentum=0.9)], ids=["blocks", "shares"])
 def test_the_state_is_that_before_what_is_not_whole(comm, optimizer):
     """A step, and a rescaling, which are made and not met after; one that some have met after counts for all."""
