@@ -421,8 +421,7 @@ class Trainer(Serial):
     def formula(self):
         return self.exchange.formula()
 
-    def tell_epoch(self, steps: int) -> None:
-        """How many steps an epoch has; whoever runs the trainer says it before the first one."""
+    def tell_epoch(self, steps):
         self.exchange.tell_epoch(steps)
 
     def bytes_sent(self) -> dict[str, float]:

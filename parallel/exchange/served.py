@@ -225,7 +225,8 @@ class Served(Exchange):
         return told
 
     def tell_epoch(self, steps):
-        self.pieces.tell_epoch(steps)
+        if self.pieces:
+            self.pieces.tell_epoch(steps)
 
     # ------------------------------------------------------------------------------------------------ the state
 
@@ -317,6 +318,8 @@ class Served(Exchange):
         return super().bad_parameters() if self.works else set()
 
     def bytes_sent(self):
+        if not self.pieces:
+            return {}
         sent = self.mesh.communicator.allreduce(self.pieces.sent) / len(self.workers) / max(1, self.pushes)
         pairs = sum(host != worker for worker in self.workers for host in self.hosts)
         whole = self.layout.size * self.dtype.itemsize

@@ -397,6 +397,8 @@ class Sharded(Exchange):
 
     def bytes_sent(self):
         """Where gradients are sharded every micro-batch sends its own, as it does without compression."""
+        if not self.pieces:
+            return {}
         sent, steps = sum(pieces.sent for pieces in self.pieces), max(1, self.updates)
         mean = self.mesh.communicator.allreduce(sent) / self.mesh.count / steps
         return {"bytes_sent": mean, "bytes_dense": self.dense / steps}
