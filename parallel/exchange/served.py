@@ -22,7 +22,7 @@ from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
-from parallel.exchange.fixed_tree import TreeSum, with_trees
+from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.exchange.tail import Tail, differ, head
 from parallel.passes.virtual_shards import refuse_norms
@@ -330,8 +330,8 @@ class Served(Exchange):
         values = self.held.nbytes if self.serves else 0
         vectors = self.replica.nbytes if self.works else 0
         moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)
-        found = {"parameters": vectors + values, "gradients": vectors + values, "moments": moments, "in transit": 0}
-        return with_trees(found, *self.trees[:1])
+        trees = sum(tree.sums.nbytes for tree in self.trees)
+        return {"parameters": vectors + values, "gradients": vectors + values, "moments": moments, "in transit": trees}
 
     def formula(self):
         psi = self.layout.count * self.dtype.itemsize
@@ -350,5 +350,4 @@ class Served(Exchange):
     def close(self):
         self.pushing.free()
         self.pulling.free()
-        for tree in self.trees:
-            tree.release()
+        super().close()
