@@ -122,7 +122,7 @@ class PartHomes(Homes):
         return state_kinds(self.network, self.exchange.optimizer.slots)
 
     def entries(self, running):
-        return self.collect(super().entries(running), self.kinds)
+        return self._collect(super().entries(running), self.kinds)
 
     def fragments(self, running):
         return self._written(super().fragments(running))
@@ -130,13 +130,12 @@ class PartHomes(Homes):
     def load(self, state, names):
         return self._load(self._scatter(state), names)
 
-    def collect(self, mine: Iterable[tuple[str, np.ndarray]], kinds: Mapping[str, tuple]) -> Iterator[tuple]:
-        """(name, array) of all, in the order of one process's, on rank 0; elsewhere its own (collective).
+    def _collect(
+        self, mine: Iterable[tuple[str, np.ndarray]], kinds: Mapping[str, tuple]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Those of these kinds, of all, in the order of one process's, on rank 0; elsewhere this rank's own.
 
-        Parameters
-        ----------
-        mine : pairs of this rank, the same names in the same order on all ranks of a line
-        kinds : name -> (shape, dtype) of what is to be collected; what is of no array, such as "steps", is nobody's
+        All ranks of a line have the same `mine`. What is of no array, such as "steps", is nobody's.
         """
         mesh = self.mesh
         if mesh.index:  # others have the same
@@ -232,7 +231,7 @@ class PartHomes(Homes):
         """On rank 0, as they lie in the whole network's layout."""
         mine = takewhile(lambda entry: entry[0].startswith("param/"), self.exchange.entries())
         kinds = {name: kind for name, kind in self.kinds.items() if name.startswith("param/")}
-        for _, array in self.collect(mine, kinds):
+        for _, array in self._collect(mine, kinds):
             if self.mesh.rank == 0:
                 sha.update(np.ascontiguousarray(array))
                 sha.update(np.zeros(-array.size % ALIGN, array.dtype))
@@ -247,7 +246,7 @@ class ServedHomes(PartHomes):
 
     def entries(self, running):
         kinds = {name: kind for name, kind in self.kinds.items() if name.startswith("state/")}
-        return chain(self.exchange.entries(), self.collect(running, kinds))
+        return chain(self.exchange.entries(), self._collect(running, kinds))
 
     def fragments(self, running):
         return chain(self.exchange.fragments(), self._written(self._first_of_line(running)))
