@@ -16,20 +16,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 import numpy as np
 
 from nn.core.network import Network, NotFinite
-from nn.core.parts import cut
 from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial, check_parts, state_kinds
+from nn.training.serial import Serial, check_parts
 from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
-from parallel.exchange.homes import Homes
+from parallel.exchange.homes import homes_of
 from parallel.exchange.tail import Tail, differ
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
@@ -91,7 +89,7 @@ class Trainer(Serial):
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
         context.fetch = self.exchange.fetch
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
-        self.homes = Homes(mesh, self.held) if mesh.model else None  # who has which part of the state
+        self.homes = homes_of(mesh, self.network, self.exchange)  # who has which part of the state
         self.pass_.join(self)
 
     parameters = property(lambda self: self.exchange.parameters)
@@ -101,7 +99,7 @@ class Trainer(Serial):
     sends = property(lambda self: self.exchange.sends if self.mesh.line is self.mesh else "")  # activations travel, too
     notes = property(lambda self: self.exchange.notes)
     apart = property(lambda self: self.exchange.apart)
-    scattered = property(lambda self: self.mesh.size > 1 and (self.exchange.from_first or self.homes is not None))
+    scattered = property(lambda self: self.mesh.size > 1 and self.homes.scattered)
     on_disk = property(lambda self: self.exchange.offload is not None)
 
     # ------------------------------------------------------------------------------------------------ a step
@@ -303,12 +301,7 @@ class Trainer(Serial):
         yield "steps", np.array(self.steps)
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
-        mine, kinds = self.exchange.entries(), self._kinds()
-        if self.exchange.joins:  # ranks have parts of the statistics only
-            yield from mine
-            mine, kinds = (), {name: kind for name, kind in kinds.items() if name.startswith("state/")}
-        mine = chain(mine, self.running())
-        yield from self.homes.collect(mine, kinds) if self.homes else mine
+        yield from self.homes.entries(self.running())
 
     def fragments(self):
         """As for Serial (collective)."""
@@ -317,36 +310,17 @@ class Trainer(Serial):
             yield Fragment("steps", np.array(self.steps))
             if self.loss_scale:
                 yield Fragment("loss_scale", self.loss_scale.array)
-        mine = self.exchange.fragments()
-        if self.exchange.joins:
-            yield from mine
-            mine = ()
-        if self.mesh.line.rank == 0:
-            mine = chain(mine, (Fragment(name, array) for name, array in self.running()))
-        yield from self.homes.fragments(mine) if self.homes else mine
-
-    def _kinds(self) -> dict[str, tuple]:
-        """Name -> (shape, dtype) of the state of the whole network."""
-        return state_kinds(self.network, self.optimizer.slots)
+        yield from self.homes.fragments(self.running())
 
     def state(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
-        mine = self.writer or not (self.exchange.from_first or self.homes)
+        mine = self.writer or not self.homes.scattered
         return {name: array.copy() for name, array in self.entries() if mine}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
         self.settle()
-        exchange = self.exchange
-        if self.homes and not exchange.joins:
-            state = self.homes.scatter(state, self._kinds(), to_all=not exchange.from_first)
-        elif problem := exchange.check(state):
-            raise ValueError(problem)
-        exchange.load(state)
-        small = {name: state[name] for name in ("steps", *dict(self.small())) if name in state}
-        small = (self.mesh if exchange.joins else self.mesh.line).bcast(small) if exchange.from_first else small
-        if exchange.joins and self.homes:  # statistics, too, came whole
-            small = cut(self.homes.specs, small, self.mesh.tensor.rank, self.mesh.tensor.size)
+        small = self.homes.load(state, ("steps", *dict(self.small())))
         for name, array in self.small():
             array[...] = small[name]
         self.steps = int(small["steps"])
@@ -366,10 +340,7 @@ class Trainer(Serial):
     def digest(self):
         self.settle()
         sha = hashlib.sha256()
-        if self.homes and not self.exchange.joins:
-            self.homes.digest(sha, self.exchange.entries(), self.network.layout, self.network.dtype)
-        else:
-            self.exchange.digest(sha)
+        self.homes.digest(sha)
         return self.mesh.bcast(sha.hexdigest())
 
     def check_replicas(self) -> None:
@@ -421,8 +392,7 @@ class Trainer(Serial):
     def formula(self):
         return self.exchange.formula()
 
-    def tell_epoch(self, steps: int) -> None:
-        """How many steps an epoch has; whoever runs the trainer says it before the first one."""
+    def tell_epoch(self, steps):
         self.exchange.tell_epoch(steps)
 
     def bytes_sent(self) -> dict[str, float]:

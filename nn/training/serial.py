@@ -350,6 +350,13 @@ class Serial:
     def check_replicas(self) -> None:
         """Compare what ranks should hold alike: one process has nothing to compare with."""
 
+    def tell_epoch(self, steps: int) -> None:
+        """How many steps an epoch has; whoever runs the trainer says it before the first one."""
+
+    def bytes_sent(self) -> dict[str, float]:
+        """What compression saves between ranks, counted; empty where nothing counts it."""
+        return {}
+
     def describe(self) -> str:
         """How the work is shared, for the log; empty where there is nothing to say."""
         return ""

@@ -620,13 +620,15 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.strategy_name in SERVED:
         workers, servers = roles(ranks, options.servers, options.server_place)
         server_slices(network.layout.size + network.state_layout.size, len(servers))
-        if len(servers) > 1 and (options.late or options.strategy_name == "downpour"):
+        if len(servers) > 1 and (options.late or options.reproducible or options.strategy_name == "downpour"):
             virtual_shards.refuse_norms(optimizer)
     else:
         workers = range(ranks)
     found = axes.sizes(options, ranks)
     if axes.is_tensor(options):
         rewriting.share(network, Loss(), found["tensor"], options.tensor)
+        if options.strategy_name not in SERVED:
+            _refuse_nothing_sent(options, found["data"])
         return found["data"]
     if not launcher.inside():
         check_one_node(options)
@@ -640,6 +642,15 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
     if options.reproducible:
         fixed_tree.check_holders(options.reproducible, len(workers))
     return len(workers)
+
+
+def _refuse_nothing_sent(options: Options, data: int) -> None:
+    """Refuse to compress gradients where no two ranks have the same part of the network."""
+    if options.compress and data == 1:
+        raise OptionError(
+            f"--compress {options.compress}: every rank has another part of the network, and no gradients are sent: "
+            "leave it out, or start more ranks, for an axis data"
+        )
 
 
 def check_sandblaster(options: Options, ranks: int, network) -> None:
@@ -673,6 +684,12 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
             "stage would have to wait for: leave out --mesh data, tensor and --strategy zero1; a stage on several "
             "ranks, which take turns, is pipedream:replicas=2/1"
         )
+    if stale and options.compress:
+        raise OptionError(
+            f"--compress does not go with --pipeline {options.pipeline}: replicas of a stage sum their gradients as "
+            "they are: leave it out"
+        )
+    _refuse_nothing_sent(options, found["data"])
     given = {name: value for name, value in given.items() if name not in ("recompute", "vertical_sync")}
     network = share(network, Loss(), found["tensor"], options.tensor).network
     try:

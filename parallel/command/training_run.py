@@ -92,8 +92,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     breakdown = Breakdown(trainer)
     memory = MemoryReport(trainer, traffic, before) if options.memory else None
     loaders = factory.loaders(options, data, trainer.shard, listeners(breakdown.loader, timeline))
-    if options.compress or options.strategy_name == "sandblaster":
-        trainer.tell_epoch(len(loaders.train))
+    trainer.tell_epoch(len(loaders.train))
     schedule, schedule_hooks = factory.schedule(options, loaders.train)
 
     out = Path(options.out)
@@ -162,8 +161,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         "breakdown": breakdown.by_rank(),
         "parameters_sha256": trainer.digest(),
     }
-    if options.compress:
-        result |= trainer.bytes_sent()
+    result |= trainer.bytes_sent()
     if survivor:
         result["elastic"] = survivor.facts()
     leave_network(options, parts, trainer, say)
@@ -188,7 +186,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         say("\n" + memory_table)
     say()
     say(f"test {describe(result)}, {training.seconds:.1f} s of training")
-    if options.compress:
+    if result.get("bytes_dense"):
         sent, dense = result["bytes_sent"], result["bytes_dense"]
         say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")

@@ -57,6 +57,8 @@ class Exchange:
         Whether ranks make steps of their own, and only `settle` brings them together.
     offload : path or None
         A directory in which what is kept lies in memory-mapped files.
+    trees : sequence of TreeSum
+        What sums in a fixed tree, where something does.
     bad : bool
         Whether this rank, training apart, has had a loss that is not finite.
     whole : (int, int)
@@ -69,7 +71,7 @@ class Exchange:
     from_first = joins = False
     fetch: Callable | None = None
     apart = bad = False
-    offload = None
+    offload, trees = None, ()
     whole = -1, 0
     share = slice(None)  # of the moments: what this rank may write
     phases = (
@@ -252,7 +254,7 @@ class Exchange:
         """Bytes that this rank has allocated, by what they are for."""
         moments = sum(slot.nbytes for slot in self.slots.values())
         kept = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
-        return kept | {"in transit": 0}
+        return kept | {"in transit": sum(tree.sums.nbytes for tree in self.trees)}
 
     def formula(self) -> dict[str, float]:
         """What `bytes` should find, but for what is in transit."""
@@ -277,3 +279,5 @@ class Exchange:
 
     def close(self) -> None:
         """Free what is held beside arrays."""
+        for tree in self.trees:
+            tree.release()

@@ -198,22 +198,11 @@ class FixedTree(Exchange):
 
     def allocate(self):
         super().allocate()
-        self.tree = TreeSum(self.pass_.addends, len(self.vector), self.dtype, self.mesh.communicator)
+        self.trees = (TreeSum(self.pass_.addends, len(self.vector), self.dtype, self.mesh.communicator),)
 
     def add(self):
-        self.tree.add(self.vector)
+        self.trees[0].add(self.vector)
 
     def sum(self):
-        np.copyto(self.vector, self.tree.allreduce())
+        np.copyto(self.vector, self.trees[0].allreduce())
         return self.summed
-
-    def bytes(self):
-        return with_trees(super().bytes(), self.tree)
-
-    def close(self):
-        self.tree.release()
-
-
-def with_trees(found: dict[str, int], *trees: TreeSum) -> dict[str, int]:
-    """What an exchange keeps, and the sums of its trees."""
-    return found | {"in transit": found["in transit"] + sum(tree.sums.nbytes for tree in trees)}

@@ -1,37 +1,96 @@
-"""The state of a network whose stages, or parts of whose tensors, lie on different ranks: brought together on rank 0,
-and dealt out from there.
+"""The state of a trainer: what its exchange has of it, with the running statistics, which the trainer has.
 
-Each rank goes through its own entries in the order of its layout, which is that of the whole network's with some left
-out. So rank 0 takes them one by one, each from the rank that has it, and never has more than one in its hands: what is
-written is what one process writes, and a stage that fits a rank is all that has to fit.
+Where stages of the network, or parts of its tensors, lie on different ranks, it is brought together on rank 0, and
+dealt out from there. Each rank goes through its own entries in the order of its layout, which is that of the whole
+network's with some left out. So rank 0 takes them one by one, each from the rank that has it, and never has more than
+one in its hands: what is written is what one process writes, and a stage that fits a rank is all that has to fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 
-from nn.core.layout import ALIGN, Layout
+from nn.core.layout import ALIGN
 from nn.core.network import Network
 from nn.core.parts import cut, join, part_shape
-from nn.training.serial import check_state
+from nn.training.serial import check_state, state_kinds
 from nn.training.stored import Fragment
+from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
 
 TAG = 31  # of all messages here
 
 
+def homes_of(mesh: Mesh, network: Network, exchange: Exchange) -> Homes:
+    """The one for this mesh and this exchange."""
+    kind = Homes if mesh.model is None else ServedHomes if exchange.joins else PartHomes
+    return kind(mesh, network, exchange)
+
+
 class Homes:
-    """Who has which arrays (collective).
+    """Where ranks have the same of the network: the exchange knows all (collective).
 
     Parameters
     ----------
     mesh : Mesh
-    held : Network
-        What this rank has of the network.
+    network : Network
+        The whole one.
+    exchange : Exchange
+        Started.
+    """
+
+    def __init__(self, mesh: Mesh, network: Network, exchange: Exchange):
+        self.mesh, self.network, self.exchange = mesh, network, exchange
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the state is gathered on rank 0; else every rank has all of it."""
+        return self.exchange.from_first
+
+    def entries(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of all, in the order of one process's; `running` are this rank's running statistics."""
+        return chain(self.exchange.entries(), running)
+
+    def fragments(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[Fragment]:
+        """What this rank writes of `entries`, where each writes its own."""
+        return chain(self.exchange.fragments(), self._first_of_line(running))
+
+    def _first_of_line(self, running: Iterable[tuple[str, np.ndarray]]) -> Iterator[Fragment]:
+        """Ranks of a line have the same."""
+        return (Fragment(name, array) for name, array in running if self.mesh.line.rank == 0)
+
+    def load(self, state: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Let the exchange take over a state; returns the entries of these names, for this rank.
+
+        Raises
+        ------
+        ValueError
+            What is missing, foreign or misshapen.
+        """
+        if problem := self.exchange.check(state):
+            raise ValueError(problem)
+        return self._load(state, names)
+
+    def _load(self, state, names):
+        self.exchange.load(state)
+        found = {name: state[name] for name in names if name in state}
+        return self.exchange.mesh.bcast(found) if self.exchange.from_first else found
+
+    def digest(self, sha) -> None:
+        """Let a hash have all parameters, in the order of the layout."""
+        self.exchange.digest(sha)
+
+    def is_cut(self, name: str) -> bool:
+        """Whether the ranks of the axis "tensor" have a part each of an entry; of the loss scale they have not."""
+        return False
+
+
+class PartHomes(Homes):
+    """Where ranks have stages, or parts of tensors: who has which arrays (collective).
 
     Attributes
     ----------
@@ -41,8 +100,11 @@ class Homes:
         Name -> all places that have it: also stages whose layers are tied to it.
     """
 
-    def __init__(self, mesh: Mesh, held: Network):
-        self.mesh = mesh
+    scattered = True
+
+    def __init__(self, mesh, network, exchange):
+        super().__init__(mesh, network, exchange)
+        held = exchange.network
         layout = held.layout
         self.specs = held.whole.specs | held.whole_state.specs  # of whole arrays
         own = [*(name for name in layout.specs if name not in layout.borrowed), *held.state_layout.specs]
@@ -54,13 +116,26 @@ class Homes:
             for name in (*names, *borrowed):
                 self.holders.setdefault(name, []).append(place)
 
-    def collect(self, mine: Iterable[tuple[str, np.ndarray]], kinds: Mapping[str, tuple]) -> Iterator[tuple]:
-        """(name, array) of all, in the order of one process's, on rank 0; elsewhere its own (collective).
+    @property
+    def kinds(self) -> dict[str, tuple]:
+        """Name -> (shape, dtype) of the state of the whole network."""
+        return state_kinds(self.network, self.exchange.optimizer.slots)
 
-        Parameters
-        ----------
-        mine : pairs of this rank, the same names in the same order on all ranks of a line
-        kinds : name -> (shape, dtype) of what is to be collected; what is of no array, such as "steps", is nobody's
+    def entries(self, running):
+        return self._collect(super().entries(running), self.kinds)
+
+    def fragments(self, running):
+        return self._written(super().fragments(running))
+
+    def load(self, state, names):
+        return self._load(self._scatter(state), names)
+
+    def _collect(
+        self, mine: Iterable[tuple[str, np.ndarray]], kinds: Mapping[str, tuple]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Those of these kinds, of all, in the order of one process's, on rank 0; elsewhere this rank's own.
+
+        All ranks of a line have the same `mine`. What is of no array, such as "steps", is nobody's.
         """
         mesh = self.mesh
         if mesh.index:  # others have the same
@@ -89,7 +164,7 @@ class Homes:
         for _ in own:  # what is borrowed: all ranks go through to the end
             pass
 
-    def fragments(self, mine: Iterable[Fragment]) -> Iterator[Fragment]:
+    def _written(self, mine: Iterable[Fragment]) -> Iterator[Fragment]:
         """Those of this rank's fragments that it writes, where ranks with the same arrays would write the same."""
         ranks, here = self.mesh.tensor, self.mesh.places["pipeline"]
         for fragment in mine:
@@ -101,8 +176,7 @@ class Homes:
             elif ranks is None or ranks.rank == 0:
                 yield fragment
 
-    def is_cut(self, name: str) -> bool:
-        """Whether the ranks of the axis "tensor" have a part each of an entry; of the loss scale they have not."""
+    def is_cut(self, name):
         spec = self.specs.get(array_of(name))
         return spec is not None and spec.split is not None
 
@@ -130,21 +204,10 @@ class Homes:
         ranks.Bcast(array, root=0)
         return cut(self.specs, {name: array}, ranks.rank, ranks.size)[name]
 
-    def scatter(self, state: Mapping[str, np.ndarray], kinds: Mapping[str, tuple], to_all: bool) -> dict:
-        """What this rank has of a state that rank 0 is given (collective).
-
-        Parameters
-        ----------
-        to_all : bool
-            Whether all ranks of a line need it; otherwise its first.
-
-        Raises
-        ------
-        ValueError
-            On all ranks: what is missing, foreign or misshapen.
-        """
-        mesh = self.mesh
-        if problem := mesh.bcast(check_state(dict(kinds), state) if mesh.rank == 0 else None):
+    def _scatter(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What this rank has of a state that rank 0 is given; refuses it on all ranks."""
+        mesh, kinds = self.mesh, self.kinds
+        if problem := mesh.bcast(check_state(kinds, state) if mesh.rank == 0 else None):
             raise ValueError(problem)
         mine = {}
         here = mesh.places["pipeline"]
@@ -160,15 +223,15 @@ class Homes:
                     mesh.communicator.Recv(mine[name], 0, TAG)
             if mesh.index == 0 and here in self.holders[array_of(name)]:
                 mine[name] = self._cut(name, mine.get(name), shape, dtype)
-        if to_all:
+        if not self.exchange.from_first:  # else the first of a line deals it out
             mine = mesh.line.bcast(mine)
         return mine | mesh.bcast({name: state[name] for name in kinds if "/" not in name} if mesh.rank == 0 else None)
 
-    def digest(self, sha, entries: Iterable[tuple[str, np.ndarray]], layout: Layout, dtype) -> None:
-        """Let a hash have all parameters, on rank 0, as they lie in the whole network's layout (collective)."""
-        mine = takewhile(lambda entry: entry[0].startswith("param/"), entries)
-        kinds = {f"param/{name}": (spec.shape, dtype) for name, spec in layout.specs.items()}
-        for _, array in self.collect(mine, kinds):
+    def digest(self, sha):
+        """On rank 0, as they lie in the whole network's layout."""
+        mine = takewhile(lambda entry: entry[0].startswith("param/"), self.exchange.entries())
+        kinds = {name: kind for name, kind in self.kinds.items() if name.startswith("param/")}
+        for _, array in self._collect(mine, kinds):
             if self.mesh.rank == 0:
                 sha.update(np.ascontiguousarray(array))
                 sha.update(np.zeros(-array.size % ALIGN, array.dtype))
@@ -176,6 +239,22 @@ class Homes:
     def _leader(self, place: int) -> int:
         """The rank that speaks for a place on the axis "pipeline"."""
         return self.mesh.rank_at(data=0, pipeline=place, tensor=0)
+
+
+class ServedHomes(PartHomes):
+    """Where servers have whole arrays, and the exchange cuts and joins: ranks have parts of the statistics only."""
+
+    def entries(self, running):
+        kinds = {name: kind for name, kind in self.kinds.items() if name.startswith("state/")}
+        return chain(self.exchange.entries(), self._collect(running, kinds))
+
+    def fragments(self, running):
+        return chain(self.exchange.fragments(), self._written(self._first_of_line(running)))
+
+    def load(self, state, names):
+        return cut(self.specs, Homes.load(self, state, names), self.mesh.tensor.rank, self.mesh.tensor.size)
+
+    digest = Homes.digest
 
 
 def array_of(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpi4py.MPI import IN_PLACE
 
 from parallel.exchange.base import Exchange
-from parallel.exchange.fixed_tree import TreeSum, with_trees
+from parallel.exchange.fixed_tree import TreeSum
 from parallel.passes.dealt import MASTER
 
 
@@ -26,12 +26,12 @@ class Master(Exchange):
 
     def allocate(self):
         super().allocate()
-        self.master, count, self.tree = self.mesh.rank == MASTER, len(self.vector), None
+        self.master, count = self.mesh.rank == MASTER, len(self.vector)
         if not self.master:
             self.slots = {}
         if self.pass_.fixed:
             for_master = [(0, count)] + [(count, count)] * (self.mesh.size - 1)
-            self.tree = TreeSum(self.pass_.addends, count, self.dtype, self.mesh.communicator, for_master)
+            self.trees = (TreeSum(self.pass_.addends, count, self.dtype, self.mesh.communicator, for_master),)
 
     def broadcast(self) -> None:
         """The master's parameters and running statistics to all."""
@@ -44,14 +44,14 @@ class Master(Exchange):
         return super().begin(step, samples, total, parts)
 
     def add(self):
-        if self.tree:
-            self.tree.add(self.vector)
+        for tree in self.trees:
+            tree.add(self.vector)
 
     def sum(self):
         """Sum all on the master, which tells the ranks the sums of the tail."""
         communicator = self.mesh.communicator
-        if self.tree:
-            mine = self.tree.reduce_scatter()
+        if self.trees:
+            mine = self.trees[0].reduce_scatter()
             if self.master:
                 self.vector[:] = mine
         elif self.master:
@@ -82,12 +82,5 @@ class Master(Exchange):
     def formula(self):
         return super().formula() | ({} if self.master else {"moments": 0})
 
-    def bytes(self):
-        return with_trees(super().bytes(), *([self.tree] if self.tree else []))
-
     def describe(self):
         return f"rank {MASTER} is the master: it reads, computes the loss and updates"
-
-    def close(self):
-        if self.tree:
-            self.tree.release()

@@ -22,7 +22,7 @@ from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
-from parallel.exchange.fixed_tree import TreeSum, with_trees
+from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.push_pull import pull, push, roles, server_slices
 from parallel.exchange.tail import Tail, differ, head
 from parallel.passes.virtual_shards import refuse_norms
@@ -225,7 +225,8 @@ class Served(Exchange):
         return told
 
     def tell_epoch(self, steps):
-        self.pieces.tell_epoch(steps)
+        if self.pieces:
+            self.pieces.tell_epoch(steps)
 
     # ------------------------------------------------------------------------------------------------ the state
 
@@ -317,6 +318,8 @@ class Served(Exchange):
         return super().bad_parameters() if self.works else set()
 
     def bytes_sent(self):
+        if not self.pieces:
+            return {}
         sent = self.mesh.communicator.allreduce(self.pieces.sent) / len(self.workers) / max(1, self.pushes)
         pairs = sum(host != worker for worker in self.workers for host in self.hosts)
         whole = self.layout.size * self.dtype.itemsize
@@ -327,8 +330,8 @@ class Served(Exchange):
         values = self.held.nbytes if self.serves else 0
         vectors = self.replica.nbytes if self.works else 0
         moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)
-        found = {"parameters": vectors + values, "gradients": vectors + values, "moments": moments, "in transit": 0}
-        return with_trees(found, *self.trees[:1])
+        trees = sum(tree.sums.nbytes for tree in self.trees)
+        return {"parameters": vectors + values, "gradients": vectors + values, "moments": moments, "in transit": trees}
 
     def formula(self):
         psi = self.layout.count * self.dtype.itemsize
@@ -347,5 +350,4 @@ class Served(Exchange):
     def close(self):
         self.pushing.free()
         self.pulling.free()
-        for tree in self.trees:
-            tree.release()
+        super().close()

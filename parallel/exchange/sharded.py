@@ -24,7 +24,7 @@ from mpi4py import MPI
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Pieces
-from parallel.exchange.fixed_tree import TreeSum, with_trees
+from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.offload import shards
 from parallel.exchange.tail import Tail, head
 from parallel.exchange.units import ShardRegion, Unit, UnitBuffers, UnitLayout
@@ -130,7 +130,7 @@ class Sharded(Exchange):
             for unit in self.cut.units:
                 cuts = [(unit.block * r, unit.block * (r + 1)) for r in ranks]
                 self.trees.append(TreeSum(self.pass_.addends, cuts[-1][1], self.dtype, mesh.communicator, cuts))
-            self.tail_tree = TreeSum(self.pass_.addends, len(message), self.dtype, mesh.communicator)
+            self.trees.append(TreeSum(self.pass_.addends, len(message), self.dtype, mesh.communicator))  # of the tail
         if self.compressor:
             self.compressor.check(self.optimizer)
             mesh.agree({"compression": repr(self.compressor)})
@@ -251,13 +251,14 @@ class Sharded(Exchange):
         if self.trees:
             for unit in self.cut.units if self.stage == 1 else ():
                 self.reduce(self.cut.whole(self.gradients, unit), unit, self.landing)
-            self.tail_tree.add(self.message)
+            self.trees[-1].add(self.message)
 
     def sum(self):
         if self.trees:
-            for unit, tree in zip(self.cut.units, self.trees, strict=True):
+            *trees, of_tail = self.trees
+            for unit, tree in zip(self.cut.units, trees, strict=True):
                 self.gradient_shard[unit.blocks] = tree.reduce_scatter()
-            self.message[:] = self.tail_tree.allreduce()
+            self.message[:] = of_tail.allreduce()
             return self.summed
         for unit in self.cut.units if self.stage == 1 else ():
             block = self.landing[: unit.block]
@@ -397,6 +398,8 @@ class Sharded(Exchange):
 
     def bytes_sent(self):
         """Where gradients are sharded every micro-batch sends its own, as it does without compression."""
+        if not self.pieces:
+            return {}
         sent, steps = sum(pieces.sent for pieces in self.pieces), max(1, self.updates)
         mean = self.mesh.communicator.allreduce(sent) / self.mesh.count / steps
         return {"bytes_sent": mean, "bytes_dense": self.dense / steps}
@@ -404,7 +407,8 @@ class Sharded(Exchange):
     def bytes(self):
         passing = self.landing.nbytes + (self.gradient_buffers.nbytes if self.stage > 1 else 0)
         passing += self.parameter_buffers.nbytes if self.stage == 3 else 0
-        return with_trees(super().bytes() | {"in transit": passing}, *self.trees)
+        found = super().bytes()
+        return found | {"in transit": found["in transit"] + passing}
 
     def describe(self):
         sizes = [(unit.stop - unit.start) * self.dtype.itemsize / 2**20 for unit in self.cut.units] or [0]
@@ -414,7 +418,3 @@ class Sharded(Exchange):
         if len(sizes) == 1:
             return f"one unit of {sizes[0]:.2g} MiB, {where}{how}"
         return f"{len(sizes)} units of {min(sizes):.2g} to {max(sizes):.2g} MiB, {where}{how}"
-
-    def close(self):
-        for tree in (*self.trees, self.tail_tree) if self.trees else ():
-            tree.release()

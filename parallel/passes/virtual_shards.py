@@ -79,9 +79,6 @@ class VirtualShards(Whole):
             found.append(Samples(slice(0, 0), found[-1].first, False, None))
         return found
 
-    def place(self, samples, total, parts):
-        return None
-
     def deal(self, samples, parts, ranks):
         self._refuse(parts)
         dealt = [part(self.shards, ranks, rank) for rank in range(ranks)]

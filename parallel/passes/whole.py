@@ -102,11 +102,11 @@ class Whole:
 
     def place(self, samples: int, total: int, parts: int) -> slice | None:
         """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
-        if self.mesh.index is None:
-            return None
         first = self.first_sample(total)
-        at_once = parts == 1 and (
-            isinstance(total, UnevenTotal) or samples == part(total, self.mesh.count, self.mesh.index)[1] - first
+        at_once = (
+            self.by_samples
+            and parts == 1
+            and (isinstance(total, UnevenTotal) or samples == part(total, self.mesh.count, self.mesh.index)[1] - first)
         )
         return slice(first, first + samples) if at_once else None
 

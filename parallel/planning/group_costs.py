@@ -138,13 +138,6 @@ class Group(NamedTuple):
 
     gather = scatter
 
-    def hop(self, nbytes: float, network: Network) -> float:
-        """One message from every member to the next."""
-        if self.count == 1 or not nbytes:
-            return 0.0
-        m, k = self.members(network), self.sharing(network)
-        return message(network.inside, nbytes) if m == self.count else message(network.between, nbytes, k)
-
     # ------------------------------------------------------------------------------------ bytes that a rank sends
 
     def sent(self, nbytes: float) -> float:

@@ -10,7 +10,6 @@ from nn.losses import Loss
 from nn.optim.optimizers import SGD, Optimizer
 from parallel.exchange.replicas import Averaged, Elastic, Outer, Replicas
 from parallel.mesh import Mesh
-from parallel.passes.whole import Whole
 from parallel.strategies import settings
 from parallel.trainer import Trainer
 
@@ -131,10 +130,6 @@ def _replicas(
     way: str = "pairs",
 ) -> Trainer:
     settings.check_apart(network)
-    mesh, pass_ = Mesh(communicator, tensor=tensor), Whole()
-    if tensor > 1:
-        from parallel.strategies.tensor.tensor_parallel import SharedPass  # which other replicas do without
-
-        pass_ = SharedPass(loss, way)
+    mesh, pass_ = Mesh(communicator, tensor=tensor), settings.pass_of(tensor, loss, way)
     mesh.agree({"how replicas meet": repr(found)})
     return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)

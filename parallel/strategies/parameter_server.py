@@ -107,12 +107,9 @@ def ParameterServer(
 
 def served_mesh(communicator, exchange: Served, loss: Loss, tensor: int, way: str) -> tuple[Mesh, Whole]:
     """Who computes beside servers, and how: workers of one rank, or of several that compute layers together."""
-    if tensor == 1:
-        return Mesh(communicator, exchange.workers), Whole()
-    from parallel.strategies.tensor.tensor_parallel import SharedPass  # which other workers do without
-
-    settings.refuse(exchange.place != "own", f"workers of {tensor} ranks: {ON_WORKERS}: use place 'own'")
-    return Mesh(communicator, exchange.workers, tensor=tensor), SharedPass(loss, way)
+    shared = tensor > 1 and exchange.place != "own"
+    settings.refuse(shared, f"workers of {tensor} ranks: {ON_WORKERS}: use place 'own'")
+    return Mesh(communicator, exchange.workers, tensor=tensor), settings.pass_of(tensor, loss, way)
 
 
 def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> Trainer:

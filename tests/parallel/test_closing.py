@@ -50,8 +50,10 @@ def test_nothing_refers_to_a_closed_trainer(comm):
             communicator = Communicator(comm)
             made = MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), Traffic(communicator)
             trainer = STRATEGIES[case["strategy"]](Options(**case, batch=16), *made)
+            trainer.tell_epoch(3)
             for batch in batches("mlp", trainer.shard, 2):
                 trainer.step(*batch)
+            assert bool(trainer.bytes_sent()) == ("compress" in case), case
             most = max(most, shared_memory())
             there = weakref.ref(trainer)
             trainer.close()

@@ -139,8 +139,10 @@ def test_what_is_not_declared_is_refused_with_its_reason(strategy):
     from parallel.command.factory import prepare
 
     fitting = ["--strategy", strategy, *(["--optimizer", "lbfgs"] if strategy == "sandblaster" else [])]
+    halves = {"pipeline": "data=2,pipeline=2", "tensor": "data=2,tensor=2"}  # where two ranks have the same part
+    ranks = ["--ranks", "4", "--mesh", halves[strategy]] if strategy in halves else ["--ranks", "3"]
     for method in ALL:
-        options = [*fitting, "--compress", method, "--ranks", "3", "--limit", "60", "--model", "mlp:64,9,9,10"]
+        options = [*fitting, "--compress", method, *ranks, "--limit", "60", "--model", "mlp:64,9,9,10"]
         why = why_not(strategy, method)
         assert bool(why) == (method not in CAPABILITIES[strategy].compress)
         if why:

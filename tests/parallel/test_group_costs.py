@@ -101,7 +101,7 @@ def test_memory_of_a_node():
 
 
 def test_one_rank_sends_nothing():
-    for what in ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "scatter", "gather", "hop"):
+    for what in ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "scatter", "gather"):
         assert getattr(Group(1), what)(1 << 20, NETS["gigabit"]) == 0
         assert getattr(Group(64), what)(0, NETS["gigabit"]) == 0
     assert Group(4).sent(100) == 75

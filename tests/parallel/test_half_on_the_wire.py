@@ -26,6 +26,11 @@ def heads():
     return nn.Network(Sequential(*layers, nn.LayerNorm(8), nn.Linear(8, 9)), (6,), np.float64)
 
 
+def residual():
+    """The root, so that nobody rounds what the ranks add up."""
+    return nn.Network(nn.Residual(Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4))), (4,), np.float64)
+
+
 def halved(network):
     network.mixed = True
     return network
@@ -73,6 +78,8 @@ TOGETHER = (
     ("SpatialParallel", convolutions, {}),
     ("BranchParallel", convolutions, {}),
 )
+# Here some parts are outputs, or added up: no layer would take them as float16, and they travel as they are.
+ADDED = ("TensorParallel", heads, {"way": "width"}), ("TensorParallel", residual, {"way": "width"})
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -82,7 +89,7 @@ def test_ranks_that_compute_layers_together_compute_what_one_process_computes(co
 
     world = Communicator(comm)
     tricks = tuple(("OneWeirdTrick", convolutions, {"scheme": way}) for way in ("all", "turns", "shares", "features"))
-    for name, build, options in (*TOGETHER, *tricks):
+    for name, build, options in (*TOGETHER, *ADDED, *tricks):
         if build is not heads or ranks == 2:
             assert_same(make(name, halved(build()), world, **options), *one_process(build))
 

@@ -92,6 +92,7 @@ WRONG = [
     ("--reproducible 2 --strategy ps", "2 virtual shards for 3 ranks"),
     ("--reproducible 4 --strategy fsdp --clip global:1", "needs norms of whole tensors"),
     ("--reproducible 4 --strategy zero1 --optimizer lars", "needs norms of whole tensors"),
+    ("--reproducible 4 --strategy ps --servers 2 --clip norm:1", "needs norms of whole tensors"),
     ("--out {file}", "is a file, no directory"),
     ("--resume {list}", "config.json holds no options"),
     ("--resume {text}", "config.json: lr must be a number, given 'x'"),

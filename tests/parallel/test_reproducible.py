@@ -199,13 +199,31 @@ def test_nor_on_what_is_sharded(comm):
         for stage in (ReproducibleZeRO1, ReproducibleZeRO2, ReproducibleFullyShardedDataParallel):
             arguments = MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), communicator, 5
             many = stage(*arguments, unit_bytes=2000, shards=SHARDS)
-            assert len(many.exchange.trees) > 1
+            assert len(many.exchange.trees) > 2, "of units, and the tail's"
             assert many.memory()["in transit"] > many.network.layout.count * 4, "sums are whole"
             assert fingerprint(many, model) == want, f"{many.name}, {model}, {optimizer}"
             many.close()
     for refused in (nn.LARS(0.1), nn.LAMB(0.1), nn.SGD(0.1, clip=nn.ClipNorm(1.0))):
         with pytest.raises(ValueError, match=r"(LARS|LAMB|ClipNorm).*needs norms of whole tensors"):
             ReproducibleZeRO1(mlp(), nn.CrossEntropyLoss(), refused, communicator)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_nor_without_parameters(comm):
+    """There are no units; the losses of all shards are summed all the same."""
+    from collectives import Communicator
+    from parallel import ReproducibleZeRO1
+
+    rng, losses = np.random.default_rng(1), []
+    x, y = rng.random((19, 6)), rng.integers(0, 6, 19)
+    for make, more in (ReproducibleSerial, ()), (ReproducibleZeRO1, (Communicator(comm),)):
+        trainer = make(nn.Network(nn.Tanh(), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), *more, 5, shards=SHARDS)
+        index, count, _ = trainer.shard
+        shards = part(SHARDS, count, index)
+        lo, hi = (part(19, SHARDS, shard)[i] for i, shard in enumerate((shards[0], shards[1] - 1)))
+        losses.append(trainer.step(x[lo:hi].astype(np.float32), y[lo:hi], 19))
+        trainer.close()
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.mpi(ranks=[3], more=[5])

@@ -213,7 +213,7 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm):
         return make(comm, "ParameterServer", OPTIMIZERS["adam"](), alone, way="width", consistency="ssp:0")
 
     straight, first = again(), again()
-    assert not straight.homes or any(straight.homes.is_cut(name) for name, _ in straight.running())
+    assert not straight.mesh.model or any(straight.homes.is_cut(name) for name, _ in straight.running())
     history = batches("cnn", straight.shard)
     for batch in history[:3]:
         straight.step(*batch)

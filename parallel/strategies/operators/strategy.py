@@ -83,10 +83,6 @@ class Together(Whole):
         found = super().divide(samples, total, parts)
         return [micro if micro.addend is None else micro._replace(addend=self.mesh.rank) for micro in found]
 
-    def place(self, samples, total, parts):
-        """Not by samples."""
-        return None
-
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """As Whole. Between nodes the first steps show whether it pays to compute while rows are on their way."""
         trial = self.trial

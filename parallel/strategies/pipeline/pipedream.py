@@ -219,8 +219,6 @@ class PipeDreamPass(PipelinePass):
         check_updates_apart(self.placement, trainer.optimizer)
         (stage,) = self.stages
         if max(self.replicas) > 1:
-            if trainer.everyone:
-                raise ValueError("statistics over all ranks need all at one step, and each replica has another batch")
             peers = self.communicator.Split(stage, self.rank)
             trainer.mesh.made.append(peers)
             self.peers = peers if self.replicas[stage] > 1 else None

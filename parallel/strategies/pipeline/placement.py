@@ -230,5 +230,8 @@ def check_updates_apart(placement: Placement, optimizer: Optimizer) -> None:
         )
     if isinstance(optimizer.clip, ClipGlobalNorm):
         raise ValueError("the norm of the whole gradient is never known: clip by value, or each tensor's norm")
+    synchronized = any(layer.synchronized for network in placement.networks for _, layer, _, _ in network.layers())
+    if synchronized and max(map(len, placement.replicas)) > 1:
+        raise ValueError("statistics over all ranks need all at one step, and each replica has another batch")
     if placement.networks[0].mixed:
         raise ValueError("an update that overflows float16 cannot be skipped by all stages: use float32 or float64")

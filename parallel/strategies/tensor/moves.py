@@ -17,8 +17,9 @@ each does something of its own with it. Every move's backward is the adjoint of 
 | Show | as Gather(same=True) in evaluation; in training nothing | | behind the last layer |
 
 Cost for n bytes of the whole activation on p ranks: an allreduce (2 (p-1)/p n beta) for Copy backward and Sum forward,
-half of it for each of the others. In mixed precision parts travel as float16, terms of sums as float32. Source: Shoeybi
-et al. 2019; Korthikanti et al. 2022 (along places).
+half of it for each of the others. In mixed precision parts travel as float16, but for those that one process would not
+round, as outputs and what a residual connection adds; terms of sums as float32. Source: Shoeybi et al. 2019;
+Korthikanti et al. 2022 (along places).
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ class Cut:
         self.in_blocks(part)[...] = mine
         return part
 
-    def gather(self, part: np.ndarray, group: Group, run, gradient: bool = False) -> np.ndarray:
+    def gather(self, part: np.ndarray, group: Group, run, gradient: bool = False, rounded: bool = True) -> np.ndarray:
         """The whole array from all ranks' parts; those that are shorter travel with a gap behind.
 
-        `gradient`: it is that of an activation, not one.
+        `gradient`: it is that of an activation, not one; `rounded`: in mixed precision as float16.
         """
         most = self.blocks * -(-self.units // group.size)
         mine = np.ascontiguousarray(part)
@@ -100,7 +101,8 @@ class Cut:
             self.in_blocks(mine)[self.inside(part, 0, self.share(group) // self.blocks)] = self.in_blocks(part)
         whole = run.empty(self._shape(part, self.size), part.dtype)
         into = self.in_blocks(whole)
-        for rank, theirs in enumerate(run.moved(group.gather, mine, gradient)):
+        everyones = run.moved(group.gather, mine, gradient) if rounded else group.gather(mine)
+        for rank, theirs in enumerate(everyones):
             lo, hi = self.bounds(rank, group.size)
             into[self.inside(part, lo, hi)] = self.in_blocks(theirs)[self.inside(part, 0, hi - lo)]
         return whole
@@ -196,13 +198,15 @@ class Gather(Move):
     cut : Cut
     same : bool
         Whether all ranks do the same with the whole, so that each has the whole gradient.
+    rounded : bool
+        Whether the whole is float16 in mixed precision, in one process, too.
     """
 
-    def __init__(self, cut: Cut, same: bool = False):
-        self.cut, self.same = cut, same
+    def __init__(self, cut: Cut, same: bool = False, rounded: bool = True):
+        self.cut, self.same, self.rounded = cut, same, rounded
 
     def forward(self, p, x, run):
-        return self.cut.gather(x, run.group("tensor"), run), None
+        return self.cut.gather(x, run.group("tensor"), run, rounded=self.rounded), None
 
     def backward(self, p, g, gy, saved, run):
         part = self.cut.take if self.same else self.cut.sum_part

@@ -168,7 +168,7 @@ class _Sharing:
         if state is None:
             return layer
         self.parts_out = parts_out and state == Cut(-1, network.out_shape[-1])
-        return self._behind(layer, Show(state) if self.parts_out else Gather(state, same=True))
+        return self._behind(layer, Show(state) if self.parts_out else Gather(state, same=True, rounded=False))
 
     def _find_ties(self, tree: dict, prefix: str) -> None:
         for name, entry in tree.items():
@@ -228,9 +228,9 @@ class _Sharing:
         if body == short:
             return other, body
         if body:
-            other.body = self._behind(other.body, Gather(body, same=True))
+            other.body = self._behind(other.body, Gather(body, same=True, rounded=False))
         if short and layer.shortcut:
-            other.shortcut = self._behind(other.shortcut, Gather(short, same=True))
+            other.shortcut = self._behind(other.shortcut, Gather(short, same=True, rounded=False))
         elif short:  # x itself comes cut: the body's result is cut alike
             other.body = self._behind(other.body, Keep(short))
             return other, short
@@ -238,10 +238,11 @@ class _Sharing:
 
     def side_by_side(self, layer: Layer, path: str, in_shape: Shape, state: State) -> tuple[Layer, ...]:
         """Layers on the same input, all of whose outputs are whole."""
-        found = []
+        found, root = [], self.network.root
+        rounded = isinstance(root, Sequential) and path in [*root.children()][:-1]  # the next child takes the outputs
         for name, child in layer.children().items():
             inner, out = self.layer(child, _join(path, name), in_shape, state)
-            found.append(self._behind(inner, Gather(out, same=True)) if out else inner)
+            found.append(self._behind(inner, Gather(out, same=True, rounded=rounded)) if out else inner)
         return tuple(found)
 
     # ------------------------------------------------------------------------------------------------ layers
