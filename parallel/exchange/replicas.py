@@ -14,7 +14,8 @@ moments, whose mean all take; after `Elastic` the centre is what is looked at, a
 
 A loss that is not finite moves nothing, and is told where all meet: then all end.
 
-A replica may itself be some ranks that compute layers together, each with a part (Averaged): each part has its mean.
+A replica may itself be some ranks that have a network together, in stages or in parts of layers (Averaged): what each
+has, becomes the mean of those that have the same.
 
 Cost: an allreduce of 2 n (p-1)/p beta every so many steps in place of each; with a drift one number a step.
 Sources: McDonald et al. 2010, Stich 2019 (local SGD); Kamp et al. 2018 (averages when replicas have drifted);

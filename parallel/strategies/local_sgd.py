@@ -10,8 +10,8 @@ from nn.losses import Loss
 from nn.optim.optimizers import SGD, Optimizer
 from parallel.exchange.replicas import Averaged, Elastic, Outer, Replicas
 from parallel.mesh import Mesh
-from parallel.passes.whole import Whole
 from parallel.strategies import settings
+from parallel.strategies.replica_pass import replica_pass
 from parallel.trainer import Trainer
 
 
@@ -24,8 +24,9 @@ def LocalSGD(
     every: int = 8,
     drift: float = 0.0,
     *,
+    pipeline: int = 1,
     tensor: int = 1,
-    way: str = "pairs",
+    **how,
 ) -> Trainer:
     """Replicas that take their mean every so many steps; each step, with any optimizer but LARS and LAMB, is data
     parallelism's where that is 1 and the optimizer SGD.
@@ -38,25 +39,25 @@ def LocalSGD(
         Steps between averages.
     drift : float
         They also meet when one is farther from the last average than so many times its norm; 0 for never.
-    tensor, way
-        As for TensorParallel: so many neighbouring ranks are one replica, and compute its layers together in every
-        step; each has its part's mean with the ranks that have the same part.
+    pipeline, tensor, **how
+        As for Downpour, with its way, limit and schedule: so many neighbouring ranks are one replica; what each has of
+        it, is the mean of the ranks that have the same.
 
     Raises
     ------
     ValueError
         Less than a step, a drift below 0, or statistics over all ranks; a drift of replicas of which ranks have parts;
-        ranks or layers that cannot be dealt out so.
+        ranks, layers or stages that cannot be dealt out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
     found = settings.LocalSGD(every, drift)
     settings.refuse(
-        bool(drift) and tensor > 1,
+        bool(drift) and pipeline * tensor > 1,
         f"local-sgd: drift={drift:g} is measured on whole replicas, and ranks have parts of them: leave it out",
     )
     parts = network, loss, optimizer, communicator, seed
-    return _replicas("LocalSGD", *parts, Averaged(every, drift), found, tensor, way)
+    return _replicas("LocalSGD", *parts, Averaged(every, drift), found, pipeline, tensor, **how)
 
 
 def DiLoCo(
@@ -127,14 +128,12 @@ def _replicas(
     seed: int,
     exchange: Replicas,
     found: settings.Keyed,
+    pipeline: int = 1,
     tensor: int = 1,
-    way: str = "pairs",
+    **how,
 ) -> Trainer:
     settings.check_apart(network)
-    mesh, pass_ = Mesh(communicator, tensor=tensor), Whole()
-    if tensor > 1:
-        from parallel.strategies.tensor.tensor_parallel import SharedPass  # which other replicas do without
-
-        pass_ = SharedPass(loss, way)
+    pass_ = replica_pass(loss, pipeline, tensor, **how)
+    mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
     mesh.agree({"how replicas meet": repr(found)})
     return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
