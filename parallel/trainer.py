@@ -302,7 +302,7 @@ class Trainer(Serial):
         yield "steps", np.array(self.steps)
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
-        mine, kinds = self.exchange.entries(), self._kinds()
+        mine, kinds = self.exchange.entries(), self._kinds() | self.exchange.own_kinds()
         if self.exchange.joins:  # ranks have parts of the statistics only
             yield from mine
             mine, kinds = (), {name: kind for name, kind in kinds.items() if name.startswith("state/")}
@@ -338,7 +338,9 @@ class Trainer(Serial):
         self.settle()
         exchange = self.exchange
         if self.homes and not exchange.joins:
-            state = self.homes.scatter(state, self._kinds(), to_all=not exchange.from_first)
+            own = exchange.own_kinds() if self.mesh.rank == 0 else {}  # which another strategy, or mesh, has not kept
+            own = {name: kind for name, kind in own.items() if name in state and state[name].shape == kind[0]}
+            state = self.homes.scatter(state, self._kinds() | self.mesh.bcast(own), to_all=not exchange.from_first)
         elif problem := exchange.check(state):
             raise ValueError(problem)
         exchange.load(state)

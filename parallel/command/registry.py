@@ -106,11 +106,14 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
 
 def several(options, ranks: int) -> dict:
     """How many ranks are one replica, where several are, and how they share its layers, or its stages follow."""
-    if not (axes.is_pipeline(options) or axes.is_tensor(options)):
-        return {}
-    sizes = axes.sizes(options, ranks)
-    stages = axes.arguments(options, sizes["data"]) if axes.is_pipeline(options) else {}
-    return {"pipeline": sizes["pipeline"], "tensor": sizes["tensor"], "way": options.tensor, **stages}
+    found: dict = {}
+    if axes.is_pipeline(options) or axes.is_tensor(options):
+        sizes = axes.sizes(options, ranks)
+    if axes.is_pipeline(options):
+        found |= {"pipeline": sizes["pipeline"], **axes.arguments(options, sizes["data"])}
+    if axes.is_tensor(options):
+        found |= {"tensor": sizes["tensor"], "way": options.tensor}
+    return found
 
 
 def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:

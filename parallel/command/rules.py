@@ -246,8 +246,8 @@ def _stages(options: Options) -> None:
         raise OptionError(f"{_several(options)} with --strategy ps: {IN_STEP}: use --consistency async, or ssp:S")
     if given and not axes.is_pipeline(options) and not set(can_have) - {"data"}:
         raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
-    for axis in given if not axes.is_pipeline(options) else ():
-        if axis not in can_have:
+    for axis in given:
+        if axis not in can_have and not (axes.is_pipeline(options) and axis in ("data", "pipeline")):
             can = ", ".join(name for name, can in CAPABILITIES.items() if axis in can.axes)
             raise OptionError(
                 f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use {can}"

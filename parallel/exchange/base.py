@@ -199,6 +199,10 @@ class Exchange:
         """Name -> (shape, dtype) of all that the state must have."""
         return state_kinds(self.undivided if self.joins else self.network, self.optimizer.slots)
 
+    def own_kinds(self) -> dict[str, tuple]:
+        """Name -> (shape, dtype) of what an exchange that does not join keeps of its own, of the undivided network."""
+        return {}
+
     def check(self, state: Mapping[str, np.ndarray]) -> str:
         """What is wrong with a state, in words; '' if nothing."""
         return check_state(self.kinds(), state)

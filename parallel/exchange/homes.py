@@ -17,7 +17,7 @@ import numpy as np
 from nn.core.layout import ALIGN, Layout
 from nn.core.network import Network
 from nn.core.parts import cut, join, part_shape
-from nn.training.serial import check_state
+from nn.training.serial import OWN, check_state
 from nn.training.stored import Fragment
 from parallel.mesh import Mesh
 
@@ -184,6 +184,6 @@ def array_of(name: str) -> str:
 
 
 def in_order(kinds: Iterable[str]) -> list[str]:
-    """Names of the state as trainers go through them: parameters, moments, statistics."""
+    """Names of the state as trainers go through them: parameters, moments, what an exchange has kept, statistics."""
     kinds = list(kinds)
-    return [name for prefix in ("param/", "optimizer/", "state/") for name in kinds if name.startswith(prefix)]
+    return [name for prefix in ("param/", "optimizer/", OWN, "state/") for name in kinds if name.startswith(prefix)]

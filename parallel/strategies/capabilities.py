@@ -80,7 +80,7 @@ ROUNDED = (
 )
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, elastic=True, apart=True)
-REPLICAS = replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients")
+REPLICAS = replace(APART_ALL, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients")
 SERVED_APART = replace(APART_ALL, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
     "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
@@ -132,8 +132,7 @@ CAPABILITIES = {
         not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
         not_compressed="a line search needs gradients as they are",
     ),
-    "local-sgd": replace(REPLICAS, axes=WITH_PARTS),
-    **dict.fromkeys(("diloco", "easgd"), REPLICAS),
+    **dict.fromkeys(("local-sgd", "diloco", "easgd"), REPLICAS),
 }
 # What ddp can where the mesh has one of these axes; and ZeRO's stages, less what they can without.
 TOGETHER = {
