@@ -116,6 +116,8 @@ class Mesh:
         Of the ranks on that axis that have what this rank has of the network.
     pipeline, tensor, space, branch : the same, None where there is one rank
     model : the same, of the ranks that have one network together
+    model_size : int
+        How many these are, told to those that serve as well.
     line : Mesh
         Of the ranks that have the same of the network, and whose gradients are summed: what an exchange sees. They are
         those of the axes "data", "space" and "branch".
@@ -144,7 +146,8 @@ class Mesh:
             self.in_place = IN_PLACE
         self.rank, self.size = (communicator.rank, communicator.size) if communicator else (0, 1)
         self.model = self.pipeline = self.tensor = self.space = self.branch = None
-        model, same = pipeline * tensor, space * branch
+        self.model_size = model = pipeline * tensor
+        same = space * branch
         workers = range(self.size) if workers is None else workers
         if model * same == 1 and data is None:
             self.index, self.count = workers.index(self.rank) if self.rank in workers else None, len(workers)

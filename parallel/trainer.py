@@ -85,7 +85,7 @@ class Trainer(Serial):
         mesh, context = self.mesh, self.run.context
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.pass_.start(mesh, self.network)
-        self.exchange.start(mesh, self.pass_, self.held, self.optimizer, self.statistics, self.seed)
+        self.exchange.start(mesh, self.pass_, self.held, self.network, self.optimizer, self.statistics, self.seed)
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
         context.fetch = self.exchange.fetch
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
@@ -229,7 +229,7 @@ class Trainer(Serial):
         for name in reversed(self.network.layout.specs):
             if name in bad:
                 return self.bad_parameter(name)
-        if self.mesh.pipeline:
+        if self.mesh.sizes["pipeline"] > 1:
             return self.pass_.first_bad(self, parts)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.run.micro_batch.training = not self.everyone
@@ -268,10 +268,9 @@ class Trainer(Serial):
             return loss
         self.settle()
         mesh = self.mesh
-        if mesh.pipeline:  # all ranks were told the same
+        if mesh.size == mesh.model_size:  # all ranks of one network were told the same
             return loss + self.pass_.owed()
-        replicas = mesh.count * mesh.sizes["tensor"]  # all ranks of one were told the same
-        return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / replicas
+        return float(self.sum([loss if mesh.index is not None else 0.0])[0]) / (mesh.count * mesh.model_size)
 
     def counted(self) -> dict[str, object]:
         """What ranks that train apart have counted in an epoch, for its record (collective)."""

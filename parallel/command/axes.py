@@ -92,7 +92,7 @@ def sizes(options: Options, ranks: int) -> dict[str, int]:
 
     given, servers = mesh(options), options.servers if serves_apart(options) else 0
     if "pipeline" not in given and is_pipeline(options):
-        given["pipeline"] = max(1, ranks // (given.get("data", 1) * given.get("tensor", 1)))
+        given["pipeline"] = max(1, (ranks - servers) // (given.get("data", 1) * given.get("tensor", 1)))
     if "tensor" not in given and options.strategy_name == "tensor":
         given["tensor"] = max(1, ranks // (given.get("data", 1) * given.get("pipeline", 1)))
     try:

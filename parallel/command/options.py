@@ -180,7 +180,8 @@ class MeshOptions:
 
     mesh: str | None = option(
         None,
-        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2",
+        "ranks along each axis, such as data=2,pipeline=2, data=2,tensor=2, data=2,space=2 (rows of images), branch=2; "
+        "ps (ssp:S, async), downpour, local-sgd, diloco, easgd: data counts replicas, of pipeline x tensor ranks each",
         metavar="AXIS=RANKS,...",
     )
     pipeline: str | None = option(

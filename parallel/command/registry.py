@@ -99,12 +99,21 @@ def replicas(options, network, loss, optimizer, communicator) -> Trainer:
 
     make = getattr(local_sgd, REPLICAS[options.strategy_name])
     keys = vars(settings.OF_STRATEGIES[options.strategy_name].parse(options.strategy))
-    return make(network, loss, optimizer, communicator, options.seed, **keys, **several(options, communicator.size))
+    how = several(options, communicator.size)
+    limit = {"limit": options.watch or math.inf} if how else {}
+    return make(network, loss, optimizer, communicator, options.seed, **keys, **how, **limit)
 
 
 def several(options, ranks: int) -> dict:
-    """How many ranks are one replica, where several are, and how they share its layers."""
-    return {"tensor": axes.sizes(options, ranks)["tensor"], "way": options.tensor} if axes.is_tensor(options) else {}
+    """How many ranks are one replica, where several are, and how they share its layers, or its stages follow."""
+    found: dict = {}
+    if axes.is_pipeline(options) or axes.is_tensor(options):
+        sizes = axes.sizes(options, ranks)
+    if axes.is_pipeline(options):
+        found |= {"pipeline": sizes["pipeline"], **axes.arguments(options, sizes["data"])}
+    if axes.is_tensor(options):
+        found |= {"tensor": sizes["tensor"], "way": options.tensor}
+    return found
 
 
 def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:

@@ -29,6 +29,7 @@ from parallel.strategies.capabilities import (
     CAPABILITIES,
     IN_STEP,
     LATE,
+    NEVER_FLUSHED,
     NOT_BESIDE,
     ON_WORKERS,
     TOGETHER,
@@ -241,12 +242,12 @@ def _stages(options: Options) -> None:
     can_have = CAPABILITIES[options.strategy_name].axes
     if options.strategy_name in LATE and options.late:
         can_have = (*can_have, *LATE[options.strategy_name].axes)
-    elif options.strategy_name == "ps" and given.get("tensor", 1) > 1:
-        raise OptionError(f"--mesh {options.mesh} with --strategy ps: {IN_STEP}: use --consistency async, or ssp:S")
+    elif options.strategy_name == "ps" and (axes.is_tensor(options) or axes.is_pipeline(options)):
+        raise OptionError(f"{_several(options)} with --strategy ps: {IN_STEP}: use --consistency async, or ssp:S")
     if given and not axes.is_pipeline(options) and not set(can_have) - {"data"}:
         raise OptionError(f"--mesh {options.mesh} has no effect with --strategy {options.strategy}: leave it out")
-    for axis in given if not axes.is_pipeline(options) else ():
-        if axis not in can_have:
+    for axis in given:
+        if axis not in can_have and not (axes.is_pipeline(options) and axis in ("data", "pipeline")):
             can = ", ".join(name for name, can in CAPABILITIES.items() if axis in can.axes)
             raise OptionError(
                 f"--mesh {options.mesh}: --strategy {options.strategy} has no axis {axis}: leave it out, or use {can}"
@@ -255,12 +256,14 @@ def _stages(options: Options) -> None:
         raise OptionError(f"--pipeline {options.pipeline} needs ranks on its axis, given --mesh {options.mesh}")
     if not axes.is_pipeline(options):
         return
-    if "pipeline" not in CAPABILITIES[options.strategy_name].axes:
+    if "pipeline" not in can_have:
         can = ", ".join(name for name, can in CAPABILITIES.items() if "pipeline" in can.axes)
         why = CAPABILITIES[options.strategy_name].not_stages
         raise OptionError(
             f"--strategy {options.strategy} has no stages on different ranks{': ' * bool(why)}{why or f': use {can}'}"
         )
+    if _apart(options):
+        return
     _of_axis(options, "pipeline", "stages on different ranks")
     if options.late:
         raise OptionError(
@@ -276,22 +279,49 @@ def _layers_together(options: Options) -> None:
         if changed(options, ["tensor"]):
             raise OptionError(f"--tensor {options.tensor} needs an axis: use --mesh tensor=2, or --strategy tensor")
         return
-    if axes.is_pipeline(options):
-        return
-    if options.strategy_name in SERVED:
-        if options.server_place != "own":
-            raise OptionError(
-                f"--mesh {options.mesh} does not go with --server-place {options.server_place}: {ON_WORKERS}: use "
-                "--server-place own"
-            )
-        if options.elastic:
-            raise OptionError(
-                f"--elastic does not go with --mesh {options.mesh} beside servers: {WHO_IS_LEFT}: leave one of them out"
-            )
+    if axes.is_pipeline(options) or _apart(options):
         return
     _of_axis(options, "tensor", "layers that ranks compute together")
     if options.node_memory == "on":
         raise OptionError("--node-memory on: gradients of parts of layers are summed by messages; leave it out")
+
+
+def _apart(options: Options) -> bool:
+    """Whether replicas train apart that may be several ranks each."""
+    can = CAPABILITIES[options.strategy_name]
+    can = LATE.get(options.strategy_name, can) if options.late else can
+    return can.apart and "pipeline" in can.axes
+
+
+def _several(options: Options) -> str:
+    """What says that a network is on several ranks."""
+    return f"--mesh {options.mesh}" if options.mesh else f"--pipeline {options.pipeline}"
+
+
+def _replicas(options: Options) -> None:
+    """Replicas that train apart, of several ranks each: with what they do not go."""
+    pipeline = axes.is_pipeline(options)
+    if not _apart(options) or not (pipeline or axes.is_tensor(options)):
+        return
+    if pipeline and axes.schedule(options).name == "pipedream":
+        raise OptionError(
+            f"--pipeline {options.pipeline} does not go with --strategy {options.strategy}: {NEVER_FLUSHED}: use "
+            "--pipeline 1f1b, or --strategy pipeline"
+        )
+    if pipeline and options.accumulate > 1:
+        why = CAPABILITIES["pipeline"].not_parts
+        raise OptionError(f"--accumulate does not go with stages on different ranks: {why}: leave it out")
+    if options.strategy_name not in SERVED:
+        return
+    if options.server_place != "own":
+        raise OptionError(
+            f"{_several(options)} does not go with --server-place {options.server_place}: {ON_WORKERS}: use "
+            "--server-place own"
+        )
+    if options.elastic:
+        raise OptionError(
+            f"--elastic does not go with {_several(options)} beside servers: {WHO_IS_LEFT}: leave one of them out"
+        )
 
 
 def _survivors(options: Options) -> None:
@@ -358,7 +388,8 @@ OF_AUTO = (
 )  # fmt: skip
 OF_OPTIONS = (
     _values, _names, _parts_of_a_batch, _own_ways, _what_chooses, _texts, _readers, _abilities, _late,
-    _line_search, _one_batch_for_the_rate, _stages, _layers_together, _samples_together, kept_how, _survivors,
+    _line_search, _one_batch_for_the_rate, _stages, _layers_together, _replicas, _samples_together, kept_how,
+    _survivors,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- a run to continue
@@ -615,15 +646,14 @@ def check_strategy(options: Options, ranks: int | None, network, optimizer) -> i
         return 1
     if not ranks:
         return 1
-    if axes.is_pipeline(options):
-        return check_stages(options, ranks, network, optimizer)
+    workers = range(ranks)
     if options.strategy_name in SERVED:
         workers, servers = roles(ranks, options.servers, options.server_place)
         server_slices(network.layout.size + network.state_layout.size, len(servers))
         if len(servers) > 1 and (options.late or options.reproducible or options.strategy_name == "downpour"):
             virtual_shards.refuse_norms(optimizer)
-    else:
-        workers = range(ranks)
+    if axes.is_pipeline(options):
+        return check_stages(options, ranks, network, optimizer)
     found = axes.sizes(options, ranks)
     if axes.is_tensor(options):
         rewriting.share(network, Loss(), found["tensor"], options.tensor)
@@ -696,7 +726,7 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
         placement = place(network, found["pipeline"], **given)
         if stale:
             check_updates_apart(placement, optimizer)
-        if options.compress:
+        if options.compress and not _apart(options):  # whose pushes are of whole networks
             refuse_ties(placement)
     except ValueError as error:
         asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"

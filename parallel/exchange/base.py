@@ -80,10 +80,22 @@ class Exchange:
         ("update", "exchange.update", False),
     )
 
-    def start(self, mesh: Mesh, pass_: Whole, network: Network, optimizer: Optimizer, statistics, seed: int) -> None:
-        """Make the buffers, with first values; called once, on all ranks."""
+    def start(
+        self,
+        mesh: Mesh,
+        pass_: Whole,
+        network: Network,
+        undivided: Network,
+        optimizer: Optimizer,
+        statistics: np.ndarray,
+        seed: int,
+    ) -> None:
+        """Make the buffers, with first values; called once, on all ranks.
+
+        `network` is what this rank holds of the `undivided` one.
+        """
         self.mesh, self.pass_ = mesh if self.joins else mesh.line, pass_
-        self.network, self.optimizer = network, optimizer
+        self.network, self.undivided, self.optimizer = network, undivided, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
         self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
         self.statistics, self.seed, self.dtype, self.layout = statistics, seed, network.dtype, network.layout
@@ -187,7 +199,11 @@ class Exchange:
 
     def kinds(self) -> dict[str, tuple]:
         """Name -> (shape, dtype) of all that the state must have."""
-        return state_kinds(self.network, self.optimizer.slots)
+        return state_kinds(self.undivided if self.joins else self.network, self.optimizer.slots)
+
+    def own_kinds(self) -> dict[str, tuple]:
+        """Name -> (shape, dtype) of what an exchange that does not join keeps of its own, of the undivided network."""
+        return {}
 
     def check(self, state: Mapping[str, np.ndarray]) -> str:
         """What is wrong with a state, in words; '' if nothing."""

@@ -17,7 +17,7 @@ import numpy as np
 from nn.core.layout import ALIGN
 from nn.core.network import Network
 from nn.core.parts import cut, join, part_shape
-from nn.training.serial import check_state, state_kinds
+from nn.training.serial import OWN, check_state, state_kinds
 from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
@@ -122,13 +122,15 @@ class PartHomes(Homes):
         return state_kinds(self.network, self.exchange.optimizer.slots)
 
     def entries(self, running):
-        return self._collect(super().entries(running), self.kinds)
+        return self._collect(super().entries(running), self.kinds | self.exchange.own_kinds())
 
     def fragments(self, running):
         return self._written(super().fragments(running))
 
     def load(self, state, names):
-        return self._load(self._scatter(state), names)
+        own = self.exchange.own_kinds() if self.mesh.rank == 0 else {}  # which another strategy, or mesh, has not kept
+        own = {name: kind for name, kind in own.items() if name in state and state[name].shape == kind[0]}
+        return self._load(self._scatter(state, self.kinds | self.mesh.bcast(own)), names)
 
     def _collect(
         self, mine: Iterable[tuple[str, np.ndarray]], kinds: Mapping[str, tuple]
@@ -204,9 +206,9 @@ class PartHomes(Homes):
         ranks.Bcast(array, root=0)
         return cut(self.specs, {name: array}, ranks.rank, ranks.size)[name]
 
-    def _scatter(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What this rank has of a state that rank 0 is given; refuses it on all ranks."""
-        mesh, kinds = self.mesh, self.kinds
+    def _scatter(self, state: Mapping[str, np.ndarray], kinds: Mapping[str, tuple]) -> dict[str, np.ndarray]:
+        """What this rank has of a state of these kinds that rank 0 is given; refuses it on all ranks."""
+        mesh = self.mesh
         if problem := mesh.bcast(check_state(kinds, state) if mesh.rank == 0 else None):
             raise ValueError(problem)
         mine = {}
@@ -252,7 +254,9 @@ class ServedHomes(PartHomes):
         return chain(self.exchange.fragments(), self._written(self._first_of_line(running)))
 
     def load(self, state, names):
-        return cut(self.specs, Homes.load(self, state, names), self.mesh.tensor.rank, self.mesh.tensor.size)
+        statistics = (name for name in self.kinds if name.startswith("state/"))  # of all stages: they come whole
+        found = Homes.load(self, state, {*names, *statistics})
+        return cut(self.specs, found, self.mesh.places["tensor"], self.mesh.sizes["tensor"])
 
     digest = Homes.digest
 
@@ -263,6 +267,6 @@ def array_of(name: str) -> str:
 
 
 def in_order(kinds: Iterable[str]) -> list[str]:
-    """Names of the state as trainers go through them: parameters, moments, statistics."""
+    """Names of the state as trainers go through them: parameters, moments, what an exchange has kept, statistics."""
     kinds = list(kinds)
-    return [name for prefix in ("param/", "optimizer/", "state/") for name in kinds if name.startswith(prefix)]
+    return [name for prefix in ("param/", "optimizer/", OWN, "state/") for name in kinds if name.startswith(prefix)]

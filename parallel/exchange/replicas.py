@@ -14,7 +14,8 @@ moments, whose mean all take; after `Elastic` the centre is what is looked at, a
 
 A loss that is not finite moves nothing, and is told where all meet: then all end.
 
-A replica may itself be some ranks that compute layers together, each with a part (Averaged): each part has its mean.
+A replica may itself be some ranks that have a network together, in stages or in parts of layers: each meets those that
+have the same of it.
 
 Cost: an allreduce of 2 n (p-1)/p beta every so many steps in place of each; with a drift one number a step.
 Sources: McDonald et al. 2010, Stich 2019 (local SGD); Kamp et al. 2018 (averages when replicas have drifted);
@@ -181,8 +182,12 @@ class Averaged(Replicas):
     def far(self):
         if not self.drift:
             return False
-        apart = np.linalg.norm(self.parameters - self.last) / max(np.linalg.norm(self.last), 1e-30)
-        apart = np.array([apart if math.isfinite(apart) else math.inf])
+        both = self.parameters - self.last, self.last
+        squares = np.array([sum(float(np.linalg.norm(v[part])) ** 2 for part in self.region.owned) for v in both])
+        if self.sum_model:
+            self.sum_model(squares)
+        apart, of = np.sqrt(squares)
+        apart = np.array([apart / max(of, 1e-30) if math.isfinite(apart) else math.inf])
         self.mesh.data.Allreduce(IN_PLACE, apart, MAX)
         self.farthest = max(self.farthest, float(apart[0]))
         return bool(apart[0] > self.drift)
@@ -238,6 +243,11 @@ class Outer(Replicas):
         yield from super().entries()
         for slot, buffer in self.outer_slots.items():
             yield from self.named(f"{OWN}outer/{slot}", buffer)
+
+    def own_kinds(self):
+        whole = self.undivided.layout.specs.items()
+        slots = self.outer_slots
+        return {f"{OWN}outer/{slot}/{name}": (spec.shape, self.dtype) for slot in slots for name, spec in whole}
 
     def load(self, state):
         for buffer in self.outer_slots.values():  # the moments of an outer optimizer begin anew after others
@@ -311,8 +321,16 @@ class Elastic(Replicas):
         yield from super().entries()
         rows = np.empty((self.mesh.count, len(self.other)), self.dtype)
         self.mesh.data.Allgather(self.other, rows)
-        for name, place in self.layout.slices.items():
-            yield f"{OWN}replicas/{name}", rows[:, place].reshape(-1, *self.layout.specs[name].shape)
+        for index, row in enumerate(rows):
+            yield from self.named(self.prefix(index), row)
+
+    def prefix(self, index: int) -> str:
+        """How the names of a replica's arrays begin in the state; with another number of replicas otherwise."""
+        return f"{OWN}replica-{index}-of-{self.mesh.count}"
+
+    def own_kinds(self):
+        whole, replicas = self.undivided.layout.specs.items(), range(self.mesh.count)
+        return {f"{self.prefix(index)}/{name}": (spec.shape, self.dtype) for index in replicas for name, spec in whole}
 
     def kept(self):
         yield from super().entries()
@@ -323,10 +341,8 @@ class Elastic(Replicas):
         for name, array in super().entries():
             array[...] = state[name]
         self.other[:] = self.parameters
-        for name, array in self.layout.items(self.other):
-            rows = state.get(f"{OWN}replicas/{name}")
-            if rows is not None and rows.shape == (self.mesh.count, *array.shape):
-                array[...] = rows[self.mesh.index]
+        for name, array in self.named(self.prefix(self.mesh.index), self.other):
+            array[...] = state.get(name, array)
         self.since = 0
 
     def bytes(self):

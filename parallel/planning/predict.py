@@ -73,10 +73,12 @@ def predict(
     name = strategy.partition(":")[0] if strategy.startswith(APART) else strategy
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
+    if axes.pipeline > 1 and name in APART:
+        raise ValueError(f"{strategy} is predicted with whole networks: leave pipeline={axes.pipeline} out")
     if axes.pipeline > 1 and strategy not in TIMED:
         raise ValueError(f"{strategy} has no stages: leave pipeline={axes.pipeline} out, or use {', '.join(TIMED)}")
     if axes.tensor > 1 and name in (*ALONE, *APART):
-        how = "is predicted with whole layers" if name in ("local-sgd", "downpour") else "does not cut layers"
+        how = "is predicted with whole layers" if name in APART else "does not cut layers"
         raise ValueError(f"{strategy} {how}: leave tensor={axes.tensor} out")
     if axes.ranks == 1:
         return serial(job)

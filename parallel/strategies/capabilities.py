@@ -80,8 +80,8 @@ ROUNDED = (
 )
 NO_FACTORS = "powersgd: its factors are sums over all ranks; use --strategy ddp, or another method"
 APART_ALL = Capabilities(synchronized=False, compress=(), reproducible=False, elastic=True, apart=True)
-REPLICAS = replace(APART_ALL, not_compressed="replicas meet by their parameters, not by gradients")
-SERVED_APART = replace(APART_ALL, axes=("data", "tensor"), compress=ALONE, not_compressed=NO_FACTORS)
+REPLICAS = replace(APART_ALL, axes=WITH_PARTS, not_compressed="replicas meet by their parameters, not by gradients")
+SERVED_APART = replace(APART_ALL, axes=WITH_PARTS, compress=ALONE, not_compressed=NO_FACTORS)
 CAPABILITIES = {
     "ddp": Capabilities(axes=ALL_AXES, mixed=True, elastic=True),
     "zero1": replace(SHARDED, axes=ALL_AXES, not_stages=""),
@@ -132,8 +132,7 @@ CAPABILITIES = {
         not_parts="a batch is cut into chunks already: say how large by sandblaster:chunk=N",
         not_compressed="a line search needs gradients as they are",
     ),
-    "local-sgd": replace(REPLICAS, axes=("data", "tensor")),
-    **dict.fromkeys(("diloco", "easgd"), REPLICAS),
+    **dict.fromkeys(("local-sgd", "diloco", "easgd"), REPLICAS),
 }
 # What ddp can where the mesh has one of these axes; and ZeRO's stages, less what they can without.
 TOGETHER = {
@@ -175,6 +174,8 @@ APART = {
 ON_WORKERS = "a server on a worker does not serve while its rank waits for the others of the worker"
 WHO_IS_LEFT = "ranks that are left become workers of one rank, and servers"
 IN_STEP = "push and pull of all in step are schedules of whole vectors, and ranks have parts of them"
+# Why such a worker, or a replica without servers, is no pipeline that updates after every mini-batch.
+NEVER_FLUSHED = "it updates its stages itself after every mini-batch, and no gradient of a step is left"
 CONSISTENCIES = {"ps": "ssp:S, async", "ddp": "stale:S"}  # for README
 OPTIONS = ("accumulate", "sync_batch_norm", "compress", "reproducible")
 COLUMNS = (*OPTIONS, "mixed", "elastic")  # of the table; these two have rules of their own
@@ -240,6 +241,8 @@ def matrix() -> str:
         others = " or ".join(f"`{axis}`" for axis, other in NOT_BESIDE.items() if other == why)
         reasons.append(f"an axis `space` or `branch` beside {others}: {why}")
     beside = {"of `ps` in step": IN_STEP, "and `--server-place workers`": ON_WORKERS, "and `--elastic`": WHO_IS_LEFT}
-    reasons += [f"an axis `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
+    reasons += [f"an axis `pipeline` or `tensor` beside servers, {what}: {why}" for what, why in beside.items()]
+    apart = [f"`{name}`" for name, can in rows.items() if can.apart and "pipeline" in can.axes]
+    reasons.append(f"`--pipeline pipedream` with {', '.join(apart)}: {NEVER_FLUSHED}")
     reasons += [f"`--{a}` with `--{b}`: {why}".replace("_", "-") for (a, b), why in APART.items()]
     return "\n".join([*lines, "", "What is refused, and why:", "", *(f"- {text}" for text in sorted(reasons))]) + "\n"

@@ -39,8 +39,10 @@ def Downpour(
     warm: int = 0,
     compressor: Compressor | None = None,
     limit: float = LIMIT,
+    pipeline: int = 1,
     tensor: int = 1,
     way: str = "pairs",
+    **schedule,
 ) -> Trainer:
     """`Serial` on many ranks, asynchronously.
 
@@ -56,16 +58,17 @@ def Downpour(
         Parameters come while the next steps compute.
     warm : int
         So many steps are made at first in which no replica is ahead of another.
-    tensor, way
-        As for TensorParallel: so many neighbouring ranks are one replica, and compute its layers together; servers, on
-        ranks of their own, know the first of them.
+    pipeline, tensor, way, **schedule
+        So many neighbouring ranks, their product, are one replica: a pipeline of so many stages (as for Pipeline:
+        schedule, micro_batches, cuts, recompute, and the schedule's own), whose layers so many compute together (as
+        for TensorParallel). Servers, on ranks of their own, know the first of them.
 
     Raises
     ------
     ValueError
         Servers that there are no ranks or no parameters for; steps below 1; statistics over all ranks; a method of
-        compression that has no messages of single ranks. Replicas of several ranks beside servers on workers, or ranks
-        or layers that cannot be dealt out so.
+        compression that has no messages of single ranks. Replicas of several ranks beside servers on workers; ranks,
+        layers or stages that cannot be dealt out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
@@ -73,6 +76,6 @@ def Downpour(
     settings.check_apart(network)
     how = {"push_every": push, "fetch_every": fetch, "ahead": ahead, "warm": warm, "local": True, "limit": limit}
     exchange = Asynchronous(communicator.size, servers, place, compressor, **how)
-    mesh, pass_ = served_mesh(communicator, exchange, loss, tensor, way)
+    mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     mesh.agree({"Downpour": f"{servers} on {place}, {found!r}"})
     return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Downpour")

@@ -11,6 +11,7 @@ from nn.optim.optimizers import SGD, Optimizer
 from parallel.exchange.replicas import Averaged, Elastic, Outer, Replicas
 from parallel.mesh import Mesh
 from parallel.strategies import settings
+from parallel.strategies.replica_pass import replica_pass
 from parallel.trainer import Trainer
 
 
@@ -23,8 +24,9 @@ def LocalSGD(
     every: int = 8,
     drift: float = 0.0,
     *,
+    pipeline: int = 1,
     tensor: int = 1,
-    way: str = "pairs",
+    **how,
 ) -> Trainer:
     """Replicas that take their mean every so many steps; each step, with any optimizer but LARS and LAMB, is data
     parallelism's where that is 1 and the optimizer SGD.
@@ -37,25 +39,21 @@ def LocalSGD(
         Steps between averages.
     drift : float
         They also meet when one is farther from the last average than so many times its norm; 0 for never.
-    tensor, way
-        As for TensorParallel: so many neighbouring ranks are one replica, and compute its layers together in every
-        step; each has its part's mean with the ranks that have the same part.
+    pipeline, tensor, **how
+        As for Downpour, with its way, limit and schedule: so many neighbouring ranks are one replica, and each meets
+        those that have the same of it.
 
     Raises
     ------
     ValueError
-        Less than a step, a drift below 0, or statistics over all ranks; a drift of replicas of which ranks have parts;
-        ranks or layers that cannot be dealt out so.
+        Less than a step, a drift below 0, or statistics over all ranks; ranks, layers or stages that cannot be dealt
+        out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers or settings.
     """
     found = settings.LocalSGD(every, drift)
-    settings.refuse(
-        bool(drift) and tensor > 1,
-        f"local-sgd: drift={drift:g} is measured on whole replicas, and ranks have parts of them: leave it out",
-    )
     parts = network, loss, optimizer, communicator, seed
-    return _replicas("LocalSGD", *parts, Averaged(every, drift), found, tensor, way)
+    return _replicas("LocalSGD", *parts, Averaged(every, drift), found, pipeline, tensor, **how)
 
 
 def DiLoCo(
@@ -68,6 +66,10 @@ def DiLoCo(
     outer: float = 0.7,
     momentum: float = 0.9,
     nesterov: bool = True,
+    *,
+    pipeline: int = 1,
+    tensor: int = 1,
+    **how,
 ) -> Trainer:
     """Rounds of inner steps, then a step of an outer SGD along the mean difference.
 
@@ -81,6 +83,8 @@ def DiLoCo(
         Inner steps of a round.
     outer, momentum, nesterov
         Of the outer optimizer; without momentum there is no Nesterov's.
+    pipeline, tensor, **how
+        As for LocalSGD.
 
     Raises
     ------
@@ -89,11 +93,21 @@ def DiLoCo(
     """
     found = settings.DiLoCo(every, outer, momentum, nesterov)
     exchange = Outer(every, SGD(outer, momentum, nesterov and bool(momentum)))
-    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, found)
+    return _replicas("DiLoCo", network, loss, optimizer, communicator, seed, exchange, found, pipeline, tensor, **how)
 
 
 def EASGD(
-    network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, every: int = 10, alpha: float = 0.0
+    network: Network,
+    loss: Loss,
+    optimizer: Optimizer,
+    communicator,
+    seed: int = 0,
+    every: int = 10,
+    alpha: float = 0.0,
+    *,
+    pipeline: int = 1,
+    tensor: int = 1,
+    **how,
 ) -> Trainer:
     """Replicas and a centre that move towards each other every so many steps; the centre is what is evaluated and kept.
 
@@ -105,6 +119,8 @@ def EASGD(
         Steps between meetings.
     alpha : float
         How far of the way; 0 for 0.9 / replicas.
+    pipeline, tensor, **how
+        As for LocalSGD.
 
     Raises
     ------
@@ -113,8 +129,8 @@ def EASGD(
     ReplicaError
         As for LocalSGD.
     """
-    found = settings.EASGD(every, alpha)
-    return _replicas("EASGD", network, loss, optimizer, communicator, seed, Elastic(every, alpha), found)
+    found, exchange = settings.EASGD(every, alpha), Elastic(every, alpha)
+    return _replicas("EASGD", network, loss, optimizer, communicator, seed, exchange, found, pipeline, tensor, **how)
 
 
 def _replicas(
@@ -126,10 +142,12 @@ def _replicas(
     seed: int,
     exchange: Replicas,
     found: settings.Keyed,
+    pipeline: int = 1,
     tensor: int = 1,
-    way: str = "pairs",
+    **how,
 ) -> Trainer:
     settings.check_apart(network)
-    mesh, pass_ = Mesh(communicator, tensor=tensor), settings.pass_of(tensor, loss, way)
+    pass_ = replica_pass(loss, pipeline, tensor, **how)
+    mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
     mesh.agree({"how replicas meet": repr(found)})
     return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)

@@ -29,6 +29,7 @@ from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
 from parallel.strategies import settings
 from parallel.strategies.capabilities import IN_STEP, ON_WORKERS
+from parallel.strategies.replica_pass import replica_pass
 from parallel.trainer import Trainer
 
 
@@ -46,8 +47,10 @@ def ParameterServer(
     consistency: str = "sync",
     delay_compensation: bool = False,
     limit: float = 300.0,
+    pipeline: int = 1,
     tensor: int = 1,
     way: str = "pairs",
+    **schedule,
 ) -> Trainer:
     """`Serial` on many ranks with parameter servers.
 
@@ -71,9 +74,8 @@ def ParameterServer(
         Not synchronous: correct gradients for what has changed since they were computed (DC-ASGD).
     limit : float
         Not synchronous: seconds after which a rank gives up to which nothing comes.
-    tensor, way
-        Not synchronous: as for TensorParallel; so many neighbouring ranks are one worker, and compute its layers
-        together, and servers, on ranks of their own, know the first of them.
+    pipeline, tensor, way, **schedule
+        Not synchronous: as for Downpour, whose replicas are workers here.
 
     Raises
     ------
@@ -82,8 +84,8 @@ def ParameterServer(
         for so many servers, or cannot work with this optimizer. With virtual shards: more workers than shards,
         synchronised statistics. With these, or not synchronous, on several servers: LARS, LAMB or clipping by norms.
         A consistency that is none, compensation where nothing is delayed; not synchronous: virtual shards,
-        statistics over all ranks. Workers of several ranks: synchronous, beside servers on workers, or ranks or layers
-        that cannot be dealt out so.
+        statistics over all ranks. Workers of several ranks: synchronous, beside servers on workers; ranks, layers or
+        stages that cannot be dealt out so; a schedule that is never flushed.
     ReplicaError
         If ranks were given different networks, losses, optimizers, servers or methods.
     """
@@ -93,23 +95,25 @@ def ParameterServer(
     how = settings.Consistency.parse(consistency, "ps")
     if how.name == "sync":
         settings.refuse(delay_compensation, "delay compensation: synchronous gradients have no delay")
-        settings.refuse(tensor > 1, f"workers of {tensor} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
+        ranks = pipeline * tensor
+        settings.refuse(ranks > 1, f"workers of {ranks} ranks: {IN_STEP}: use consistency 'async', or 'ssp:S'")
         exchange = Served(*arguments)
     else:
         settings.check_apart(network, shards)
         more = {"compensate": delay_compensation, "limit": limit}
         exchange = Asynchronous(*arguments, bound=how.bound, ahead=how.ahead, **more)
-    mesh, pass_ = served_mesh(communicator, exchange, loss, tensor, way)
+    mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     pass_ = VirtualShards(shards) if shards else pass_
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}ParameterServer"
     return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
 
 
-def served_mesh(communicator, exchange: Served, loss: Loss, tensor: int, way: str) -> tuple[Mesh, Whole]:
-    """Who computes beside servers, and how: workers of one rank, or of several that compute layers together."""
-    shared = tensor > 1 and exchange.place != "own"
-    settings.refuse(shared, f"workers of {tensor} ranks: {ON_WORKERS}: use place 'own'")
-    return Mesh(communicator, exchange.workers, tensor=tensor), settings.pass_of(tensor, loss, way)
+def served_mesh(communicator, exchange: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
+    """Who computes beside servers, and how: workers of one rank, or of several that have a network together."""
+    ranks = pipeline * tensor
+    settings.refuse(ranks > 1 and exchange.place != "own", f"workers of {ranks} ranks: {ON_WORKERS}: use place 'own'")
+    pass_ = replica_pass(loss, pipeline, tensor, **how)
+    return Mesh(communicator, exchange.workers, pipeline=pipeline, tensor=tensor), pass_
 
 
 def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> Trainer:

@@ -18,8 +18,6 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from nn import keyed
-from nn.losses import Loss
-from parallel.passes.whole import Whole
 
 
 def refuse(wrong: bool, why: str) -> None:
@@ -33,15 +31,6 @@ def check_apart(network, shards: int = 0) -> None:
     refuse(bool(shards), "virtual shards are added up over all ranks in every step, and here each is at its own")
     together = any(layer.synchronized for _, layer, _, _ in network.layers())
     refuse(together, "statistics over all ranks need all of them at one step, and here each is at its own")
-
-
-def pass_of(tensor: int, loss: Loss, way: str) -> Whole:
-    """What one rank computes of a replica, or a worker, that is so many ranks; way as for TensorParallel."""
-    if tensor == 1:
-        return Whole()
-    from parallel.strategies.tensor.tensor_parallel import SharedPass  # which replicas of one rank do without
-
-    return SharedPass(loss, way)
 
 
 @dataclass(frozen=True)

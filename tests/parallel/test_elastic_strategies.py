@@ -79,6 +79,7 @@ def test_the_others_go_on_with_a_mesh_that_fits(survive, tmp_path, ranks, blow, 
     "options",
     [
         more(["--strategy", "local-sgd"]),
+        more(["--strategy", "local-sgd", "--mesh", "data=2,pipeline=2", *DEEP]),
         more(["--strategy", "downpour"]),
         ["--strategy", "ps", "--consistency", "ssp:2"],
         more(["--strategy", "ps", "--consistency", "async"]),
@@ -88,7 +89,7 @@ def test_the_others_go_on_with_a_mesh_that_fits(survive, tmp_path, ranks, blow, 
 )
 def test_who_train_apart_go_on_from_the_last_checkpoint(survive, options):
     """Each sample once, of steps that count."""
-    status, said, out = survive(3, "shrink", (0, 0, "step 12"), options=options)
+    status, said, out = survive(4 if "--mesh" in options else 3, "shrink", (0, 0, "step 12"), options=options)
     assert status == 0, said
     assert "2 ranks go on" in said and "from the last checkpoint\ncontinuing from" in said
     found = result(out)

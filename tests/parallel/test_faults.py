@@ -33,6 +33,11 @@ STRATEGIES = {
     "ps": ["--strategy", "ps", "--server-place", "workers", "--servers", "2"],
     "pipeline": ["--strategy", "pipeline"],
 }
+# Of which single cells are tried: the second rank is the second stage of a replica.
+APART = {
+    "downpour": ["--ranks", "3", "--strategy", "downpour", "--mesh", "pipeline=2"],
+    "local-sgd": ["--ranks", "4", "--strategy", "local-sgd:2", "--mesh", "data=2,pipeline=2"],
+}
 PHASES = ("start", "step", "evaluation", "checkpoint", "end")
 # Kind -> how the run says who, or what. Of a rank that others wait for, --watch does.
 SAID = {
@@ -102,7 +107,8 @@ def strike(out: Path, kind: str, phase: str, strategy: str) -> tuple[Path, int, 
     for i, seconds in enumerate(longer(2) if kind in WAITED_FOR else (300,)):
         directory, struck = out / str(i), out / f"struck {i}"
         told = {"FAULT": f"{kind}/{phase}/{rank}", "STRUCK": str(struck), "CHECKPOINTS": str(directory / "checkpoints")}
-        command = [sys.executable, ROOT / "tests/parallel/faulty.py", *RUN, *STRATEGIES[strategy], "--ranks", "2"]
+        command = [sys.executable, ROOT / "tests/parallel/faulty.py", *RUN, "--ranks", "2"]
+        command += (STRATEGIES | APART)[strategy]
         done = subprocess.run(
             [*map(str, command), "--watch", str(seconds), "--out", str(directory)],
             cwd=ROOT, env=os.environ | told | {"PYTHONPATH": str(ROOT)}, text=True, timeout=PATIENCE,
@@ -143,3 +149,17 @@ def test_it_ends_says_who_and_loses_nothing(tmp_path, kind, phase, strategy):
     promised = 12 if phase == "end" else 4  # what was begun at 6 may have been cut short
     assert state["steps"] >= promised or named
     np.testing.assert_allclose(found, undisturbed(), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("SIGKILL", "downpour"),
+        pytest.param("SIGSTOP", "downpour", marks=pytest.mark.exhaustive),
+        pytest.param("SIGKILL", "local-sgd", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_rank_of_a_replica_that_is_a_pipeline_is_named(tmp_path, kind, strategy):
+    _, status, said, rank = strike(tmp_path, kind, "step", strategy)
+    assert rank == 1 and status != 0, said
+    assert re.search(SAID[kind].replace("RANK", "1"), said), said

@@ -27,7 +27,7 @@ REFUSED = {
     "--mesh data=2 --strategy ps --ranks 2": "--mesh data=2 has no effect with --strategy ps",
     "--mesh pipeline=2 --strategy fsdp --ranks 2": "a stage would reduce its gradients, and gather",
     "--pipeline 1f1b --mesh data=2,pipeline=1 --ranks 2": "--pipeline 1f1b needs ranks on its axis",
-    "--pipeline 1f1b --strategy ps --ranks 3": "--strategy ps has no stages on different ranks: use ddp, zero1",
+    "--pipeline 1f1b --strategy ps --ranks 3": "--pipeline 1f1b with --strategy ps: push and pull of all in step",
     "--pipeline 2f2b --ranks 2": "no schedule '2f2b'; use one of naive, gpipe, 1f1b",
     "--pipeline 1f1b:chunks=2 --ranks 2": "what is 'chunks=2'? 1f1b takes micro=NUMBER",
     "--pipeline 1f1b:micro=0 --ranks 2": "micro must be at least 1",

@@ -134,7 +134,8 @@ def test_a_server_that_all_push_to_sets_the_pace():
     for call, message in (
         (lambda: predict(job, "downpour", Axes(4), FLAT, servers=4), "downpour: 4 servers leave no worker of 4 ranks"),
         (lambda: predict(job, "local-sgd:0", Axes(4), FLAT), "local-sgd: every must be at least 1"),
-        (lambda: predict(job, "easgd", Axes(2, 1, 2), FLAT), "easgd does not cut layers"),
+        (lambda: predict(job, "easgd", Axes(2, 1, 2), FLAT), "easgd is predicted with whole layers"),
+        (lambda: predict(JOB, "local-sgd", Axes(2, 2), FLAT), "local-sgd is predicted with whole networks"),
         (lambda: predict(job, "ddp:3", Axes(4), FLAT), "unknown strategy 'ddp:3'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -81,15 +81,19 @@ def test_meeting_in_every_step_is_data_parallelism(comm, ranks):
 
 
 @pytest.mark.mpi(ranks=4)
-def test_a_replica_of_several_ranks_is_one_of_one_rank(comm):
+@pytest.mark.parametrize("together", [{"tensor": 2}, {"pipeline": 2, "micro_batches": 3}], ids=["tensor", "pipeline"])
+def test_a_replica_of_several_ranks_is_one_of_one_rank(comm, together):
     """Meeting in every step is data parallelism; every third, gradients clipped by norms of whole ones, it is not."""
-    several = {"every": 1, "tensor": 2}
+    several = {"every": 1} | together
     assert_equal_to_one_process(comm, "LocalSGD", several, ("mlp", "transformer"), ("sgd", "momentum"))
+    if "pipeline" in together:
+        both = {"every": 1, "pipeline": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 3}
+        assert_equal_to_one_process(comm, "LocalSGD", both, ("transformer",), ("adam",))
 
     def rule():
         return OPTIMIZERS["momentum"](CLIPS[1])
 
-    ours, many = Simulated(2, rule), make(comm, "LocalSGD", rule(), every=3, tensor=2)
+    ours, many = Simulated(2, rule), make(comm, "LocalSGD", rule(), every=3, **together)
     for step, batch in enumerate(batches("mlp", many.shard)):
         ours.move(step)
         if step % 3 == 2:
@@ -105,15 +109,61 @@ def test_a_replica_of_several_ranks_is_one_of_one_rank(comm):
             assert np.abs(state[name] - array).max() < 1e-12 * np.abs(array).max(), name
     assert many.meet(1.0) == 1.0
     free(many)
-    many = make(comm, "LocalSGD", every=3, tensor=2)
+    many = make(comm, "LocalSGD", every=3, **together)
     with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
         for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
             if comm.rank >= 2 and i == 1:
                 x[0] = np.nan
             many.step(x, y, total)
     free(many)
-    with pytest.raises(ValueError, match="is measured on whole replicas, and ranks have parts"):
-        make(comm, "LocalSGD", drift=0.1, tensor=2)
+    with pytest.raises(ValueError, match="pipedream in a replica: it updates its stages itself"):
+        make(comm, "LocalSGD", pipeline=2, schedule="pipedream")
+
+
+@pytest.mark.mpi(ranks=4)
+def test_however_replicas_meet_they_may_be_several_ranks(comm):
+    """As with a rank each; stopped and continued the same bits; a rank each goes on from what several have kept."""
+    pair, pipeline = comm.Split(comm.rank < 2), {"pipeline": 2, "micro_batches": 3}
+    for name, options, together in (
+        ("LocalSGD", {"every": 100, "drift": 0.03}, {"tensor": 2}),
+        ("LocalSGD", {"every": 100, "drift": 0.03}, pipeline),
+        ("DiLoCo", {"every": 2}, {"tensor": 2}),
+        ("DiLoCo", {"every": 2}, pipeline),
+        ("EASGD", {"every": 2, "alpha": 0.2}, {"tensor": 2}),
+        ("EASGD", {"every": 2, "alpha": 0.2}, pipeline),
+    ):
+        each = make(pair, name, nn.Adam(0.01), **options)
+        train(each, "mlp")
+        counted, want = each.counted(), comm.bcast(each.state())
+        assert name != "LocalSGD" or 1 < counted["meetings"] < 5, counted
+        many, again = (make(comm, name, nn.Adam(0.01), **options, **together) for _ in range(2))
+        train(many, "mlp")
+        assert many.counted() == pytest.approx(counted)
+        many.check_replicas()
+        found = comm.bcast(many.state())
+        assert found.keys() == want.keys()
+        for entry, array in want.items():
+            scale = np.abs(array).max() or 1.0
+            assert np.abs(found[entry] - array).max() / scale < 1e-12, (name, together, entry)
+        again.load_state(found if comm.rank == 0 else {})
+        each.load_state(found)
+        more = batches("mlp", many.shard)[:3]
+        for trainer in many, again:
+            for batch in more:
+                trainer.step(*batch)
+        assert many.digest() == again.digest()
+        for batch in batches("mlp", each.shard)[:3]:
+            each.step(*batch)
+        want, last = comm.bcast(each.state()), comm.bcast(many.state())
+        for entry, array in want.items():
+            assert np.abs(last[entry] - array).max() <= 1e-11 * (np.abs(array).max() or 1.0), (name, together, entry)
+        fewer = {entry: array for entry, array in found.items() if not entry.startswith(OWN)}
+        again.load_state(fewer)  # of another strategy
+        for batch in more:
+            again.step(*batch)
+        assert name == "LocalSGD" or again.digest() != many.digest(), "control: what is its own counts"
+        for trainer in many, again, each:
+            free(trainer)
 
 
 def assert_equal_to_one_process(comm, name, options, models, optimizers):

@@ -1,5 +1,6 @@
-"""Servers whose workers are ranks that compute layers together: each such worker is one of a single rank."""
+"""Servers whose workers are ranks that have a network together, by layers or stages: each is one of a single rank."""
 
+import itertools
 import json
 import math
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 from conftest import PATIENCE
 from equality import CLIPS, EPS, MODELS, OPTIMIZERS, SEED, batches, cnn, dataset, difference, mlp
+from test_tensor_parallel import language_model
 
 import nn
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import parse
 from parallel.mesh import ReplicaError
+
+TENSOR, PIPELINE = {"tensor": 2}, {"pipeline": 2, "micro_batches": 4}  # what two ranks of a replica do
 
 
 def make(comm, name="Downpour", optimizer=None, network=mlp, servers=1, **options):
@@ -19,7 +23,8 @@ def make(comm, name="Downpour", optimizer=None, network=mlp, servers=1, **option
     from collectives import Communicator
 
     arguments = network(), nn.CrossEntropyLoss(), optimizer or nn.SGD(0.1), Communicator(comm), SEED, servers
-    return getattr(parallel, name)(*arguments, **{"tensor": 2, "limit": PATIENCE} | options)
+    together = {} if "pipeline" in options else TENSOR
+    return getattr(parallel, name)(*arguments, **{"limit": PATIENCE} | together | options)
 
 
 def free(trainer):
@@ -44,11 +49,11 @@ def assert_state(comm, trainer, want, case):
             assert np.abs(found[name] - array).max() < 1e-12 * (np.abs(array).max() or 1), (case, name)
 
 
-def uncut(trainer, vector):
-    """What of a vector of this rank's is whole on every rank of its replica."""
-    replica = trainer.exchange.replica
-    names = [name for name, spec in replica.layout.specs.items() if spec.split is None]
-    return np.concatenate([vector[replica.part.slices[name]] for name in names])
+def shared(trainer, vector):
+    """What of a vector of this rank's is the same on every rank of its replica: what is not cut, or is tied."""
+    pieces = trainer.exchange.replica.pieces
+    common = set.intersection(*({piece.name for piece in each if piece.split is None} for each in pieces))
+    return np.concatenate([array.ravel() for name, array in trainer.held.layout.items(vector) if name in common])
 
 
 @pytest.mark.mpi(ranks=4)
@@ -63,9 +68,9 @@ def test_one_replica_of_several_ranks_is_one_process(comm):
         for model, rule, way in cases + (of_norms if servers == 1 else []):
             network = alone if model == "cnn" else MODELS[model]
             one = nn.Serial(network(), nn.CrossEntropyLoss(), rule(), SEED)
-            shared = [("Downpour", {}, 1), ("ParameterServer", {"consistency": "async"}, 1 if model == "cnn" else 2)]
+            served = [("Downpour", {}, 1), ("ParameterServer", {"consistency": "async"}, 1 if model == "cnn" else 2)]
             losses = [one.step(*batch) for batch in batches(model, (0, 1))]
-            for name, more, parts in shared:
+            for name, more, parts in served:
                 many = make(ranks, name, rule(), network, servers, way=way, **more)
                 found = [many.step(*batch, parts) for batch in batches(model, many.shard)]
                 many.settle()
@@ -76,16 +81,79 @@ def test_one_replica_of_several_ranks_is_one_process(comm):
                 free(many)
 
 
+def assert_pipeline_is_one_process(comm, case, together, servers=1, name="Downpour", **options):
+    """(model, optimizer) of a case; all samples go through one replica. Returns the parameters of one process."""
+    model, rule = case
+    network = {"cnn": alone, "tied": language_model}.get(model) or MODELS[model]
+    data = "transformer" if model == "tied" else model
+    one = nn.Serial(network(), nn.CrossEntropyLoss(), rule(), SEED)
+    losses = [one.step(*batch, min(len(batch[0]), together["micro_batches"])) for batch in batches(data, (0, 1))]
+    many = make(comm, name, rule(), network, servers, **together, **options)
+    found = [many.step(*batch) for batch in batches(data, many.shard)]
+    many.settle()
+    if many.exchange.works:
+        np.testing.assert_allclose(found, losses, rtol=1e-12)
+    many.check_replicas()
+    assert_state(comm, many, one, (case, together, name))
+    free(many)
+
+
+@pytest.mark.mpi(ranks=4, more=[5])
+def test_one_replica_that_is_a_pipeline_is_one_process(comm):
+    """With reads that wait: kinds of schedules; arrays that stages share; statistics, which a stage has; norms."""
+    servers = comm.size - 2
+    if comm.size == 5:
+        together = PIPELINE | {"tensor": 2}
+        for case in ("mlp", adagrad), ("tied", OPTIMIZERS["adam"]):
+            assert_pipeline_is_one_process(comm, case, together, 1)
+            assert_pipeline_is_one_process(comm, case, together, 1, "ParameterServer", consistency="async")
+        return
+    for case, schedule, options in (
+        (("mlp", adagrad), "gpipe", {"recompute": True}),
+        (("mlp", OPTIMIZERS["sgd"]), "interleaved", {"chunks": 2}),
+        (("cnn", OPTIMIZERS["adam"]), "1f1b", {}),
+        (("tied", adagrad), "zb-h1", {}),
+    ):
+        together = PIPELINE | {"schedule": schedule, **options}
+        assert_pipeline_is_one_process(comm, case, together, servers)
+        assert_pipeline_is_one_process(comm, case, together, servers, "ParameterServer", consistency="async")
+    three = comm.Split(comm.rank < 3)
+    for rule in (lambda: OPTIMIZERS["momentum"](CLIPS[1]), OPTIMIZERS["lamb"]) if comm.rank < 3 else ():
+        assert_pipeline_is_one_process(three, ("mlp", rule), PIPELINE)
+
+
+@pytest.mark.mpi(ranks=3)
+def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
+    """The control: what the first rank pushes is its own stage, and zeros."""
+    from parallel.exchange.asynchronous.replica import Replica
+
+    pairs = Replica.pairs
+
+    def own_only(self, whole, part, index):
+        return ((piece._replace(counts=index == 0), *arrays) for piece, *arrays in pairs(self, whole, part, index))
+
+    monkeypatch.setattr(Replica, "pairs", own_only)
+    many = make(comm, optimizer=adagrad(), **PIPELINE)
+    first = comm.bcast(many.exchange.server.held.copy() if many.exchange.serves else None, root=2)
+    for batch in batches("mlp", many.shard):
+        many.step(*batch)
+    many.settle()
+    if comm.rank == 2:
+        changed = {name for name, array in many.network.layout.items(many.parameters - first) if array.any()}
+        assert 0 < len(changed) < len(many.network.layout.specs), "control: the second stage stays as it was"
+    free(many)
+
+
 @pytest.mark.mpi(ranks=5)
 def test_in_step_two_replicas_make_the_step_of_data_parallelism(comm):
     one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     for batch in batches("mlp", (0, 1)):
         one.step(*batch)
-    for name, options in (
-        ("ParameterServer", {"consistency": "ssp:0"}),
-        ("Downpour", {"warm": 5, "push": 3, "fetch": 2}),
+    for (name, options), together in itertools.product(
+        (("ParameterServer", {"consistency": "ssp:0"}), ("Downpour", {"warm": 5, "push": 3, "fetch": 2})),
+        (TENSOR, PIPELINE),
     ):
-        many = make(comm, name, **options)
+        many = make(comm, name, **options, **together)
         for batch in batches("mlp", many.shard):
             many.step(*batch)
         many.check_replicas()
@@ -101,9 +169,12 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
 
     for name, options in (
         ("ParameterServer", {"consistency": "async:ahead=1"}),
+        ("ParameterServer", {"consistency": "async:ahead=1"} | PIPELINE),
         ("Downpour", {"push": 3, "fetch": 2}),
         ("Downpour", {"push": 2, "fetch": 4, "ahead": True, "warm": 2}),
+        ("Downpour", {"push": 2, "fetch": 4, "ahead": True, "warm": 2} | PIPELINE),
         ("Downpour", {"push": 2, "compressor": compression.parse("topk:0.1")}),
+        ("Downpour", {"push": 2, "compressor": compression.parse("topk:0.1")} | PIPELINE),
     ):
         many = make(comm, name, **options)
         exchange, sent = many.exchange, []
@@ -139,9 +210,10 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
 
 
 @pytest.mark.mpi(ranks=5)
-def test_all_ranks_of_a_replica_use_one_read(comm):
-    """What came is used from the same step on by all of them, and what is not cut is the same on all, in every step."""
-    many = make(comm, optimizer=nn.Adagrad(0.05), push=1, fetch=2, ahead=True)
+@pytest.mark.parametrize("together", [TENSOR, PIPELINE], ids=["tensor", "pipeline"])
+def test_all_ranks_of_a_replica_use_one_read(comm, together):
+    """What came is used from the same step on by all, and what they have in common is alike on all, in every step."""
+    many = make(comm, "Downpour", nn.Adagrad(0.05), language_model, push=1, fetch=2, ahead=True, **together)
     used, taken = [], []
     if replica := many.exchange.replica:
         deal = replica.deal
@@ -152,10 +224,10 @@ def test_all_ranks_of_a_replica_use_one_read(comm):
 
         replica.deal = noted
     for _ in range(3):
-        for batch in batches("mlp", many.shard):
+        for batch in batches("transformer", many.shard):
             many.step(*batch)
             if replica:
-                used.append(uncut(many, many.parameters).copy())
+                used.append(shared(many, many.parameters).copy())
     if replica:
         theirs = replica.ranks.allgather((taken, np.array(used)))
         assert taken and theirs[0][0] == theirs[1][0]
@@ -174,9 +246,10 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
         def cut_only(mine):
             before = mine.copy()
             deal(mine)
-            for name, spec in replica.layout.specs.items():
-                if spec.split is None:
-                    mine[replica.part.slices[name]] = before[replica.part.slices[name]]
+            for piece in replica.pieces[1]:
+                if piece.split is None:
+                    place = many.held.layout.slices[piece.name]
+                    mine[place] = before[place]
 
         replica.deal = cut_only
     for batch in batches("mlp", many.shard):
@@ -191,7 +264,12 @@ def test_what_is_not_cut_would_drift_apart_if_it_were_not_dealt(comm):
 
 @pytest.mark.mpi(ranks=5)
 def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
-    for options in {"fetch": 1}, {"push": 3, "fetch": 3, "ahead": True}:
+    for options in (
+        {"fetch": 1},
+        {"push": 3, "fetch": 3, "ahead": True},
+        {"fetch": 1} | PIPELINE,
+        {"push": 3} | PIPELINE,
+    ):
         many = make(comm, **options)
         with pytest.raises(nn.NonFiniteLoss, match=r"the input.*on rank 2"):
             for i, (x, y, total) in enumerate(batches("mlp", many.shard)):
@@ -206,14 +284,16 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
 
 
 @pytest.mark.mpi(ranks=5)
-def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm):
+@pytest.mark.parametrize("together", [TENSOR | {"way": "width"}, PIPELINE], ids=["tensor", "pipeline"])
+def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm, together):
     """In step, so that all is determined: stopped and continued is the same, bit for bit."""
 
     def again():
-        return make(comm, "ParameterServer", OPTIMIZERS["adam"](), alone, way="width", consistency="ssp:0")
+        return make(comm, "ParameterServer", OPTIMIZERS["adam"](), alone, consistency="ssp:0", **together)
 
     straight, first = again(), again()
-    assert not straight.mesh.model or any(straight.homes.is_cut(name) for name, _ in straight.running())
+    if "tensor" in together:
+        assert not straight.mesh.model or any(straight.homes.is_cut(name) for name, _ in straight.running())
     history = batches("cnn", straight.shard)
     for batch in history[:3]:
         straight.step(*batch)
@@ -242,14 +322,15 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm):
 
 
 @pytest.mark.mpi(ranks=5)
-def test_a_run_is_continued_and_by_another_strategy(comm, shared_tmp_path):
+@pytest.mark.parametrize("together", ["data=2,tensor=2", "data=2,pipeline=2", "pipeline=2,tensor=2"])
+def test_a_run_is_continued_on_another_mesh_and_by_another_strategy(comm, shared_tmp_path, together):
     """By the options: metrics, evaluation, checkpoints in parts."""
     from parallel.command.training_run import train as run
 
     out = shared_tmp_path / "run"
     common = {"model": "mlp:64,8,10", "limit": 200, "out": str(out), "no_pictures": True, "watch": PATIENCE}
     common |= {"optimizer": "adagrad", "lr": 0.05}
-    mesh = {"strategy": "downpour:push=2", "mesh": "data=2,tensor=2"}
+    mesh, replicas = {"strategy": "downpour:push=2", "mesh": together}, 2 if "data" in together else 1
     result = run(Options(epochs=2, **mesh, **common))
     assert len({json.dumps(each) for each in comm.allgather((result["loss"], result["accuracy"]))}) == 1
     if comm.rank == 0:
@@ -257,8 +338,10 @@ def test_a_run_is_continued_and_by_another_strategy(comm, shared_tmp_path):
         steps = math.ceil(200 / 32)
         assert [record["step"] for record in records] == [steps, 2 * steps]
         for record in records:
-            assert sum(record["staleness"]["updates"]) == 2 * math.ceil(steps / 2), "each replica, every second step"
-    again = run(Options(epochs=3, resume=str(out), **mesh, **common))
+            updates = sum(record["staleness"]["updates"])
+            assert updates == replicas * math.ceil(steps / 2), "each replica, every second step"
+    other = mesh | {"mesh": "data=2,tensor=2" if "pipeline" in together else "data=1,pipeline=2,tensor=2"}
+    again = run(Options(epochs=3, resume=str(out), **other, **common))
     assert again["epochs"] == 3 and again["steps"] == 3 * math.ceil(200 / 32)
     last = run(Options(epochs=4, resume=str(out), strategy="ddp", **common))
     assert last["epochs"] == 4 and math.isfinite(last["loss"])
@@ -270,6 +353,10 @@ def test_workers_that_cannot_be_are_refused(comm):
         ("Downpour", {"place": "workers"}, "a server on a worker does not serve while .*: use place 'own'"),
         ("Downpour", {}, "tensor 2 does not make 3 ranks beside 1 that serve: .* or start 3 ranks"),
         ("ParameterServer", {"servers": 2}, "workers of 2 ranks: .* use consistency 'async'"),
+        ("ParameterServer", {"servers": 2} | PIPELINE, "workers of 2 ranks: .* use consistency 'async'"),
+        ("Downpour", {"place": "workers"} | PIPELINE, "a server on a worker does not serve while .*: use place 'own'"),
+        ("Downpour", {"servers": 2, "schedule": "pipedream"} | PIPELINE, "pipedream in a replica: .*: use 1f1b"),
+        ("Downpour", {"servers": 2, "schedule": "interleaved", "chunks": 3} | PIPELINE, "too few for 6 stages"),
     ):
         with pytest.raises(ValueError, match=words):
             make(comm, name, **options)
@@ -283,9 +370,22 @@ def test_workers_that_cannot_be_are_refused(comm):
         ("downpour --mesh tensor=3", "does not make 4 ranks beside 1 that serve"),
         ("downpour --mesh data=3", "data 3 does not make 4 ranks beside 1 that serve"),
         ("ps --mesh data=2,tensor=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
-        ("downpour --mesh data=2,pipeline=2", "downpour has no stages on different ranks: use "),
+        ("downpour --mesh data=2,pipeline=2 --server-place workers", "does not serve while .*: use --server-place own"),
+        ("downpour --mesh data=2,pipeline=2 --servers 2", "does not make 3 ranks beside 2 that serve.*start 6 ranks"),
+        ("downpour --mesh data=2,pipeline=2 --elastic shrink", "--elastic does not go with --mesh .* beside servers"),
+        (
+            "downpour --mesh data=2,pipeline=2 --pipeline pipedream",
+            "no gradient of a step is left: use --pipeline 1f1b",
+        ),
+        ("downpour --mesh data=2,pipeline=2 --accumulate 2", "--accumulate does not go with stages .*micro=N"),
+        ("downpour --pipeline interleaved:chunks=9", "--pipeline .*: .* too few for 36 stages"),
+        ("downpour --pipeline gpipe:micro=99", "99 micro-batches do not fit into the 32 samples"),
+        ("ps --mesh data=2,pipeline=2", "schedules of whole vectors.*: use --consistency async, or ssp:S"),
+        ("ps --pipeline gpipe", "--pipeline gpipe with --strategy ps: .*: use --consistency async, or ssp:S"),
+        ("sandblaster --optimizer lbfgs --mesh pipeline=2", "has no stages on different ranks: use .*downpour, local"),
         ("downpour --mesh data=2,space=2", "--strategy downpour has no axis space"),
-        ("easgd --mesh data=2,tensor=2", "has no effect with --strategy easgd"),
+        ("easgd --mesh data=2,space=2", "--strategy easgd has no axis space"),
+        ("diloco --mesh pipeline=2 --pipeline pipedream", "no gradient of a step is left: use --pipeline 1f1b"),
         ("downpour --mesh data=2,tensor=2 --elastic shrink", "--elastic does not go with --mesh .* beside servers"),
         ("downpour --tensor width", "--tensor width needs an axis"),
     ],
@@ -305,5 +405,9 @@ def test_what_can_be_is_not_refused():
         "downpour --mesh tensor=2 --servers 3 --tensor width",
         "ps --consistency ssp:1 --mesh tensor=2 --compress topk:0.1",
         "downpour --mesh data=4",
+        "downpour --mesh data=2,pipeline=2 --compress topk:0.1 --servers 1",
+        "downpour --mesh pipeline=2,tensor=2 --pipeline gpipe:micro=4",
+        "downpour --servers 3 --pipeline interleaved:chunks=2",
+        "ps --consistency ssp:1 --mesh data=2,pipeline=2 --delay-compensation",
     ):
         prepare(parse(["--strategy", *options.split(), "--ranks", "5", "--limit", "100"]))

@@ -1,20 +1,47 @@
-"""The ranks of one replica that compute layers together: the first of them is the worker that servers know.
+"""The ranks of one replica that have a network together: the first of them is the worker that servers know.
 
-What each has in parts the first puts together as one whole vector before it pushes, and what it has read it deals out.
-What is not cut is whole on every rank: it is pushed as the first one has it, and dealt with the rest, so that it never
-drifts apart. Whether something has come the first one decides, and tells the others in the same step.
+What each has of it, stages or parts of tensors, the first puts together as one whole vector before it pushes, and what
+it has read it deals out. What several of them have whole (tensors that are not cut, or to which layers of two stages
+are tied) is pushed as one of them has it, and dealt with the rest, so that it never drifts apart. Whether something has
+come the first one decides, and tells the others in the same step.
 
-Cost for n bytes on t ranks: (t-1)/t n beta at the first one for a push, as much for a read, and alpha a step.
+Cost for n bytes on r ranks: (r-1)/r n beta at the first one for a push, as much for a read, and alpha a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 
+from nn.core.layer import Split
+from nn.core.layout import Layout
 from nn.core.network import Network
 from nn.core.parts import inside
+from parallel.mesh import Mesh
 
 TAG = 13  # of parts; what they are the order of messages says
+
+
+class Piece(NamedTuple):
+    """What a rank has of an array.
+
+    Attributes
+    ----------
+    start : int
+        Where it lies in the rank's vector.
+    split : Split or None
+        How the array is cut; None where this is all of it.
+    counts : bool
+        Whether it is this one that is pushed.
+    """
+
+    name: str
+    start: int
+    split: Split | None
+    counts: bool
 
 
 class Replica:
@@ -22,24 +49,35 @@ class Replica:
 
     Parameters
     ----------
-    ranks : collectives.Communicator
-        All of them, in the order of their parts.
+    mesh : Mesh
+        With an axis "pipeline", or "tensor", or both.
     network : Network
-        Of this one's part.
+        What this rank holds.
+    layout : Layout
+        Of the whole network.
 
     Attributes
     ----------
+    ranks : collectives.Communicator
+        All of them, stage by stage and in these in the order of their parts.
     first : bool
         Whether this rank is the worker.
     whole : flat array
         Of the first one, in the layout of whole arrays: what is pushed, and then what was read.
     """
 
-    def __init__(self, ranks, network: Network):
-        self.ranks, self.first = ranks, ranks.rank == 0
-        self.part, self.layout, dtype = network.layout, network.whole, network.dtype
-        self.whole = np.zeros(self.layout.size if self.first else 0, dtype)
-        self.rooms = [self.part.zeros(dtype) for _ in range(ranks.size - 1) if self.first]  # of the others, in order
+    def __init__(self, mesh: Mesh, network: Network, layout: Layout):
+        self.ranks, self.layout, self.parts = mesh.model, layout, mesh.sizes["tensor"]
+        self.first, index = self.ranks.rank == 0, mesh.places["tensor"]
+        own, specs = network.layout, network.whole.specs
+        mine = [
+            Piece(name, place.start, split, name not in own.borrowed and (split is not None or index == 0))
+            for name, place in own.slices.items()
+            for split in (specs[name].split if self.parts > 1 else None,)
+        ]
+        self.pieces, sizes = zip(*self.ranks.allgather((mine, own.size)), strict=True)
+        self.whole = np.zeros(layout.size if self.first else 0, network.dtype)
+        self.rooms = [np.zeros(size, network.dtype) for size in sizes[1:] if self.first]  # of the others, in order
         self.told = np.zeros(2)
 
     def join(self, mine: np.ndarray) -> np.ndarray:
@@ -49,14 +87,10 @@ class Replica:
             return mine
         for i, room in enumerate(self.rooms, 1):
             self.ranks.Recv(room, i, TAG)
-        for name, array in self.layout.items(self.whole):
-            place, spec = self.part.slices[name], self.layout.specs[name]
-            if spec.split is None:
-                array[...] = mine[place].reshape(spec.shape)
-                continue
-            for i, part in enumerate((mine, *self.rooms)):
-                there = inside(name, spec, array, i, self.ranks.size)
-                there[...] = part[place.start : place.start + there.size].reshape(there.shape)
+        for i, part in enumerate((mine, *self.rooms)):
+            for piece, there, here in self.pairs(self.whole, part, i):
+                if piece.counts:
+                    there[...] = here
         return self.whole
 
     def deal(self, mine: np.ndarray) -> None:
@@ -70,12 +104,18 @@ class Replica:
         self.take(self.whole, mine, 0)
 
     def take(self, whole: np.ndarray, part: np.ndarray, index: int | None = None) -> None:
-        """Write the part with this number, or this rank's, of a whole vector."""
-        index = self.ranks.rank if index is None else index
-        for name, array in self.layout.items(whole):
-            start, spec = self.part.slices[name].start, self.layout.specs[name]
-            mine = array if spec.split is None else inside(name, spec, array, index, self.ranks.size)
-            part[start : start + mine.size].reshape(mine.shape)[...] = mine
+        """Write what the rank with this number, or this one, has of a whole vector."""
+        for _, there, here in self.pairs(whole, part, self.ranks.rank if index is None else index):
+            here[...] = there
+
+    def pairs(self, whole: np.ndarray, part: np.ndarray, index: int) -> Iterator[tuple[Piece, np.ndarray, np.ndarray]]:
+        """Every piece of the rank with this number: where it lies in a whole vector, and where in that of the rank."""
+        for piece in self.pieces[index]:
+            name, spec = piece.name, self.layout.specs[piece.name]
+            there = whole[self.layout.slices[name]].reshape(spec.shape)
+            if piece.split is not None:
+                there = inside(name, replace(spec, split=piece.split), there, index % self.parts, self.parts)
+            yield piece, there, part[piece.start : piece.start + there.size].reshape(there.shape)
 
     def tell(self, *flags: bool) -> list[bool]:
         """The first one's, on all (collective)."""

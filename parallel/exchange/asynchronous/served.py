@@ -15,8 +15,8 @@ Running statistics are each worker's own, and become their mean there.
 A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
 wherever that rank waits; it costs no thread.
 
-A worker may be some ranks that compute layers together, each with a part (replica.py): servers are then on ranks of
-their own, and know the first of them.
+A worker may be some ranks that have a network together, in stages or in parts of layers (replica.py): servers are then
+on ranks of their own, and know the first of them.
 
 A loss that is not finite is not pushed: the worker tells the servers, which answer everybody at once, and all end.
 
@@ -107,15 +107,15 @@ class Asynchronous(Served):
         return compute + (worker if self.works else ()) + (server if self.serves else ())
 
     def allocate(self):
-        mesh, layout, own = self.mesh, self.network.whole, self.network.layout
+        mesh, layout, own = self.mesh, self.undivided.layout, self.network.layout
         self.layout = layout
         self.works, self.serves = mesh.index is not None, mesh.rank in self.hosts
-        self.workers = self.workers[:: mesh.sizes["tensor"]]  # of each replica the first rank
-        self.replica = Replica(mesh.tensor, self.network) if mesh.tensor else None
+        self.workers = self.workers[:: mesh.model_size]  # of each replica the first rank
+        self.replica = Replica(mesh, self.network, layout) if mesh.model else None
         if len(self.hosts) > 1:
             refuse_norms(self.optimizer)
         # As many as where all meet.
-        self.slices = server_slices(layout.size + self.network.whole_state.size, len(self.hosts))
+        self.slices = server_slices(layout.size + self.undivided.state_layout.size, len(self.hosts))
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
         self.parameters, self.gradients = own.zeros(self.dtype), own.zeros(self.dtype)
@@ -135,8 +135,8 @@ class Asynchronous(Served):
             del self.gradients
 
     def first_values(self):
-        """As for Exchange; where ranks have parts of them, each takes its own of what the first one draws."""
-        if self.mesh.sizes["tensor"] == 1:
+        """As for Exchange; where ranks have a network together, each takes its own of what the first one draws."""
+        if self.mesh.model_size == 1:
             super().first_values()
             return
         own, whole = self.network.layout, self.layout.zeros(self.dtype)
@@ -267,13 +267,6 @@ class Asynchronous(Served):
     def digest(self, sha):
         sha.update(self.whole_parameters())
 
-    def kinds(self):
-        """Of whole arrays, whatever parts of them this rank has."""
-        whole = {"param": self.layout, "state": self.network.whole_state}
-        whole |= {f"optimizer/{slot}": self.layout for slot in self.optimizer.slots}
-        shapes = {f"{kind}/{name}": spec.shape for kind, layout in whole.items() for name, spec in layout.specs.items()}
-        return super().kinds() | {name: (shape, self.dtype) for name, shape in shapes.items()}
-
     def fragments(self):
         yield from super().fragments()
         if self.mesh.rank == 0:
@@ -351,7 +344,7 @@ class Asynchronous(Served):
         s = self.schedule
         how = "asynchronous" if s["bound"] == math.inf else f"at most {s['bound']} clocks apart"
         more = [how, *(["reads ahead"] if s["ahead"] else []), *(["delays compensated"] if self.compensate else [])]
-        if (ranks := self.mesh.sizes["tensor"]) > 1:
+        if (ranks := self.mesh.model_size) > 1:
             more.insert(0, f"a worker is {ranks} ranks")
         if s["local"]:
             more.append(f"pushes every {s['push_every']} steps, reads every {s['fetch_every']}")

@@ -34,8 +34,8 @@ class Worker:
     server : Server or None
         On this rank.
     replica : Replica or None
-        The ranks that compute this worker's layers together, each with parts of the arrays; but for the first they know
-        no servers, and count the same clocks.
+        The ranks that have this worker's network together; but for the first they know no servers, and count the same
+        clocks.
 
     Attributes
     ----------

@@ -118,16 +118,19 @@ class PipelinePass(whole.Whole):
         self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
 
     def hold(self, network, mesh):
-        """This rank's stages, as one network."""
+        """This rank's stages, as one network; all of it, in none of them, on a rank that only serves."""
         ranks, self.rank = mesh.sizes["pipeline"], mesh.places["pipeline"]
         part, parts = mesh.places["tensor"], mesh.sizes["tensor"]
-        network, self.parts_loss, cut = share(network, self.whole_loss, parts, self.way)
-        placement = place(network, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
-        self.held = together(network, [placement.networks[s] for s in placement.of(self.rank)])
-        if parts > 1:
-            placement, self.held = placement.part(part, parts, cut), self.held.part(part, parts)
+        shared, self.parts_loss, cut = share(network, self.whole_loss, parts, self.way)
+        placement = place(shared, ranks, self.schedule, self.micro_batches, self.cuts, **self.options)
+        self.held, self.knows = network, False
+        self.stages: dict[int, OwnStage] = {}
+        if mesh.index is not None:
+            self.held = together(shared, [placement.networks[s] for s in placement.of(self.rank)])
+            if parts > 1:
+                placement, self.held = placement.part(part, parts, cut), self.held.part(part, parts)
+            self.knows = self.rank in placement.replicas[-1] and not part
         self.placement, self.last = placement, len(placement.networks) - 1
-        self.knows = self.rank in placement.replicas[self.last] and not part
         return self.held
 
     def start(self, mesh, network):
@@ -145,9 +148,10 @@ class PipelinePass(whole.Whole):
     def join(self, trainer):
         """Give every stage its share of the buffers."""
         self.trainer = weakref.proxy(trainer)  # who is closed is gone at once, with all its memory
+        if self.mesh.index is None:
+            return
         trainer.loss = self.parts_loss or trainer.loss
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
-        self.stages: dict[int, OwnStage] = {}
         outer, child = trainer.run.context, 0
         mine = self.placement.of(self.rank)
         start, state = self.held.layout.own, self.held.state_layout.size
@@ -158,6 +162,7 @@ class PipelinePass(whole.Whole):
             statistics = trainer.statistics[state : state + network.state_layout.size]
             run = network.run(statistics, trainer.seed, outer.memory)
             run.context.input_gradient, run.context.groups, run.context.half = number > 0, outer.groups, outer.half
+            run.context.fetch = outer.fetch
             p, g = trainer.p[child:end], trainer.g[child:end]
             self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
             child = end
@@ -220,6 +225,8 @@ class PipelinePass(whole.Whole):
             if not stage.written:
                 for array in stage.network.layout.flat(stage.g).values():
                     array[...] = 0
+        if trainer.exchange.apart:  # all ranks of a replica decide alike what comes of the step
+            loss = self.told(loss)
         trainer.tell(loss, total, micro)
         for array, among in self.ties.values():
             if among is not None:
@@ -229,6 +236,13 @@ class PipelinePass(whole.Whole):
         if self.tell:
             self.tell(self.held.layout.size)
         return loss
+
+    def told(self, loss: float) -> float:
+        """The loss that the last stage has, in all stages (collective)."""
+        told = np.array([loss])
+        if self.communicator:
+            self.communicator.Allreduce(MPI.IN_PLACE, told)
+        return float(told[0])
 
     def version(self, stage: OwnStage, action: Action):
         """The parameters that an action computes with."""
@@ -267,6 +281,8 @@ class PipelinePass(whole.Whole):
 
         `look(stage's number, stage, x)` is shown what every stage here is given; `first` is the first sample's place.
         """
+        if self.mesh.index is None:
+            self.refuse(len(x))
         comm, at, sending = self.communicator, self.placement.at, []
         for i, (lo, hi) in enumerate(self.parts(len(x))):
             output = None

@@ -1,0 +1,37 @@
+"""What a rank computes of a replica that trains apart from others: all of it, its parts of the layers, its stages."""
+
+from __future__ import annotations
+
+from nn.losses import Loss
+from parallel.passes.whole import Whole
+from parallel.strategies.capabilities import NEVER_FLUSHED
+from parallel.strategies.settings import refuse
+
+
+def replica_pass(
+    loss: Loss, pipeline: int = 1, tensor: int = 1, way: str = "pairs", limit: float = 300.0, **schedule
+) -> Whole:
+    """The pass of such a rank.
+
+    Parameters
+    ----------
+    loss, way, limit, schedule
+        As for PipelinePass.
+    pipeline, tensor : int
+        Ranks of a replica along these axes.
+
+    Raises
+    ------
+    ValueError
+        A schedule that is never flushed.
+    """
+    if pipeline > 1 or schedule:
+        from parallel.strategies.pipeline.executor import PipelinePass  # which other replicas do without
+
+        refuse(schedule.get("schedule") == "pipedream", f"pipedream in a replica: {NEVER_FLUSHED}: use 1f1b")
+        return PipelinePass(loss=loss, way=way, limit=limit, **schedule)
+    if tensor > 1:
+        from parallel.strategies.tensor.tensor_parallel import SharedPass
+
+        return SharedPass(loss, way)
+    return Whole()
