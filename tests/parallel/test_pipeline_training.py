@@ -76,6 +76,25 @@ def test_every_mesh_computes_what_one_process_computes(comm):
                 one.close()
 
 
+@pytest.mark.mpi(ranks=2)
+def test_micro_batches_of_which_no_rank_has_a_sample_count_for_nothing(comm):
+    """Of a network whose ranks meet for statistics, cut in any way."""
+    from parallel import DistributedDataParallel, SpatialParallel
+
+    ranks, found, loss = world(comm), [], nn.CrossEntropyLoss()
+    for more in 0, 3:  # micro-batches than the most samples of a rank
+        makers = [
+            (1, lambda network, more=more: pipeline(ranks, network, micro_batches=2 + more, data=2)),
+            (2 + more, lambda network: DistributedDataParallel(network, loss, OPTIMIZERS["sgd"](), ranks, SEED)),
+            (4 + more, lambda network: SpatialParallel(network, loss, OPTIMIZERS["sgd"](), ranks, SEED)),
+        ]
+        for parts, make in makers:
+            many = make(cnn(True))
+            found.append((train(many, parts, (4, 3)), many.digest(), many.statistics.tobytes()))
+            many.close()
+    assert found[:3] == found[3:]
+
+
 @pytest.mark.mpi(ranks=4)
 def test_norms_are_those_of_the_whole_network(comm):
     """Clipping, LARS and LAMB; with moments in shards, too. A tied array counts once."""
