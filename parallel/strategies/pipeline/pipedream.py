@@ -239,6 +239,7 @@ class PipeDreamPass(PipelinePass):
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The batch's mini-batches come in; returns the loss of some steps before."""
+        self.check(x, y)
         step, exchange = trainer.steps, trainer.exchange
         if self.stream is None:
             (stage,) = self.stages.values()

@@ -143,6 +143,7 @@ def place(
             f"the schedule has {report.stages} stages, the network is cut into {len(cuts) + 1}: give "
             f"{report.stages - 1} places to cut, or none"
         )
+    cuts = [int(k) for k in cuts]
     networks = stages(network, cuts)
     if len(networks) > 1:
         refuse_padding(networks[0])
