@@ -187,8 +187,12 @@ class Mesh:
         return rank
 
     def _along(self, *axes: str):
-        """A communicator of the ranks that differ from this one in their places on these axes only; servers: None."""
-        if not self.communicator or math.prod(self.sizes[axis] for axis in axes) == self.size:
+        """A communicator of the ranks that differ from this one in their places on these axes only; servers: None.
+
+        A pipeline has one of its own: messages of a step that failed must not reach another trainer.
+        """
+        everyone = math.prod(self.sizes[axis] for axis in axes) == self.size
+        if not self.communicator or (everyone and axes != ("pipeline",)):
             return self.communicator
         serves = self.index is None
         made = self.communicator.Split(self.size if serves else self.rank_at(**dict.fromkeys(axes, 0)), self.rank)

@@ -82,8 +82,12 @@ def plan(options) -> int:
     """Measure, price, say."""
     from parallel.planning.choice import best_of_each, reasons
     from parallel.planning.pipeline_strategies import MOST_PLANNED, plan_stages
-    from parallel.planning.predict import ranking, strong_and_weak
+    from parallel.planning.predict import predict, ranking, strong_and_weak
     from parallel.planning.tables import Scaled, as_dict, columns, nbytes, seconds, table
+
+    def scaled(p):
+        again = lambda job: predict(job, p.strategy, p.axes, network, options.servers, options.micro)
+        return Scaled(p, *strong_and_weak(job, p, again if p.ranks > 1 else lambda job: p))
 
     model_of(options)  # refuses what cannot be before anything is measured
     job = measured_job(options)
@@ -108,9 +112,9 @@ def plan(options) -> int:
         except ValueError as error:  # nothing fits
             print(f"\nstages without flush: {error}")
     shown = best_of_each(found, SHOWN)
-    again = lambda job: ranking(job, options.ranks, network, limit, options.servers, options.micro)[0]
+    rows = [scaled(p) for p in shown]
     print(f"\n{options.batch:,} samples a step on {options.ranks:,} ranks")
-    print(table([Scaled(p, *strong_and_weak(job, p, again)) for p in shown], options.batch, memory=limit))
+    print(table(rows, options.batch, memory=limit))
 
     fitting = [p for p in found if p.memory <= limit]
     best = next((p for p in fitting if trainable(p, options)), None)
@@ -131,7 +135,7 @@ def plan(options) -> int:
     if options.json:
         told = {"model": options.model, "ranks": options.ranks, "batch": options.batch}
         told["best"] = best and command(best, options)
-        told["predictions"] = [as_dict(Scaled(p, *strong_and_weak(job, p, again))) for p in shown]
+        told["predictions"] = [as_dict(row) for row in rows]
         Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
     return 0 if fitting else 1
 

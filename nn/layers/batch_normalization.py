@@ -85,13 +85,11 @@ class BatchNorm(Layer):
     def forward(self, p, x, run):
         features = len(p.gamma)
         rows = _wide(x, features)
-        if run.training and run.group("data").size == 1 and len(x) == 0:
-            raise ValueError(f"layer {run.path} ({self!r}): empty batch in training")
+        count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
         if run.training and (len(x) or self.synchronized):
-            count, mean, var = self._moments(rows, x.size // features, features, run)
+            count, mean, var = self._moments(rows, x.size // features, features, run) or (count, mean, var)
+        if count is not None:  # else evaluation; or no samples, of which there is nothing to normalise
             self._remember(count, mean, var, run.state)
-        else:  # evaluation; or a rank without samples, which has nothing to normalise
-            count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
         scale = 1 / np.sqrt(var + self.eps)
         y = run.empty(x.shape, x.dtype)
         slope = p.gamma * scale
@@ -133,6 +131,7 @@ class BatchNorm(Layer):
     def _moments(self, rows, n, features, run):
         """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
 
+        None where nobody has samples: of a batch cut into more micro-batches than it has samples some are empty.
         Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
         """
         sums, squares = self._sums(rows, None, features, run)
@@ -153,6 +152,8 @@ class BatchNorm(Layer):
             count, sums = total[-1], total[:-1]
             squares += n * (own - sums / max(count, 1)) ** 2  # of a rank without samples: nothing
             group.sum(squares)
+        if not count:
+            return None
         if count < 2:
             raise ValueError(
                 f"layer {run.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "

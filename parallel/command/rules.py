@@ -729,7 +729,8 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
         if options.compress and not _apart(options):  # whose pushes are of whole networks
             refuse_ties(placement)
     except ValueError as error:
-        asked = f"--pipeline {options.pipeline}" if options.pipeline else f"--strategy {options.strategy}"
+        asked = next((name for name in ("pipeline", "mesh") if getattr(options, name)), "strategy")
+        asked = f"{flag(asked)} {getattr(options, asked)}"
         raise OptionError(f"{asked}: {error}") from error
     return found["data"]
 

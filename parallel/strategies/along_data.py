@@ -5,7 +5,7 @@ from __future__ import annotations
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression import BY_NAME, Compressor
 from parallel.exchange.compression.exchange import Compressed
-from parallel.exchange.messages import Messages
+from parallel.exchange.messages import Messages, check_bucketing
 from parallel.exchange.sharded import Sharded
 from parallel.mesh import Mesh
 from parallel.strategies.capabilities import ALIKE, CAPABILITIES
@@ -44,10 +44,12 @@ def exchange_along(
         raise ValueError(f"{compressor!r} does not work with an axis {axis}: {CAPABILITIES[axis].not_compressed}")
     if stage > 1 and mesh.pipeline:
         raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {CAPABILITIES['fsdp'].not_stages}")
-    if mesh.count == 1:
-        return Exchange()
+    bucketing = bucketing or BUCKETING
+    check_bucketing(**bucketing)
     if stage:
-        return Sharded(stage, unit_bytes, None, False, prefetch)
-    if compressor:
-        return Compressed(compressor)
-    return Messages(bucketing or BUCKETING, "ranks have parts of one network")
+        found = Sharded(stage, unit_bytes, None, False, prefetch)
+    elif compressor:
+        found = Compressed(compressor)
+    else:
+        found = Messages(bucketing, "ranks have parts of one network")
+    return found if mesh.count > 1 else Exchange()

@@ -56,6 +56,7 @@ OVERLAP = ": an overlap is of computations, such as (0F7;7B3)OVERLAP_F_B"
         ("(0F1)OVERLAP_F_B", "rank 0, column 0: '(0F1)OVERLAP_F_B'" + OVERLAP),
         ("(0F1;0SEND_F0)OVERLAP_F_B", "rank 0, column 0: '(0F1;0SEND_F0)OVERLAP_F_B'" + OVERLAP),
         ("", "a schedule has a row for each rank; this text has none"),
+        ("0" * 200_000, "a schedule is CSV, a row for each rank: field larger than field limit (131072)"),
     ],
 )
 def test_text_that_is_no_schedule_is_refused(text, why):

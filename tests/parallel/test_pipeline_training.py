@@ -76,6 +76,25 @@ def test_every_mesh_computes_what_one_process_computes(comm):
                 one.close()
 
 
+@pytest.mark.mpi(ranks=2)
+def test_micro_batches_of_which_no_rank_has_a_sample_count_for_nothing(comm):
+    """Of a network whose ranks meet for statistics, cut in any way."""
+    from parallel import DistributedDataParallel, SpatialParallel
+
+    ranks, found, loss = world(comm), [], nn.CrossEntropyLoss()
+    for more in 0, 3:  # micro-batches than the most samples of a rank
+        makers = [
+            (1, lambda network, more=more: pipeline(ranks, network, micro_batches=2 + more, data=2)),
+            (2 + more, lambda network: DistributedDataParallel(network, loss, OPTIMIZERS["sgd"](), ranks, SEED)),
+            (4 + more, lambda network: SpatialParallel(network, loss, OPTIMIZERS["sgd"](), ranks, SEED)),
+        ]
+        for parts, make in makers:
+            many = make(cnn(True))
+            found.append((train(many, parts, (4, 3)), many.digest(), many.statistics.tobytes()))
+            many.close()
+    assert found[:3] == found[3:]
+
+
 @pytest.mark.mpi(ranks=4)
 def test_norms_are_those_of_the_whole_network(comm):
     """Clipping, LARS and LAMB; with moments in shards, too. A tied array counts once."""
@@ -178,6 +197,48 @@ def test_a_rank_that_waits_in_vain_says_for_whom(comm):
 
 
 @pytest.mark.mpi(ranks=2)
+def test_samples_that_one_stage_cannot_take_are_refused_on_every_rank(comm):
+    """So nobody waits for the rank that finds it; nothing has been sent, and the next step is as it would have been."""
+    from parallel import PipeDream
+
+    x, y, total = next(batches(mlp()))
+    wrong = [
+        (x[:, :5], y, r"expects batches of shape \(N, 12\), given \(10, 5\)"),
+        (x.astype(np.float32), y, "computes in float64, given float32"),
+        (x.tolist(), y, "expects an array of samples, given a list"),
+        (x, y[:7], "10 samples, and targets of 7: each needs one"),
+    ]
+    make = lambda: pipeline(world(comm), mlp(), micro_batches=2)
+    dream = lambda: PipeDream(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), world(comm), SEED, mini_batches=2)
+    for build in make, dream:
+        many, other = build(), build()
+        for samples, targets, why in wrong:
+            with pytest.raises((ValueError, TypeError), match=why):
+                many.step(samples, targets, total)
+        with pytest.raises(ValueError, match="expects batches of shape"):
+            many.predict(x[:, :5])
+        assert many.step(x, y, total) == other.step(x, y, total)
+        assert many.digest() == other.digest()
+        many.close()
+        other.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_messages_of_a_step_that_failed_reach_no_other_trainer(comm):
+    """The last stage refuses the targets when inputs are on their way to it already."""
+    ranks = world(comm)
+    x, y, total = next(batches(mlp()))
+    first = pipeline(ranks, mlp(), schedule="gpipe", micro_batches=5, limit=0.3)
+    with pytest.raises((ValueError, TimeoutError), match=r"out of range|has waited for rank 1"):
+        first.step(x, np.full(len(y), 9), total)
+    with pytest.raises(RuntimeError, match=r"a step of this pipeline has failed, .* make a new trainer"):
+        first.step(x, y, total)
+    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), SEED)
+    second = pipeline(ranks, mlp(), schedule="gpipe", micro_batches=5, limit=10)
+    assert second.step(x, y, total) == pytest.approx(one.step(x, y, total, 5), rel=1e-12)
+
+
+@pytest.mark.mpi(ranks=2)
 def test_zero_bubble_and_1f1b_have_the_same_bits(comm):
     ranks = world(comm)
     first = pipeline(ranks, transformer(), micro_batches=5)
@@ -256,7 +317,7 @@ def test_a_schedule_from_text_and_any_cut(comm):
 
     text = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"
     _, losses = one_process(mlp(), OPTIMIZERS["sgd"](), 2)
-    for cut in 1, 7, 15:
+    for cut in 1, 7, np.int64(15):
         many = pipeline(world(comm), mlp(), schedule=read(text), micro_batches=2, cuts=[cut])
         np.testing.assert_allclose(train(many), losses, rtol=1e-12)
         many.close()
@@ -357,6 +418,8 @@ def test_what_cannot_run_is_refused_on_every_rank(comm):
     refused("pipeline 1f1b: it has no chunks", chunks=2)
     refused("micro_batches: expected a whole number of at least 1, given 2.5", micro_batches=2.5)
     refused("chunks: expected a whole number of at least 1, given 1.5", schedule="interleaved", chunks=1.5)
+    refused("pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream", schedule="pipedream")
+    refused("overlap 'x': expected one of auto", bucketing={"bucket": 1.0, "first": 1.0, "overlap": "x"})
     refused("data: expected a whole number of at least 1, given 0", data=0)
     refused("tensor: expected a whole number of at least 1, given -2", tensor=-2)
     refused("expected a name, a generator function, or rows of actions, given 3", schedule=3)

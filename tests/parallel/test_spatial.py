@@ -457,7 +457,7 @@ def test_branches_are_dealt_by_what_they_cost():
     ("given", "words"),
     [
         ("--mesh space=2 --model mlp:64,10", "takes samples of shape .* 2 ranks cannot have some rows each: .*no conv"),
-        ("--mesh space=9", r"of which 9 ranks cannot have some rows each"),
+        ("--mesh space=9", r"of which 9 ranks cannot have some rows each: .* use at most 8 ranks on the axis space"),
         ("--mesh branch=2", "has no branches that 2 ranks could compute: there is no nn.Branches"),
         ("--mesh space=2,branch=2", "axes space and branch do not go together: a rank has rows for all"),
         ("--mesh space=2,pipeline=2", "axes space and pipeline do not go together"),

@@ -64,6 +64,13 @@ def odd():
     return nn.Network(nn.Sequential(*layers, nn.Softmax(), end), (20,), np.float64)
 
 
+def between():
+    """Blocks behind what is whole, or cut along its features, and before it."""
+    block = lambda: nn.TransformerBlock(24, 12, causal=True)
+    layers = nn.Embedding(13, 24), block(), nn.LSTM(24, 24), block(), nn.Linear(24, 24), block()
+    return nn.Network(nn.Sequential(*layers, nn.Linear(24, 13)), (8,), np.float64)
+
+
 SMOOTH = nn.CrossEntropyLoss(0.1, class_weights=1 + np.arange(13) % 3, ignore_index=2)
 CASES = {
     "mlp": (mlp, nn.CrossEntropyLoss(), X, CLASSES),
@@ -71,6 +78,7 @@ CASES = {
     "transformer": (language_model, SMOOTH, IDS, NEXT),
     "tied": (lambda: language_model(tied=1), nn.CrossEntropyLoss(), IDS, NEXT),
     "encoder": (reader, nn.MaskedCrossEntropyLoss(4), IDS, np.where(NEXT % 2, NEXT, -1)),
+    "between": (between, nn.CrossEntropyLoss(), IDS, NEXT),
     "residual": (residual, nn.CrossEntropyLoss(0.2), IMAGES, CLASSES),
     "odd": (odd, nn.CrossEntropyLoss(), X, CLASSES),
 }

@@ -174,8 +174,14 @@ def test_four_allreduces_a_block_on_the_wire(comm):
 
 @pytest.mark.mpi(ranks=2)
 def test_ranks_that_disagree_are_told(comm):
+    from collectives import Communicator
+    from parallel import SpatialParallel, TensorParallel
+
     with pytest.raises(ValueError, match="mesh: tensor 3 does not make 2 ranks"):
         make(comm, 3)(language_model(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    for build, network in (TensorParallel, language_model), (SpatialParallel, cnn):
+        with pytest.raises(ValueError, match="ZeRO has the stages 1, 2 and 3, or 0 for nothing in shards; given 4"):
+            build(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), stage=4)
     with pytest.raises(ReplicaError, match="ranks disagree on the optimizer"):
         make(comm)(language_model(), nn.CrossEntropyLoss(), nn.SGD(0.1 + comm.rank))
     many = make(comm)(language_model(), nn.CrossEntropyLoss(), nn.SGD(0.1))

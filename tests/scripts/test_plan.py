@@ -112,6 +112,8 @@ def test_a_plan_from_a_profile(plan, profile, tmp_path, capsys):
     assert "stages without flush: 2 stages on 4 workers, 3-1: layers 0-1 on 3, layers 2-2 on 1" in said
     assert told["predictions"][0]["strategy"] == "pipedream", "it sends no gigabyte"
     assert {row["strategy"] for row in told["predictions"]} >= {"ddp", "zero1", "fsdp", "dp", "ps", "1f1b"}
+    weak = {row["strategy"]: row["weak_efficiency"] for row in told["predictions"]}
+    assert weak["ddp"] < 0.3 < 0.6 < weak["pipedream"] == max(weak.values()), "each row has its own"
     assert told["best"] in said and " times as fast as " in said
     words = told["best"].split()
     options = parse(words[2:])

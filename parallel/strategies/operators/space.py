@@ -67,14 +67,24 @@ def cut(network: Network, rank: int, ranks: int) -> Network:
     cutting = _Cutting(rank, ranks)
     root, state = cutting.layer(network.root, network.in_shape, None)
     if not cutting.cut:
+        fewer = range(min(ranks - 1, network.in_shape[0]), 1, -1)
+        most = next((n for n in fewer if _cuts(network, n)), 1)
         raise ValueError(
             f"{network.name} takes samples of shape {network.in_shape}, of which {ranks} ranks cannot have some rows "
-            "each: there is no convolution or pool over images whose output has so many rows; use fewer ranks on the "
-            "axis space, or data parallelism"
+            "each: there is no convolution or pool over images whose output has so many rows; use "
+            + f"at most {most} ranks on the axis space, or " * (most > 1)
+            + "data parallelism"
         )
     if state is not None:
         root = cutting.gathered(root, state)
     return Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
+
+
+def _cuts(network: Network, ranks: int) -> bool:
+    """Whether so many ranks can have some rows each."""
+    cutting = _Cutting(0, ranks)
+    cutting.layer(network.root, network.in_shape, None)
+    return bool(cutting.cut)
 
 
 class _Cutting:

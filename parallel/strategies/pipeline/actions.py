@@ -112,19 +112,20 @@ def read(text: str | Iterable[str]) -> list[list[Action | Overlap | None]]:
     PipelineError
         at the first cell that is no action, with rank and column
     """
+    try:
+        table = [cells for cells in csv.reader(io.StringIO(text) if isinstance(text, str) else text) if cells]
+    except csv.Error as error:
+        raise PipelineError(f"a schedule is CSV, a row for each rank: {error}") from None
+    if not table:
+        raise PipelineError("a schedule has a row for each rank; this text has none")
     rows: list[list[Action | Overlap | None]] = []
-    for cells in csv.reader(io.StringIO(text) if isinstance(text, str) else text):
-        if not cells:
-            continue
-        row = []
+    for rank, cells in enumerate(table):
+        rows.append([])
         for column, cell in enumerate(cells):
             try:
-                row.append(parse(cell))
+                rows[rank].append(parse(cell))
             except ValueError as error:
-                raise PipelineError(f"rank {len(rows)}, column {column}: {error}", len(rows), column) from None
-        rows.append(row)
-    if not rows:
-        raise PipelineError("a schedule has a row for each rank; this text has none")
+                raise PipelineError(f"rank {rank}, column {column}: {error}", rank, column) from None
     return rows
 
 

@@ -208,6 +208,7 @@ class PipelinePass(whole.Whole):
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The whole batch, in the schedule's micro-batches."""
+        self.check(x, y)
         self.tell = trainer.exchange.part(micro)
         for stage in self.stages.values():
             stage.written, stage.finished = False, 0
@@ -243,6 +244,25 @@ class PipelinePass(whole.Whole):
         if self.communicator:
             self.communicator.Allreduce(MPI.IN_PLACE, told)
         return float(told[0])
+
+    def check(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Refuse on all ranks what one stage could not compute with, and what others would wait for.
+
+        Raises
+        ------
+        RuntimeError
+            A step has failed.
+        TypeError, ShapeError, ValueError
+            Samples and targets that are none.
+        """
+        if self.broken:
+            raise RuntimeError(
+                f"rank {self.trainer.mesh.rank}: a step of this pipeline has failed, and its messages may still be on "
+                "their way: make a new trainer, and load the state of a checkpoint"
+            )
+        self.trainer.network.check_input(x)
+        if len(y) != len(x):
+            raise ValueError(f"{self.trainer.network.name}: {len(x)} samples, and targets of {len(y)}: each needs one")
 
     def version(self, stage: OwnStage, action: Action):
         """The parameters that an action computes with."""
@@ -283,6 +303,7 @@ class PipelinePass(whole.Whole):
         """
         if self.mesh.index is None:
             self.refuse(len(x))
+        self.trainer.network.check_input(x)
         comm, at, sending = self.communicator, self.placement.at, []
         for i, (lo, hi) in enumerate(self.parts(len(x))):
             output = None

@@ -237,7 +237,10 @@ class PipeDreamPass(PipelinePass):
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The batch's mini-batches come in; returns the loss of some steps before."""
+        self.check(x, y)
         step, exchange = trainer.steps, trainer.exchange
+        if len(x) != total:
+            raise ValueError(f"step {step}: all {total} samples of a batch go through one pipeline, given {len(x)}")
         if self.stream is None:
             (stage,) = self.stages.values()
             self.stream = Stream(self, stage, self.count)

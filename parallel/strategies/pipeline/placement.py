@@ -143,6 +143,7 @@ def place(
             f"the schedule has {report.stages} stages, the network is cut into {len(cuts) + 1}: give "
             f"{report.stages - 1} places to cut, or none"
         )
+    cuts = [int(k) for k in cuts]
     networks = stages(network, cuts)
     if len(networks) > 1:
         refuse_padding(networks[0])
@@ -168,7 +169,10 @@ def refuse_padding(first: Network) -> None:
     """Padding is found in the first stage, and needed in later ones."""
     for path, layer, _, _ in first.layers():
         if getattr(layer, "padding", None) is not None and layer.ids:
-            raise ValueError(f"layer {path} ({layer!r}) marks padding, which later stages are not told of")
+            raise ValueError(
+                f"layer {path} ({layer!r}) marks padding, which later stages are not told of: "
+                "use --strategy ddp or tensor, or an Embedding without padding"
+            )
 
 
 def even_cuts(network: Network, count: int, ranks: Sequence[int] = ()) -> list[int]:
@@ -182,13 +186,14 @@ def even_cuts(network: Network, count: int, ranks: Sequence[int] = ()) -> list[i
     macs = [layer.macs(shape) for layer, shape in zip(root.layers, root.child_shapes(network.in_shape), strict=True)]
     if count > len(macs):
         raise ValueError(
-            f"{network.name} has {len(macs)} layers, too few for {count} stages: use fewer ranks, or fewer chunks"
+            f"{network.name} has {len(macs)} layers, too few for {count} stages: use at most {len(macs)}: fewer "
+            "ranks, or fewer chunks"
         )
     legal = [k for k in range(1, len(macs)) if not refused(network, root.first + k)]
     if count > len(legal) + 1:
         raise ValueError(
             f"{network.name} can be cut in {len(legal)} places (before {', '.join(str(root.first + k) for k in legal)})"
-            f", too few for {count} stages: use fewer ranks, or fewer chunks"
+            f", too few for {count} stages: use at most {len(legal) + 1}: fewer ranks, or fewer chunks"
         )
     sums = np.concatenate([[0], np.cumsum(macs)])
     ends = [*legal, len(macs)]

@@ -87,6 +87,8 @@ def Pipeline(
         Ranks that were given different networks, losses, optimizers or schedules.
     """
     check_counts(data=data, tensor=tensor)
+    if schedule == "pipedream":
+        raise ValueError("schedule: pipedream updates after each micro-batch, and has no flush: use parallel.PipeDream")
     mesh = Mesh(communicator, data=data, pipeline=max(1, communicator.size // (data * tensor)), tensor=tensor)
     exchange = exchange_along(mesh, int(zero1), bucketing, unit_bytes, compressor=compressor)
     if compressor:

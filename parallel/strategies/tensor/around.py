@@ -25,7 +25,8 @@ class Around(Layer):
     late : str
         Name of the array that is added behind a sum of terms, once: the layer is not given it.
     terms : bool
-        Whether the gradients of the arrays that are whole are terms, to be summed over the ranks (Terms).
+        Whether the gradients of the arrays that are whole are terms, to be summed over the ranks; those of a layer
+        that is an Around itself are what it says.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class Around(Layer):
         terms: bool = False,
     ):
         self.layer, self.enter, self.leave = layer, enter, leave
-        self.splits, self.late, self.terms = splits, late, terms
+        self.splits, self.late = splits, late
+        self.terms = terms or (isinstance(layer, Around) and layer.terms)
         self.ids = layer.ids
         self.synchronized = layer.synchronized
 
