@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -166,7 +167,8 @@ def command(best, options) -> str:
     """The run that follows."""
     from parallel.planning.choice import options_of
 
-    words = [f"python scripts/train.py --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
+    train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
+    words = [f"{train} --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
     chosen = options_of(best, None if options.profile else model_of(options))
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
