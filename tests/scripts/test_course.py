@@ -1,6 +1,7 @@
 """The course: a student's version with gaps and a solution from one source, and checks that find an unsolved gap."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -117,6 +118,15 @@ def test_every_notebook_has_two_exercises_at_least_in_python_for_both(path):
     for form in course.student, course.solution:
         ast.parse(form(text))
     assert len(course.GAP.findall(text)) >= 2 and len(course.CHECK.findall(text)) >= 2
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_picture_that_a_cell_draws_has_a_title(path):
+    """Or hands its axes to a function that gives one."""
+    cells = [
+        text for text in path.read_text().split("# %%") if re.search(r"^\w.* = plt\.subplots\(", text, re.MULTILINE)
+    ]
+    assert [text for text in cells if not re.search(r"title|draw\w*\(|pictures\.", text)] == []
 
 
 # ---------------------------------------------------------------------------------------------- checks
