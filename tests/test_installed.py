@@ -117,6 +117,16 @@ def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
     assert os.environ["RINGPROP_COMMAND"] == "ringprop train"
 
 
+def test_a_reader_that_leaves_is_no_error():
+    """`ringprop --help | true`, with a pipe that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ringprop", "--help"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=PATIENCE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize("name", ["nn", "collectives", "parallel"])
 def test_what_hides_a_package_is_named(name, tmp_path):
     """A file of the user's with that name comes first: the script and the command both say so, in one line."""
