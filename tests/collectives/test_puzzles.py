@@ -162,6 +162,14 @@ def test_what_is_wrong_or_over_a_limit_is_said(name, answer, words):
     plt.close(figure)
 
 
+@pytest.mark.parametrize("answer", [fails_later, ANSWERS["gpipe"]])
+def test_what_has_another_mistake_is_not_called_a_wrong_length(answer):
+    figure = puzzles.ring.grade(answer).draw()
+    heads = [text.get_text() for text in [*figure.texts, *figure.axes[0].texts]]
+    assert "ring allreduce: wrong step" in heads
+    plt.close(figure)
+
+
 def test_a_solved_one_is_drawn_too():
     for name in ("ring", "zero_bubble"):
         figure = getattr(puzzles, name).grade(ANSWERS[name]).draw()
