@@ -1,5 +1,6 @@
 """The command `ringprop`, in a module whose name nobody else has: so it can say where another file hides a package."""
 
+import os
 import sys
 
 
@@ -14,7 +15,13 @@ def main() -> int:
         said = f"{place} hides ringprop's parallel: rename it, or take its place out of PYTHONPATH"
         print(f"error: {error if own or package is None else said}", file=sys.stderr)
         return 2
-    return command()
+    try:
+        status = command()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `ringprop ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141  # as a program that SIGPIPE ended
 
 
 if __name__ == "__main__":

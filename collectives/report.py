@@ -17,6 +17,7 @@ from collectives.checking.simulator import Deadlock, ScheduleError, Stats
 from collectives.drawing.diagrams import draw, draw_failure
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import Network
+from collectives.pricing.price import read
 
 
 class Case(NamedTuple):
@@ -142,7 +143,7 @@ def check(
     counts = None if counts is None else list(counts)
     if counts is not None and (not counts or min(counts) < 0):
         raise ValueError(f"counts: expected numbers of elements, each at least 0, given {counts}")
-    rounds = getattr(algorithm, "rounds", algorithm)
+    rounds = read(getattr(algorithm, "rounds", algorithm))[1]
     report = Report(rounds, operation)
     has_root = operation != "barrier" and OPERATIONS[operation].rooted
     any_root = has_root and "root" in inspect.signature(rounds).parameters

@@ -64,5 +64,28 @@ def write_api(app) -> None:
             file.write_text(text)
 
 
+def a_field_each(lines: list[str]) -> list[str]:
+    """Of the attributes "a, b : int" a field for each name: in one for both, Sphinx takes "a," for the type of b."""
+    found, names = [], []
+    for line in lines:
+        field = re.match(r":(ivar|vartype) (\w+(?:, \w+)+):(.*)", line)
+        if field:
+            names = field[2].split(", ")
+            blocks = [[f":{field[1]} {name}:{field[3]}"] for name in names]
+            found += blocks
+        elif names and line.startswith(" "):  # the field goes on
+            for block in found[-len(names) :]:
+                block.append(line)
+        else:
+            names = []
+            found.append([line])
+    return [line for block in found for line in block]
+
+
+def split_fields(app, what, name, of, options, lines) -> None:
+    lines[:] = a_field_each(lines)
+
+
 def setup(app) -> None:
     app.connect("builder-inited", write_api)
+    app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind napoleon

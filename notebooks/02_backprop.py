@@ -165,7 +165,7 @@ _, ax = plt.subplots(figsize=(6.4, 2.8))
 ax.plot(values, costs, color=checks.BLUE, label="the cost, while one weight of 2,260 changes")
 ax.plot(near, height + slope * (near - before), "--", color=checks.RED, label=f"its slope here: {slope:.4f}")
 ax.plot(before, height, "o", ms=8, color=checks.RED)
-ax.set(xlabel="$W^2_{3,7}$", ylabel="cost of this sample")
+ax.set(title="One weight is turned, the others stay", xlabel="$W^2_{3,7}$", ylabel="cost of this sample")
 ax.legend()
 plt.show()
 
@@ -331,7 +331,8 @@ bars = ax.barh(
     ["backpropagation", "one by one"], [1e3 * fast, 1e3 * slow], color=[checks.GREEN, checks.RED], height=0.6
 )
 ax.bar_label(bars, [f"{1e3 * fast:.2f} ms", f"{1e3 * slow:,.0f} ms, {slow / fast:,.0f} times as much"], padding=4)
-ax.set(xscale="log", xlim=(None, 1e5 * fast * 1e3), xlabel="milliseconds for all derivatives of 32 samples")
+ax.set(title="Two ways to the same numbers", xlabel="milliseconds for all derivatives of 32 samples")
+ax.set(xscale="log", xlim=(None, 1e5 * fast * 1e3))
 ax.invert_yaxis()
 plt.show()
 
@@ -427,7 +428,8 @@ checks.right("and nothing is left of sigma'")
 _, ax = plt.subplots(figsize=(6.4, 2.8))
 ax.plot(z, -delta_of_cross_entropy(sigma(z), 1.0), color=checks.BLUE, label="cross-entropy")
 ax.plot(z, -(sigma(z) - 1) * sigma(z) * (1 - sigma(z)), color=checks.RED, label="quadratic")
-ax.set(xlabel="weighted input z of an output that should be 1", ylabel="$-\\delta$: the push up")
+ax.set(title="How hard a wrong output is pushed", xlabel="weighted input z of an output that should be 1")
+ax.set(ylabel="$-\\delta$: the push up")
 ax.legend()
 plt.show()
 
@@ -482,7 +484,7 @@ ax.loglog(
     steps, [directional_error(wrong, eps) for eps in steps], ".-", color=checks.RED, label="(2) without $\\sigma'$"
 )
 ax.loglog(steps, [directional_error(gradients, eps) for eps in steps], ".-", color=checks.BLUE, label="backprop")
-ax.set(xlabel=r"step $\varepsilon$", ylabel="relative error")
+ax.set(title="Backprop against differences", xlabel=r"step $\varepsilon$", ylabel="relative error")
 ax.legend()
 plt.show()
 
@@ -535,6 +537,7 @@ def draw_backward(layer):
     ax.plot(at, y[0], color=checks.GREY, label="forward")
     ax.plot(at, np.gradient(y[0], at), color=checks.GREY, lw=5, alpha=0.5, label="its slope")
     ax.plot(at, network.backward(p, g, np.ones((1, 81)), saved, run)[0], color=checks.RED, label="backward of ones")
+    ax.set(title="Is backward the slope of forward?", xlabel="input", ylabel="output, slope")
     ax.legend()
 
 

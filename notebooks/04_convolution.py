@@ -338,7 +338,8 @@ rates = {
 }
 a = rng.standard_normal((1024, 1024)).astype(np.float32)
 rates["a large matrix\nproduct"] = rate(lambda: a @ a, 1024**3, 5)
-fig, ax = plt.subplots(figsize=(8.5, 2.6))
+fig, ax = plt.subplots(figsize=(8.5, 2.8))
+ax.set_title("What a core gets done, by the way it is written")
 bars = ax.barh(list(rates), list(rates.values()), color=[checks.RED, checks.ORANGE, checks.GREEN, checks.GREY])
 ax.bar_label(bars, [f"{value:,.4f}" if value < 0.1 else f"{value:.0f}" for value in rates.values()], padding=4)
 ax.set(xscale="log", xlabel=f"billion MACs a second: {N} images of {size} x {size}, {C} channels", xlim=(1e-4, 1e4))

@@ -139,7 +139,7 @@ _, ax = plt.subplots(figsize=(7, 2.9))
 ax.plot(p, p - 1, color=checks.RED, label="whole vectors round the ring: p - 1")
 ax.plot(p, 2 * np.ceil(np.log2(p)), color=checks.ORANGE, label="the busiest rank of the two trees")
 ax.plot(p, 2 * (p - 1) / p, color=checks.BLUE, label="the ring in parts: 2 (p - 1)/p")
-ax.set(xlabel="ranks p", ylabel="vectors sent and received", ylim=(0, 13))
+ax.set(title="What the busiest rank moves", xlabel="ranks p", ylabel="vectors sent and received", ylim=(0, 13))
 ax.legend()
 plt.show()
 

@@ -198,7 +198,8 @@ x, W, gy = rng.standard_normal((5, 3)), rng.standard_normal((3, 4)), rng.standar
 gx = gy @ W.T  # I: the stage before waits for this
 gW = x.T @ gy  # W: needs x and gy, and nobody needs it before the update
 
-fig, ax = plt.subplots(figsize=(7, 1.9), layout="none")
+fig, ax = plt.subplots(figsize=(7, 2.1))
+ax.set_title("Backward in two halves: who waits for which")
 for text, at, colour in (("x, gy", 0.06, GREY), ("I: gx = gy W'", 0.4, GREEN), ("W: gW = x' gy", 0.4, ORANGE)):
     y = {"x, gy": 0.5, "I: gx = gy W'": 0.8, "W: gW = x' gy": 0.2}[text]
     ax.text(at, y, text, ha="center", va="center", bbox=dict(boxstyle="round,pad=0.5", fc="white", ec=colour, lw=2))

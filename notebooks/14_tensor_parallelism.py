@@ -134,7 +134,8 @@ plt.show()
 # Each is the other's adjoint: a copy to many is, backward, a sum of many.
 
 # %%
-_, ax = plt.subplots(figsize=(9, 2.9))
+_, ax = plt.subplots(figsize=(9, 3.1))
+ax.set_title("Where the ranks meet: g forward, f backward")
 for rank, y in enumerate((0.75, -0.75)):
     for x, text in ((2.2, f"$A_{rank}$"), (4.0, "GeLU"), (5.8, f"$B_{rank}$")):
         ax.text(

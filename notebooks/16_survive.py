@@ -552,7 +552,8 @@ for k in range(1, 4):
     again[k - 1] = kept_sums[holder] - sum(others)
 assert np.array_equal(again, parts[lost])
 
-_, ax = plt.subplots(figsize=(8, 2.6))
+_, ax = plt.subplots(figsize=(8, 2.8))
+ax.set_title("What was lost, from the sums that the others keep")
 for r in range(4):
     for piece in range(3):
         text = " ".join(map(str, parts[r, piece]))

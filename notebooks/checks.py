@@ -154,6 +154,8 @@ def difference(got, want, off, bound) -> str:
     large = np.abs(want) > 1e-6 * np.abs(want).max()
     ratios = got[large] / want[large]
     if got.size > 1 and ratios.size and np.ptp(ratios) <= 1e-6 * abs(ratios.mean()) and not got[~large].any():
+        if not got.any():
+            return "it is 0 everywhere."
         if np.isclose(ratios.mean(), -1):
             return "it has the wrong sign, everywhere."
         return f"it is {ratios.mean():.4g} times what is wanted, everywhere."

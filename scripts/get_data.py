@@ -285,7 +285,8 @@ def main(arguments=None, catalog=CATALOG):
     except KeyboardInterrupt:
         print(f"{options.name}: interrupted; nothing half-written was left", file=sys.stderr)
         return 130
-    print(f"{options.name} is in {directory}\nTrain on it: python scripts/train.py --data {options.name} "
+    train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
+    print(f"{options.name} is in {directory}\nTrain on it: {train} --data {options.name} "
           f"--data-dir {options.data_dir}")  # fmt: skip
     return 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from planning import (
     measured_network,
     model_of,
     network_of,
+    node_size,
+    picture,
     whole,
 )
 
@@ -40,7 +43,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--repeats", type=whole, default=5, help="steps in which layers are measured (default: 5)")
     found.add_argument("--threads", type=whole, default=1, help="BLAS threads of a rank (default: 1)")
     found.add_argument("--save-profile", metavar="CSV", help="write what was measured there, for --profile")
-    found.add_argument("--draw", metavar="FILE", help="picture of what a step of each strategy is made of")
+    found.add_argument(
+        "--draw", type=picture, metavar="FILE", help="picture of what a step of each strategy is made of"
+    )
     found.add_argument("--json", metavar="FILE", help="write the plan there")
     return found
 
@@ -103,7 +108,7 @@ def plan(options) -> int:
     print(f"{options.model}, {job.samples:,} samples on a rank")
     print(columns(heads, lines))
     print(f"optimizer {seconds(job.update)}, loss and the rest {seconds(job.head)}")
-    print(f"\nnetwork: {options.network or 'measured here'}, {network.ranks_per_node:,} ranks a node; {network.source}")
+    print(f"\nnetwork: {options.network or 'measured here'}, {node_size(network, options.ranks)}; {network.source}")
 
     found = ranking(job, options.ranks, network, limit, options.servers, options.micro)
     if options.ranks <= MOST_PLANNED:
@@ -166,7 +171,8 @@ def command(best, options) -> str:
     """The run that follows."""
     from parallel.planning.choice import options_of
 
-    words = [f"python scripts/train.py --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
+    train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
+    words = [f"{train} --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
     chosen = options_of(best, None if options.profile else model_of(options))
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:

@@ -141,6 +141,16 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def picture(text: str) -> str:
+    """The name of a picture that can be written: asked before anything is computed."""
+    path = Path(text)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"expected a file that ends in .png, .svg or .pdf, given {text!r}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} for {path.name}: make it first")
+    return text
+
+
 def shape(text: str) -> tuple[int, ...]:
     """ "8,8,1" as (8, 8, 1)."""
     numbers = text.split(",")
@@ -157,6 +167,22 @@ def size(text: str) -> float:
         return read_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def amount(text: str) -> float:
+    """ "115M" or "2e9" as a number."""
+    from parallel.command.sizes import read_bytes
+
+    try:
+        return read_bytes(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, such as 115M or 2e9, given {text!r}") from None
+
+
+def node_size(network: Network, ranks: int) -> str:  # noqa: F821
+    """How many ranks of a job share a node."""
+    per_node = network.ranks_per_node
+    return "all ranks on one node" if per_node >= ranks else f"{per_node:,} ranks a node"
 
 
 def positive(text: str) -> float:

@@ -20,12 +20,14 @@ from pathlib import Path
 from planning import (
     MOMENTS,
     add_job_options,
+    amount,
     in_node_memory,
     model_of,
     network_of,
+    node_size,
+    picture,
     positive,
     ranks,
-    size,
 )
 
 SHOWN = 16  # strategies of a table
@@ -45,14 +47,16 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--ranks", type=ranks, help="64, or 1,2,4, or 1..65536 (default: 1..8, of a mesh)")
     add_job_options(found, "workstation")
     found.add_argument(
-        "--flops", type=size, default=5e10, help="operations a second that a rank keeps up (default: 50G)"
+        "--flops", type=amount, default=5e10, help="operations a second that a rank keeps up (default: 50G)"
     )
     found.add_argument("--recompute", action="store_true", help="pipelines keep a stage's input only")
-    found.add_argument("--samples", type=size, metavar="N", help="of a whole run, such as 115M: how long it takes")
+    found.add_argument("--samples", type=amount, metavar="N", help="of a whole run, such as 115M: how long it takes")
     found.add_argument("--price", type=positive, help="of a rank for an hour: what the run costs")
-    found.add_argument("--draw", metavar="FILE", help="picture of seconds and efficiency over ranks (png, svg, pdf)")
     found.add_argument(
-        "--map", metavar="FILE", help="picture of which strategy is fastest with how many samples a step"
+        "--draw", type=picture, metavar="FILE", help="picture of seconds and efficiency over ranks (png, svg, pdf)"
+    )
+    found.add_argument(
+        "--map", type=picture, metavar="FILE", help="picture of which strategy is fastest with how many samples a step"
     )
     found.add_argument("--json", metavar="FILE", help="write all predictions there")
     return found
@@ -114,7 +118,7 @@ def predict_all(options) -> int:
     title = f"{options.model} on {options.network}"
     one = seconds(predict(job, "ddp", Axes(), network).seconds)
     print(f"{title}: {nbytes(job.parameters)} of parameters, {options.batch:,} samples a step, one rank {one}")
-    print(f"network: {network.ranks_per_node:,} ranks a node; {network.source}\n")
+    print(f"network: {node_size(network, max(options.ranks))}; {network.source}\n")
     curves = of_one(options, job, network) if options.strategy != "all" else of_all(options, job, network, limit)
     found = next(iter(curves.values()))
     print(table(found, options.batch, Run(options.samples or 0.0, options.price or 0.0), limit))
@@ -135,7 +139,7 @@ def predict_all(options) -> int:
 def of_one(options, job, network) -> dict:
     """One strategy on every number of ranks."""
     from parallel.planning.job import Axes
-    from parallel.planning.pipelines import TIMED
+    from parallel.planning.pipelines import CHUNKS, TIMED
     from parallel.planning.predict import MOST_PARTS, predict, ranking, strong_and_weak
     from parallel.planning.tables import Scaled
 
@@ -144,7 +148,8 @@ def of_one(options, job, network) -> dict:
     for count in options.ranks:
         pipeline = fixed.pipeline
         if options.strategy in TIMED and pipeline == 1:  # as many stages as there can be
-            pipeline = max(n for n in range(1, min(count, len(job.layers)) + 1) if count % n == 0)
+            most = min(count // fixed.tensor, len(job.layers) // CHUNKS.get(options.strategy, 1))
+            pipeline = max((n for n in range(1, most + 1) if count // fixed.tensor % n == 0), default=1)
         if count % (pipeline * fixed.tensor) or count % fixed.ranks:
             raise ValueError(f"--mesh {options.mesh} does not multiply to {count} ranks: change --ranks or --mesh")
         axes, strategy = Axes(count // (pipeline * fixed.tensor), pipeline, fixed.tensor), options.strategy

@@ -100,6 +100,17 @@ def test_the_strategy_of_the_how_to_equals_one_process(tmp_path, right):
     assert (output in (tmp_path / "said").read_text()) is right
 
 
+def test_attributes_of_several_names_have_a_field_each():
+    spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    given = [":ivar rank, round: where", "    it fails", ":vartype rank, round: int", "", ":ivar done: x, y: z"]
+    assert conf.a_field_each(given) == [
+        *(":ivar rank: where", "    it fails", ":ivar round: where", "    it fails"),
+        *(":vartype rank: int", ":vartype round: int", "", ":ivar done: x, y: z"),
+    ]
+
+
 def test_the_schedule_of_the_how_to_is_right():
     import collectives
 

@@ -76,6 +76,8 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
         re.findall(r"^  ([\w-]+)", said, re.M)
     )
     options = ("--model", "mlp:64,10", "--epochs", "1", "--limit", "60", "--no-pictures", "--out", "run")
+    plan = ("mlp:64,10", "--input", "8,8,1", "--ranks", "2", "--network", "gigabit", "--repeats", "1")
+    assert "\n    ringprop train --model mlp:64,10 " in call(*command, "plan", *plan, cwd=here, **python)
     said = call(*command, "train", *options, cwd=here, **python)
     assert "ringprop train --resume run --epochs 11" in said, "how to go on"
     assert (here / "run" / "network.npz").exists()
@@ -113,6 +115,16 @@ def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
         commands.main(["train", "--epochs", "2"])
     assert end.value.code == 3 and ringprop.main is not commands.main
     assert os.environ["RINGPROP_COMMAND"] == "ringprop train"
+
+
+def test_a_reader_that_leaves_is_no_error():
+    """`ringprop --help | true`, with a pipe that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ringprop", "--help"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=PATIENCE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("name", ["nn", "collectives", "parallel"])

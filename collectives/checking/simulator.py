@@ -206,10 +206,11 @@ def simulate(
     program : rank -> rounds of that rank
     buffers : for each rank, name -> list of values that have `+`. A buffer that is not named is scratch.
     synchronous : whether a send finishes only when its message is taken
-    most : rounds of a rank, not counting empty ones, after which the schedule is refused as endless; counting them, so
+    most : int
+        rounds of a rank, not counting empty ones, after which the schedule is refused as endless; counting them, so
         many for each rank
-    compute : (rank, step, values of its reads) -> values of its writes. Without it every element that a Compute writes
-        is the one operand (its name, its place).
+    compute : callable (rank, step, values of its reads) -> values of its writes
+        without it every element that a Compute writes is the one operand (its name, its place)
 
     Raises
     ------

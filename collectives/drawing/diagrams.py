@@ -25,7 +25,15 @@ from functools import partial
 import numpy as np
 
 from collectives.algorithms.registry import NODES
-from collectives.checking.simulator import Deadlock, LeftOver, Race, RuleBroken, ScheduleError, simulate
+from collectives.checking.simulator import (
+    Deadlock,
+    LeftOver,
+    LengthMismatch,
+    Race,
+    RuleBroken,
+    ScheduleError,
+    simulate,
+)
 from collectives.drawing import arrows, marks
 from collectives.drawing.contents import Replay
 from collectives.pricing.event_loop import Walk
@@ -167,10 +175,11 @@ def kind_of(error) -> str:
         (LeftOver, "messages left behind"),
         (Race, "two ranks race"),
         (RuleBroken, "breaks a rule"),
+        (LengthMismatch, "wrong length"),
     ):
         if isinstance(error, kind):
             return words
-    return "wrong length" if error.round is not None else "wrong result"
+    return "wrong step" if error.round is not None else "wrong result"
 
 
 def said_briefly(error, inches) -> list[str]:

@@ -182,9 +182,20 @@ def price(
 
 
 def read(algorithm) -> tuple[str, Callable, Callable | None]:
-    """(name in words, generator function, closed form or None) of an entry of the registry or a generator function."""
+    """(name in words, generator function, closed form or None) of an entry of the registry or a generator function.
+
+    Raises
+    ------
+    TypeError
+        it is neither
+    """
     if isinstance(algorithm, Algorithm):
         algorithm = algorithm.rounds
+    if not callable(algorithm):
+        raise TypeError(
+            "an algorithm is a generator function of (rank, size, count), or an entry of ALGORITHMS such as "
+            f"collectives.ALGORITHMS['allreduce']['ring']; given {algorithm!r:.80}"
+        )
     function = algorithm
     while isinstance(function, partial):
         function = function.func

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from collectives.checking.definitions import Operation, WrongResult, compare, most_rounds
 from collectives.checking.simulator import Deadlock, ScheduleError, Stats, simulate
 from collectives.pricing.networks import ROUNDS, Network
 from collectives.pricing.price import price
-from collectives.steps import Compute
+from collectives.steps import Compute, Round
+
+PACKAGE = str(Path(__file__).parents[1])  # whose lines no answer is in
 
 UNITS = {
     "rounds": "rounds of a rank, at most",
@@ -91,7 +95,11 @@ class Puzzle:
         buffers = [self.define.before(rank, size, count, 0) for rank in range(size)]
         most = most_rounds(size, size * (count + 1))
         stats = simulate(
-            lambda rank: mine(rank, size, count), buffers, synchronous, most, compute if self.compute else refuse
+            lambda rank: rounds_of_answer(mine, rank, size, count),
+            buffers,
+            synchronous,
+            most,
+            compute if self.compute else refuse,
         )
         if wrong:
             raise WrongResult(wrong[0][1], wrong[0][0], stats)
@@ -111,6 +119,23 @@ class Puzzle:
         if "seconds" in self.limits:
             found["seconds"] = price(mine, self.size, self.count, 1, self.network).seconds
         return {name: found[name] for name in self.limits}
+
+
+def rounds_of_answer(mine: Callable, rank: int, size: int, count: int) -> Iterator[Round]:
+    """The answer's rounds; what it raises is a ScheduleError, with the answer's own line."""
+    number = 0
+    try:
+        rounds = mine(rank, size, count)
+        if isinstance(rounds, Iterable):
+            for steps in rounds:
+                yield steps
+                number += 1
+            return
+    except Exception as error:
+        own = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.line and PACKAGE not in f.filename]
+        where = f", at `{own[-1].line}`" if own else ""
+        raise ScheduleError(f"rank {rank}, round {number}: it raises {type(error).__name__}: {error}{where}") from error
+    raise ScheduleError(f"rank {rank}: it returns {rounds!r}; a generator of rounds has a `yield`")
 
 
 def refuse(rank: int, step: Compute, values: list) -> list:

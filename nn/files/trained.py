@@ -215,6 +215,8 @@ def load(file: str | Path) -> Trained:
         It is not there, or cannot be read.
     """
     file = as_path(file)
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a directory: name the file in it, such as {file / 'network.npz'}")
     read = _read_safetensors if file.suffix == ".safetensors" else _read_npz
     try:
         with read(file) as (text, kinds, array):
@@ -243,6 +245,8 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
     told = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
     told["mixed"] = network.mixed
+    if not isinstance(about, Mapping | None):
+        raise TypeError(f"save: about must be a dict, given {about!r:.80}")
     told |= {"root": describe(network.root), "about": dict(about or {})}
     try:
         text = json.dumps(told)

@@ -152,7 +152,7 @@ def fit(
 
 def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     """One callback or many as many."""
-    found = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
+    found = list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, type) else [callbacks]
     for callback in found:
         if not isinstance(callback, Callback):
             made = ", the class itself: call it" if isinstance(callback, type) else ""

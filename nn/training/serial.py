@@ -381,7 +381,8 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
     ):
         if not isinstance(given, kind):
             made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
-            raise TypeError(f"a trainer takes a {name}, such as {example}, given {given!r:.80} ({made})")
+            article = "an" if name == "optimizer" else "a"
+            raise TypeError(f"a trainer takes {article} {name}, such as {example}, given {given!r:.80} ({made})")
 
 
 def micro_batches(samples: int, parts: int) -> list[slice]:

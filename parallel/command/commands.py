@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: ringprop has no command {name!r:.60}: {hint}{why}", file=sys.stderr)
         return WRONG
     script = found[name]
-    if name == "train":  # how it says that it is called, in its ranks, too (run_directory.py)
-        os.environ["RINGPROP_COMMAND"] = f"ringprop {name}"
+    if name in ("train", "plan", "data"):  # how they say that training is called, in its ranks, too (run_directory.py)
+        os.environ["RINGPROP_COMMAND"] = "ringprop train"
     sys.argv = [str(script), *rest]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")

@@ -14,6 +14,7 @@ its number), at the time limit (with the line where each rank was), and on inter
 """
 
 import ast
+import math
 import types
 
 from IPython.core.error import UsageError
@@ -25,6 +26,8 @@ from parallel.launch.notebook_output import Output
 from parallel.launch.notebook_session import Cell, RankError, Session
 
 __all__ = ["RankError", "load_ipython_extension", "mpi"]
+
+MOST_RANKS = 64  # processes of this machine
 
 sessions: dict[str, Session] = {}
 
@@ -57,6 +60,7 @@ def mpi(line, cell=None):
         return _tell_or_end(asked.end)
     shell = get_ipython()
     out, given = _names(asked.out), _names(asked.given)
+    _refuse(asked, out, cell)
     session = _session(asked.session, asked.ranks)
     slow, kill = (_disturbed(name, getattr(asked, name), session.ranks) for name in ("slow", "kill"))
     values, definitions = _given(given, shell)
@@ -81,6 +85,23 @@ def unload_ipython_extension(shell):
     """What %unload_ext calls: no session stays."""
     for name in list(sessions):
         sessions.pop(name).end()
+
+
+def _refuse(asked, out: list[str], cell: str) -> None:
+    """Raise UsageError for numbers and names that cannot be, and for a cell that is no Python."""
+    if asked.ranks is not None and not 1 <= asked.ranks <= MOST_RANKS:
+        raise UsageError(f"-n {asked.ranks}: expected 1 to {MOST_RANKS} ranks")
+    if not 0 < asked.timeout < math.inf:
+        raise UsageError(f"-t {asked.timeout:g}: expected seconds above 0")
+    for name in out:
+        if not name.isidentifier():
+            raise UsageError(f"-o {name}: expected names separated by commas, such as -o x,y")
+    try:
+        compile(cell, "the cell", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = [*cell.splitlines(), ""][(error.lineno or 1) - 1].strip()
+        own = "; ranks run Python alone, without lines of ! and %" if line.startswith(("!", "%")) else ""
+        raise UsageError(f"line {error.lineno} of the cell, `{line}`: {error.msg}{own}") from None
 
 
 def _tell_or_end(name: str) -> None:
@@ -125,8 +146,10 @@ def _disturbed(option: str, text: str, ranks: int) -> dict[int, float]:
             raise UsageError(f"--{option} {each}: expected RANK:NUMBER, such as 1:3") from None
         if not 0 <= int(rank) < ranks:
             raise UsageError(f"--{option} {each}: the ranks are 0 to {ranks - 1}")
-        if float(number) < (1 if option == "slow" else 0):
-            raise UsageError(f"--{option} {each}: " + ("a factor below 1" if option == "slow" else "a time below 0"))
+        least = 1 if option == "slow" else 0
+        if not least <= float(number) < math.inf:
+            what = "a factor" if option == "slow" else "seconds"
+            raise UsageError(f"--{option} {each}: expected {what} of at least {least}")
     return found
 
 

@@ -15,7 +15,8 @@ from parallel.planning.partition import Plan, PlannedStage, partition
 from parallel.planning.pipelines import CHUNKS, cut_evenly, homes, pieces, time_pipeline, time_stream
 from parallel.planning.profile import LayerProfile
 
-MOST_PLANNED = 64  # workers of the dynamic programme, which takes the square of them
+MOST_PLANNED = 64  # workers of a level of the dynamic programme, which takes the square of them
+GROUP = 16  # workers, or groups of them, that form a level where there are more
 MOST_CLOCKED = 16  # ranks whose stream is priced by the clock
 MICRO = 4  # micro-batches a stage, where nothing else is said
 
@@ -58,7 +59,7 @@ def pipeline(
     one = mine.computation + again - mine.sums + loss  # of a part of every stage of a replica
     memory = max((2 + job.moments) * w + peak for w, peak in zip(weights, timed.peaks, strict=True))
     sent = max(timed.sent) / axes.tensor + 2 * group.sent(largest) + mine.sent / axes.pipeline
-    name, note = f"{schedule}{':recompute' * recompute}", f"{m} micro-batches, by {timed.method}"
+    name, note = f"{schedule}{':recompute' * recompute}", f"{m} micro-batch{'es' * (m > 1)}, by {timed.method}"
     computing = mine.workers * one + axes.ranks * update
     return Prediction(name, axes, parts, computing, sent, memory, note, m, tuple(at[1:-1]))
 
@@ -92,7 +93,11 @@ def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts:
         return sum(layer.parameters for layer in layers[stage.first : stage.last + 1])
 
     if quick or len(plan.stages) == 1 or ranks > MOST_CLOCKED:
-        parts = {"slowest stage or link": plan.seconds * batches, "update": job.update / max(plan.replicas)}
+        longest = max(
+            sum(layer.forward + layer.backward for layer in layers[s.first : s.last + 1]) for s in plan.stages
+        )
+        slowest = max(plan.seconds * batches, longest)  # replicas that a step has no mini-batch for do not help
+        parts = {"slowest stage or link": slowest, "update": job.update / max(plan.replicas)}
     else:
         at = [*(stage.first for stage in plan.stages), len(layers)]
         stages = pieces(layers, at, job.sample_bytes * job.share(ranks))
@@ -111,14 +116,38 @@ def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts:
 
 
 def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("inf")) -> Plan:
-    """The dynamic programme for a rank's share of the batch, on the two levels of a network where ranks fill nodes."""
-    if ranks > MOST_PLANNED:
-        raise ValueError(f"pipedream: the dynamic programme is for {MOST_PLANNED} workers at most, given {ranks}")
+    """The dynamic programme for a rank's share of the batch, on the two levels of a network where ranks fill nodes.
+
+    More than MOST_PLANNED ranks or nodes are planned in groups, and groups of groups: not every plan is tried then.
+
+    Raises
+    ------
+    ValueError
+        so many ranks do not fall into groups
+    """
     layers, g = job.of(job.share(ranks)), min(ranks, network.ranks_per_node)
     inside, between = (1 / max(link.beta, 1e-30) for link in (network.inside, network.between))
     if ranks > g > 1 and ranks % g == 0:
-        return partition(layers, (g, ranks // g), (inside, between), memory)
-    return partition(layers, ranks, between if ranks > g else inside, memory)
+        sizes = levels(g), levels(ranks // g)
+        speeds = [inside] * len(sizes[0]) + [between] * len(sizes[1])
+        return partition(layers, sizes[0] + sizes[1], speeds, memory)
+    sizes = levels(ranks)
+    return partition(layers, sizes, [between if ranks > g else inside] * len(sizes), memory)
+
+
+def levels(units: int) -> list[int]:
+    """So many units as a product, innermost first, of numbers that the dynamic programme takes."""
+    sizes, left = [], units
+    while left > MOST_PLANNED:
+        group = next(n for n in range(GROUP, 0, -1) if left % n == 0)
+        if group == 1:
+            raise ValueError(
+                f"pipedream: {units:,} workers do not fall into groups of 2 to {GROUP} to be planned in: "
+                f"take another number, such as {units - units % GROUP:,}"
+            )
+        sizes.append(group)
+        left //= group
+    return [*sizes, left]
 
 
 def straight(layers: Sequence[LayerProfile], at: Sequence[int]) -> Plan:

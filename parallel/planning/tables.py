@@ -38,7 +38,7 @@ def table(found: Sequence[Scaled], batch: int, run: Run = Run(), memory: float =
     lines = []
     for scaled in found:
         p = scaled.prediction
-        line = [f"{p.ranks:,}", p.name, seconds(p.seconds), f"{batch / p.seconds:,.0f}", f"{scaled.strong:.1%}"]
+        line = [f"{p.ranks:,}", p.name, seconds(p.seconds), rate(batch / p.seconds), f"{scaled.strong:.1%}"]
         line += [f"{scaled.weak:.1%}", f"{p.idle_share:.1%}", nbytes(p.sent), nbytes(p.memory)]
         line += [seconds(3600 * run.hours(p, batch))] * bool(run.samples)
         line += [f"{run.cost(p, batch):,.2f}"] * bool(run.price and run.samples)
@@ -63,6 +63,11 @@ def seconds(value: float) -> str:
             size = {"days": 86400, "h": 3600}.get(symbol, unit)
             return f"{value / size:,.4g} {symbol}"
     return f"{value * 1e9:.3g} ns"
+
+
+def rate(value: float) -> str:
+    """Of 0.527: "0.53"; of 1234.5: "1,234"."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def nbytes(value: float) -> str:

@@ -172,7 +172,9 @@ def curves(runs: Sequence[RunFiles]) -> list[str]:
                 axes.plot([chosen], [best], "o", ms=9, mfc="none", mec=colour, mew=1.5)
                 text = f"{best:.2f}%" if factor == 100 else f"{best:.3g}"
                 if len(runs) < 5:
-                    axes.annotate(text, (chosen, best), (0, 9), textcoords="offset points", ha="center", color=colour)
+                    paper = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.5}  # under it, where curves pass
+                    place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "center", "bbox": paper}
+                    axes.annotate(text, (chosen, best), color=colour, **place)
         logarithmic = unit == "loss" and min((v for run in runs for v in run.series(name)[1]), default=0) > 0
         axes.set(title=title, xlabel="epoch", ylabel=unit, yscale="log" if logarithmic else "linear")
         axes.margins(y=0.15)

@@ -145,6 +145,9 @@ def test_errors_of_the_algorithm_itself_come_through_with_the_case():
 def test_what_is_no_algorithm_and_no_number_of_ranks_is_refused():
     with pytest.raises(TypeError, match="rank 0: an algorithm is a generator of rounds, this one returned None"):
         collectives.check(lambda rank, size, count: None)
+    for call in (collectives.check, collectives.draw, collectives.price):
+        with pytest.raises(TypeError, match=r"an entry of ALGORITHMS such as .*\['ring'\]; given 'ring'"):
+            call("ring", 4, *(() if call is collectives.check else (8,)))
     for ranks in ([], [0], 0):
         with pytest.raises(ValueError, match="ranks: expected numbers of ranks, each at least 1, given"):
             collectives.check(ALGORITHMS["allreduce"]["ring"], ranks)

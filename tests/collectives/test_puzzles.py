@@ -121,6 +121,11 @@ def copies_for_nobody(rank, size, count):
     yield Send((rank + 1) % size, "x", 0, count // 2), Recv((rank - 1) % size, "copy", 0, count // 2)
 
 
+def fails_later(rank, size, count):
+    yield Send((rank + 1) % size, "x", 0, 1), Recv((rank - 1) % size, "y", 0, 1)
+    yield (Send([0, 0][rank], "x", 0, 1),) if rank else ()
+
+
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [
@@ -141,6 +146,9 @@ def copies_for_nobody(rank, size, count):
         ("fsdp", too_far_ahead, "too many      32 of 8"),
         ("buddy", copies_for_nobody, r"if rank 0 is lost, its x\[3\] is: nothing that is left tells what it was"),
         ("parity", ANSWERS["buddy"], "too many       6 of 2"),
+        ("ring", lambda rank, size, count: None, "rank 0: it returns None; a generator of rounds has a `yield`"),
+        ("ring", lambda rank, size: [], "rank 0, round 0: it raises TypeError: .* takes 2 positional arguments"),
+        ("ring", fails_later, "rank 2, round 1: it raises IndexError: list index out of range, at `yield .*rank.*`"),
         ("doubling", ANSWERS["gpipe"], "here elements are only moved and added"),
     ],
 )  # fmt: skip
@@ -151,6 +159,14 @@ def test_what_is_wrong_or_over_a_limit_is_said(name, answer, words):
     assert not grade and re.search(words, str(grade)), grade
     figure = grade.draw()
     assert figure.axes
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("answer", [fails_later, ANSWERS["gpipe"]])
+def test_what_has_another_mistake_is_not_called_a_wrong_length(answer):
+    figure = puzzles.ring.grade(answer).draw()
+    heads = [text.get_text() for text in [*figure.texts, *figure.axes[0].texts]]
+    assert "ring allreduce: wrong step" in heads
     plt.close(figure)
 
 

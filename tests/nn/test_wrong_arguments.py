@@ -97,11 +97,12 @@ WRONG = {
     "callback's class": (lambda: fit(DATA, 1, Count), TypeError, "instances of nn.Callback.*class itself: call it"),
     "callback's class in a list": (lambda: fit(DATA, 1, [Count]), TypeError, "class itself: call it"),
     "function": (lambda: fit(DATA, 1, [print]), TypeError, r"instances of nn\.Callback, given <built-in"),
+    "number for callbacks": (lambda: fit(DATA, 1, 3), TypeError, r"instances of nn\.Callback, given 3"),
     "epochs": (lambda: fit(DATA, 1.5), ValueError, r"fit: epochs must be a whole number, at least 0, given 1\.5"),
     "schedule": (lambda: fit(DATA, 1, schedule=0.1), TypeError, "schedule must be a function step -> rate"),
     "loss's class": (lambda: nn.Serial(network(), nn.MSELoss, RATE), TypeError, "takes a loss.*class itself: call it"),
     "layers for a network": (lambda: nn.Serial(nn.Linear(3, 2), LOSS, RATE), TypeError, r"Network\(layers, in_shape\)"),
-    "rate for an optimizer": (lambda: nn.Serial(network(), LOSS, 0.1), TypeError, "takes an? optimizer.*given 0.1"),
+    "rate for an optimizer": (lambda: nn.Serial(network(), LOSS, 0.1), TypeError, "takes an optimizer.*given 0.1"),
     "swapped": (lambda: nn.Serial(network(), RATE, LOSS), TypeError, r"takes a loss, such as .*given SGD"),
     # about a step
     "step of a list": (lambda: trainer().step(X.tolist(), Y), TypeError, r"given a list: use np\.asarray"),
@@ -114,6 +115,8 @@ WRONG = {
     # about files
     "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Serial"),
     "load a network": (lambda: nn.load(network()), TypeError, r'a path, such as "digits\.npz", given Network'),
+    "load a directory": (lambda: nn.load("."), IsADirectoryError, r"name the file in it, such as network\.npz"),
+    "about": (lambda: nn.save(network(), trainer(), "a.npz", about=[1]), TypeError, r"must be a dict, given \[1\]"),
     "export into": (lambda: nn.export_onnx(network(), trainer(), 3), TypeError, "file must be a path, .*given 3"),
     "no samples at a time": (lambda: trained().predict(X, batch=0), ValueError, "predict: batch .*at least 1, given 0"),
     "text at a time": (lambda: trained().predict(X, batch="3"), ValueError, "predict: batch .*, given '3'"),

@@ -254,8 +254,15 @@ def test_it_is_documented(ipython):
     [
         ("--slow 1", "--slow 1: expected RANK:NUMBER, such as 1:3"),
         ("--slow 2:3", "--slow 2:3: the ranks are 0 to 1"),
-        ("--slow 1:0.5", "--slow 1:0.5: a factor below 1"),
-        ("--kill 0:-1", "--kill 0:-1: a time below 0"),
+        ("--slow 1:0.5", "--slow 1:0.5: expected a factor of at least 1"),
+        ("--slow 1:inf", "--slow 1:inf: expected a factor of at least 1"),
+        ("--kill 0:-1", "--kill 0:-1: expected seconds of at least 0"),
+        ("--kill 0:nan", "--kill 0:nan: expected seconds of at least 0"),
+        ("-n 0", "-n 0: expected 1 to 64 ranks"),
+        ("-n 100000", "-n 100000: expected 1 to 64 ranks"),
+        ("-t 0", "-t 0: expected seconds above 0"),
+        ("-t nan", "-t nan: expected seconds above 0"),
+        ("-o 1x", "-o 1x: expected names separated by commas"),
         ("--with nowhere", "--with nowhere: the notebook has no such name"),
         ("--with odd", "--with: `odd` cannot go between the notebook and the ranks: set is not"),
         ("--ranks two", "argument -n/--ranks: invalid int value"),
@@ -267,6 +274,20 @@ def test_mistakes_are_explained_before_any_rank_starts(run, line, message, capfd
     assert error is not None
     shown = "".join(capfd.readouterr())
     assert message in shown and "started" not in shown
+
+
+@pytest.mark.parametrize(
+    "cell, message",
+    [
+        ("print('started')\nx = = 3", "line 2 of the cell, `x = = 3`: invalid syntax"),
+        ("print('started')\nreturn 3", "line 2 of the cell, `return 3`: 'return' outside function"),
+        ("!ls", "line 1 of the cell, `!ls`: invalid syntax; ranks run Python alone, without lines of ! and %"),
+    ],
+)
+def test_a_cell_that_is_no_python_starts_no_rank(run, cell, message, capfd):
+    error = run(f"%%mpi -n 2\n{cell}")
+    shown = "".join(capfd.readouterr())
+    assert error is not None and message in shown and "started" not in shown and "Traceback" not in shown
 
 
 def test_what_cannot_be_brought_back(run):

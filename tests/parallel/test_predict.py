@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import nn
 from collectives.pricing.networks import NETWORKS, Network
 from parallel.planning import data_strategies
 from parallel.planning.job import Axes, Job
+from parallel.planning.pipeline_strategies import plan_stages
 from parallel.planning.predict import SHARED, STRATEGIES, candidates, predict, ranking, serial, strong_and_weak
 from parallel.planning.profile import LayerProfile, count_layers, read_profile, write_profile
 
@@ -181,6 +183,18 @@ def test_a_pipeline_without_flush_is_the_programme():
     assert dense.sent > 5 * found.sent or dense.seconds > found.seconds
 
 
+def test_many_workers_without_flush_are_planned_in_groups():
+    """Every rank has its stage, and no step is shorter than one mini-batch of the slowest."""
+    for ranks in (128, 65_536):
+        found = predict(JOB, "pipedream", Axes(ranks), NETWORKS["gpu-100g"])
+        assert sum(found.replicas) == ranks
+        at = [0, *found.cuts, len(LAYERS)]
+        layers = JOB.of(JOB.share(ranks))
+        assert found.seconds >= max(sum(x.forward + x.backward for x in layers[a:b]) for a, b in pairwise(at))
+    slow = Network.hockney(0.0, 1e-5)
+    assert plan_stages(JOB, 128, slow).seconds <= plan_stages(JOB, 64, slow).seconds
+
+
 def test_a_stream_by_the_clock():
     """Where messages are free and sums hide nothing: the programme's formula; then what the ring of a stage adds."""
     layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e3, 1.0) for _ in range(3)]
@@ -243,7 +257,7 @@ def test_what_cannot_be_is_refused():
         (lambda: Job(LAYERS, 32, 0), "batch: expected at least 1, given 0"),
         (lambda: Job([], 32, 1), "no layers"),
         (lambda: count_layers(None, 1, 0.0, 0.0), "flops: expected operations a second above 0, given 0"),
-        (lambda: predict(JOB, "pipedream", Axes(128), FLAT), "for 64 workers at most, given 128"),
+        (lambda: predict(JOB, "pipedream", Axes(127), FLAT), "127 workers do not fall into groups of 2 to 16"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

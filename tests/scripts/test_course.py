@@ -1,6 +1,7 @@
 """The course: a student's version with gaps and a solution from one source, and checks that find an unsolved gap."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -119,6 +120,15 @@ def test_every_notebook_has_two_exercises_at_least_in_python_for_both(path):
     assert len(course.GAP.findall(text)) >= 2 and len(course.CHECK.findall(text)) >= 2
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_picture_that_a_cell_draws_has_a_title(path):
+    """Or hands its axes to a function that gives one."""
+    cells = [
+        text for text in path.read_text().split("# %%") if re.search(r"^\w.* = plt\.subplots\(", text, re.MULTILINE)
+    ]
+    assert [text for text in cells if not re.search(r"title|draw\w*\(|pictures\.", text)] == []
+
+
 # ---------------------------------------------------------------------------------------------- checks
 
 
@@ -144,7 +154,7 @@ def checks(monkeypatch):
         (-np.arange(5.0), np.arange(5.0), "v: it has the wrong sign, everywhere"),
         (3 * np.arange(60.0), np.arange(60.0), "v: it is 3 times what is wanted, everywhere"),
         (np.eye(3), np.ones((3, 3)), "v: 6 of 9 values are wrong; the worst is [0, 1]: yours is 0, and 1 is wanted"),
-        (np.zeros((2, 3, 4)), np.ones((2, 3, 4)), "v: it is 0 times what is wanted, everywhere"),
+        (np.zeros((2, 3, 4)), np.ones((2, 3, 4)), "v: it is 0 everywhere"),
     ],
 )
 def test_what_differs_is_said_and_drawn(checks, got, want, said):

@@ -49,6 +49,21 @@ def test_a_strategy_on_65536_ranks(predict, tmp_path, capsys):
     assert "65,536  ddp" in capsys.readouterr().out and "<svg" in picture.read_text()
 
 
+@pytest.mark.parametrize("strategy", ["interleaved", "zb-v", "dualpipev", "pipedream"])
+def test_pipelines_on_65536_ranks_have_no_more_stages_than_the_network(predict, strategy, capsys):
+    given = ["lenet5", "--strategy", strategy, "--ranks", "1,34,65536", "--network", "gigabit"]
+    assert predict.main(given) == 0
+    said = capsys.readouterr().out
+    assert f"65,536  {strategy} " in said and "1 micro-batches" not in said
+
+
+def test_a_few_samples_a_second_are_not_rounded_away(predict, capsys):
+    assert predict.main(["vgg16", "--strategy", "ddp", "--ranks", "1,2"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[4] for line in said.splitlines()[-2:]] == ["0.53", "1.1"]
+    assert "all ranks on one node" in said and "1,048,576" not in said
+
+
 def test_all_strategies_of_one_number_of_ranks(predict, tmp_path, capsys):
     file = tmp_path / "network.json"
     NETWORKS["gigabit"].save(file)
@@ -93,6 +108,10 @@ def test_what_makes_no_sense_is_one_message(predict, tmp_path, capsys):
         (["vgg16", "--strategy", "1f1b", "--mesh", "pipeline=3", "--ranks", "4"], "does not multiply to 4 ranks"),
         (["vgg16", "--strategy", "ps", "--servers", "9", "--ranks", "4"], "9 servers leave no worker of 4 ranks"),
         (["vgg16", "--memory", "much"], "expected a number of bytes above 0, such as 16GiB, given 'much'"),
+        (["vgg16", "--flops", "0"], "--flops: expected a number above 0, such as 115M or 2e9, given '0'"),
+        (["vgg16", "--samples", "x"], "--samples: expected a number above 0"),
+        (["vgg16", "--map", "map"], "--map: expected a file that ends in .png, .svg or .pdf, given 'map'"),
+        (["vgg16", "--draw", str(tmp_path / "no" / "x.png")], f"there is no folder {tmp_path / 'no'} for x.png"),
         (["vgg16", "--price", "3"], "--price needs --samples"),
         (["vgg16", "--profile", "missing.csv"], "missing.csv"),
         (["vgg16", "--batch", "0"], "expected a whole number of at least 1, given '0'"),
