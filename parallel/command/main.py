@@ -114,9 +114,13 @@ def start_mpi(limit: float) -> None:
 
 
 def end_mpi(limit: float) -> None:
-    """End MPI, which waits for all ranks once more; after `limit` seconds (0: never) this rank ends, and so do all."""
+    """End MPI, which waits for all ranks once more; after `limit` seconds (0: never) this rank ends, and so do all.
+
+    All is written: who is asked to end now ends as it would.
+    """
     from mpi4py import MPI
 
+    heed_no_signals()
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
     MPI.Finalize()
@@ -127,6 +131,12 @@ def heed_interrupts() -> None:
     """From now on Ctrl-C has something to end: it raises KeyboardInterrupt again (scripts/train.py)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def heed_no_signals() -> None:
+    """From now on nothing is left that Ctrl-C or SIGTERM could end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def terminated(number, frame) -> None:
@@ -246,8 +256,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     if launcher.joins() and not members:
         print(f"error: a rank cannot take the place of a lost one: {said}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)  # a death, of which those that wait for it are told
-    for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
-        signal.signal(number, signal.SIG_IGN)
+    heed_no_signals()  # mpiexec sends one to all as soon as the first rank has left
     world = members.root if members else MPI.COMM_WORLD
     if world.rank == 0:
         print(f"{begin}{said}", file=sys.stderr, flush=True)

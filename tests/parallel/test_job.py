@@ -347,6 +347,32 @@ def test_a_rank_that_is_stopped_outside_training_ends_the_job(tmp_path, when, me
     assert message.format(limit) in said, said
 
 
+# Ranks that train nothing, and are asked to end as MPI ends.
+ASKED_LATE = """
+import os, signal, sys
+from parallel.command import main, training_run
+
+def train(options):
+    from mpi4py import MPI
+
+    def finalize():
+        end()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    end, MPI.Finalize = MPI.Finalize, finalize
+
+training_run.train = train
+sys.exit(main.main())
+"""
+
+
+def test_who_is_asked_to_end_when_all_is_written_ends_as_it_would(tmp_path):
+    program, lines = tmp_path / "program.py", []
+    program.write_text(ASKED_LATE)
+    args, env = [program, *SMALL, "--out", str(tmp_path / "run")], os.environ | {"PYTHONPATH": str(ROOT)}
+    assert launcher.run(args, 2, timeout=PATIENCE, stdout=lines.append, env=env) == 0 and not lines, "".join(lines)
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, small):
     out = shutil.copytree(small[0], tmp_path / "run")
     before = result(out)
