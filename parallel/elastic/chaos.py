@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.training.checkpoints import Checkpoints, files_of
 from parallel.elastic.supervisor import SUPERVISED, last_step, next_command
 from parallel.launch import processes
 
@@ -251,15 +252,18 @@ class Chaos:
 
     def _spoil(self, kind: str, out: Path) -> None:
         """Do to the newest checkpoint what a bad disk does, or a write that was cut short."""
-        files = sorted((out / "checkpoints").glob("step-*.npz"))
-        if kind == "torn manifest" and files:
-            half = files[-1].read_bytes()[: files[-1].stat().st_size // 2]
-            (out / "checkpoints" / ".manifest.json.1.tmp").write_bytes(b'{"format": 1, "chec')
-            (out / "checkpoints" / "step-99999999.npz").write_bytes(half)
-        if kind == "damage" and len(files) > 1:  # the one before it takes its place
-            content = bytearray(files[-1].read_bytes())
+        directory = out / "checkpoints"
+        entries = [entry for entry in Checkpoints(directory).entries() if not entry["named"]]
+        if not entries:
+            return
+        file = directory / files_of(entries[-1])[-1][0]
+        content = bytearray(file.read_bytes())
+        if kind == "torn manifest":
+            (directory / ".manifest.json.1.tmp").write_bytes(b'{"format": 1, "chec')
+            (directory / "step-99999999.npz").write_bytes(content[: len(content) // 2])
+        elif len(entries) > 1:  # the one before it takes its place
             content[int(self.rng.integers(len(content)))] ^= 1 << int(self.rng.integers(8))
-            files[-1].write_bytes(content)
+            file.write_bytes(content)
 
     def _finish(self, process: subprocess.Popen, seconds: float) -> tuple[int, str]:
         """(exit status, what was said) of a run, of which nothing is left."""

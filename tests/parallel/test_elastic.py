@@ -1,5 +1,6 @@
 """Runs that end too early are started again, and runs that are broken on purpose end as if nothing had been."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,10 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PATIENCE
 from deadly import needs_survivors
 
+from nn.training.checkpoints import Checkpoints
+from nn.training.stored import Fragment
 from parallel.elastic.chaos import BLOWS, Broken, Chaos, epochs_done, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 
@@ -316,6 +320,21 @@ def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
     epochs = [epoch for epoch, _ in drawn]
     assert len(epochs) == chaos.hits.total() == 6 and max(epochs) > 1
     assert all(at >= epoch for at, epoch in zip(found, epochs, strict=True))
+
+
+def test_the_only_checkpoint_is_not_damaged(tmp_path):
+    """However many files it has: nobody could go on from it."""
+    kept, chaos, arrays = Checkpoints(tmp_path / "checkpoints"), Chaos(OPTIONS, tmp_path), [Fragment("a", np.zeros(9))]
+    for steps in 5, 10:
+        number = kept.begin_parts(steps)
+        parts = [
+            kept.write_part(steps, number, (i, 2), arrays if i else (), None if i else {"steps": steps})
+            for i in range(2)
+        ]
+        kept.list_parts(steps, parts)
+        chaos._spoil("damage", tmp_path)
+        with contextlib.nullcontext() if steps == 5 else pytest.warns(UserWarning, match="step-00000010"):
+            assert kept.load()[1] == {"steps": 5}
 
 
 def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
