@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from deadly import needs_survivors
 
 from nn.training.checkpoints import Checkpoints
 from nn.training.stored import Fragment
-from parallel.elastic.chaos import BLOWS, Broken, Chaos, epochs_done, result
+from parallel.elastic.chaos import BLOWS, SMALL, Broken, Chaos, epochs_done, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 
 ROOT = Path(__file__).parents[2]
@@ -320,6 +321,22 @@ def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
     epochs = [epoch for epoch, _ in drawn]
     assert len(epochs) == chaos.hits.total() == 6 and max(epochs) > 1
     assert all(at >= epoch for at, epoch in zip(found, epochs, strict=True))
+
+
+def test_disks_are_full_from_the_blow_on(tmp_path, nothing_left):
+    """Not before, when MPI starts."""
+    program = tmp_path / "waits.py"
+    program.write_text("import time\ntime.sleep(1000)")
+    chaos = Chaos(OPTIONS, tmp_path, program=[sys.executable, str(program)])
+    process = chaos._start(tmp_path / "run")
+    try:
+        before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        chaos._blow("full disk", process)
+        after = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    finally:
+        process.kill()
+        process.wait()
+    assert before == resource.getrlimit(resource.RLIMIT_FSIZE) != after == (SMALL, SMALL)
 
 
 def test_the_only_checkpoint_is_not_damaged(tmp_path):
