@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from parallel.command.options import OptionError, Options
@@ -166,12 +167,16 @@ def start_ranks(options: Options, argv: list[str]) -> int:
 
 def run_ranks(options: Options, inner: list[str]) -> int:
     """The exit status of the ranks. Where they survive others, but have all gone, they are started again."""
-    out, survive, left = without_banners(sys.stdout), options.elastic is not None, RESTARTS
-    status = launcher.run(inner, options.ranks, stdout=out, patience=SAVING, survive=survive)
-    if not survive:
-        return status
+    out, left = without_banners(sys.stdout), RESTARTS
+    if not options.elastic:
+        return launcher.run(inner, options.ranks, stdout=out, patience=SAVING)
+    from parallel.elastic.policy import Policy
     from parallel.elastic.supervisor import last_step, next_command
 
+    policy = Policy.parse(options.elastic)
+    silent = policy.heartbeat if policy.silent == "kill" else 0.0
+    run = partial(launcher.run, ranks=options.ranks, stdout=out, patience=SAVING, survive=True, silent=silent)
+    status = run(inner)
     directory = Path(options.resume or options.out)
     saved = last_step(directory)
     while status in (launcher.NOT_BEGUN, launcher.LOST) and left:
@@ -179,8 +184,7 @@ def run_ranks(options: Options, inner: list[str]) -> int:
         saved = last_step(directory)
         why = "as before MPI has started none survives another" if status == launcher.NOT_BEGUN else "or MPI has failed"
         print(f"all ranks have ended, {why}: started again", flush=True)
-        again = next_command(inner, directory)
-        status = launcher.run(again, options.ranks, stdout=out, patience=SAVING, survive=survive)
+        status = run(next_command(inner, directory))
     return status
 
 

@@ -47,6 +47,14 @@ def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
     return found
 
 
+def stopped(pid: int) -> bool:
+    """Whether a process stands still (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # gone
+        return False
+
+
 def send(pids: Iterable[int], number: int) -> None:
     """Send a signal to those that still exist."""
     for pid in pids:
