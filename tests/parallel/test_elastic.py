@@ -117,6 +117,22 @@ def test_who_asks_for_the_end_gets_it(planned, nothing_left):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_what_runs_ends_with_its_supervisor(tmp_path, nothing_left):
+    """However that ends: whoever starts it again would have two runs in one directory."""
+    program, begun = tmp_path / "program.py", tmp_path / "begun"
+    program.write_text(f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)")
+    command = [sys.executable, "scripts/supervise.py", "--", sys.executable, str(program), "--out", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT) as supervisor:
+        end = time.monotonic() + PATIENCE
+        while not (begun.exists() and begun.read_text()) and time.monotonic() < end:
+            time.sleep(0.01)
+        supervisor.kill()
+    stat = Path("/proc", begun.read_text(), "stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "it runs on"
+        time.sleep(0.01)
+
+
 def test_commands(tmp_path):
     assert directory_of(["x", "--out", "a"]) == directory_of(["x", "--resume=a"]) == Path("a")
     assert directory_of(["x", "--resume", "b", "--out", "a"]) == Path("a")
