@@ -107,10 +107,10 @@ def start_mpi(limit: float) -> None:
         faulthandler.dump_traceback_later(limit, exit=True)
     import mpi4py.MPI  # noqa: F401 - before all that takes long to load: who waits for this rank waits no more in MPI
 
+    faulthandler.cancel_dump_traceback_later()  # what follows may take as long as a busy machine needs to load it
     from collectives import check_world, install_excepthooks
 
     install_excepthooks()
-    faulthandler.cancel_dump_traceback_later()
     check_world()
 
 

@@ -347,6 +347,30 @@ def test_a_rank_that_is_stopped_outside_training_ends_the_job(tmp_path, when, me
     assert message.format(limit) in said, said
 
 
+# Writes down when the limit of MPI's start ends, and when what comes after that is loaded.
+LIMITED = """
+import faulthandler, sys
+from parallel.command import main
+
+class Told:
+    def find_spec(name, *more):
+        if name in ("mpi4py.MPI", "collectives"):
+            print(name)
+
+sys.meta_path.insert(0, Told)
+faulthandler.dump_traceback_later = lambda seconds, exit: print("limit", seconds)
+faulthandler.cancel_dump_traceback_later = lambda: print("end")
+main.start_mpi(3.0)
+"""
+
+
+def test_the_limit_is_of_mpi_and_not_of_what_a_busy_machine_loads_after_it():
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout.split("\n")[:4] == ["limit 3.0", "mpi4py.MPI", "end", "collectives"]
+
+
 # Ranks that train nothing, and are asked to end as MPI ends.
 ASKED_LATE = """
 import os, signal, sys
