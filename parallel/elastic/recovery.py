@@ -120,8 +120,9 @@ class Survivor:
         By messages: a collective in memory that ranks share can be half made.
         """
         self.idle = list(range(ranks, self.members.root.size))
-        comm = self.members.work(ranks)
-        return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
+        with bounded(settings.get("watch", 0.0), "to make a communicator"):  # whose watchdog is not there yet
+            comm = self.members.work(ranks)
+            return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
 
     def wait(self) -> None:
         """This member is one too many: return when the others are done; MPI's exception, where one dies."""
@@ -188,10 +189,9 @@ class Survivor:
 
 
 @contextmanager
-def bounded(limit: float) -> Iterator[None]:
-    """In this block members agree, and recover; where that takes more than so many seconds (0: ever), all ranks end."""
-    what = "for others to agree that ranks have died, or to take their places: stopped, busy, or in a loop"
-    said = f"{rank_of_world()}: has waited {limit:g} s {what}"
+def bounded(limit: float, what: str) -> Iterator[None]:
+    """In this block members do that together; where it takes more than so many seconds (0: ever), all ranks end."""
+    said = f"{rank_of_world()}: has waited {limit:g} s for others {what}: stopped, busy, or in a loop"
     timer = threading.Timer(limit, abort, (HANGING, said))
     timer.daemon = True
     if limit:
@@ -222,7 +222,7 @@ def survive(policy: Policy, run: Callable[[Survivor], Result], limit: float) -> 
             fine = False
         survivor.noticed = time.monotonic()
         survivor.relax()
-        with bounded(limit):
+        with bounded(limit, "to agree that ranks have died, or to take their places"):
             if members.agree(fine):
                 return result
             members.recover()

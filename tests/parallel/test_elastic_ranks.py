@@ -137,6 +137,13 @@ def test_who_dies_again_and_again_is_not_replaced_for_ever(survive):
 
 
 @needs_survivors
+def test_a_rank_that_is_stopped_as_a_communicator_is_made_ends_the_job(survive):
+    """No heartbeat and no watchdog is there yet."""
+    status, said, _ = survive(2, "shrink:min=1", (0, 1, "start", "stops"), options=["--watch", "5"])
+    assert status == 86 and "has waited 5 s for others to make a communicator: stopped" in said, said
+
+
+@needs_survivors
 def test_shards_come_from_neighbours(survive, tmp_path):
     """One dies three steps after the last copies were made, another by a mistake when they were made again."""
     options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
