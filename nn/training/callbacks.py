@@ -36,7 +36,7 @@ class Progress(Callback):
         mean = training.loss_sum / max(1, training.samples)
         self.say(
             f"epoch {training.epoch + 1}/{training.epochs}  step {training.batch}/{len(training.train)}  "
-            f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s  {self._left(training)} left"
+            f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s{self._left(training)}"
         )
 
     def on_epoch(self, training, record):
@@ -47,7 +47,7 @@ class Progress(Callback):
         scores += f"accuracy {record['validation_accuracy']:7.2%}  " if "validation_accuracy" in record else ""
         self.say(
             f"epoch {record['epoch']}/{training.epochs}  loss {record['loss']:.4f}  {scores}"
-            f"{record['images_per_second']:,.0f} {self.unit}/s  {self._left(training)} left"
+            f"{record['images_per_second']:,.0f} {self.unit}/s{self._left(training)}"
         )
 
     def _done(self, training: Training) -> float:
@@ -55,9 +55,11 @@ class Progress(Callback):
 
     def _left(self, training: Training) -> str:
         done = self._done(training)
+        if done == self.done_before:  # continued after an epoch's last step: nothing tells the pace yet
+            return ""
         spent = time.perf_counter() - self.started
-        left = spent * (training.epochs - done) / max(1e-9, done - self.done_before)
-        return f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
+        left = spent * (training.epochs - done) / (done - self.done_before)
+        return f"  {left:.0f} s left" if left < 120 else f"  {left / 60:.0f} min left"
 
 
 class Metrics(Callback):

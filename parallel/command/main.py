@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from parallel.command.options import OptionError, Options
@@ -106,17 +107,21 @@ def start_mpi(limit: float) -> None:
         faulthandler.dump_traceback_later(limit, exit=True)
     import mpi4py.MPI  # noqa: F401 - before all that takes long to load: who waits for this rank waits no more in MPI
 
+    faulthandler.cancel_dump_traceback_later()  # what follows may take as long as a busy machine needs to load it
     from collectives import check_world, install_excepthooks
 
     install_excepthooks()
-    faulthandler.cancel_dump_traceback_later()
     check_world()
 
 
 def end_mpi(limit: float) -> None:
-    """End MPI, which waits for all ranks once more; after `limit` seconds (0: never) this rank ends, and so do all."""
+    """End MPI, which waits for all ranks once more; after `limit` seconds (0: never) this rank ends, and so do all.
+
+    All is written: who is asked to end now ends as it would.
+    """
     from mpi4py import MPI
 
+    heed_no_signals()
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
     MPI.Finalize()
@@ -127,6 +132,12 @@ def heed_interrupts() -> None:
     """From now on Ctrl-C has something to end: it raises KeyboardInterrupt again (scripts/train.py)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def heed_no_signals() -> None:
+    """From now on nothing is left that Ctrl-C or SIGTERM could end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def terminated(number, frame) -> None:
@@ -156,12 +167,16 @@ def start_ranks(options: Options, argv: list[str]) -> int:
 
 def run_ranks(options: Options, inner: list[str]) -> int:
     """The exit status of the ranks. Where they survive others, but have all gone, they are started again."""
-    out, survive, left = without_banners(sys.stdout), options.elastic is not None, RESTARTS
-    status = launcher.run(inner, options.ranks, stdout=out, patience=SAVING, survive=survive)
-    if not survive:
-        return status
+    out, left = without_banners(sys.stdout), RESTARTS
+    if not options.elastic:
+        return launcher.run(inner, options.ranks, stdout=out, patience=SAVING)
+    from parallel.elastic.policy import Policy
     from parallel.elastic.supervisor import last_step, next_command
 
+    policy = Policy.parse(options.elastic)
+    silent = policy.heartbeat if policy.silent == "kill" else 0.0
+    run = partial(launcher.run, ranks=options.ranks, stdout=out, patience=SAVING, survive=True, silent=silent)
+    status = run(inner)
     directory = Path(options.resume or options.out)
     saved = last_step(directory)
     while status in (launcher.NOT_BEGUN, launcher.LOST) and left:
@@ -169,8 +184,7 @@ def run_ranks(options: Options, inner: list[str]) -> int:
         saved = last_step(directory)
         why = "as before MPI has started none survives another" if status == launcher.NOT_BEGUN else "or MPI has failed"
         print(f"all ranks have ended, {why}: started again", flush=True)
-        again = next_command(inner, directory)
-        status = launcher.run(again, options.ranks, stdout=out, patience=SAVING, survive=survive)
+        status = run(next_command(inner, directory))
     return status
 
 
@@ -246,8 +260,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     if launcher.joins() and not members:
         print(f"error: a rank cannot take the place of a lost one: {said}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)  # a death, of which those that wait for it are told
-    for number in (signal.SIGINT, signal.SIGTERM):  # mpiexec sends one to all as soon as the first rank has left
-        signal.signal(number, signal.SIG_IGN)
+    heed_no_signals()  # mpiexec sends one to all as soon as the first rank has left
     world = members.root if members else MPI.COMM_WORLD
     if world.rank == 0:
         print(f"{begin}{said}", file=sys.stderr, flush=True)

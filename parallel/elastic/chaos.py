@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.training.checkpoints import Checkpoints, files_of
 from parallel.elastic.supervisor import SUPERVISED, last_step, next_command
 from parallel.launch import processes
 
@@ -37,7 +38,7 @@ BLOWS = {
     "slow a rank": "SIGSTOP to one rank, and SIGCONT after a moment: the run goes on",
     "interrupt": "Ctrl-C",
     "terminate": "SIGTERM",
-    "full disk": "no file may become larger than 20 KB",
+    "full disk": "no file of any rank may become larger than 4 KB any more",
     "damage": "SIGKILL, then a byte of the newest checkpoint is changed",
     "torn manifest": "SIGKILL, then a temporary file and half a checkpoint are left, as by a write that was cut short",
 }
@@ -45,7 +46,7 @@ SURVIVED = ("kill a rank", "kill two ranks", "stop a rank", "slow a rank")  # by
 END = 120.0  # seconds within which a run that was hit must have ended
 LEFT = 30.0  # and all of its processes after it
 LOOK = 0.01  # seconds between two looks how far it is
-SMALL = 20_000  # bytes that a file may have on a full disk
+SMALL = 4096  # bytes that a file may have on a full disk
 SAME = "parameters_sha256", "steps", "epochs"  # of result.json, whatever has happened
 
 
@@ -109,7 +110,7 @@ class Chaos:
     def undisturbed(self) -> None:
         """Make the run that all others are compared with, and see how long it takes."""
         out, ends = self.directory / "undisturbed", []
-        process = self._start(out, [])
+        process = self._start(out)
         while process.poll() is None and (now := time.monotonic() - self.begun) < END:
             ends += [round(now, 2)] * (epochs_done(out) - len(ends))
             time.sleep(LOOK)
@@ -151,7 +152,7 @@ class Chaos:
     def _try(self, out: Path, kinds: list[str], log: list[str]) -> None:
         """Begin or continue a run, and hit it, perhaps several times; return when all of it has ended."""
         begun = last_step(out) >= 0
-        process = self._start(out, kinds)
+        process = self._start(out)
         if not kinds:
             status, said = self._finish(process, END)
             if status:
@@ -167,7 +168,7 @@ class Chaos:
             if process.poll() is None:
                 self.hits[kind] += 1
             else:
-                self.missed[kind] += kind != "full disk"
+                self.missed[kind] += 1
             hit = time.monotonic()
             struck |= self._blow(kind, process)
         kinds = kinds[: len(moments)]
@@ -206,12 +207,8 @@ class Chaos:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, since + seconds - time.monotonic()))
 
-    def _start(self, out: Path, kinds: list[str]) -> subprocess.Popen:
+    def _start(self, out: Path) -> subprocess.Popen:
         self.name, self.begun = os.urandom(8).hex(), time.monotonic()
-
-        def full():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
-
         command = next_command([*self.program, *self.options, "--out", str(out)], out)
         self.said = out.with_name(f"{out.name}.log")
         self.said.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +219,6 @@ class Chaos:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {SUPERVISED: self.name},
-                preexec_fn=full if kinds[-1:] == ["full disk"] else None,
             )
 
     def _blow(self, kind: str, process: subprocess.Popen) -> set[int]:
@@ -243,6 +239,10 @@ class Chaos:
                 processes.send([one], signal.SIGSTOP)
                 time.sleep(self.rng.uniform(0, 0.3))
                 processes.send([one], signal.SIGCONT)
+            case "full disk":  # not from the start, where MPI makes larger files of its own
+                for each in drawn:
+                    with suppress(ProcessLookupError):
+                        resource.prlimit(each, resource.RLIMIT_FSIZE, (SMALL, SMALL))
             case "interrupt":
                 processes.send([process.pid], signal.SIGINT)
             case "terminate":
@@ -251,15 +251,18 @@ class Chaos:
 
     def _spoil(self, kind: str, out: Path) -> None:
         """Do to the newest checkpoint what a bad disk does, or a write that was cut short."""
-        files = sorted((out / "checkpoints").glob("step-*.npz"))
-        if kind == "torn manifest" and files:
-            half = files[-1].read_bytes()[: files[-1].stat().st_size // 2]
-            (out / "checkpoints" / ".manifest.json.1.tmp").write_bytes(b'{"format": 1, "chec')
-            (out / "checkpoints" / "step-99999999.npz").write_bytes(half)
-        if kind == "damage" and len(files) > 1:  # the one before it takes its place
-            content = bytearray(files[-1].read_bytes())
+        directory = out / "checkpoints"
+        entries = [entry for entry in Checkpoints(directory).entries() if not entry["named"]]
+        if not entries:
+            return
+        file = directory / files_of(entries[-1])[-1][0]
+        content = bytearray(file.read_bytes())
+        if kind == "torn manifest":
+            (directory / ".manifest.json.1.tmp").write_bytes(b'{"format": 1, "chec')
+            (directory / "step-99999999.npz").write_bytes(content[: len(content) // 2])
+        elif len(entries) > 1:  # the one before it takes its place
             content[int(self.rng.integers(len(content)))] ^= 1 << int(self.rng.integers(8))
-            files[-1].write_bytes(content)
+            file.write_bytes(content)
 
     def _finish(self, process: subprocess.Popen, seconds: float) -> tuple[int, str]:
         """(exit status, what was said) of a run, of which nothing is left."""

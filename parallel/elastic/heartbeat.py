@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from collectives.progress import Calls, outside, where
+from nn.training.checkpoints import write_atomically
 
 TICKS = 10  # in the time that a rank may be silent
 SLOWER = 10  # times the longest step so far: who takes that long is in a loop
@@ -82,9 +83,8 @@ class Heartbeat:
         """This rank trains: from now on it must not be silent."""
         if self.silent:
             self.directory.mkdir(parents=True, exist_ok=True)
-            file = self.directory / f".{self.number}.{os.getpid()}"
-            file.write_text(f"{socket.gethostname()} {os.getpid()} {born('self')}")
-            file.rename(self.directory / str(self.number))
+            who = f"{socket.gethostname()} {os.getpid()} {born('self')}"
+            write_atomically(self.directory / str(self.number), who.encode())
             self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self.thread.start()
 

@@ -10,6 +10,7 @@ A line costs 2 us. The file of an epoch goes when the one after it was checked, 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -76,16 +77,28 @@ class Ledger(Callback):
         return Noted(loader, self, trainer)
 
     def note(self, epoch: int, step: int, first: int, last: int) -> None:
-        """This member is about to train that slice of the epoch's order."""
-        if epoch != self.epoch:
-            self._open(epoch)
-        os.write(self.file, np.array((len(self.begun) - 1, step, first, last), LINE).tobytes())
+        """This member is about to train that slice of the epoch's order.
 
-    def _open(self, epoch: int) -> None:
+        Raises
+        ------
+        OSError
+            With the file in the message.
+        """
+        line = np.array((len(self.begun) - 1, step, first, last), LINE).tobytes()
+        path = self.directory / f"{epoch}-{self.number}.bin"
+        try:
+            if epoch != self.epoch:
+                self._open(epoch, path)
+            if os.write(self.file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise type(error)(error.errno, f"cannot write to {path} ({error.strerror})") from error
+
+    def _open(self, epoch: int, path: Path) -> None:
         if self.file >= 0:
             os.close(self.file)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.file, self.epoch = os.open(self.directory / f"{epoch}-{self.number}.bin", flags, 0o666), epoch
+        self.file, self.epoch = os.open(path, flags, 0o666), epoch
 
     def on_epoch(self, training, record):
         trainer, found, problem = training.trainer, 0, ""

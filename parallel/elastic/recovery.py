@@ -29,10 +29,15 @@ from parallel.elastic.points import Keeper, Point
 from parallel.elastic.policy import Policy
 from parallel.launch import launcher
 
+AGAIN = 10  # recoveries at most, without that training goes on from a later step
 IDLE = 0.05  # seconds between two looks of a member that is one too many
 DONE = 913  # tag with which it is told that the others are done
 Result = TypeVar("Result")
 current: Survivor | None = None  # of this process, for whoever ends it
+
+
+class TooOften(RuntimeError):
+    """Ranks die again and again, and training comes no further."""
 
 
 class Survivor:
@@ -63,6 +68,7 @@ class Survivor:
         self.termination = Termination()  # who was asked to end, and recovers first, still is
         self.heart: Heartbeat | None = None
         self.idle: list[int] = []  # ranks that are too many for the mesh
+        self.tried = -1, 0  # the furthest step from which training has gone on; deaths since then
 
     @property
     def again(self) -> bool:
@@ -70,9 +76,24 @@ class Survivor:
         return self.members.generation > 0
 
     def begin(self, out: str | None) -> tuple[str | None, Point | None]:
-        """An attempt begins: (the directory of the run, the point to go on from) as all have them (collective)."""
+        """An attempt begins: (the directory of the run, the point to go on from) as all have them (collective).
+
+        Raises
+        ------
+        TooOften
+            On all members.
+        """
         root = self.members.root
-        out = next(filter(None, root.allgather(out)), None) if self.again else out
+        if self.again:
+            outs, tried = zip(*root.allgather((out, self.tried)), strict=True)
+            out, (step, times) = next(filter(None, outs), None), max(tried)
+            self.tried = step, times + 1
+            if times >= AGAIN:
+                since = f"training went on from step {step}" if step >= 0 else "the beginning"
+                raise TooOften(
+                    f"ranks have died {times + 1} times since {since}, and it came no further: given up; mend what "
+                    f"they died of, as said above, and continue with --resume {out}"
+                )
         point, self.trained = points.share(root, self.keeper) if self.again else (None, False)
         self.retired = self.keeper.training  # messages of the last attempt may still come into its memory
         self.keeper.begin(self.members.generation, point, self._trains)
@@ -99,8 +120,9 @@ class Survivor:
         By messages: a collective in memory that ranks share can be half made.
         """
         self.idle = list(range(ranks, self.members.root.size))
-        comm = self.members.work(ranks)
-        return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
+        with bounded(settings.get("watch", 0.0), "to make a communicator"):  # whose watchdog is not there yet
+            comm = self.members.work(ranks)
+            return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
 
     def wait(self) -> None:
         """This member is one too many: return when the others are done; MPI's exception, where one dies."""
@@ -122,6 +144,8 @@ class Survivor:
                 self.ledger.close()
             root.Barrier()
         step, place = root.bcast((step, place))
+        if self.again and step > self.tried[0]:
+            self.tried = step, 0
         self.ledger.begin(step, place, known)
         return self.ledger
 
@@ -165,9 +189,9 @@ class Survivor:
 
 
 @contextmanager
-def bounded(limit: float) -> Iterator[None]:
-    """In this block members agree, and recover; where that takes more than so many seconds (0: ever), all ranks end."""
-    said = f"{rank_of_world()}: has waited {limit:g} s for others to agree that ranks have died: stopped, or in a loop"
+def bounded(limit: float, what: str) -> Iterator[None]:
+    """In this block members do that together; where it takes more than so many seconds (0: ever), all ranks end."""
+    said = f"{rank_of_world()}: has waited {limit:g} s for others {what}: stopped, busy, or in a loop"
     timer = threading.Timer(limit, abort, (HANGING, said))
     timer.daemon = True
     if limit:
@@ -198,7 +222,7 @@ def survive(policy: Policy, run: Callable[[Survivor], Result], limit: float) -> 
             fine = False
         survivor.noticed = time.monotonic()
         survivor.relax()
-        with bounded(limit):
+        with bounded(limit, "to agree that ranks have died, or to take their places"):
             if members.agree(fine):
                 return result
             members.recover()

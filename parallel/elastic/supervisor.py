@@ -55,7 +55,7 @@ def next_command(command: Sequence[str], directory: Path) -> list[str]:
 
 
 class Supervisor:
-    """Runs a command until it has ended well.
+    """Runs a command until it has ended well; what runs ends with the process that supervises it.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Supervisor:
     def run(self) -> int:
         """The exit status of the last try; 128 and the number of a signal that ended the supervisor."""
         failed, pause = 0, self.pause
-        with self._signals():
+        with self._signals(), self._kept():
             while True:
                 before, done = last_step(self.directory), self._result()
                 status = self._once(next_command(self.command, self.directory))
@@ -146,6 +146,15 @@ class Supervisor:
         end = time.monotonic() + seconds
         while not self.asked and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK))
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Where this process is killed, what it has started ends: another one may be about to continue the run."""
+        keeper = processes.start_keeper(self.name, variable=SUPERVISED)
+        try:
+            yield
+        finally:
+            processes.end_keeper(keeper)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

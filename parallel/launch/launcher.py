@@ -207,6 +207,8 @@ class Job:
         Told to mpiexec as a second line of defence; `wait` is what keeps it.
     survive : bool
         Let other ranks go on where one dies (`why_all_end` must be empty); they say by `ended` how they have ended.
+    silent : float
+        Seconds after which ranks are killed that are all stopped (SIGSTOP), so that none of them sees it; 0: never.
     """
 
     def __init__(
@@ -219,6 +221,7 @@ class Job:
         stdout: IO | Callable[[str], object] | None = None,
         timeout: float | None = None,
         survive: bool = False,
+        silent: float = 0.0,
     ):
         if ranks < 1:
             raise LaunchError(f"the number of ranks must be at least 1, given {ranks}")
@@ -235,8 +238,9 @@ class Job:
         if timeout is not None:
             environment.setdefault("MPIEXEC_TIMEOUT", str(int(timeout + 10 * processes.GRACE)))
         self.trouble = ""  # what was wrong with mpiexec itself
-        self._looked = self._ranks_at = time.monotonic()
-        self._line = stdout if callable(stdout) else None
+        self._looked = self._ranks_at = self._runs_at = time.monotonic()
+        self._silent = silent
+        self._out, self._line = stdout, stdout if callable(stdout) else None
         self._partial = b""
         pipe = subprocess.PIPE if self._line else stdout
         # Open MPI would give rank 0 a pipe that never ends: a rank that reads its input would wait for ever.
@@ -290,12 +294,18 @@ class Job:
         return LOST if self.trouble else code
 
     def _end_without_ranks(self) -> None:
-        """End an mpiexec that stays though its ranks have gone. Where processes cannot be seen, it is not."""
+        """End an mpiexec that stays though its ranks have gone, or stand still. Where processes cannot be seen, not."""
         now = time.monotonic()
         if now < self._looked + LOOK:
             return
         self._looked = now
-        if processes.find(self.name, only_ranks=True) or not processes.find(self.name):
+        ranks = processes.find(self.name, only_ranks=True)
+        if not (self._silent and ranks and all(map(processes.stopped, ranks))):
+            self._runs_at = now
+        elif now > self._runs_at + self._silent:
+            self.say(f"launch: all ranks that are left have been stopped for {now - self._runs_at:.0f} s: killed\n")
+            processes.send(ranks, signal.SIGKILL)
+        if ranks or not processes.find(self.name):
             self._ranks_at = now
         elif now > self._ranks_at + NO_RANKS:
             self.trouble = f"mpiexec did not end in {now - self._ranks_at:.0f} s in which it had no rank"
@@ -331,6 +341,13 @@ class Job:
                 lines, self._partial = ([self._partial] if self._partial else []), b""
             for line in lines:
                 self._line(line.decode(errors="replace") + "\n")
+
+    def say(self, message: str) -> None:
+        """Say something of the launcher's own, where the ranks' output goes."""
+        if self._line:
+            self._line(message)
+        else:
+            print(message, end="", file=sys.stderr if self._out is None else self._out, flush=True)
 
     def pids(self) -> list[int]:
         """Process ids of everything that belongs to this job and runs, mpiexec included (needs /proc)."""
@@ -406,6 +423,7 @@ def run(
     stdout: IO | Callable[[str], object] | None = None,
     patience: float = 0.0,
     survive: bool = False,
+    silent: float = 0.0,
 ) -> int:
     """Run `python -m mpi4py *args` on `ranks` ranks and return the exit status; parameters as for `Job`.
 
@@ -414,14 +432,8 @@ def run(
     SIGTERM and SIGHUP to this process end the ranks before they end it: the first one asks them, and they have
     `patience` seconds to end by themselves; a second one does not wait. Raises LaunchError.
     """
-    with _signals_unwind(), Job(args, ranks, env=env, cwd=cwd, stdout=stdout, timeout=timeout, survive=survive) as job:
-
-        def say(message: str) -> None:
-            if callable(stdout):
-                stdout(message)
-            else:
-                print(message, end="", file=sys.stderr if stdout is None else stdout, flush=True)
-
+    how = {"env": env, "cwd": cwd, "stdout": stdout, "timeout": timeout, "survive": survive, "silent": silent}
+    with _signals_unwind(), Job(args, ranks, **how) as job:
         try:
             status = job.wait(timeout)
         except SystemExit:  # SIGTERM
@@ -429,10 +441,10 @@ def run(
                 job.ask(patience)
             raise
         if job.trouble:
-            say(f"launch: {job.trouble}; how its ranks ended is not known\n")
+            job.say(f"launch: {job.trouble}; how its ranks ended is not known\n")
         if status is not None:
             return status
-        say(f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n")
+        job.say(f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n")
         job.show_stacks()
         job.wait(processes.GRACE)
         return TIMED_OUT

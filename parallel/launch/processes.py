@@ -47,6 +47,14 @@ def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
     return found
 
 
+def stopped(pid: int) -> bool:
+    """Whether a process stands still (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # gone
+        return False
+
+
 def send(pids: Iterable[int], number: int) -> None:
     """Send a signal to those that still exist."""
     for pid in pids:
@@ -91,10 +99,12 @@ def sweep() -> None:
                 os.close(lock)
 
 
-def start_keeper(job: str, directory: Path | None = None, lock: int | None = None) -> subprocess.Popen:
-    """A process that ends the job when this one dies, and removes its directory."""
+def start_keeper(
+    job: str, directory: Path | None = None, lock: int | None = None, variable: str = JOB
+) -> subprocess.Popen:
+    """A process that ends the job when this one dies, and removes its directory; `variable` as of `find`."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, job, *([str(directory)] if directory else [])],
+        [sys.executable, "-I", "-S", __file__, job, variable, *([str(directory)] if directory else [])],
         pass_fds=() if lock is None else (lock,),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -139,7 +149,7 @@ def meanwhile(look: Callable[[threading.Event], object], name: str) -> Iterator[
         thread.join()
 
 
-def keep(job: str, directory: str | None = None) -> None:
+def keep(job: str, variable: str = JOB, directory: str | None = None) -> None:
     """The keeper: wait for the launcher's end, then end the job.
 
     A launcher that is killed while it starts mpiexec leaves a process that has not got the job's name yet.
@@ -147,13 +157,13 @@ def keep(job: str, directory: str | None = None) -> None:
     sys.stdin.read()
     begin, told = time.monotonic(), set()
     while (passed := time.monotonic() - begin) < GRACE:
-        found = set(find(job))
+        found = set(find(job, variable=variable))
         if not found and passed > STARTING:
             break
         send(found - told, signal.SIGTERM)
         told |= found
         time.sleep(0.05)
-    kill(job)
+    kill(job, variable)
     if directory:
         shutil.rmtree(directory, ignore_errors=True)
 

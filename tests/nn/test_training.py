@@ -330,3 +330,17 @@ def test_progress_tells_the_time_left(epochs, left, monkeypatch):
     clock.on_epoch = lambda training, record: times.__setitem__(0, 60.0 * training.epoch)
     nn.fit(trainer(), loader(), epochs, [clock, nn.Progress(every=math.inf, say=lines.append)])
     assert lines[0].endswith(left) and lines[-1].endswith("0 s left")
+
+
+def test_progress_tells_no_time_left_where_nothing_was_trained():
+    """Continued after the last step of an epoch, which is still to be evaluated."""
+
+    class Last(nn.Callback):
+        def on_step(self, training, loss):
+            if training.epoch == 0 and training.batch == len(training.train):
+                self.progress = training.progress()
+
+    last, lines = Last(), []
+    nn.fit(trainer(), loader(), 1, [last])
+    nn.fit(trainer(), loader(), 2, [nn.Progress(every=math.inf, say=lines.append)], progress=last.progress)
+    assert len(lines) == 2 and lines[0].endswith("/s") and lines[1].endswith("  0 s left"), lines

@@ -132,6 +132,7 @@ if launcher.inside():
     node_memory.Block.update = tearing(node_memory.Block.update)
     if "KEEPS NOTHING" in os.environ:
         node_memory.Shadow.keep = lambda *_: None
+    recovery.AGAIN = int(os.environ.get("AGAIN", recovery.AGAIN))
     if "SKEW" in os.environ:
         recovery.points.share = wrong(recovery.points.share)
 sys.exit(main.main())

@@ -1,8 +1,10 @@
 """Runs that end too early are started again, and runs that are broken on purpose end as if nothing had been."""
 
+import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -10,11 +12,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PATIENCE
 from deadly import needs_survivors
 
-from parallel.elastic.chaos import BLOWS, Broken, Chaos, epochs_done, result
+from nn.training.checkpoints import Checkpoints
+from nn.training.stored import Fragment
+from parallel.elastic.chaos import BLOWS, SMALL, Broken, Chaos, epochs_done, result
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +115,22 @@ def test_who_asks_for_the_end_gets_it(planned, nothing_left):
     status, said, calls = planned("save:wait", meanwhile=ask)
     assert (status, said, len(calls)) == (143, [], 1)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_runs_ends_with_its_supervisor(tmp_path, nothing_left):
+    """However that ends: whoever starts it again would have two runs in one directory."""
+    program, begun = tmp_path / "program.py", tmp_path / "begun"
+    program.write_text(f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)")
+    command = [sys.executable, "scripts/supervise.py", "--", sys.executable, str(program), "--out", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT) as supervisor:
+        end = time.monotonic() + PATIENCE
+        while not (begun.exists() and begun.read_text()) and time.monotonic() < end:
+            time.sleep(0.01)
+        supervisor.kill()
+    stat = Path("/proc", begun.read_text(), "stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "it runs on"
+        time.sleep(0.01)
 
 
 def test_commands(tmp_path):
@@ -316,6 +337,37 @@ def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
     epochs = [epoch for epoch, _ in drawn]
     assert len(epochs) == chaos.hits.total() == 6 and max(epochs) > 1
     assert all(at >= epoch for at, epoch in zip(found, epochs, strict=True))
+
+
+def test_disks_are_full_from_the_blow_on(tmp_path, nothing_left):
+    """Not before, when MPI starts."""
+    program = tmp_path / "waits.py"
+    program.write_text("import time\ntime.sleep(1000)")
+    chaos = Chaos(OPTIONS, tmp_path, program=[sys.executable, str(program)])
+    process = chaos._start(tmp_path / "run")
+    try:
+        before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        chaos._blow("full disk", process)
+        after = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    finally:
+        process.kill()
+        process.wait()
+    assert before == resource.getrlimit(resource.RLIMIT_FSIZE) != after == (SMALL, SMALL)
+
+
+def test_the_only_checkpoint_is_not_damaged(tmp_path):
+    """However many files it has: nobody could go on from it."""
+    kept, chaos, arrays = Checkpoints(tmp_path / "checkpoints"), Chaos(OPTIONS, tmp_path), [Fragment("a", np.zeros(9))]
+    for steps in 5, 10:
+        number = kept.begin_parts(steps)
+        parts = [
+            kept.write_part(steps, number, (i, 2), arrays if i else (), None if i else {"steps": steps})
+            for i in range(2)
+        ]
+        kept.list_parts(steps, parts)
+        chaos._spoil("damage", tmp_path)
+        with contextlib.nullcontext() if steps == 5 else pytest.warns(UserWarning, match="step-00000010"):
+            assert kept.load()[1] == {"steps": 5}
 
 
 def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -123,6 +124,23 @@ def test_who_dies_as_all_take_it_in_ends_a_job_that_is_started_again(survive, un
 def test_where_all_ranks_die_they_are_started_again(survive, undisturbed, tmp_path):
     blows = [(0, rank, "update of step 13", "dies, once") for rank in range(2)]
     assert_started_again(survive(2, "shrink:min=1", *blows, ONCE=str(tmp_path / "once")), undisturbed)
+
+
+@needs_survivors
+def test_who_dies_again_and_again_is_not_replaced_for_ever(survive):
+    """Where a process that has come in another's place dies of the same, as of a full disk."""
+    blows = [(generation, 1, "step 3") for generation in range(3)]
+    status, said, out = survive(2, "respawn:min=1", *blows, AGAIN="1")
+    assert status == 1 and f"continue with --resume {out}" in said, said
+    assert said.count("error: ranks have died 2 times since training went on from step 3") == 1, said
+    assert "; 2 ranks came in their place" in said and "; 3 ranks came" not in said, said
+
+
+@needs_survivors
+def test_a_rank_that_is_stopped_as_a_communicator_is_made_ends_the_job(survive):
+    """No heartbeat and no watchdog is there yet."""
+    status, said, _ = survive(2, "shrink:min=1", (0, 1, "start", "stops"), options=["--watch", "5"])
+    assert status == 86 and "has waited 5 s for others to make a communicator: stopped" in said, said
 
 
 @needs_survivors
@@ -326,6 +344,23 @@ def test_control_the_ledger_finds_what_is_wrong(tmp_path, part, said):
     lines(ledger, (0, 0, 0, 4), part)
     with pytest.raises(LedgerError, match=re.escape(said)):
         ledger.check(0, 4, 8)
+
+
+def test_a_full_disk_is_named(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ledger, heart = Ledger(tmp_path / "ledger", 3), Heartbeat(tmp_path / "beats", 3, 9.0, 0, False, lambda: 0)
+    ledger.begin(0, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))  # a file can grow no larger
+    try:
+        ledger.note(0, 0, 0, 8)
+        with pytest.raises(OSError, match=r"cannot write to .*ledger/0-3\.bin \(No space"):
+            ledger.note(0, 1, 8, 16)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        with pytest.raises(OSError, match=r"cannot write .*beats/3 \(File too large"):
+            heart.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "beats").iterdir())
 
 
 def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):

@@ -347,6 +347,56 @@ def test_a_rank_that_is_stopped_outside_training_ends_the_job(tmp_path, when, me
     assert message.format(limit) in said, said
 
 
+# Writes down when the limit of MPI's start ends, and when what comes after that is loaded.
+LIMITED = """
+import faulthandler, sys
+from parallel.command import main
+
+class Told:
+    def find_spec(name, *more):
+        if name in ("mpi4py.MPI", "collectives"):
+            print(name)
+
+sys.meta_path.insert(0, Told)
+faulthandler.dump_traceback_later = lambda seconds, exit: print("limit", seconds)
+faulthandler.cancel_dump_traceback_later = lambda: print("end")
+main.start_mpi(3.0)
+"""
+
+
+def test_the_limit_is_of_mpi_and_not_of_what_a_busy_machine_loads_after_it():
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout.split("\n")[:4] == ["limit 3.0", "mpi4py.MPI", "end", "collectives"]
+
+
+# Ranks that train nothing, and are asked to end as MPI ends.
+ASKED_LATE = """
+import os, signal, sys
+from parallel.command import main, training_run
+
+def train(options):
+    from mpi4py import MPI
+
+    def finalize():
+        end()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    end, MPI.Finalize = MPI.Finalize, finalize
+
+training_run.train = train
+sys.exit(main.main())
+"""
+
+
+def test_who_is_asked_to_end_when_all_is_written_ends_as_it_would(tmp_path):
+    program, lines = tmp_path / "program.py", []
+    program.write_text(ASKED_LATE)
+    args, env = [program, *SMALL, "--out", str(tmp_path / "run")], os.environ | {"PYTHONPATH": str(ROOT)}
+    assert launcher.run(args, 2, timeout=PATIENCE, stdout=lines.append, env=env) == 0 and not lines, "".join(lines)
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, small):
     out = shutil.copytree(small[0], tmp_path / "run")
     before = result(out)

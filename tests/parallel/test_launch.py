@@ -96,6 +96,17 @@ def test_an_mpiexec_that_dies_or_hangs_when_its_ranks_have_ended_is_told(monkeyp
     assert launcher.ending(launcher.LOST) == "mpiexec itself died or hung, or all ranks died"
 
 
+@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+def test_ranks_that_are_all_stopped_are_killed(monkeypatch):
+    """One dies, and the other one, which would have been told of it, stands still."""
+    monkeypatch.setattr(launcher, "LOOK", 0.1)
+    code = RANK + "import os, signal; comm.Barrier(); os.kill(os.getpid(), [signal.SIGSTOP, signal.SIGKILL][rank])"
+    lines, how = [], {"timeout": PATIENCE, "survive": True, "silent": 1.0}
+    assert launcher.run(["-c", code], 2, stdout=lines.append, **how) not in (0, launcher.TIMED_OUT)
+    said = [line for line in lines if line.startswith("launch:")]
+    assert len(said) == 1 and re.match(r"launch: all ranks that are left have been stopped for \d+ s: killed", said[0])
+
+
 def test_an_mpiexec_with_ranks_is_left_alone():
     lines = []
     with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:
