@@ -262,7 +262,7 @@ def equivalent(operation, entry, mutation):
 
 @everyone
 @pytest.mark.parametrize(
-    "victims", [pytest.param([0, 2], id="some"), pytest.param([1, 3, 4], id="others", marks=exhaustive)]
+    "victims", [pytest.param([2], id="some"), pytest.param([0, 1, 3, 4], id="others", marks=exhaustive)]
 )
 def test_every_mutation_is_caught(operation, entry, victims):
     size, count = 5, 15 if operation == "alltoall" else 11

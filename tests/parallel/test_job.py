@@ -212,8 +212,8 @@ def whole(tmp_path_factory):
         (1, signal.SIGKILL, -signal.SIGKILL),
         (1, signal.SIGINT, 130),
         (1, signal.SIGTERM, 143),
-        (2, signal.SIGINT, 130),
-        (2, signal.SIGTERM, 143),
+        pytest.param(2, signal.SIGINT, 130, marks=pytest.mark.exhaustive),
+        pytest.param(2, signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
         (2, signal.SIGKILL, -signal.SIGKILL),
     ],
 )
