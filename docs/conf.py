@@ -88,4 +88,5 @@ def split_fields(app, what, name, of, options, lines) -> None:
 
 def setup(app) -> None:
     app.connect("builder-inited", write_api)
-    app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind napoleon
+    if "sphinx.ext.autodoc" in app.extensions:  # pages can be built without the API
+        app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind napoleon
