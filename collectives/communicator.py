@@ -146,7 +146,8 @@ class Communicator(MPI.Intracomm):
         for name in self._in_front:
             del self.__dict__[name]
         front = {}
-        if short and type(self) is Communicator and not self._planner.synchronous:  # a subclass may have other methods
+        short = short and not self._broken and not self._planner.synchronous
+        if short and type(self) is Communicator:  # a subclass may have other methods
             below, known = self._planner.selection.native_below, self._cache.known.entries.get
             front = shortcuts(self, MPI.Intracomm(self), below, in_flight, known)
         if self._observed:

@@ -245,6 +245,18 @@ def test_what_is_broadcast_and_gathered_is_read_where_all_ranks_have_shared_arra
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_arrays_given_after_a_call_was_left_bring_no_calls_back(comm):
+    from collectives import Communicator
+
+    communicator = Communicator(comm)
+    communicator._left(RuntimeError("left"), "here")
+    x = communicator.empty(10, "f4")
+    with pytest.raises(RuntimeError, match="has left a collective before its end"):
+        communicator.Bcast(x)
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_a_result_in_place_does_not_lie_where_others_still_read(comm, ranks, monkeypatch):
     """Rank 0 is late with its reading, and the result of rank 1 goes where it reads."""
     from mpi4py import MPI
