@@ -28,9 +28,10 @@ A reader handles each kind of step by its name and refuses what it does not know
 whether it does anything, it asks of the functions below.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NamedTuple, get_args
 
 
@@ -138,7 +139,13 @@ def mistake_in(steps: Round) -> str:
     for s in steps:
         if type(s) not in KINDS:
             return f"{s!r} is not a step"
-        slices = (*s.reads, *s.writes) if type(s) is Compute else ()
+        slices = ()
+        if type(s) is Compute:
+            if wrong := [x for x in (s.reads, s.writes) if not isinstance(x, tuple | list)]:
+                return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is none"
+            if not isinstance(s.seconds, Real) or not 0 <= s.seconds < math.inf:
+                return f"{s!r}: seconds is a number >= 0, not {s.seconds!r}"
+            slices = (*s.reads, *s.writes)
         if wrong := [x for x in slices if type(x) is not Slice]:
             return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is none"
         if type(s) is Meet and not isinstance(s.ranks, Sequence | None):

@@ -4,6 +4,7 @@
 |---|---|
 | price.py | `price`: seconds, rounds, bytes |
 | event_loop.py | the clock: every rank through its rounds, every message through its ports |
+| cables.py | messages that share a measured cable between nodes |
 | networks.py | links and networks as numbers; those that have a name |
 | measure.py | the network under the ranks, measured |
 | critical_path.py | what the last rank waited for |

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms.shared import SLOTS
-from collectives.pricing.networks import ROUNDS
+from collectives.pricing.cables import Cables, Parcel
+from collectives.pricing.networks import ROUNDS, MessageCost
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
 
@@ -111,9 +112,10 @@ class Walk:
 
     def walk(self):
         # Two kinds of events in order of time: a rank begins its next round (the event is the rank, and the steps once
-        # its receives are there), or the first byte of a message reaches the port of the rank. Ranks in step have
-        # events at equal times, hence a heap of the distinct times and a list for each. Written flat, with local names:
-        # this loop is all of the cost.
+        # its receives are there), or the first byte of a message reaches the port of the rank. Between nodes whose
+        # cables are shared: a message gets onto its cable, or a stream may be over (None, and which), and the message
+        # has come. Ranks in step have events at equal times, hence a heap of the distinct times and a list for each.
+        # Written flat, with local names: this loop is all of the cost.
         size, mine, itemsize, trace, network = self.size, self.mine, self.itemsize, self.trace, self.network
         node, links = network.ranks_per_node, (network.inside, network.between)
         nodes = -(-mine // node)
@@ -151,9 +153,26 @@ class Walk:
         messages = 0
         times, events = [0.0], {0.0: [(rank,) for rank in range(mine)]}
 
+        def book(t, event):
+            if t in events:
+                events[t].append(event)
+            else:
+                events[t] = [event]
+                heappush(times, t)
+
+        # As they were measured; otherwise ports are those of the closed forms.
+        cables = Cables(nodes, credit[True], lambda t, stream: book(t, (None, stream))) if links[True].points else None
+
         def leave(rank, step, far, cost, ready, earliest, now, sent_in):
-            """The message leaves as soon as its port is free; says when the port has done with it."""
+            """The message leaves as soon as its port is free; says when the port has done with it, if that is known."""
             peer = step.peer
+            if far and cables:
+                dest = peer % mine
+                source = (dest - peer + rank) % size
+                asked = max(0.0, now - earliest)
+                parcel = Parcel(rank, source, dest, MessageCost(*cost), step, sent_in, ready, asked)
+                book(max(now, earliest), (None, parcel))
+                return None
             ports, port = out[far], rank // node if far else rank
             start = ports[port] if ports[port] > earliest else earliest
             end = start + cost[3]
@@ -171,13 +190,30 @@ class Walk:
                 last = latest.get((rank, peer), there)
                 there = latest[rank, peer] = there if there > last else last
             ports[port] = end
-            event = dest, (dest - peer + rank) % size, far, cost, start, step, sent_in, ready
-            if there in events:
-                events[there].append(event)
-            else:
-                events[there] = [event]
-                heappush(times, there)
+            book(there, (dest, (dest - peer + rank) % size, far, cost, start, step, sent_in, ready))
             return end
+
+        def carry(item, now):
+            """A message gets onto its cable, or a stream has come to where its message may be over."""
+            if type(item) is Parcel:
+                cables.send(item, item.sender // node, item.dest // node, now)
+            elif over := cables.look(item, now):
+                parcel, start, later = over
+                sender, source, dest, cost, step, sent_in, ready, _ = parcel
+                # A short one that starts later may be there earlier: it still comes second.
+                there = latest[source, dest] = max(now + cost.latency + later, latest.get((source, dest), now))
+                book(there, (dest, source, True, cost, start, step, sent_in, ready))
+                if not cost.buffered:
+                    all_sent(sender, now, now)
+
+        def all_sent(rank, end, now):
+            """One of those sends has left on which the end of the rank's round waits."""
+            left[rank] = max(left[rank], end)
+            unsent[rank] -= 1
+            if ended[rank] and not unsent[rank]:
+                over, *round_of_rank = ended[rank]
+                ended[rank] = None
+                finish(rank, max(over, left[rank], now), *round_of_rank)
 
         def post(rank, steps, now):
             """The receives of a round are there; the sends that waited for them leave."""
@@ -192,12 +228,8 @@ class Walk:
                     sender, send, far, cost, ready, sent_in = held_back
                     earliest = max(ready, now - request[far])
                     end = leave(sender, send, far, cost, ready, earliest, now, sent_in)
-                    left[sender] = max(left[sender], end)
-                    unsent[sender] -= 1
-                    if ended[sender] and not unsent[sender]:
-                        over, *round_of_sender = ended[sender]
-                        ended[sender] = None
-                        finish(sender, max(over, left[sender], now), *round_of_sender)
+                    if end is not None:
+                        all_sent(sender, end, now)
 
         def finish(rank, t, begin, steps):
             """The round of a rank ends."""
@@ -205,11 +237,7 @@ class Walk:
                 trace.rounds.append(Span(rank, rounds[rank], begin, t, tuple(steps)))
                 trace.log.append(("end", rank, rounds[rank]))
             rounds[rank] += 1
-            if t in events:
-                events[t].append((rank,))
-            else:
-                events[t] = [(rank,)]
-                heappush(times, t)
+            book(t, (rank,))
 
         def move(kind, other, slot, nbytes):
             """Seconds of a Copy or Reduce; what other ranks have written, or read in a slot, their cores hold."""
@@ -250,6 +278,9 @@ class Walk:
             now = heappop(times)
             for event in events[now]:  # grows while it is read, where something takes no time
                 rank = event[0]
+                if rank is None:
+                    carry(event[1], now)
+                    continue
                 if len(event) < 3:
                     if len(event) == 2:  # its receives are there
                         steps = event[1]
@@ -276,7 +307,10 @@ class Walk:
                             far = rank // node != peer // node
                             cost = costs[far].get(n)
                             if cost is None:
-                                cost = costs[far][n] = tuple(links[far].cost(n * itemsize))  # looked into sooner
+                                cost = links[far].cost(n * itemsize)
+                                if far and cables and cost.waits:  # it moves on the cable, whoever turns to it
+                                    cost = cost._replace(receiving=0.0)
+                                cost = costs[far][n] = tuple(cost)  # looked into sooner
                             t += cost[0]
                             messages += 1
                             if lends and not far and cost[8]:  # shorter ones are copied, and lie elsewhere
@@ -296,7 +330,10 @@ class Walk:
                                         continue
                             end = leave(rank, step, far, cost, t, t, now, rounds[rank])
                             if not cost[9]:
-                                sent = end
+                                if end is None:
+                                    unsent[rank] += 1
+                                else:
+                                    sent = end
                             if in_rounds:
                                 sent = now + 1
                         elif kind is Recv or kind is RecvReduce:
@@ -354,20 +391,23 @@ class Walk:
                         left[rank] = sent
                 else:
                     source, far, cost, left_at = event[1:5]
-                    ports, port = into[far], rank // node if far else rank
-                    there = left_at + cost[2]
-                    start = ports[port] if ports[port] > there else there
-                    arrived = start + cost[3]
-                    if measured:
-                        if credit[far]:
-                            debt = into_debt[far]
-                            debt[port] = max(debt[port], start) + cost[4]
-                            arrived = max(arrived, debt[port] - credit[far])
-                        if out[far][port] > left_at:
-                            slower = cost[6] if towards[far][port] == source else cost[5]
-                            arrived += slower * min(cost[3], out[far][port] - left_at)
-                    ports[port] = arrived
-                    arrived += cost[7]
+                    if far and cables:
+                        arrived = now
+                    else:
+                        ports, port = into[far], rank // node if far else rank
+                        there = left_at + cost[2]
+                        start = ports[port] if ports[port] > there else there
+                        arrived = start + cost[3]
+                        if measured:
+                            if credit[far]:
+                                debt = into_debt[far]
+                                debt[port] = max(debt[port], start) + cost[4]
+                                arrived = max(arrived, debt[port] - credit[far])
+                            if out[far][port] > left_at:
+                                slower = cost[6] if towards[far][port] == source else cost[5]
+                                arrived += slower * min(cost[3], out[far][port] - left_at)
+                        ports[port] = arrived
+                        arrived += cost[7]
                     if waiting[rank] != source:
                         inbox[rank].setdefault(source, []).append((arrived, event))
                         continue

@@ -253,7 +253,7 @@ def eager_limit(comm: MPI.Intracomm, sizes: Sequence[int]) -> int | None:
         return comm.bcast(bool(times) and min(times) > patience / 2)
 
     patience = 10e-3  # far more than a message takes that is buffered
-    longest = [n for n in sorted(sizes) if n <= MIB]
+    longest = [n for n in sorted(sizes) if n <= 4 * MIB]
     below = 0
     for above in longest:
         if waits(above):

@@ -10,7 +10,8 @@ a short one through at once. A measured link therefore has `points` (measure.py)
 straight lines between them: parameterised LogP (Kielmann, Bal, Verstoep 2000).
 
 A `Network` has two levels. Ranks of a node (rank // ranks_per_node) talk over `inside`, each through a port of its
-own; all ranks of a node share one port in each direction for what leaves or enters the node, over `between`.
+own; all ranks of a node share one port in each direction for what leaves or enters the node, over `between`: for one
+message after the other, or, where it was measured, as streams share a cable (cables.py).
 """
 
 import dataclasses

@@ -776,5 +776,6 @@ def test_ranks_that_begin_at_once_send_in_listed_order_where_sends_wait():
         yield *(Send(peer, "x", 0, count) for peer in others), *(Recv(peer, "y", 0, count) for peer in others)
 
     alone = (SHORT, LONG._replace(both=LONG.time, exchange=LONG.time))
-    waiting, eager = (price(direct, 4, 1100, 1, measured(limit, alone)).seconds for limit in (0, None))
+    in_a_node = (measured(limit, alone).with_ranks_per_node(4) for limit in (0, None))
+    waiting, eager = (price(direct, 4, 1100, 1, each).seconds for each in in_a_node)
     assert waiting == pytest.approx(eager)
