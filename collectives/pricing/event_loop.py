@@ -120,14 +120,14 @@ class Walk:
         node, links = network.ranks_per_node, (network.inside, network.between)
         nodes = -(-mine // node)
         out, into = ([0.0] * mine, [0.0] * nodes), ([0.0] * mine, [0.0] * nodes)  # port free at
-        credit = [link.credit for link in links]
-        out_debt, into_debt = ([0.0] * mine, [0.0] * nodes), ([0.0] * mine, [0.0] * nodes)  # port rested at
-        towards = [None] * mine, [None] * nodes  # whom the port sent to last
+        credit = network.inside.credit
+        out_debt, into_debt = [0.0] * mine, [0.0] * mine  # port in the node rested at
+        towards = [None] * mine  # whom it sent to last
         request = [
             link.cost(0).seconds - link.cost(0).sending for link in links
         ]  # of the receiver, until it can begin to answer
         rendezvous = any(link.eager is not None for link in links)  # whether any send waits for its receive
-        measured = any(link.points for link in links)  # whether all of it hangs on the length
+        measured = bool(network.inside.points)  # whether all of it hangs on the length
         latest: dict[tuple[int, int], float] = {}  # sender and receiver -> when the last message reached its port
         memory = [0.0] * nodes  # of a node, free at
         # What a rank that copies takes of it, for all those it stands for.
@@ -161,7 +161,8 @@ class Walk:
                 heappush(times, t)
 
         # As they were measured; otherwise ports are those of the closed forms.
-        cables = Cables(nodes, credit[True], lambda t, stream: book(t, (None, stream))) if links[True].points else None
+        between = network.between
+        cables = Cables(nodes, between.credit, lambda t, item: book(t, (None, item))) if between.points else None
 
         def leave(rank, step, far, cost, ready, earliest, now, sent_in):
             """The message leaves as soon as its port is free; says when the port has done with it, if that is known."""
@@ -180,12 +181,11 @@ class Walk:
             there = start + cost[2]
             if there < now:  # only a message that waited for its receive: it counts from when that was asked for
                 there = now
-            if measured:
-                if credit[far]:
-                    debt = out_debt[far]
-                    debt[port] = max(debt[port], start) + cost[4]
-                    end = max(end, debt[port] - credit[far])
-                towards[far][port] = peer
+            if measured and not far:
+                if credit:
+                    out_debt[rank] = max(out_debt[rank], start) + cost[4]
+                    end = max(end, out_debt[rank] - credit)
+                towards[rank] = peer
                 # A short one that starts later may be there earlier: it still comes second.
                 last = latest.get((rank, peer), there)
                 there = latest[rank, peer] = there if there > last else last
@@ -398,14 +398,13 @@ class Walk:
                         there = left_at + cost[2]
                         start = ports[port] if ports[port] > there else there
                         arrived = start + cost[3]
-                        if measured:
-                            if credit[far]:
-                                debt = into_debt[far]
-                                debt[port] = max(debt[port], start) + cost[4]
-                                arrived = max(arrived, debt[port] - credit[far])
-                            if out[far][port] > left_at:
-                                slower = cost[6] if towards[far][port] == source else cost[5]
-                                arrived += slower * min(cost[3], out[far][port] - left_at)
+                        if measured and not far:
+                            if credit:
+                                into_debt[rank] = max(into_debt[rank], start) + cost[4]
+                                arrived = max(arrived, into_debt[rank] - credit)
+                            if out[False][rank] > left_at:
+                                slower = cost[6] if towards[rank] == source else cost[5]
+                                arrived += slower * min(cost[3], out[False][rank] - left_at)
                         ports[port] = arrived
                         arrived += cost[7]
                     if waiting[rank] != source:
