@@ -471,7 +471,7 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
         for split, accuracy in ((data.validation, scores[chosen]), (data.test, found["accuracy"])):
             assert nn.evaluate(trainer, nn.Loader(split, 500, shuffle=False))["accuracy"] == accuracy
         assert trainer.digest() == found["parameters_sha256"]
-    said = train(*RESUME, tmp_path / "two")
+    said = train(*RESUME, tmp_path / "two", "--ranks", "2")
     assert result(tmp_path / "two")["parameters_sha256"] == found["parameters_sha256"], "a look changes nothing"
 
 

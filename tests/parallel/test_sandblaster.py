@@ -367,11 +367,11 @@ def test_the_library_fits_with_it():
 
 
 def test_from_the_command_line(tmp_path, nothing_left):
-    """On one process at once, and on ranks that one process goes on from: the same bits."""
+    """On one process and on ranks, at once and in two goes: the same bits."""
     options = ["--model", "mlp:64,12,10", "--limit", "200", "--batch", "180", "--optimizer", "lbfgs", "--no-pictures"]
     options += ["--strategy", "sandblaster:chunk=50,history=4"]
     found = set()
-    for name, goes in (("one", [["4"]]), ("ranks", [["2", "--ranks", "3"], ["4"]])):
+    for name, goes in (("one", [["4"]]), ("two", [["2"], ["4"]]), ("ranks", [["2", "--ranks", "3"], ["4"]])):
         for i, (epochs, *ranks) in enumerate(goes):
             where = ["--resume" if i else "--out", str(tmp_path / name)]
             command = [sys.executable, "scripts/train.py", *([] if i else options), *where, "--epochs", epochs, *ranks]
