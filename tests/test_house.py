@@ -75,13 +75,18 @@ def tree_of(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes_of(text: str) -> list[ast.AST]:
+    return list(ast.walk(tree_of(text)))
+
+
 def imports_in(text: str, package: str, known: Container[str] = frozenset()) -> Iterator[str]:
     """The modules that a text imports, wherever in it; `known` are all of ours.
 
     `from nn.data import loader` is nn.data.loader where that is a module, and nn.data otherwise. Importing
     collectives.running.plan also runs the `__init__` of what is around it, which is not counted: it is a map.
     """
-    for node in ast.walk(tree_of(text)):
+    for node in nodes_of(text):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -287,7 +292,7 @@ def test_nobody_asks_a_trainer_or_its_parts_what_attributes_they_have():
     """What all have is in the protocol: nn.Serial, parallel.Trainer, and the bases of passes and exchanges."""
     found = []
     for module, path in files().items():
-        for node in ast.walk(tree_of(path.read_text())):
+        for node in nodes_of(path.read_text()):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
                 asked, name = ast.unparse(node.args[0]), node.args[1]
                 if isinstance(name, ast.Constant) and asked.rpartition(".")[2] in ("trainer", "exchange", "pass_"):

@@ -64,6 +64,19 @@ def train(*args, status=0, **options) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    """A function: what the program says to options that it refuses before anything runs, in this process."""
+    from parallel.command import main
+
+    def said(*args) -> str:
+        monkeypatch.setattr(main.signal, "signal", lambda *_: None)  # they are pytest's
+        assert main.main([*map(str, args)]) == main.WRONG_OPTION
+        return capsys.readouterr().err
+
+    return said
+
+
 def begin(*program) -> subprocess.Popen:
     """Start a program that does not end by itself."""
     return subprocess.Popen(
@@ -108,7 +121,7 @@ def small(tmp_path_factory):
     return out, train(*DRAWN, "--out", out)
 
 
-def test_a_run_directory_has_everything(small):
+def test_a_run_directory_has_everything(small, refused):
     out, said = small
     assert "epoch 3/3" in said and "images/s" in said and str(out) in said
     assert {p.name for p in out.iterdir()} == {
@@ -131,7 +144,7 @@ def test_a_run_directory_has_everything(small):
         (out / "environment.json").read_text()
     ).keys()
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    said = train(*SMALL, "--out", out, status=2)
+    said = refused(*SMALL, "--out", out)
     assert "holds a run" in said or "already" in said
 
 
@@ -176,8 +189,8 @@ def test_ranks_compute_what_one_process_does(tmp_path, small):
 
 
 def test_digits_on_two_ranks_reach_97_percent(tmp_path):
-    """What `make train` does, half as long; the next one does it on more data."""
-    train("--ranks", "2", "--epochs", "15", "--no-pictures", "--out", tmp_path / "run")
+    """What `make train` does, a quarter as long; the next one does it on more data."""
+    train("--ranks", "2", "--epochs", "8", "--no-pictures", "--out", tmp_path / "run")
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["command"].count("--out") == 1 and environment["ranks"] == 2
     assert result(tmp_path / "run")["accuracy"] >= 0.97
@@ -412,13 +425,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, small):
     assert said.count(last.name) == 1 and "no usable checkpoint" in said, "once, not as a warning too"
 
 
-def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small):
+def test_a_resumed_run_keeps_what_made_its_result(tmp_path, small, refused):
     out = shutil.copytree(small[0], tmp_path / "run")
-    assert "that run has --seed 0, given 1" in train("--resume", out, "--seed", "1", status=2)
-    assert f"given --out {tmp_path}" in train("--resume", out, "--out", tmp_path, status=2)
+    assert "that run has --seed 0, given 1" in refused("--resume", out, "--seed", "1")
+    assert f"given --out {tmp_path}" in refused("--resume", out, "--out", tmp_path)
     before = (out / "config.json").read_text()
     (out / "config.json").write_text(json.dumps(json.loads(before) | {"lr": 0.7}))
-    assert "config.json has --lr 0.7, but that run was made with 0.1: put that back" in train("--resume", out, status=2)
+    assert "config.json has --lr 0.7, but that run was made with 0.1: put that back" in refused("--resume", out)
     (out / "config.json").write_text(before)
     train(*RESUME, out, "--epochs", "4", "--ranks", "2", "--overlap", "poke")
     assert result(out)["epochs"] == 4
@@ -473,7 +486,7 @@ def test_without_validation_data_the_last_epoch_counts(tmp_path):
     assert not [key for key in keys if "accuracy" in key or "validation" in key]
 
 
-def test_a_run_begun_without_validation_data_goes_on_without(tmp_path):
+def test_a_run_begun_without_validation_data_goes_on_without(tmp_path, refused):
     """Its config.json does not know the option: nothing is held out of what it has trained on."""
     out = tmp_path / "run"
     train("--model", "mlp:64,16,10", "--validation", "0", "--epochs", "2", "--no-pictures", "--out", out)
@@ -485,7 +498,7 @@ def test_a_run_begun_without_validation_data_goes_on_without(tmp_path):
     said = train(*RESUME, out, "--epochs", "3")
     assert "1,437 training and 360 test samples; no validation data" in said and "continuing from" in said
     assert result(out)["chosen_epoch"] == result(out)["epochs"] == 3
-    assert "that run has --validation 0.0, given 0.1" in train("--resume", out, "--validation", "0.1", status=2)
+    assert "that run has --validation 0.0, given 0.1" in refused("--resume", out, "--validation", "0.1")
 
 
 def test_patience_and_the_rate_finder_look_at_validation_data(tmp_path):
@@ -498,7 +511,7 @@ def test_patience_and_the_rate_finder_look_at_validation_data(tmp_path):
     assert "the training loss falls" in train(*args, "--find-lr", "--validation", "0", "--out", tmp_path / "rate")
 
 
-def test_values_are_learned_from_arrays(tmp_path):
+def test_values_are_learned_from_arrays(tmp_path, refused):
     """One value a sample, and no accuracy: the whole way from the file to the curves."""
     x = np.random.default_rng(0).standard_normal((80, 3))
     y = x @ [1.0, -2.0, 3.0]
@@ -506,7 +519,7 @@ def test_values_are_learned_from_arrays(tmp_path):
     args = ["--data", tmp_path / "a.npz", "--model", "mlp:3,1", "--batch", "10", "--epochs", "20"]
     train(*args, "--loss", "mse", "--out", tmp_path / "run")
     assert result(tmp_path / "run")["loss"] < 1e-3 and "accuracy" not in result(tmp_path / "run")
-    said = train(*args, "--out", tmp_path / "other", status=2)
+    said = refused(*args, "--out", tmp_path / "other")
     assert "are values: use mse" in said and not (tmp_path / "other").exists()
 
 

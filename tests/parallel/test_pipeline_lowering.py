@@ -20,10 +20,12 @@ from parallel.strategies.pipeline.lowering import Stage, lower, prove
 from parallel.strategies.pipeline.schedules import SCHEDULES, rows
 
 GRID = list(product(range(1, 17), range(1, 33)))
-SAMPLE = [(1, 3), (2, 5), (4, 8), (3, 7), (5, 2), (8, 16)] + random.Random(3).sample(
-    list(product(range(2, 8), range(1, 14))), 4
-)
+SAMPLE = [(1, 3), (2, 5), (4, 8), (3, 7), (5, 2)] + random.Random(3).sample(list(product(range(2, 8), range(1, 14))), 4)
 CASES = GRID if os.environ.get("RINGPROP_GRID") == "full" else SAMPLE
+some_and_large = pytest.mark.parametrize(
+    "cases",
+    [pytest.param(CASES, id="some"), pytest.param([(8, 16)], id="large", marks=pytest.mark.exhaustive)],
+)
 
 
 def uneven(n):
@@ -38,10 +40,11 @@ def lowered(name, p, m, stages=uneven, latency=0.0, **options):
     return lower(given, stages(check(given).stages), latency)
 
 
+@some_and_large
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_action_meets_its_own_data_and_nobody_waits_for_ever(name):
+def test_every_action_meets_its_own_data_and_nobody_waits_for_ever(name, cases):
     """With sends that end only when they are received; then with any other."""
-    for i, (p, m) in enumerate(CASES):
+    for i, (p, m) in enumerate(cases):
         program = lowered(name, p, m, latency=(0.0, 0.7)[i % 2])
         prove(program)
         done = [parse(s.name) for rounds in program for steps in rounds for s in steps if isinstance(s, Compute)]
@@ -108,11 +111,12 @@ def test_micro_batches_of_different_sizes(name):
         lower(given, stages, samples=[1] * 4)
 
 
+@some_and_large
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_rounds_as_they_are_run(name):
+def test_rounds_as_they_are_run(name, cases):
     """What the clock is given: every action meets its own data, messages of two ranks match in their order, and a
     receive stands right before an action that needs it, or before one that was sent after it."""
-    for i, (p, m) in enumerate(CASES):
+    for i, (p, m) in enumerate(cases):
         given = rows(name, p, m)
         program = lower(given, uneven(check(given).stages), (0.0, 0.7)[i % 2], as_run=True)
         prove(program, synchronous=False)
