@@ -103,12 +103,17 @@ def wrong():
 
 
 def pipeline(name: str):
-    """What each of four ranks does, eight micro-batches long; all pictures equally wide."""
+    """What each of four ranks does, eight micro-batches long; all pictures equally wide.
+
+    A rank takes one unit forward for a micro-batch and two backward, in two stages half of that in each.
+    """
     from collectives.drawing.marks import new_axes
-    from parallel.strategies.pipeline.checking import check
+    from parallel.strategies.pipeline.checking import SECONDS, check
     from parallel.strategies.pipeline.picture import draw
 
-    return draw(check(name, 4, 8).spans, new_axes(9.5, 0.46 * 4), title=name)
+    stages = 1 + max(action.stage for row in check(name, 4, 8).spans for span in row for action in span.actions)
+    seconds = {kind: 4 * value / stages for kind, value in SECONDS.items()}
+    return draw(check(name, 4, 8, seconds).spans, new_axes(9.5, 0.46 * 4), title=name)
 
 
 # ------------------------------------------------------------------------------------------------- runs
