@@ -86,7 +86,9 @@ def a_field_each(lines: list[str]) -> list[str]:
 
 def plain(app, what, name, of, options, lines) -> None:
     """(N, *shape) and |w| are what they look like, and no markup; *one* word may be emphasized."""
-    lines[:] = [re.sub(r"(?<![\w*])\*\w+\*(?![\w*])|([*|])", lambda m: "\\" * bool(m[1]) + m[0], line) for line in lines]
+    lines[:] = [
+        re.sub(r"(?<![\w*])\*\w+\*(?![\w*])|([*|])", lambda m: "\\" * bool(m[1]) + m[0], line) for line in lines
+    ]
 
 
 def split_fields(app, what, name, of, options, lines) -> None:
