@@ -121,6 +121,8 @@ def draw_rows(actions, error):
             ax.barh(rank, 0.9, left=i, color=RED if wrong else BLUE, alpha=1 if wrong else 0.4)
             ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK, fontsize=8)
     ax.set_yticks(range(len(actions)), [f"rank {rank}" for rank in range(len(actions))])
+    columns = range(max(map(len, actions)))
+    ax.set_xticks(np.arange(len(columns)) + 0.45, columns)
     ax.set(xlabel="column", title="yours, before it is run")
     ax.invert_yaxis()
 
