@@ -187,11 +187,10 @@ def bytes_and_accuracy():
     from matplotlib.figure import Figure
 
     text = (ROOT / "docs" / "systems" / "compression.md").read_text()
-    table = [line.strip("| \n").split(" | ") for line in text[text.index("| `--compress` | none") :].splitlines()[:4]]
-    (_, *methods), _, (_, *counts), (_, *scores) = table
+    table = text[text.index("| `--compress` | bytes a step |") :].partition("\n\n")[0].splitlines()[2:]
     rows = [
         {"method": method, "bytes": int(count.replace(",", "")), "accuracy": float(score.rstrip(" %")) / 100}
-        for method, count, score in zip(methods, counts, scores, strict=True)
+        for method, count, score in (line.strip("| ").split(" | ") for line in table)
     ]
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()
