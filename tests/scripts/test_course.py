@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "notebooks")]
@@ -266,7 +267,12 @@ def section(name: str, task: str, answer: str) -> list[str]:
 def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task, answer, said):
     module, drawn = checks
     names = {"__name__": "notebook"}
-    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(module.NotYet, match=said):
+    with (  # of the process all is as before, behind it
+        module.plt.rc_context(),
+        threadpool_limits(),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.raises(module.NotYet, match=said),
+    ):
         for code in section(name, task, answer):
             exec(code, names)
     assert drawn or module.plt.get_fignums() or "positive" in said
