@@ -120,9 +120,15 @@ def pipeline(name: str):
 
 
 @functools.cache
+def place() -> tempfile.TemporaryDirectory:
+    """Where runs are; it is gone when the program ends."""
+    return tempfile.TemporaryDirectory(prefix="gallery-")
+
+
+@functools.cache
 def run(name: str) -> Path:
     """The directory of a run of RUNS."""
-    out = Path(tempfile.mkdtemp(prefix="gallery-")) / name
+    out = Path(place().name) / name
     command = [sys.executable, ROOT / "scripts" / "train.py", *RUNS[name], "--threads", "1", "--out", out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
