@@ -135,7 +135,7 @@ def rounds_of(rank: int, rounds: Iterable[Round]) -> Iterator[Round]:
 def mistake_in(steps: Round) -> str:
     """What is no round or no step, or has a field of another kind than a step's; empty where all is well."""
     if not isinstance(steps, tuple | list) or type(steps) in KINDS:
-        return f"a round is a tuple of steps, not {steps!r}"
+        return f"a round is a tuple of steps, (step,) where there is one, not {steps!r}"
     for s in steps:
         if type(s) not in KINDS:
             return f"{s!r} is not a step"

@@ -30,7 +30,9 @@ autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 toc_object_entries = False
 pygments_style, pygments_dark_style = "friendly", "github-dark"
-suppress_warnings = ["myst.header", "docutils"]
+viewcode_follow_imported_members = False  # else mpi4py, whose source there is not, is listed as well
+smartquotes_action = "q"  # no dashes: --ranks is a flag
+suppress_warnings = ["myst.header"]
 
 PACKAGES = ("nn", "collectives", "parallel")
 
@@ -82,6 +84,13 @@ def a_field_each(lines: list[str]) -> list[str]:
     return [line for block in found for line in block]
 
 
+def plain(app, what, name, of, options, lines) -> None:
+    """(N, *shape) and |w| are what they look like, and no markup; *one* word may be emphasized."""
+    lines[:] = [
+        re.sub(r"(?<![\w*])\*\w+\*(?![\w*])|([*|])", lambda m: "\\" * bool(m[1]) + m[0], line) for line in lines
+    ]
+
+
 def split_fields(app, what, name, of, options, lines) -> None:
     lines[:] = a_field_each(lines)
 
@@ -89,4 +98,5 @@ def split_fields(app, what, name, of, options, lines) -> None:
 def setup(app) -> None:
     app.connect("builder-inited", write_api)
     if "sphinx.ext.autodoc" in app.extensions:  # pages can be built without the API
-        app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind napoleon
+        app.connect("autodoc-process-docstring", plain, priority=100)  # before napoleon
+        app.connect("autodoc-process-docstring", split_fields, priority=900)  # behind it

@@ -327,8 +327,8 @@ plt.show()
 # Everybody has a block for everybody: a matrix whose rows lie on different ranks, and which is to be transposed. No
 # root here: all ports can be busy all the time.
 #
-# **Exercise 4.** In round k (1 to p - 1) every rank sends to the one k places to its right. From whom does it receive,
-# and where in y does that block belong? Write the two steps of a round.
+# **Exercise 4.** For k = 1 ... p - 1, a round for each, every rank sends to the one k places to its right. From whom
+# does it receive, and where in y does that block belong? Write the two steps of a round.
 
 # %%
 print(puzzles.alltoall)

@@ -72,7 +72,7 @@ for step in range(size - 1):
     comm.Sendrecv(passing, dest=right, recvbuf=got, source=left)
     total += got
     passing, got = got, passing
-    print(f"round {step + 1}: {total[0]:g}")
+    print(f"round {step}: {total[0]:g}")
 
 # %% [markdown]
 # It works, and all are busy all the time. But in each of the p - 1 rounds every rank sends its **whole** vector of n
@@ -130,7 +130,7 @@ collectives.draw(ring, 4, 8, title="your ring")
 collectives.draw_buffers(ring, 4, 4, title="x on the way")
 
 # %% [markdown]
-# The diagonal of full columns after round 3 is the reduce-scatter: each rank has one part of the sum, complete. How
+# The diagonal of full columns after round 2 is the reduce-scatter: each rank has one part of the sum, complete. How
 # much does a rank send, in vectors?
 
 # %%

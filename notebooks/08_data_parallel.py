@@ -303,7 +303,7 @@ draw_timeline(excerpt(events[0], steps=2), title="master and workers: two steps,
 
 # %%
 def step(rank, size, count, **servers):
-    """Gradients to the servers in round 1, parameters to the workers in round 2."""
+    """Gradients to the servers in round 0, parameters to the workers in round 1."""
     yield from push(rank, size, count, **servers)
     yield from pull(rank, size, count, **servers)
 
@@ -328,8 +328,8 @@ assert np.array_equal(w_ps[0], w_ps[1]), "the workers have the same bits"
 draw_timeline(excerpt(events[0], steps=3), title="one parameter server, rank 3, measured")
 
 # %% [markdown]
-# Look at the right-hand picture of the servers once more, and follow one colour: in round 1 all that there is of it is
-# added up on one rank, in round 2 it goes out to all. After the push each rank has the sum of one quarter, after the
+# Look at the right-hand picture of the servers once more, and follow one colour: in round 0 all that there is of it is
+# added up on one rank, in round 1 it goes out to all. After the push each rank has the sum of one quarter, after the
 # pull everybody has everything. That is a **reduce-scatter** and an **allgather**: with as many servers as workers the
 # parameter server *has become* an allreduce.
 #

@@ -81,7 +81,8 @@ draw(report.spans, title="one at a time")
 # While micro-batch 0 is on stage 1, stage 0 can work on micro-batch 1. Do all forwards, then all backwards, and then
 # update once: gradients of micro-batches add up, so this is the same step as before (Huang et al. 2019).
 #
-# **Exercise 1.** Write it. (What is there is the naive way.)
+# **Exercise 1.** Write it. (What is there is the naive way. In what the checker says, 2F0 is the forward of
+# micro-batch 0 on stage 2.)
 
 
 # %%
@@ -101,13 +102,29 @@ def my_gpipe(rank, ranks, micro_batches):
 
 # %%
 def look_at(schedule, ranks=4, micro_batches=8):
-    """The report on a schedule; what cannot run is told in words."""
+    """The report on a schedule; what cannot run is told in words, and drawn."""
     made = [checks.call(schedule, r, ranks, micro_batches) for r in range(ranks)]
     actions = [checks.call(wraps(schedule)(lambda row=row: list(row))) for row in made]
     try:
         return check(actions, micro_batches=micro_batches)
     except PipelineError as error:
+        draw_rows(actions, error)
         raise checks.NotYet(str(error)) from None
+
+
+def draw_rows(actions, error):
+    """What each rank was to do, one action after the other; red: what cannot run, or the rank that lacks something."""
+    _, ax = plt.subplots(figsize=(10, 0.5 * len(actions) + 0.6))
+    for rank, row in enumerate(actions):
+        for i, action in enumerate(row):
+            wrong = rank == error.rank and error.column in (None, i)
+            ax.barh(rank, 0.9, left=i, color=RED if wrong else BLUE, alpha=1 if wrong else 0.4)
+            ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK, fontsize=8)
+    ax.set_yticks(range(len(actions)), [f"rank {rank}" for rank in range(len(actions))])
+    columns = range(max(map(len, actions)))
+    ax.set_xticks(np.arange(len(columns)) + 0.45, columns)
+    ax.set(xlabel="column", title="yours, before it is run")
+    ax.invert_yaxis()
 
 
 report = look_at(my_gpipe)
@@ -389,9 +406,10 @@ def draw_plans(got, want):
     ax.legend()
 
 
-mine = np.array([checks.call(my_plan, 5, m) for m in ranks], float)
-wanted = np.array([partition(layers, m, B).seconds for m in ranks])
-checks.same(mine, wanted, "seconds of the best plan on 1, 2, ... ranks", draw=draw_plans)
+for B in (1.0, 10.0):  # first with a slow link, which must be counted
+    mine = np.array([checks.numbers(my_plan, 5, m) for m in ranks])
+    wanted = np.array([partition(layers, m, B).seconds for m in ranks])
+    checks.same(mine, wanted, f"seconds of the best plan on 1, 2, ... ranks, bandwidth {B:g}", draw=draw_plans)
 checks.right("as parallel.planning.partition, for 1 to 8 ranks")
 draw_plans(mine, wanted)
 plan = partition(layers, 8, B)

@@ -4,6 +4,7 @@
 |---|---|
 | `style()` | one look for all pictures |
 | `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
+| `numbers(f, ...)` | the same, of a function that returns a number or an array of so many |
 | `change(f, ...)` | the same, of a function that changes arrays in place and returns nothing |
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
 | `expect(ok, sentence, draw)` | anything else |
@@ -90,6 +91,25 @@ def call(function, *arguments, **named):
     value = change(function, *arguments, **named)
     written(value, f"`{function.__name__}`")
     return value
+
+
+def numbers(function, *arguments, shape: tuple[int, ...] = ()):
+    """What the learner's function returns, as an array of this shape; `()` is one number.
+
+    Raises
+    ------
+    NotYet
+        As of `call`; or it returns anything else.
+    """
+    value = call(function, *arguments)
+    try:
+        found = np.asarray(value, float)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.shape != shape:
+        wanted = f"an array of the shape {shape}" if shape else "a number"
+        raise NotYet(f"`{function.__name__}` returns {value!r}, and {wanted} is expected.")
+    return found
 
 
 def change(function, *arguments, **named):
@@ -195,5 +215,5 @@ def graded(grade) -> None:
     """Print what the grader of a puzzle, or `collectives.check`, says. Not right: draw it, and raise NotYet."""
     if not grade:
         show(grade.draw())
-        raise NotYet(str(grade))
+        raise NotYet(str(grade).removesuffix("\ngrade.draw() shows where."))
     print(grade)

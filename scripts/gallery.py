@@ -103,21 +103,32 @@ def wrong():
 
 
 def pipeline(name: str):
-    """What each of four ranks does, eight micro-batches long; all pictures equally wide."""
+    """What each of four ranks does, eight micro-batches long; all pictures equally wide.
+
+    A rank takes one unit forward for a micro-batch and two backward, in two stages half of that in each.
+    """
     from collectives.drawing.marks import new_axes
-    from parallel.strategies.pipeline.checking import check
+    from parallel.strategies.pipeline.checking import SECONDS, check
     from parallel.strategies.pipeline.picture import draw
 
-    return draw(check(name, 4, 8).spans, new_axes(9.5, 0.46 * 4), title=name)
+    stages = 1 + max(action.stage for row in check(name, 4, 8).spans for span in row for action in span.actions)
+    seconds = {kind: 4 * value / stages for kind, value in SECONDS.items()}
+    return draw(check(name, 4, 8, seconds).spans, new_axes(9.5, 0.46 * 4), title=name)
 
 
 # ------------------------------------------------------------------------------------------------- runs
 
 
 @functools.cache
+def place() -> tempfile.TemporaryDirectory:
+    """Where runs are; it is gone when the program ends."""
+    return tempfile.TemporaryDirectory(prefix="gallery-")
+
+
+@functools.cache
 def run(name: str) -> Path:
     """The directory of a run of RUNS."""
-    out = Path(tempfile.mkdtemp(prefix="gallery-")) / name
+    out = Path(place().name) / name
     command = [sys.executable, ROOT / "scripts" / "train.py", *RUNS[name], "--threads", "1", "--out", out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
@@ -182,11 +193,10 @@ def bytes_and_accuracy():
     from matplotlib.figure import Figure
 
     text = (ROOT / "docs" / "systems" / "compression.md").read_text()
-    table = [line.strip("| \n").split(" | ") for line in text[text.index("| `--compress` | none") :].splitlines()[:4]]
-    (_, *methods), _, (_, *counts), (_, *scores) = table
+    table = text[text.index("| `--compress` | bytes a step |") :].partition("\n\n")[0].splitlines()[2:]
     rows = [
         {"method": method, "bytes": int(count.replace(",", "")), "accuracy": float(score.rstrip(" %")) / 100}
-        for method, count, score in zip(methods, counts, scores, strict=True)
+        for method, count, score in (line.strip("| ").split(" | ") for line in table)
     ]
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()

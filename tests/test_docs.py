@@ -100,10 +100,25 @@ def test_the_strategy_of_the_how_to_equals_one_process(tmp_path, right):
     assert (output in (tmp_path / "said").read_text()) is right
 
 
-def test_attributes_of_several_names_have_a_field_each():
+def configuration():
+    """docs/conf.py, as a module."""
     spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
     conf = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conf)
+    return conf
+
+
+def test_formulas_in_docstrings_are_no_markup():
+    lines = ["(N, *shape), r = |w| / |u|", "w *= 1 - lr", "*options : int", "**more", "what is *late* stays"]
+    configuration().plain(None, "", "", None, None, lines)
+    assert lines == [
+        *(r"(N, \*shape), r = \|w\| / \|u\|", r"w \*= 1 - lr", r"\*options : int", r"\*\*more"),
+        "what is *late* stays",
+    ]
+
+
+def test_attributes_of_several_names_have_a_field_each():
+    conf = configuration()
     given = [":ivar rank, round: where", "    it fails", ":vartype rank, round: int", "", ":ivar done: x, y: z"]
     assert conf.a_field_each(given) == [
         *(":ivar rank: where", "    it fails", ":ivar round: where", "    it fails"),
@@ -129,6 +144,8 @@ def test_every_picture_of_the_gallery_is_shown():
         sys.path.remove(str(ROOT / "scripts"))
     text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
     assert [name for name in gallery.PICTURES if f"pictures/{name}" not in text] == []
+    ends = {name: gallery.pipeline(name).axes[0].get_xlim()[1] for name in ("gpipe", "interleaved", "zb-v")}
+    assert 24 <= ends["zb-v"] < ends["interleaved"] < ends["gpipe"] < 34, "the same work in each"
 
 
 # ------------------------------------------------------------------------------------------------- pages, built
@@ -161,6 +178,7 @@ def test_pages_are_built_without_a_warning(tmp_path, api):
     if api:
         page = (tmp_path / "html" / "api" / "nn.html").read_text()
         assert 'id="nn.layers.dense.Linear"' in page and "nn.core.network.Network" in page
+        assert "problematic" not in page, "text that is taken for markup"
 
 
 def without_api(docs: Path) -> None:

@@ -70,7 +70,7 @@ def time_space(ax, size, priced, network):
     ax.vlines(range(size), 0, depth, color=LINE, lw=1.4, zorder=1)
     if network is ROUNDS:
         ax.hlines(range(int(depth) + 1), -0.5, size - 0.5, color=EMPTY, lw=1, zorder=0)
-        ax.set_yticks(np.arange(int(depth)) + 0.5, [f"{k + 1}" for k in range(int(depth))])
+        ax.set_yticks(np.arange(int(depth)) + 0.5, [f"{k}" for k in range(int(depth))])  # as reports count
         ax.set_ylabel("round", color=GREY, fontsize=9)
     else:
         ax.set_ylabel(f"time, {symbol}", color=GREY, fontsize=9)

@@ -335,4 +335,4 @@ def failure(algorithm, size, count, options) -> ScheduleError | None:
 def _when(times, row):
     if row == 0:
         return "start"
-    return f"round {row}" if (times == np.arange(len(times))).all() else f"t = {times[row]:g}"
+    return f"round {row - 1}" if (times == np.arange(len(times))).all() else f"t = {times[row]:g}"

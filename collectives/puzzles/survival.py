@@ -18,7 +18,7 @@ def survives(stats: Stats, buffers: list) -> str:
             element = value[0]
             sums = (v for v in left if v.count(element) == 1)
             if not any(all(other in plain for other in v if other != element) for v in sums):
-                return f"if rank {lost} is lost, its x[{element[1]}] is: nothing that is left tells what it was"
+                return f"if rank {lost} is lost, nothing that is left tells what its x[{element[1]}] was"
     return ""
 
 

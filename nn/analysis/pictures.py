@@ -107,7 +107,7 @@ def units(weights: np.ndarray, most: int = 64, columns: int = 8, title: str = "w
 def histograms(distributions: Sequence[Distribution], columns: int = 4, title: str = "distributions"):
     """A histogram for each layer or parameter."""
     rows = -(-len(distributions) // columns)
-    figure, axes = _figure(3 * columns, 1.8 * rows, rows, min(columns, len(distributions)))
+    figure, axes = _figure(2.2 * columns, 1.5 * rows, rows, min(columns, len(distributions)))
     for i, ax in enumerate(np.atleast_1d(axes).reshape(-1)):
         if i >= len(distributions):
             ax.set_axis_off()

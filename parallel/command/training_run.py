@@ -179,7 +179,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         if events:
             write_trace(events, out)
             for name, figure in (trainer.pass_.pictures(events) if trainer.pass_ else {}).items():
-                figure.savefig(out / name, dpi=120)
+                figure.savefig(out / name, dpi=120, bbox_inches="tight")
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
     if memory:

@@ -18,7 +18,7 @@ from parallel.reports.runs import RunFiles
 from parallel.reports.timeline import excerpt
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a7a7a")  # Okabe and Ito 2008
-STYLES = ("-", "--", "-.", ":")  # from the ninth run on, and in print
+STYLES = ("-", "--", "-.", ":")  # in print, and where equal curves lie on each other
 COLUMNS: tuple[tuple[str, Callable[[RunFiles], Any], str, int], ...] = (
     # what is compared: title, where it is, how it is written, and whether more (1) or less (-1) is better
     ("test accuracy", lambda run: run.result.get("accuracy"), "{:.2%}", 1),
@@ -46,12 +46,12 @@ h3 { margin: 1.4rem 0 .4rem; font-size: 1.05rem; } p.quiet, .quiet { color: #5b6
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid #e3e6ea; vertical-align: top; }
 th { font-weight: 600; } td.number, th.number { text-align: right; } td.best { font-weight: 700; }
-td.text { overflow-wrap: anywhere; }
+td.text { overflow-wrap: anywhere; min-width: 7em; }
 img { max-width: 100%; max-height: 560px; height: auto; }
 figure { margin: 1rem 0; } figcaption { color: #5b6470; font-size: .9rem; }
 .note { background: #fff4e0; border-left: 4px solid #e69f00; padding: .4rem .8rem; margin: .6rem 0; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .45em; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 0 2.5rem; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 0 2.5rem; }
 details summary { cursor: pointer; color: #0057a3; margin: .5rem 0; }
 code { font-size: .92em; overflow-wrap: anywhere; }
 @media print { details { display: none; } h2 { break-before: page; } }
@@ -164,17 +164,16 @@ def curves(runs: Sequence[RunFiles]) -> list[str]:
         for i, run in enumerate(runs):
             epochs, values = run.series(name)
             values = [factor * value for value in values]
-            colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+            colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
             axes.plot(epochs, values, style, color=colour, label=run.name, marker="." if len(epochs) < 20 else None)
             chosen = run.result.get("chosen_epoch")
             if name.startswith("validation") and chosen in epochs:
                 best = values[epochs.index(chosen)]
-                axes.plot([chosen], [best], "o", ms=9, mfc="none", mec=colour, mew=1.5)
                 text = f"{best:.2f}%" if factor == 100 else f"{best:.3g}"
+                axes.plot([chosen], [best], "o", ms=9, mfc="none", mec=colour, mew=1.5, label=text)
                 if len(runs) < 5:
-                    paper = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.5}  # under it, where curves pass
-                    place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "center", "bbox": paper}
-                    axes.annotate(text, (chosen, best), color=colour, **place)
+                    rings = [line for line in axes.lines if line.get_marker() == "o"]
+                    axes.legend(handles=rings, frameon=False, fontsize=8)
         logarithmic = unit == "loss" and min((v for run in runs for v in run.series(name)[1]), default=0) > 0
         axes.set(title=title, xlabel="epoch", ylabel=unit, yscale="log" if logarithmic else "linear")
         axes.margins(y=0.15)

@@ -42,7 +42,8 @@ def write_staleness(history: list[dict], file: Path) -> None:
     left, right = figure.subplots(1, 2)
     shares = 100 * total / total.sum()
     for at, share in enumerate(shares) if most <= 12 else ():
-        left.annotate(f"{share:.0f}%", (at, share), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+        text = "<0.5%" if 0 < share < 0.5 else f"{share:.0f}%"
+        left.annotate(text, (at, share), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     left.bar(range(most), shares, color=PALETTE[0])
     left.set(xlabel="updates between read and push", ylabel="updates (%)", title="how late updates were")
     epochs = [record["epoch"] for record in history if "staleness" in record]

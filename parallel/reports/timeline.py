@@ -136,7 +136,7 @@ def write_trace(events: list[dict], directory: Path) -> None:
     write_atomically(directory / "trace.json", json.dumps({"traceEvents": trace}).encode())
     phases = [event for event in events if event["lane"] != STAGES]
     figure = draw_timeline(excerpt(phases), title="some steps from the middle of the run")
-    figure.savefig(directory / "timeline.png", dpi=120)
+    figure.savefig(directory / "timeline.png", dpi=120, bbox_inches="tight")
 
 
 def excerpt(events: list[dict], steps: int = 6) -> list[dict]:

@@ -291,12 +291,9 @@ def draw_until(rows: list[dict], axes, level: float = 0.9) -> None:
         for seconds, slow in found:
             if seconds < float("inf"):
                 axes.plot(seconds, at, **look(way), ms=8, mfc="white" if slow else None, zorder=3)
-                words = {
-                    "xytext": (0, -13 if slow else 6),
-                    "textcoords": "offset points",
-                    "ha": "center",
-                    "fontsize": 8,
-                }
+                left = seconds < max(reached) or (not slow and min(reached) == max(reached))
+                words = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+                words |= {"xytext": (-8, 0), "ha": "right"} if left else {"xytext": (8, 0), "ha": "left"}
                 axes.annotate(f"{seconds:.1f}", (seconds, at), **words)
         if not reached:
             axes.annotate(" not reached", (0, at), va="center", fontsize=8)

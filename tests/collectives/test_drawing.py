@@ -286,6 +286,18 @@ def frames(figure):
     return sorted((round(box.get_x() + box.get_width() / 2), int(box.get_y())) for box in boxes)
 
 
+def test_rounds_have_the_numbers_that_reports_give_them():
+    def late(rank, size, count):
+        yield Send((rank + 1) % size, "x", 0, 1), Recv((rank - 1) % size, "y", 0, 1)
+        yield (Send(rank, "x", 0, 1),)
+
+    figure = draw(late, 3, 2)
+    rounds = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rounds == ["0", "1"] and any("round 1: " in text.get_text() for text in figure.axes[0].texts)
+    rows = [text.get_text() for text in draw_buffers(RING, 3, 3).axes[0].texts]
+    assert [row for row in rows if row.startswith(("start", "round"))] == ["start", *(f"round {k}" for k in range(4))]
+
+
 def test_a_deadlock_is_drawn_with_what_ran_before_and_its_circle():
     def stuck(rank, size, count):
         yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)

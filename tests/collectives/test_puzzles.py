@@ -144,7 +144,7 @@ def fails_later(rank, size, count):
         ("one_f_one_b", ANSWERS["gpipe"], "too many      10 of 6"),
         ("zero_bubble", ANSWERS["one_f_one_b"], "too many      33 of 27"),
         ("fsdp", too_far_ahead, "too many      32 of 8"),
-        ("buddy", copies_for_nobody, r"if rank 0 is lost, its x\[3\] is: nothing that is left tells what it was"),
+        ("buddy", copies_for_nobody, r"if rank 0 is lost, nothing that is left tells what its x\[3\] was"),
         ("parity", ANSWERS["buddy"], "too many       6 of 2"),
         ("ring", lambda rank, size, count: None, "rank 0: it returns None; a generator of rounds has a `yield`"),
         ("ring", lambda rank, size: [], "rank 0, round 0: it raises TypeError: .* takes 2 positional arguments"),

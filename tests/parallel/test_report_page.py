@@ -12,7 +12,9 @@ from conftest import PATIENCE
 
 from parallel.command import report, version
 from parallel.command.options import Options
+from parallel.reports import page as report_page
 from parallel.reports.breakdown import PARTS
+from parallel.reports.runs import read_run
 
 CONFIG = vars(Options(model="mlp:64,10", epochs=3, lr=0.25))
 
@@ -90,6 +92,18 @@ def test_runs_are_compared(tmp_path):
     assert len(page.images) == 5, "curves, and breakdown and timeline of each"
     shares = np.array([[0.01 * (i + 1), 0.02] for i in range(5)]).sum(axis=1)
     assert f"compute {shares[0] / shares.sum():.1%}, wait {shares[1] / shares.sum():.1%}" in said
+
+
+def test_values_of_runs_that_chose_the_same_epoch_do_not_lie_on_each_other(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report_page, "picture", lambda figure, *_: figures.append(figure) or "")
+    runs = [read_run(make(tmp_path / name)) for name in ("one", "same", "more")]
+    report_page.curves(runs)
+    loss, validation, accuracy, _ = figures[0].axes
+    assert [text.get_text() for text in accuracy.get_legend().get_texts()] == ["90.00%"] * 3
+    assert [text.get_text() for text in validation.get_legend().get_texts()] == ["0.4"] * 3
+    assert not validation.texts and not accuracy.texts
+    assert len({line.get_linestyle() for line in loss.lines}) == 3, "equal curves are seen through each other"
 
 
 def test_the_page_needs_nothing_else_and_names_are_no_html(tmp_path):

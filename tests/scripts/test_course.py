@@ -1,12 +1,16 @@
 """The course: a student's version with gaps and a solution from one source, and checks that find an unsolved gap."""
 
 import ast
+import contextlib
+import io
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "notebooks")]
@@ -211,3 +215,64 @@ def test_what_the_learner_raises_is_told_with_its_line(checks):
     with pytest.raises(module.NotYet, match=r"`multiply` raises AxisError: .*, at `return np\.matmul"):
         module.call(multiply, np.ones(3))  # raised within NumPy: the learner's line is told
     assert module.NotYet("why")._render_traceback_() == ["Not yet. why"]
+
+
+def test_what_is_no_number_is_told(checks):
+    module, _ = checks
+    assert module.numbers(lambda: 2) == 2.0 and module.numbers(lambda: [1, 2], shape=(2,)).tolist() == [1, 2]
+    for wrong in ("two", [1, 2], (1, [2, 3])):
+        with pytest.raises(module.NotYet, match=r"returns .*, and a number is expected"):
+            module.numbers(lambda wrong=wrong: wrong)
+    with pytest.raises(module.NotYet, match=r"and an array of the shape \(2,\) is expected"):
+        module.numbers(lambda: 1.0, shape=(2,))
+
+
+def section(name: str, task: str, answer: str) -> list[str]:
+    """The code of a notebook that an exercise needs, an answer in its gap: imports, and its section to its check."""
+    text = next(path for path in NOTEBOOKS if path.name.startswith(name)).read_text()
+    gap = next(found for found in course.GAP.finditer(text) if found["task"].startswith(task))
+    begin = text.rindex("\n# ## ", 0, gap.start())
+    answered = textwrap.indent(answer, gap["indent"])
+    here = text[begin : gap.start()] + answered + text[gap.end() :]
+    imports, code = (
+        [c for c in re.split(r"^# %%.*\n", part, flags=re.M)[1:] if ast.parse(c).body] for part in (text[:begin], here)
+    )
+    last = next(i for i, cell in enumerate(code) if course.CHECK.search(cell))
+    return [next(cell for cell in imports if "import checks\n" in cell), *code[: last + 1]]
+
+
+@pytest.mark.parametrize(
+    "name, task, answer, said",
+    [
+        ("10", "fetch perhaps", "w = server.fetch()\nserver.push(gathered)\n", "wanted are fetch in step 0, push in"),
+        (
+            "10",
+            "fetch perhaps",
+            "if step % fetch == 0:\n    w = server.fetch()\nif (step + 1) % push == 0:\n    server.push(gathered)\n",
+            r"change it in place, w\[:\] = ",
+        ),
+        ("13", "all forwards", "yield from [Action(rank, kind, 0) for kind in 'BF']\n", "0B0 cannot run: it needs 0F0"),
+        (
+            "13",
+            "the best of one",
+            "ways = [max(my_plan(s, m - n), stage(s, j, n)) for s, n in product(range(1, j), range(1, m))]\n"
+            "return min([stage(0, j, m), *ways])\n",
+            "bandwidth 1: ",
+        ),
+        ("15", "forward, then", "return max(COMPUTE, sum_seconds(M))\n", "nodes, 1,024 and 2,048: 2 of 10 values"),
+        ("16", "where the der", "return 0\n", "a positive number of seconds"),
+        ("16", "another name", 'disk.write("new", data)\n', "all is done, and the file is still the old one"),
+    ],
+)
+def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task, answer, said):
+    module, drawn = checks
+    names = {"__name__": "notebook"}
+    with (  # of the process all is as before, behind it
+        module.plt.rc_context(),
+        threadpool_limits(),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.raises(module.NotYet, match=said),
+    ):
+        for code in section(name, task, answer):
+            exec(code, names)
+    assert drawn or module.plt.get_fignums() or "positive" in said
