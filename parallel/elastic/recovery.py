@@ -139,7 +139,7 @@ class Survivor:
         if self.ledger is None:
             self.ledger = Ledger(out / "ledger", self.members.number)
         known = root.allgather(self.ledger.known)
-        if not any(begun for begun, _, _ in known):  # nobody goes on from what may be there, of a run that was killed
+        if not any(begun for begun, *_ in known):  # nobody goes on from what may be there, of a run that was killed
             if root.rank == 0:
                 self.ledger.close()
             root.Barrier()

@@ -331,6 +331,24 @@ def test_the_ledger_counts_every_sample_once(tmp_path):
     assert not (tmp_path / "ledger").exists()
 
 
+def test_who_goes_back_into_an_epoch_that_was_checked_finds_its_lines_gone(tmp_path):
+    """Copies of parts may be older than an epoch is long: twice, and with another process in a place."""
+    first = Ledger(tmp_path, 0)
+    first.begin(0, (0, 0))
+    for epoch in range(3):
+        lines(first, *((epoch, 2 * epoch + batch, 4 * batch, 4 * batch + 4) for batch in range(2)))
+        first.checked[epoch + 1] = first.check(epoch, 4, 8)
+    joins = Ledger(tmp_path, 1)
+    joins.begin(3, (1, 1), [first.known])
+    lines(joins, (1, 3, 4, 8))
+    assert joins.checked == {1: 8}
+    joins.begin(3, (1, 1), [joins.known])
+    with pytest.raises(LedgerError, match=r"4 samples .* 4 \(0 times\)"):
+        joins.check(1, 4, 8)
+    lines(joins, (1, 3, 4, 8), (2, 4, 0, 4), (2, 5, 4, 8))
+    assert joins.check(1, 4, 8) == 8 and joins.check(2, 4, 8) == 8
+
+
 @pytest.mark.parametrize(
     ("part", "said"),
     [
