@@ -30,9 +30,9 @@ def come_to(place):
     members = recovery.current and recovery.current.members
     for generation, number, where, what in PLAN if members else ():
         if (generation, number, where) == (members.generation, members.number, place):
-            if what == "dies, once" and not os.path.exists(died := os.environ["ONCE"] + str(number)):
-                open(died, "w").close()
-                what = "dies"
+            if what.endswith(", once") and not os.path.exists(was := os.environ["ONCE"] + str(number)):
+                open(was, "w").close()
+                what = what.removesuffix(", once")
             if what == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "stops":
@@ -42,7 +42,7 @@ def come_to(place):
             if what == "is asked to end":
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            if what == "dies, once":
+            if what.endswith(", once"):
                 return
             raise KeyError("a mistake of one rank alone")
 

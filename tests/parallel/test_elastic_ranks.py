@@ -17,8 +17,10 @@ from deadly import OPTIONS, ROOT, assert_as_if_nothing_had_been, needs_survivors
 
 import nn
 from collectives import Communicator
+from collectives.failures.launch_check import HANGING
+from collectives.failures.watchdog import STATUS
 from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
-from parallel.command.main import TERMINATED, without_banners
+from parallel.command.main import RESTARTS, TERMINATED, without_banners
 from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
@@ -137,10 +139,20 @@ def test_who_dies_again_and_again_is_not_replaced_for_ever(survive):
 
 
 @needs_survivors
-def test_a_rank_that_is_stopped_as_a_communicator_is_made_ends_the_job(survive):
+def test_where_a_rank_is_stopped_as_a_communicator_is_made_the_job_is_started_again(survive, undisturbed, tmp_path):
     """No heartbeat and no watchdog is there yet."""
-    status, said, _ = survive(2, "shrink:min=1", (0, 1, "start", "stops"), options=["--watch", "5"])
-    assert status == 86 and "has waited 5 s for others to make a communicator: stopped" in said, said
+    blow, options = (0, 1, "start", "stops, once"), ["--reproducible", "6", "--watch", "5"]
+    done = survive(2, "shrink:min=1,heartbeat=2", blow, options=options, ONCE=str(tmp_path / "once"))
+    assert_as_if_nothing_had_been(done, undisturbed, [])
+    assert "has waited 5 s for others to make a communicator: stopped" in done[1], done[1]
+    assert "all ranks have ended, as some waited too long for others: started again" in done[1], done[1]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_what_hangs_again_and_again_ends(survive):
+    status, said, _ = survive(2, "shrink:min=1,heartbeat=1", (0, 1, "start", "stops"), options=["--watch", "2"])
+    assert status == launcher.HUNG == HANGING == STATUS and said.count("started again") == RESTARTS, said
 
 
 @needs_survivors
@@ -215,6 +227,17 @@ def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
     assert found["loss"] == pytest.approx(undisturbed["loss"], rel=1e-4) and found["elastic"]["lost"] == [1]
     assert found["elastic"]["ledger"] == {"epochs": 3, "samples": 600}
     assert re.search(r"heartbeat: rank 1 \(process \d+ on \S+\) has been silent for .* s: killed", done[1]), done[1]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_the_heartbeat_comes_before_the_watchdog(survive, tmp_path):
+    """Of a rank for which others wait in a call, longer than --watch says."""
+    options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6", "--watch", "2"]
+    undisturbed = run_undisturbed(tmp_path, *options)
+    done = survive(3, "respawn:heartbeat=15", (0, 1, "update of step 13", "stops"), options=options)
+    assert_as_if_nothing_had_been(done, undisturbed, [1])
+    assert "has been silent" in done[1] and "watchdog" not in done[1], done[1]
 
 
 @needs_survivors
@@ -395,6 +418,13 @@ def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_wait_leaves_the_heartbeat_its_time():
+    patience = {text: Policy.parse(f"shrink:{text}").patience(10) for text in ("heartbeat=30", "heartbeat=4")}
+    assert patience == {"heartbeat=30": 60, "heartbeat=4": 10}
+    assert Policy().patience(0) == 0, "for ever"
+    assert Policy.parse("shrink:silent=wait").patience(10) == 10, "nobody is killed"
 
 
 def test_what_cannot_be_is_refused(monkeypatch):
