@@ -22,7 +22,7 @@ PROGRAM = f"""
 import json, math, os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from parallel.command import main
-from parallel.launch import launcher
+from parallel.launch import launcher, processes
 
 PLAN = json.loads(os.environ["PLAN"])
 
@@ -39,6 +39,9 @@ def come_to(place):
                 os.kill(os.getpid(), signal.SIGSTOP)
             while what == "loops":
                 pass
+            if what == "all are asked to end":
+                processes.send(processes.find(os.environ[processes.JOB], only_ranks=True), signal.SIGTERM)
+                return
             if what == "is asked to end":
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

@@ -308,6 +308,15 @@ def test_who_was_asked_to_end_and_recovers_still_ends(survive):
 
 
 @needs_survivors
+def test_who_is_one_too_many_lets_the_others_save_when_all_are_asked_to_end(survive):
+    options = "--mesh", "data=2,pipeline=2", "--model", "mlp:64,16,16,10"
+    blows = (0, 3, "update of step 3"), (1, 0, "update of step 12", "all are asked to end")
+    status, said, _ = survive(4, "shrink", *blows, options=options)
+    assert status == TERMINATED and "1 rank too many for the mesh" in said, said
+    assert re.search(r"ended by SIGTERM after step \d+, which is saved", said) and "error" not in said, said
+
+
+@needs_survivors
 @pytest.mark.parametrize(
     ("skew", "times"), [("1", "0 times"), pytest.param("-1", "2 times", marks=pytest.mark.exhaustive)]
 )
