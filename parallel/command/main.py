@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, terminated)
         from parallel.command.training_run import train
 
-        train(options)
+        train(options, heed_no_signals)
         if members := surviving():
             members.leave()
         if launcher.inside():
@@ -166,7 +166,7 @@ def start_ranks(options: Options, argv: list[str]) -> int:
 
 
 def run_ranks(options: Options, inner: list[str]) -> int:
-    """The exit status of the ranks. Where they survive others, but have all gone, they are started again."""
+    """The exit status of the ranks. Where they survive others, but have all gone or hung, they are started again."""
     out, left = without_banners(sys.stdout), RESTARTS
     if not options.elastic:
         return launcher.run(inner, options.ranks, stdout=out, patience=SAVING)
@@ -179,10 +179,14 @@ def run_ranks(options: Options, inner: list[str]) -> int:
     status = run(inner)
     directory = Path(options.resume or options.out)
     saved = last_step(directory)
-    while status in (launcher.NOT_BEGUN, launcher.LOST) and left:
+    whys = {
+        launcher.NOT_BEGUN: "as before MPI has started none survives another",
+        launcher.LOST: "or MPI has failed",
+        launcher.HUNG: "as some waited too long for others",
+    }
+    while (why := whys.get(status)) and left:
         left = RESTARTS if last_step(directory) > saved else left - 1
         saved = last_step(directory)
-        why = "as before MPI has started none survives another" if status == launcher.NOT_BEGUN else "or MPI has failed"
         print(f"all ranks have ended, {why}: started again", flush=True)
         status = run(next_command(inner, directory))
     return status

@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,8 +37,10 @@ from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
 
 
-def train(options: Options) -> dict:
+def train(options: Options, written: Callable[[], object] = lambda: None) -> dict:
     """Do what the options say; returns what result.json holds.
+
+    `written` is called when all is in files, before ranks part.
 
     Raises
     ------
@@ -49,21 +52,25 @@ def train(options: Options) -> dict:
     if options.elastic and launcher.inside():
         from parallel.elastic import recovery
 
-        mesh, servers = options.mesh, options.servers
+        policy = recovery.Policy.parse(options.elastic)
+        options.watch = policy.patience(options.watch)
+        given = options.mesh, options.servers, options.server_place
 
         def attempt(survivor):
-            options.mesh, options.servers = mesh, servers  # there are fewer where ranks are lost
-            return run(options, parts, survivor)
+            options.mesh, options.servers, options.server_place = given  # others where ranks are lost
+            return run(options, parts, written, survivor)
 
-        return recovery.survive(recovery.Policy.parse(options.elastic), attempt, options.watch)
-    return run(options, parts)
+        return recovery.survive(policy, attempt, options.watch)
+    return run(options, parts, written)
 
 
-def run(options: Options, parts: Parts, survivor=None) -> dict:
+def run(options: Options, parts: Parts, written: Callable[[], object], survivor=None) -> dict:
     """A run on these ranks, from the first message between them to result.json.
 
     Parameters
     ----------
+    written : callable
+        As of `train`.
     survivor : parallel.elastic.recovery.Survivor or None
         Of a run that goes on where ranks die, and calls this again then.
     """
@@ -76,6 +83,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
     if survivor and world is None:  # too many for the mesh
         survivor.write_down(Path(options.out))
         survivor.wait()
+        written()
         return {}
     rank, size = (world.rank, world.size) if world else (0, 1)
     say = (lambda line="": print(line, flush=True)) if rank == 0 else (lambda line="": None)
@@ -191,6 +199,7 @@ def run(options: Options, parts: Parts, survivor=None) -> dict:
         say(f"{sent:,.0f} bytes on the wire a rank and step, counted; {dense:,.0f} dense ({sent / dense:.2%})")
     say(f"everything is in {out}/: {', '.join(files_in(out))} ({elapsed(started)} in all)")
     say(what_next(options))
+    written()
     if survivor:
         survivor.rest()
         if rank == 0:
@@ -303,7 +312,9 @@ def ranks(options: Options, survivor=None):
         root, train = survivor.members.root, survivor.members.root.size
         if survivor.again and train < survivor.members.size:
             train, options.mesh = axes.fitting(options, train)
-            options.servers = max(1, min(options.servers, train - (options.server_place == "own")))
+            if train == 1:  # it is worker and server
+                options.server_place = "workers"
+            options.servers = min(options.servers, train - (options.server_place == "own"))
         options.out = root.bcast((options.out or default_directory(options)) if root.rank == 0 else None)
         return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch)
     with starting(options.watch):

@@ -46,6 +46,9 @@ class Ledger(Callback):
         After how many steps each generation has begun; of those that this member was not there for, too.
     start : (epoch, batch)
         Where the first one has.
+    again : (epoch, batch)
+        To where the last one that went back into an epoch that was checked already has: what is before it was found
+        right, and its lines may have gone.
     checked : dict
         Epoch -> samples, of which it was checked.
     """
@@ -55,22 +58,29 @@ class Ledger(Callback):
         self.file, self.epoch = -1, -1  # that is written to, and the epoch that it is for
         self.begun: list[int] = []
         self.start: Place = (0, 0)
+        self.again: Place = (-1, 0)
         self.checked: dict[int, int] = {}
 
     def begin(self, step: int, place: Place, others: Iterable[tuple] = ()) -> None:
         """A generation begins after so many steps, at this place; `others` are what all members know, `known`."""
-        for begun, start, checked in others:
+        for begun, start, again, checked in others:
             if len(begun) > len(self.begun):
-                self.begun, self.start = begun, start
+                self.begun, self.start, self.again = begun, start, again
             self.checked |= checked
         self.start = self.start if self.begun else place
+        epoch, batch = place
+        if epoch == self.again[0]:
+            self.again = epoch, min(batch, self.again[1])
+        elif epoch + 1 in self.checked:
+            self.again = place
+        self.checked = {number: samples for number, samples in self.checked.items() if number <= epoch}
         self.begun = [*self.begun, step]
         self.directory.mkdir(parents=True, exist_ok=True)
 
     @property
-    def known(self) -> tuple[list[int], Place, dict[int, int]]:
+    def known(self) -> tuple[list[int], Place, Place, dict[int, int]]:
         """What another member may not know."""
-        return self.begun, self.start, self.checked
+        return self.begun, self.start, self.again, self.checked
 
     def loader(self, loader: Loader, trainer: Serial) -> Noted:
         """A loader whose batches are written down, as what the trainer's next step trains."""
@@ -129,7 +139,8 @@ class Ledger(Callback):
             np.add.at(steps, lines["last"], -1)
         trained = np.cumsum(steps[:-1])
         start = self.start[1] if self.start[0] == epoch else 0
-        wrong = np.flatnonzero(trained[start * batch :] != 1) + start * batch
+        known = max(start, self.again[1] if self.again[0] == epoch else 0)
+        wrong = np.flatnonzero(trained[known * batch :] != 1) + known * batch
         if len(wrong):
             said = ", ".join(f"{place} ({trained[place]} times)" for place in wrong[:5])
             raise LedgerError(

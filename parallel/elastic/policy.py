@@ -22,6 +22,7 @@ from parallel.strategies.settings import Keyed, refuse
 KINDS = ("shrink", "respawn")
 SILENT = ("kill", "wait")
 SHORTEST = 1.0  # seconds: any rank may be silent as long, for it waits for a core or a disk
+KILLED = 2  # times as long as a rank may be silent: by then it has been killed, and the others know
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Policy(Keyed):
     loop: float = 120.0
     silent: str = "kill"
     kind: str = "shrink"
+
+    def patience(self, watch: float) -> float:
+        """Seconds that ranks may wait for each other (0: for ever), where the user gives them `watch`.
+
+        A rank that is stopped is the heartbeat's business first: the others go on without it.
+        """
+        return max(watch, KILLED * self.heartbeat) if watch and self.silent == "kill" else watch
 
     @classmethod
     def parse(cls, text: str) -> Policy:

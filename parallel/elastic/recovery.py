@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.failures.launch_check import HANGING, abort, rank_of_world
-from nn.training.keeping import Termination
+from nn.training.keeping import Terminated, Termination
 from parallel.elastic import points
 from parallel.elastic.heartbeat import Heartbeat
 from parallel.elastic.ledger import Ledger, Place
@@ -125,10 +125,20 @@ class Survivor:
             return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
 
     def wait(self) -> None:
-        """This member is one too many: return when the others are done; MPI's exception, where one dies."""
+        """This member is one too many: return when the others are done; MPI's exception, where one dies.
+
+        Raises
+        ------
+        Terminated
+            It was asked to end, as the others were, which save.
+        """
         root = self.members.root
-        while not root.Iprobe(0, DONE):
-            time.sleep(IDLE)
+        with self.termination:
+            self.termination.watch()
+            while not root.Iprobe(0, DONE):
+                if self.termination.asked:
+                    raise Terminated("ended by SIGTERM")
+                time.sleep(IDLE)
         root.Recv(bytearray(0), 0, DONE)
 
     def write_down(self, out: Path, step: int = 0, progress: dict | None = None) -> Ledger:
@@ -139,7 +149,7 @@ class Survivor:
         if self.ledger is None:
             self.ledger = Ledger(out / "ledger", self.members.number)
         known = root.allgather(self.ledger.known)
-        if not any(begun for begun, _, _ in known):  # nobody goes on from what may be there, of a run that was killed
+        if not any(begun for begun, *_ in known):  # nobody goes on from what may be there, of a run that was killed
             if root.rank == 0:
                 self.ledger.close()
             root.Barrier()

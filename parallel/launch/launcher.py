@@ -37,6 +37,7 @@ from parallel.launch import blas, processes
 
 TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
 NOT_BEGUN = 123  # of one whose ranks should have survived others, and have ended before MPI had started
+HUNG = 86  # of one whose ranks have waited for each other too long, and said for whom (collectives.failures)
 LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died: how they ended is not known
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
 LOOK = 5.0  # seconds between two looks whether there are ranks
@@ -439,6 +440,8 @@ def run(
         except SystemExit:  # SIGTERM
             if patience:
                 job.ask(patience)
+                if job.poll() == 0:  # it was done, and had nothing to save
+                    return 0
             raise
         if job.trouble:
             job.say(f"launch: {job.trouble}; how its ranks ended is not known\n")

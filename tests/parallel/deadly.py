@@ -22,7 +22,7 @@ PROGRAM = f"""
 import json, math, os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from parallel.command import main
-from parallel.launch import launcher
+from parallel.launch import launcher, processes
 
 PLAN = json.loads(os.environ["PLAN"])
 
@@ -30,19 +30,22 @@ def come_to(place):
     members = recovery.current and recovery.current.members
     for generation, number, where, what in PLAN if members else ():
         if (generation, number, where) == (members.generation, members.number, place):
-            if what == "dies, once" and not os.path.exists(died := os.environ["ONCE"] + str(number)):
-                open(died, "w").close()
-                what = "dies"
+            if what.endswith(", once") and not os.path.exists(was := os.environ["ONCE"] + str(number)):
+                open(was, "w").close()
+                what = what.removesuffix(", once")
             if what == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "stops":
                 os.kill(os.getpid(), signal.SIGSTOP)
             while what == "loops":
                 pass
+            if what == "all are asked to end":
+                processes.send(processes.find(os.environ[processes.JOB], only_ranks=True), signal.SIGTERM)
+                return
             if what == "is asked to end":
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            if what == "dies, once":
+            if what.endswith(", once"):
                 return
             raise KeyError("a mistake of one rank alone")
 

@@ -17,8 +17,10 @@ from deadly import OPTIONS, ROOT, assert_as_if_nothing_had_been, needs_survivors
 
 import nn
 from collectives import Communicator
+from collectives.failures.launch_check import HANGING
+from collectives.failures.watchdog import STATUS
 from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
-from parallel.command.main import TERMINATED, without_banners
+from parallel.command.main import RESTARTS, TERMINATED, without_banners
 from parallel.command.options import OptionError
 from parallel.command.parsing import parse
 from parallel.command.rules import check_survivors
@@ -137,10 +139,20 @@ def test_who_dies_again_and_again_is_not_replaced_for_ever(survive):
 
 
 @needs_survivors
-def test_a_rank_that_is_stopped_as_a_communicator_is_made_ends_the_job(survive):
+def test_where_a_rank_is_stopped_as_a_communicator_is_made_the_job_is_started_again(survive, undisturbed, tmp_path):
     """No heartbeat and no watchdog is there yet."""
-    status, said, _ = survive(2, "shrink:min=1", (0, 1, "start", "stops"), options=["--watch", "5"])
-    assert status == 86 and "has waited 5 s for others to make a communicator: stopped" in said, said
+    blow, options = (0, 1, "start", "stops, once"), ["--reproducible", "6", "--watch", "5"]
+    done = survive(2, "shrink:min=1,heartbeat=2", blow, options=options, ONCE=str(tmp_path / "once"))
+    assert_as_if_nothing_had_been(done, undisturbed, [])
+    assert "has waited 5 s for others to make a communicator: stopped" in done[1], done[1]
+    assert "all ranks have ended, as some waited too long for others: started again" in done[1], done[1]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
+def test_what_hangs_again_and_again_ends(survive):
+    status, said, _ = survive(2, "shrink:min=1,heartbeat=1", (0, 1, "start", "stops"), options=["--watch", "2"])
+    assert status == launcher.HUNG == HANGING == STATUS and said.count("started again") == RESTARTS, said
 
 
 @needs_survivors
@@ -219,6 +231,17 @@ def test_a_stopped_rank_is_found_and_killed(survive, undisturbed):
 
 @needs_survivors
 @pytest.mark.exhaustive
+def test_the_heartbeat_comes_before_the_watchdog(survive, tmp_path):
+    """Of a rank for which others wait in a call, longer than --watch says."""
+    options = ["--strategy", "fsdp", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6", "--watch", "2"]
+    undisturbed = run_undisturbed(tmp_path, *options)
+    done = survive(3, "respawn:heartbeat=15", (0, 1, "update of step 13", "stops"), options=options)
+    assert_as_if_nothing_had_been(done, undisturbed, [1])
+    assert "has been silent" in done[1] and "watchdog" not in done[1], done[1]
+
+
+@needs_survivors
+@pytest.mark.exhaustive
 def test_a_rank_in_an_endless_loop_is_found_and_killed(survive, undisturbed):
     done = survive(3, "shrink:loop=10", (0, 2, "step 6", "loops"))
     assert_as_if_nothing_had_been(done, undisturbed, [2])
@@ -285,6 +308,15 @@ def test_who_was_asked_to_end_and_recovers_still_ends(survive):
 
 
 @needs_survivors
+def test_who_is_one_too_many_lets_the_others_save_when_all_are_asked_to_end(survive):
+    options = "--mesh", "data=2,pipeline=2", "--model", "mlp:64,16,16,10"
+    blows = (0, 3, "update of step 3"), (1, 0, "update of step 12", "all are asked to end")
+    status, said, _ = survive(4, "shrink", *blows, options=options)
+    assert status == TERMINATED and "1 rank too many for the mesh" in said, said
+    assert re.search(r"ended by SIGTERM after step \d+, which is saved", said) and "error" not in said, said
+
+
+@needs_survivors
 @pytest.mark.parametrize(
     ("skew", "times"), [("1", "0 times"), pytest.param("-1", "2 times", marks=pytest.mark.exhaustive)]
 )
@@ -329,6 +361,24 @@ def test_the_ledger_counts_every_sample_once(tmp_path):
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["1-0.bin"], "what is done with goes"
     first.close()
     assert not (tmp_path / "ledger").exists()
+
+
+def test_who_goes_back_into_an_epoch_that_was_checked_finds_its_lines_gone(tmp_path):
+    """Copies of parts may be older than an epoch is long: twice, and with another process in a place."""
+    first = Ledger(tmp_path, 0)
+    first.begin(0, (0, 0))
+    for epoch in range(3):
+        lines(first, *((epoch, 2 * epoch + batch, 4 * batch, 4 * batch + 4) for batch in range(2)))
+        first.checked[epoch + 1] = first.check(epoch, 4, 8)
+    joins = Ledger(tmp_path, 1)
+    joins.begin(3, (1, 1), [first.known])
+    lines(joins, (1, 3, 4, 8))
+    assert joins.checked == {1: 8}
+    joins.begin(3, (1, 1), [joins.known])
+    with pytest.raises(LedgerError, match=r"4 samples .* 4 \(0 times\)"):
+        joins.check(1, 4, 8)
+    lines(joins, (1, 3, 4, 8), (2, 4, 0, 4), (2, 5, 4, 8))
+    assert joins.check(1, 4, 8) == 8 and joins.check(2, 4, 8) == 8
 
 
 @pytest.mark.parametrize(
@@ -377,6 +427,13 @@ def test_a_continued_run_answers_for_what_it_has_trained(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_wait_leaves_the_heartbeat_its_time():
+    patience = {text: Policy.parse(f"shrink:{text}").patience(10) for text in ("heartbeat=30", "heartbeat=4")}
+    assert patience == {"heartbeat=30": 60, "heartbeat=4": 10}
+    assert Policy().patience(0) == 0, "for ever"
+    assert Policy.parse("shrink:silent=wait").patience(10) == 10, "nobody is killed"
 
 
 def test_what_cannot_be_is_refused(monkeypatch):

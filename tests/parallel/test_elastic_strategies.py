@@ -75,6 +75,16 @@ def test_the_others_go_on_with_a_mesh_that_fits(survive, tmp_path, ranks, blow, 
 
 
 @needs_survivors
+def test_the_last_rank_is_worker_and_server(survive, tmp_path):
+    """As ranks of their own two servers have less and less room."""
+    options = ["--strategy", "ps", "--servers", "2", *ADAM, "--reproducible", "6"]
+    undisturbed = run_undisturbed(tmp_path, *options, "--ranks", "3")
+    blows = (0, 1, "update of step 13"), (1, 0, "update of step 15")
+    found = assert_as_if_nothing_had_been(survive(3, "shrink:min=1", *blows, options=options), undisturbed, [1, 0])
+    assert found["ranks"] == 1
+
+
+@needs_survivors
 @pytest.mark.parametrize(
     "options",
     [

@@ -322,8 +322,8 @@ def first(*arguments):
     stop()
     return prepare(*arguments)
 
-def last(options):
-    train(options)
+def last(*arguments):
+    train(*arguments)
     stop()
 
 prepare, train = training_run.prepare, training_run.train
@@ -384,12 +384,40 @@ def test_the_limit_is_of_mpi_and_not_of_what_a_busy_machine_loads_after_it():
     assert done.stdout.split("\n")[:4] == ["limit 3.0", "mpi4py.MPI", "end", "collectives"]
 
 
+# Ranks, or one process, that are asked to end when all is written, as they part.
+ASKED_LAST = """
+import os, signal, sys
+from nn import Serial
+from parallel.command import main
+from parallel.trainer import Trainer
+
+def asked_first(close):
+    def asked(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(self)
+    return asked
+
+Serial.close, Trainer.close = asked_first(Serial.close), asked_first(Trainer.close)
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_who_is_asked_to_end_as_ranks_part_has_written_all(tmp_path, ranks):
+    program, out = tmp_path / "program.py", tmp_path / "run"
+    program.write_text(ASKED_LAST)
+    process = begin(program, *SMALL, "--epochs", "1", "--ranks", str(ranks), "--watch", "60", "--out", str(out))
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and "Traceback" not in said and "ended" not in said, said
+    assert result(out)["epochs"] == 1
+
+
 # Ranks that train nothing, and are asked to end as MPI ends.
 ASKED_LATE = """
 import os, signal, sys
 from parallel.command import main, training_run
 
-def train(options):
+def train(*_):
     from mpi4py import MPI
 
     def finalize():
