@@ -12,7 +12,7 @@ from conftest import PATIENCE
 
 from parallel.command import report, version
 from parallel.command.options import Options
-from parallel.reports import page as report_page
+from parallel.reports.page import curves
 from parallel.reports.breakdown import PARTS
 from parallel.reports.runs import read_run
 
@@ -96,9 +96,9 @@ def test_runs_are_compared(tmp_path):
 
 def test_values_of_runs_that_chose_the_same_epoch_do_not_lie_on_each_other(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(report_page, "picture", lambda figure, *_: figures.append(figure) or "")
+    monkeypatch.setattr("parallel.reports.page.picture", lambda figure, *_: figures.append(figure) or "")
     runs = [read_run(make(tmp_path / name)) for name in ("one", "same", "more")]
-    report_page.curves(runs)
+    curves(runs)
     loss, validation, accuracy, _ = figures[0].axes
     assert [text.get_text() for text in accuracy.get_legend().get_texts()] == ["90.00%"] * 3
     assert [text.get_text() for text in validation.get_legend().get_texts()] == ["0.4"] * 3
