@@ -12,8 +12,8 @@ from conftest import PATIENCE
 
 from parallel.command import report, version
 from parallel.command.options import Options
-from parallel.reports.page import curves
 from parallel.reports.breakdown import PARTS
+from parallel.reports.page import curves
 from parallel.reports.runs import read_run
 
 CONFIG = vars(Options(model="mlp:64,10", epochs=3, lr=0.25))
