@@ -18,7 +18,7 @@ seconds of these forward and backward, U seconds of the optimizer. Costs of coll
 | local-sgd, diloco, easgd, downpour | ranks train apart, and meet now and then (apart_strategies.py) | | |
 | pipedream | stages and replicas of partition.py, never flushed: by the clock, for few ranks | versions of a stage | |
 
-On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums its output (LayerProfile).
+On the axis "tensor" every layer takes a part of its seconds and of its bytes, and sums (LayerProfile).
 Activations are counted with what is kept, and a unit or two that are whole for a moment.
 
 What is left out: that ranks differ and wait for the slowest, that cores of a node share memory and clock, loading data.

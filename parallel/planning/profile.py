@@ -14,13 +14,15 @@ mixed precision outputs are kept and sent as float16, but summed as float32.
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from nn.analysis.workload import count
 from nn.core.network import Network
 from nn.layers.attention import TransformerBlock
+from nn.layers.convolution import Conv2d
+from nn.layers.dense import Linear, TiedLinear
 
 COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_bytes")
 HALF = 2  # bytes of a float16
@@ -128,8 +130,9 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
     kept = HALF if network.mixed else item
     for row in count(network):
         found.setdefault(row.path.partition(".")[0], []).append(row)
-    layers = []
+    layers, sums = [], tensor_sums(network, {path: [row.parameters for row in rows] for path, rows in found.items()})
     for path, rows in found.items():
+        count_of, summed = sums[path]
         stored = samples * sum(row.activation for row in rows)
         forward = samples * 2 * sum(row.forward for row in rows) / flops + 2 * stored * copy
         backward = samples * 2 * sum(row.backward for row in rows) / flops + 4 * stored * copy
@@ -142,8 +145,8 @@ def count_layers(network: Network, samples: int, flops: float, copy: float) -> l
                 sum(row.parameters for row in rows) * item,
                 min(backward, samples * 2 * sum(row.forward for row in rows) / flops),
                 stored * kept / item,
-                tensor_sums(network, path),
-                samples * math.prod(child_shape(network, path)) * item * network.mixed,
+                count_of,
+                samples * math.prod(summed) * item,
             )
         )
     return checked(layers)
@@ -171,16 +174,33 @@ def title(network: Network, path: str) -> str:
     return f"{path} {text}".strip()
 
 
-def tensor_sums(network: Network, path: str) -> float:
-    """See LayerProfile: two each way in a transformer's block (Shoeybi et al. 2019), half a one around weights.
+def tensor_sums(network: Network, parameters: dict[str, Iterable[int]]) -> dict[str, tuple[float, tuple[int, ...]]]:
+    """Of each child of the root, given its parameters: `LayerProfile.tensor_sums`, and the shape of what is summed.
 
-    Of these halves the one forward sums nothing: in mixed precision it moves half the bytes.
+    As parallel/strategies/tensor/rewriting.py cuts them. A transformer's block: two each way. Linear layers in pairs:
+    the first has the gradient of its input to sum, if anybody wants it, the second its output. A convolution gathers
+    its input, and scatters that one's gradient, if channels of it are on other ranks. Any other with weights counts
+    as half a sum of its output each way. Of these halves the one forward sums nothing: in mixed precision it moves
+    half the bytes.
     """
-    layer = child(network, path)
-    if isinstance(layer, TransformerBlock):
-        return 2.0
-    weights = any(layer.macs(shape) for p, layer, shape, _ in network.layers() if p.partition(".")[0] == path)
-    return (0.375 if network.mixed else 0.5) * weights
+    half = 0.375 if network.mixed else 0.5
+    found, shape, whole, learned = {}, network.in_shape, True, False
+    for path in parameters:
+        layer, before, shape = child(network, path), shape, child_shape(network, path)
+        inside = [each for p, each, given, _ in network.layers() if p.partition(".")[0] == path and each.macs(given)]
+        if isinstance(layer, TransformerBlock):
+            found[path], whole = (2.0, shape), True
+        elif isinstance(layer, Linear | TiedLinear):
+            found[path] = (0.5 * learned, before) if whole else (0.5, shape)
+            whole = not whole
+        elif isinstance(layer, Conv2d):
+            found[path], whole = (0.0 if whole else half, before), False
+        else:
+            found[path] = half * bool(inside), shape
+            if inside:
+                whole = not any(isinstance(each, Conv2d) for each in inside)
+        learned = learned or any(parameters[path])
+    return found
 
 
 def number(path, line: int, row: dict, column: str) -> float:

@@ -246,6 +246,21 @@ def test_profiles_from_counts(tmp_path):
     assert [layer.tensor_sums for layer in count_layers(text, 1, 1e9, 0.0)] == [0, 0, 2, 2, 2, 0, 0.5]
 
 
+def test_layers_on_several_ranks_sum_what_tensor_parallelism_sums():
+    """In pairs: the output of the second forward, the input of the next first backward, but for data (rewriting.py)."""
+    line = nn.models.build("mlp:784,30,20,40,10", (28, 28, 1), 10)
+    linear = [layer for layer in count_layers(line, 32, 1e9, 0.0) if "Linear" in layer.name]
+    assert [layer.tensor_sums for layer in linear] == [0, 0.5, 0.5, 0.5]
+    assert [layer.summed for layer in linear[1:]] == [32 * 4 * n for n in (20, 20, 10)]
+    images = count_layers(nn.models.build("lenet5", (28, 28, 1), 10), 32, 1e9, 0.0)
+    told = [
+        (layer.tensor_sums, layer.summed / 32 / 4)
+        for layer in images
+        if "Conv2d" in layer.name or "Linear" in layer.name
+    ]
+    assert told == [(0, 784), (0.5, 12 * 12 * 20), (0.5, 500), (0.5, 500)], "what is gathered is what pooling left"
+
+
 def test_what_cannot_be_is_refused():
     for call, message in (
         (lambda: predict(JOB, "ddpp", Axes(2), FLAT), "unknown strategy 'ddpp': expected one of ddp, zero1"),
@@ -279,10 +294,16 @@ def test_mixed_precision_sends_half_the_bytes_where_nothing_is_summed():
     full, half = found[False], found[True]
     assert half["pipeline"].sent == full["pipeline"].sent / 2 > 0
     assert half["pipeline"].seconds < full["pipeline"].seconds and half["pipeline"].memory < full["pipeline"].memory
-    assert half["tensor"].sent == 0.75 * full["tensor"].sent > 0, "gathered forward, summed backward"
+    assert half["tensor"].sent == full["tensor"].sent > 0, "of linear layers in pairs all is summed"
     for one, other in zip(full["text"], half["text"], strict=True):
         assert other.output == one.output / 2 and other.saved == one.saved / 2 and other.parameters == one.parameters
-        assert other.summed == one.output and (other.tensor_sums == one.tensor_sums or one.tensor_sums == 0.5)
+        assert other.summed == one.summed and other.tensor_sums == one.tensor_sums
+    images = nn.models.build("lenet5", (28, 28, 1), 10)
+    images.mixed = True
+    gathered = [layer.tensor_sums for layer in count_layers(images, 1, 1e9, 0.0) if "Conv2d" in layer.name]
+    assert gathered == [0, 0.375], (
+        "the first takes images that all have; the second's are gathered forward, summed back"
+    )
 
 
 def halved_text(mixed):
