@@ -50,3 +50,15 @@ def test_partners_are_those_of_recursive_doubling():
     assert comm.asked == [(3, 3), (0, 0)], "the third one, 6, is not there"
     at_once(comm, 8, 0.0, around=True)
     assert comm.asked[2:] == [(3, 1)]
+
+
+def test_the_line_through_messages_that_a_token_bucket_lets_through_is_that_of_a_stream():
+    """A cable of 100 ns a byte, 10 us away, where what comes after a rest is free up to 20,000 bytes."""
+    from collectives.pricing.measure import summary
+    from collectives.pricing.networks import Point, fit
+
+    lengths = (4, 64, 1024, 4096, 16_384, 65_536, 1 << 20)
+    seconds = [(10e-6 + 100e-9 * max(0, n - 20_000), 100e-9 * n) for n in lengths]
+    points = [Point(n, time, 1e-6, 1e-6, gap, time, time) for n, (time, gap) in zip(lengths, seconds, strict=True)]
+    assert summary(points).beta == pytest.approx(100e-9, rel=0.1)
+    assert fit([(point.nbytes, point.time) for point in points]).beta < 50e-9, "a burst hides the cable"
