@@ -168,6 +168,7 @@ def test_one_node_and_two_learn_the_same(cluster, site):
 @needs_slurm
 @needs_wheel
 @needs_site
+@pytest.mark.exhaustive  # half a minute, and a minute: Slurm looks every 30 s
 def test_at_the_time_limit_a_job_goes_back_and_on_and_cancelled_it_does_not(cluster, site):
     """Slurm looks for jobs near their limit every 30 s; both templates wait at once."""
     jobs = {template: cluster.submit(template, *ENDLESS, options=["--time=3"]) for template in SMALL}
@@ -207,6 +208,7 @@ def test_a_rank_that_dies_ends_the_job(cluster, site):
 
 @needs_slurm
 @needs_site
+@pytest.mark.exhaustive
 def test_a_job_whose_node_fails_goes_back(cluster, site):
     """The last one here: the node does not come back."""
     job = cluster.submit(MANY, *ENDLESS)
