@@ -46,6 +46,7 @@ from parallel.passes.virtual_shards import refuse_norms
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
 LIMIT = 300.0
+PATIENCE = 1.5  # times as long a server waits for replicas of several ranks: one that waits for another says so first
 
 
 class Asynchronous(Served):
@@ -158,7 +159,8 @@ class Asynchronous(Served):
         book = Book(self.workers, self.schedule["bound"], self.schedule["warm"])
         self.own = self.shares[number]
         held, decoder = self.parameters[self.own].copy(), self.pieces and self.pieces.decoder
-        region, more = self.regions[number], (decoder, self.compensate, self.limit)
+        limit = self.limit * (PATIENCE if self.mesh.model_size > 1 else 1)
+        region, more = self.regions[number], (decoder, self.compensate, limit)
         self.server = Server(self.wire, book, held, region, self.optimizer, *more)
         self.slots = self.server.slots
 
