@@ -79,6 +79,7 @@ def test_ranks_of_other_hosts_go_on(survive, undisturbed, elastic, joined):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
 def test_more_die_while_the_others_recover(survive, undisturbed):
     """One as it comes to agree, and the first, which is to start the processes that take their places."""
     blows = (0, 1, "update of step 3"), (0, 2, "agreement"), (0, 0, "others are brought in")

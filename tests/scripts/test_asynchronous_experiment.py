@@ -16,6 +16,7 @@ def asynchronous(monkeypatch):
     return asynchronous
 
 
+@pytest.mark.exhaustive
 def test_a_short_run_measures_ways_and_draws(asynchronous, tmp_path, capsys):
     assert asynchronous.main(["--quick", "--seconds", "1", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "asynchronous.json").read_text())["rows"]

@@ -166,6 +166,7 @@ def test_what_the_sums_take_is_no_algorithm_of_a_tuned_table(tmp_path, monkeypat
     assert load(tmp_path / "table.json") == {"node": {"allreduce": [(math.inf, "shared")]}}
 
 
+@pytest.mark.exhaustive
 def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
     import bench
 

@@ -106,6 +106,7 @@ def test_each_gap_is_tried_as_a_student_finds_it_and_then_solved(folder, capsys)
     assert (made / "student" / "checks.py").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_gap_that_nothing_checks_and_a_wrong_solution_are_found(folder, capsys):
     """The control: the check is left out of the one, and the solution of the other is wrong."""
     folder(STEP.replace("checks.same(", "print(").replace("checks.call(step, 1.0, 1.0)", "step(1.0, 1.0)"))

@@ -44,6 +44,7 @@ def test_one_flag_scales_the_rate_and_warms_up():
     assert isinstance(hooks[0], MomentumCorrection) and optimizers.LARS.rate_inside
 
 
+@pytest.mark.exhaustive
 def test_the_experiment_can_be_done_in_pieces(large_batch, monkeypatch, tmp_path, capsys):
     short = dataclasses.replace(large_batch.QUICK, epochs=7, limit=300, schedule="multistep:at=6")
     monkeypatch.setattr(large_batch, "QUICK", short)

@@ -105,6 +105,7 @@ def project(tmp_path, monkeypatch):
     return Copy(tracked, str(tmp_path / "copy"))
 
 
+@pytest.mark.exhaustive
 def test_processes_run_the_changed_text_and_end(project, nothing_left):
     """Changed and changed back within a second, with texts of the same length, which compiled files cannot tell."""
     known = Measured("tests/test_answer.py", [], 0.0, "", {})
