@@ -129,6 +129,7 @@ def test_each_rank_writes_its_own_and_any_strategy_goes_on(comm, shared_tmp_path
     assert one.digest() == digest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(ranks=4, timeout=120)
 def test_of_a_mesh_too(comm, shared_tmp_path):
     for i, (name, given) in enumerate(ON_FOUR.items()):

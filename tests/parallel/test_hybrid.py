@@ -160,6 +160,7 @@ def test_shards_along_the_axis_data(comm):
             many.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(ranks=4)
 def test_fewer_bytes_along_the_axis_data(comm):
     """What is whole on several ranks stays alike, bit for bit; where nothing is left out, it is one process's."""

@@ -170,6 +170,7 @@ def test_branches_on_different_ranks(comm, ranks):
         many.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(ranks=4)
 def test_groups_share_a_batch(comm):
     """data=2,space=2: also of a batch of one sample, of which a group has none; statistics over all ranks."""
