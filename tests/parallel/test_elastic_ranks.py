@@ -90,13 +90,14 @@ def test_more_die_while_the_others_recover(survive, undisturbed):
 @needs_survivors
 @pytest.mark.exhaustive
 def test_who_has_a_copy_dies_with_whom_it_is_of(survive, tmp_path):
-    """Then all go on from the last checkpoint."""
+    """Then all go on from the last checkpoint: of step 10, or of step 7 where a thread was still writing that one."""
     options = ["--strategy", "zero1", "--optimizer", "adam", "--lr", "0.01", "--reproducible", "6"]
     undisturbed = run_undisturbed(tmp_path, *options)
     blows = (0, 1, "update of step 13"), (0, 2, "agreement")
     done = survive(4, "respawn:min=1,buddy=4", *blows, options=options)
     assert_as_if_nothing_had_been(done, undisturbed, [1, 2])
-    assert re.search(r"lost so far: rank 1, 2; .*, from the last checkpoint\ncontinuing from .*step-00000010", done[1])
+    went_on = r"lost so far: rank 1, 2; .*, from the last checkpoint\ncontinuing from .*step-000000(07|10)"
+    assert re.search(went_on, done[1]), done[1]
 
 
 @needs_survivors
