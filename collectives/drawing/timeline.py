@@ -21,7 +21,7 @@ SAME = {
 }  # in schedules of pipelines, and of layers
 
 
-def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "timeline"):
+def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "timeline", counted_in: str = ""):
     """What each rank did when: a bar for every event.
 
     Parameters
@@ -33,6 +33,8 @@ def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "t
         trace=True, what ranks compute, copy and wait for is drawn in the same way.
     ax, title
         As for `draw`.
+    counted_in : str
+        What starts and ends are counted in, such as "units", where that is not seconds.
 
     Returns
     -------
@@ -53,7 +55,7 @@ def draw_timeline(events: Iterable[Mapping] | Price, ax=None, *, title: str = "t
             raise ValueError(f"an event ends before it starts: {event}")
     zero = events[0]["start"]
     length = max(event["end"] for event in events) - zero
-    unit, symbol = marks.unit_of(length)
+    unit, symbol = (1.0, counted_in) if counted_in else marks.unit_of(length)
     rows = sorted({(event["rank"], event.get("lane", "")) for event in events})
     names = list(dict.fromkeys(family_of(event["name"]) for event in events))
     looks = looks_of(names)

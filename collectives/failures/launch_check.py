@@ -154,14 +154,18 @@ def end_in_time(limit: float):
     """Let MPI's end, in which a rank waits for all others, last so many seconds at most; then all ranks end.
 
     A program that ends MPI itself is left alone. Otherwise MPI ends behind the interpreter, where no thread of Python
-    and no handler can look after it: what is left is the system's alarm, SIGALRM, of which the launcher tells.
+    and no handler can look after it: what is left is the system's alarm, SIGALRM, of which the launcher tells. A rank
+    that is stopped when the others have gone is killed.
     """
     from mpi4py import MPI
+
+    from collectives.failures.timer import kill_in
 
     def set_alarm():
         if not MPI.Is_finalized():
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, max(ends))
+            kill_in(max(ends) + GRACE)
 
     if not ends:
         atexit.register(set_alarm)

@@ -213,5 +213,5 @@ class Grade:
         size, count = self.puzzle.size, self.puzzle.count
         if self.puzzle.compute:
             priced = price(self.answer, size, count, 1, self.puzzle.network, trace=True)
-            return draw_timeline(priced, title=title)
+            return draw_timeline(priced, title=title, counted_in="units")
         return draw(self.answer, size, count, title=title, **options)

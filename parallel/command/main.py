@@ -33,7 +33,7 @@ ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call
 FAILED = 911  # tag of what failing ranks tell each other
 STARTING = 60.0  # seconds in which MPI must have started where ranks survive others: before, they cannot
 RESTARTS = 3  # of a job that has ended so
-SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to
+SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to, or to end after an error
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 
 
@@ -117,13 +117,16 @@ def start_mpi(limit: float) -> None:
 def end_mpi(limit: float) -> None:
     """End MPI, which waits for all ranks once more; after `limit` seconds (0: never) this rank ends, and so do all.
 
-    All is written: who is asked to end now ends as it would.
+    All is written: who is asked to end now ends as it would. Who is stopped when the others have gone is killed.
     """
     from mpi4py import MPI
+
+    from collectives.failures.timer import kill_in
 
     heed_no_signals()
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
+        kill_in(limit + PATIENCE)
     MPI.Finalize()
     faulthandler.cancel_dump_traceback_later()
 
@@ -260,6 +263,8 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
         return status
     from mpi4py import MPI
 
+    from collectives.failures.timer import kill_in
+
     members = surviving()
     if launcher.joins() and not members:
         print(f"error: a rank cannot take the place of a lost one: {said}", file=sys.stderr, flush=True)
@@ -281,6 +286,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     if members:
         members.leave(status)
     sys.stdout.flush()
+    kill_in(SAVING)
     MPI.Finalize()
     os._exit(status)  # not sys.exit: `python -m mpi4py` would abort
 

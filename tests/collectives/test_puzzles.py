@@ -180,3 +180,4 @@ def test_a_solved_one_is_drawn_too():
 def test_layers_are_drawn_as_what_they_are():
     figure = puzzles.fsdp.grade(ANSWERS["fsdp"]).draw()
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["wait", "compute"]
+    assert figure.axes[0].get_xlabel() == "time, units"

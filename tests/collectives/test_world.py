@@ -199,6 +199,18 @@ def test_a_rank_that_is_stopped_as_mpi_ends_keeps_no_other_waiting(words, status
     assert got == status or (status and "mpiexec itself was ended by SIGSEGV" in said), said
 
 
+def test_a_timer_ends_a_process_that_is_stopped_and_lets_one_alone_that_has_ended():
+    code = """
+import os, signal, sys
+from collectives.failures.timer import kill_in
+kill_in(float(sys.argv[1]))
+if "stops" in sys.argv:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    for words, status in (["0.3", "stops"], -signal.SIGKILL), (["60"], 0):
+        assert subprocess.run([sys.executable, "-c", code, *words], timeout=PATIENCE).returncode == status
+
+
 def test_an_exit_is_told_once_it_ends_the_program_and_what_is_caught_is_not():
     code = """
 import contextlib, sys

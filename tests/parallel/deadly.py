@@ -176,7 +176,7 @@ def run_undisturbed(directory, *options):
 
 def assert_as_if_nothing_had_been(done, undisturbed, lost):
     status, said, out = done
-    assert status == 0, said
+    assert status == 0 and (out / "result.json").exists(), said
     found = result(out)
     assert found["parameters_sha256"] == undisturbed["parameters_sha256"], said
     assert (found["steps"], found["elastic"]["lost"]) == (undisturbed["steps"], lost), said
