@@ -364,6 +364,7 @@ def test_what_is_asked_for_is_what_there_is():
     assert [repr(parse(name)) for name in ("fp16", "powersgd")] == ["Half()", "PowerSGD(rank=4)"]
 
 
+@pytest.mark.exhaustive
 def test_from_the_command_line(tmp_path, capsys):
     """Bytes are in the result and told; a resumed run has the bits of one that never stopped, memories included."""
 

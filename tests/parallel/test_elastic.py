@@ -177,7 +177,7 @@ sys.exit(main.main())
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_killed_run_ends_as_if_nothing_had_been(tmp_path, ranks, nothing_left):
     program = tmp_path / "killed.py"
     program.write_text(KILLED)

@@ -46,6 +46,7 @@ def test_others_come_in_the_place_of_who_dies_in_an_update(survive, job):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
 def test_the_others_go_on_in_less_memory(survive, tmp_path):
     """In float64, as sums of two and of three ranks are rounded otherwise; a checkpoint, an evaluation, the start."""
     options = *ADAM, "--dtype", "float64"

@@ -31,7 +31,7 @@ def survive(tmp_path, nothing_left):
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
-        (3, ["--strategy", "ps", *ADAM]),
+        more(3, ["--strategy", "ps", *ADAM]),
         more(3, ["--strategy", "ps", "--servers", "2", "--server-place", "workers", *ADAM]),
         more(2, ["--strategy", "pipeline", *DEEP, *ADAM]),
         more(2, ["--mesh", "pipeline=2", "--strategy", "zero1", *DEEP, *ADAM]),

@@ -534,7 +534,7 @@ def test_a_run_begun_without_validation_data_goes_on_without(tmp_path, refused):
 
 
 def test_patience_and_the_rate_finder_look_at_validation_data(tmp_path):
-    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--no-pictures"]
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--limit", "400", "--no-pictures"]
     said = train(*args, "--ranks", "2", "--patience", "2", "--epochs", "30", "--out", tmp_path / "run")
     found = result(tmp_path / "run")
     assert found["epochs"] == found["chosen_epoch"] + 2 and f"the best of {found['epochs']} on" in said

@@ -143,6 +143,7 @@ def test_ranks_run_across_hosts():
 
 @needs_a_lab
 @needs_mpi
+@pytest.mark.exhaustive
 def test_measured_between_hosts(tmp_path):
     """A cable of 80 Mbit/s takes 100 ns a byte (beyond a burst of 13 KB), far more than memory inside a host."""
     program = """

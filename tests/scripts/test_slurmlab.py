@@ -148,6 +148,7 @@ def cluster(tmp_path_factory):
 @needs_slurm
 @needs_wheel
 @needs_site
+@pytest.mark.exhaustive
 def test_one_node_and_two_learn_the_same(cluster, site):
     """The wheel's MPI and the site's, ranks of the launcher and of srun: the same two summands, so the same bits."""
     learned = {}
@@ -198,6 +199,7 @@ def test_at_the_time_limit_a_job_goes_back_and_on_and_cancelled_it_does_not(clus
 
 @needs_slurm
 @needs_site
+@pytest.mark.exhaustive
 def test_a_rank_that_dies_ends_the_job(cluster, site):
     job = cluster.submit(MANY, *ENDLESS, "--watch", 5)
     cluster.train_on(job)
