@@ -149,6 +149,7 @@ def test_who_dies_again_and_again_is_not_replaced_for_ever(survive):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
 def test_where_a_rank_is_stopped_as_a_communicator_is_made_the_job_is_started_again(survive, undisturbed, tmp_path):
     """No heartbeat and no watchdog is there yet."""
     blow, options = (0, 1, "start", "stops, once"), ["--reproducible", "6", "--watch", "5"]
@@ -296,6 +297,7 @@ def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
 def test_too_few_end_and_can_be_continued(survive, undisturbed):
     """The first rank dies, so another one says it; what the ledger had beyond the last checkpoint counts no more."""
     status, said, out = survive(2, "shrink", (0, 0, "step 9"))
@@ -318,6 +320,7 @@ def test_who_was_asked_to_end_and_recovers_still_ends(survive):
 
 
 @needs_survivors
+@pytest.mark.exhaustive
 def test_who_is_one_too_many_lets_the_others_save_when_all_are_asked_to_end(survive):
     options = "--mesh", "data=2,pipeline=2", "--model", "mlp:64,16,16,10"
     blows = (0, 3, "update of step 3"), (1, 0, "update of step 12", "all are asked to end")

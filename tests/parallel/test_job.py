@@ -486,7 +486,7 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
     """A rate so high that the epochs differ: the best one is not the last, on one process and on two ranks."""
     import nn
 
-    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "8", "--no-pictures"]
+    args = ["--model", "mlp:64,16,10", "--lr", "1", "--momentum", "0.9", "--epochs", "6", "--no-pictures"]
     data = nn.data.load("digits", validation=0.1, seed=0)
     for name, more in (("one", []), ("two", ["--ranks", "2"])):
         said = train(*args, *more, "--out", tmp_path / name)
@@ -495,9 +495,9 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         scores = [line["validation_accuracy"] for line in lines]
         chosen = scores.index(max(scores))
-        assert found["chosen_epoch"] == chosen + 1 < 8 and found["epochs"] == 8 and found["steps"] == lines[-1]["step"]
+        assert found["chosen_epoch"] == chosen + 1 < 6 and found["epochs"] == 6 and found["steps"] == lines[-1]["step"]
         assert found["validation_accuracy"] == scores[chosen]
-        assert f"after epoch {chosen + 1}, the best of 8 on the validation data" in said
+        assert f"after epoch {chosen + 1}, the best of 6 on the validation data" in said
         trainer = nn.Serial(nn.models.build("mlp:64,16,10", data.in_shape, 10), nn.CrossEntropyLoss(), nn.SGD(1, 0.9))
         trainer.load_state(nn.Checkpoints(best.parent).load("best")[0])
         for split, accuracy in ((data.validation, scores[chosen]), (data.test, found["accuracy"])):

@@ -123,6 +123,7 @@ def test_texts_become_arguments(files):
         prepare(parse(["--pipeline", file, "--ranks", "2", "--limit", "60"]))
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_without_its_pipeline(files, nothing_left):
     """Two ranks after a schedule of one's own, then the same two with the whole network each."""
     script, out = str(ROOT / "scripts/train.py"), str(files / "run")
