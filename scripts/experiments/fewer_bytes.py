@@ -1,6 +1,6 @@
 """Every method of --compress on one task: accuracy against bytes on the wire, on ranks of this machine.
 
-    python scripts/experiments/fewer_bytes.py                          digits, a small CNN, 2 ranks: two to four minutes
+    python scripts/experiments/fewer_bytes.py                          digits, a small CNN, 2 ranks: one to four minutes
     python scripts/experiments/fewer_bytes.py --model mlp:64,64,10 --ranks 4 --seeds 1
     python scripts/experiments/fewer_bytes.py --quick                  shows the script, not the methods
 
