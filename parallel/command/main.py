@@ -18,7 +18,7 @@ from pathlib import Path
 
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import asks_for_help, parse
-from parallel.command.run_directory import continue_with, default_directory
+from parallel.command.run_directory import continue_with, default_directory, remove_unfinished
 from parallel.launch import blas, launcher
 
 WRONG_OPTION = 2  # exit status, as argparse has it
@@ -161,6 +161,7 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         status = INTERRUPTED
     except SystemExit as end:  # SIGTERM
         status = end.code
+    remove_unfinished(Path(options.resume or options.out))  # one rank ends all, another may be writing
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     elif status > SIGNALLED or status == launcher.LOST:

@@ -67,11 +67,16 @@ def write_headers(out: Path, options: Options, world) -> None:
     from nn.training.checkpoints import write_atomically
 
     out.mkdir(parents=True, exist_ok=True)
-    for left in out.rglob(".*.tmp"):  # by a run that was killed while it wrote
-        left.unlink(missing_ok=True)
+    remove_unfinished(out)
     config = json.dumps(dataclasses.asdict(options) | {"resume": None}, indent=1) + "\n"
     write_atomically(out / "config.json", config.encode())
     write_atomically(out / "environment.json", (json.dumps(environment(world), indent=1) + "\n").encode())
+
+
+def remove_unfinished(out: Path) -> None:
+    """Files of a run that ended while it wrote them."""
+    for left in out.rglob(".*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def environment(world) -> dict:

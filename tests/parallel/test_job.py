@@ -263,6 +263,20 @@ def listens(pid: int) -> bool:
     return bool(int(caught, 16) >> signal.SIGINT - 1 & 1)
 
 
+def test_what_a_rank_was_writing_when_another_one_ended_all_is_removed(tmp_path, monkeypatch):
+    from parallel.command import main
+    from parallel.command.parsing import parse
+
+    def interrupted(options, inner):
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / ".step-00000003.npz.7.tmp").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "run_ranks", interrupted)
+    assert main.start_ranks(parse(["--ranks", "2", "--out", str(tmp_path)]), []) == 130
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
 @pytest.mark.parametrize("after", [0.0, 0.2, 0.5, 1.0])
 def test_a_program_that_has_just_begun_ends_without_a_traceback(tmp_path, after):
     """Whatever it does just then: the moment differs with the machine, what is asked does not."""
