@@ -16,6 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
+from collectives.failures.timer import kill_in
+
 # Where launchers say how many ranks they started: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 START = 912  # tag with which ranks tell the first one that they have come
@@ -158,8 +160,6 @@ def end_in_time(limit: float):
     that is stopped when the others have gone is killed.
     """
     from mpi4py import MPI
-
-    from collectives.failures.timer import kill_in
 
     def set_alarm():
         if not MPI.Is_finalized():
