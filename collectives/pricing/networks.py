@@ -230,6 +230,8 @@ class Network:
             raise ValueError(f"{self}: ranks_per_node must be a whole number >= 1")
         if not all(math.isfinite(value) and value >= 0 for value in (self.gamma, self.copy, self.memory)):
             raise ValueError(f"{self}: gamma, copy and memory must be >= 0 and finite")
+        if not isinstance(self.source, str):
+            raise ValueError(f"source is a text, not {self.source}")
         for name in ("reductions", "copies", "meetings", "fetches", "posts"):
             points = tuple((x, seconds) for x, seconds in getattr(self, name))
             xs = [x for x, _ in points]

@@ -180,4 +180,5 @@ memory = Puzzle(
     {"rounds": 4, "copied": 32},
     ((1, 2), (2, 5), (3, 7)),
     rule=in_memory,
+    memory=True,
 )

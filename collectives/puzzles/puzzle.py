@@ -12,7 +12,7 @@ from collectives.checking.definitions import Operation, WrongResult, compare, mo
 from collectives.checking.simulator import Deadlock, ScheduleError, Stats, simulate
 from collectives.pricing.networks import ROUNDS, Network
 from collectives.pricing.price import price
-from collectives.steps import Compute, Round
+from collectives.steps import Compute, Round, reads, writes
 
 PACKAGE = str(Path(__file__).parents[1])  # whose lines no answer is in
 
@@ -47,6 +47,8 @@ class Puzzle:
         For puzzles with computation.
     rule : callable (Stats, buffers) -> str
         What is not allowed beside: why an answer is refused, or "".
+    memory : bool
+        Whether ranks may name each other's buffers.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Puzzle:
     network: Network = ROUNDS
     compute: Callable | None = None
     rule: Callable[[Stats, list], str] = field(default=lambda stats, buffers: "")
+    memory: bool = False
 
     def __str__(self):
         text = "\n\n".join(textwrap.fill(" ".join(each.split()), 100) for each in self.task.split("\n\n"))
@@ -103,6 +106,8 @@ class Puzzle:
         )
         if wrong:
             raise WrongResult(wrong[0][1], wrong[0][0], stats)
+        if not self.memory and (problem := elsewhere(stats)):
+            raise WrongResult(problem, None, stats)
         compare(self.define, buffers, stats, size, count)
         if problem := self.rule(stats, buffers):
             raise WrongResult(problem, None, stats)
@@ -136,6 +141,16 @@ def rounds_of_answer(mine: Callable, rank: int, size: int, count: int) -> Iterat
         where = f", at `{own[-1].line}`" if own else ""
         raise ScheduleError(f"rank {rank}, round {number}: it raises {type(error).__name__}: {error}{where}") from error
     raise ScheduleError(f"rank {rank}: it returns {rounds!r}; a generator of rounds has a `yield`")
+
+
+def elsewhere(stats: Stats) -> str:
+    """The first step in memory that is not the rank's own, or ""."""
+    for rank, rounds in enumerate(stats.history):
+        for k, steps in enumerate(rounds):
+            for step in steps:
+                if any(place.rank != rank for place in (*reads(step, rank), *writes(step, rank))):
+                    return f"rank {rank}, round {k}: {step}: there is no shared memory here, use messages"
+    return ""
 
 
 def refuse(rank: int, step: Compute, values: list) -> list:

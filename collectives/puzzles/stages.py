@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from collectives.checking.definitions import Operation, unwritten
+from collectives.checking.simulator import ScheduleError
 from collectives.pricing.networks import Link, Network
 from collectives.puzzles.puzzle import Puzzle
 from collectives.steps import Compute, Recv, Round, Send, Slice
 
+LAYER = 4.0  # seconds
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0))  # messages take no time
 
@@ -75,9 +77,14 @@ class Stage:
 MADE = {"in": (-1, "F"), "gradient": (1, "B"), "kept": (0, "F"), "factor": (0, "I")}
 
 
-def pass_on(rank: int, size: int, step: Compute, values: list) -> tuple[list, str]:
+def pass_on(rank: int, size: int, step: Compute, values: list, kinds: str = "FB") -> tuple[list, str]:
     """What an action writes: its kind and rank, and the micro-batch; with what is wrong about what it has read."""
-    kind, i = step.name[0], int(step.name[1:])
+    kind, number = step.name[:1], step.name[1:]
+    if kind not in kinds or not number.isdecimal():
+        raise ScheduleError(f"rank {rank} computes {step.name!r}: expected {' or '.join(kinds)} and a micro-batch")
+    i = int(number)
+    if needs(step) != needs(want := Stage(rank, size).compute(kind, i)):
+        raise ScheduleError(f"rank {rank}: {step}: expected {want}, as `Stage` makes it")
     for read, got in zip(step.reads, values, strict=True):
         by, made = MADE.get(read.buf, (0, ""))
         want = ((f"{made}{rank + by}", i),) if made else ((0, i),)
@@ -87,6 +94,12 @@ def pass_on(rank: int, size: int, step: Compute, values: list) -> tuple[list, st
     name = {"W": "B"}.get(kind, kind)  # whether in one step or in two
     written = {"kept": "F", "out": "F", "back": "B", "done": "B", "factor": "I"}
     return [[((f"{written.get(s.buf, name)}{rank}", i),)] for s in step.writes], ""
+
+
+def needs(step: Compute) -> tuple:
+    """What an action reads, writes and takes, wherever in the buffers it does."""
+    reads, writes = (sorted((s.buf, s.hi - s.lo) for s in slices) for slices in (step.reads, step.writes))
+    return reads, writes, step.seconds
 
 
 def shown(value: tuple) -> str:
@@ -140,6 +153,7 @@ zero_bubble = pipeline(
     alone: W can fill the time in which a stage would have nothing to do. 27 units.""",
     limits={"seconds": 27, "live": 10},
     record={"seconds": 27, "live": 9},
+    compute=partial(pass_on, kinds="FBIW"),
 )
 
 
@@ -155,7 +169,10 @@ def outputs(rank: int, size: int, count: int, root: int):
 
 def layer(rank: int, size: int, step: Compute, values: list) -> tuple[list, str]:
     """Computing a layer needs the shards of all ranks, in rank order."""
-    number = int(step.name.removeprefix("L"))
+    digits = step.name.removeprefix("L")
+    if step.name[:1] != "L" or not digits.isdecimal() or step.seconds != LAYER:
+        raise ScheduleError(f'rank {rank}: {step}: expected Compute(f"L{{l}}", reads, writes, {LAYER}) of a layer l')
+    number = int(digits)
     got = [value for read in values for value in read]
     want = [((q, number),) for q in range(size)]
     if [s.hi - s.lo for s in step.writes] != [1]:

@@ -697,6 +697,7 @@ def test_files_of_networks_without_lengths_are_read(tmp_path):
         {"inside": link | {"points": [[1, 1]]}},
         {"inside": link | {"eager": -1}},
         {"copies": [[2, 1], [1, 1]]},
+        {"source": ["measured", "here"]},
     ):
         file.write_text(json.dumps(old | wrong))
         with pytest.raises(ValueError, match=r"network\.json: not a network"):

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 
-from collectives import Copy, Meet, Recv, RecvReduce, Reduce, Send, part, puzzles
+from collectives import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
 from collectives.algorithms import allreduce
 from collectives.puzzles.puzzle import UNITS
 from collectives.puzzles.solutions import ANSWERS
@@ -126,9 +126,39 @@ def fails_later(rank, size, count):
     yield (Send([0, 0][rank], "x", 0, 1),) if rank else ()
 
 
+def from_memory(rank, size, count):
+    """Nothing is sent: all read x of rank 0."""
+    yield (Copy("x", 0, count, "x", 0, of=0),) if rank else ()
+
+
+def work(**other):
+    """An answer to fsdp whose computations differ in these fields."""
+
+    def answer(rank, size, count):
+        for steps in ANSWERS["fsdp"](rank, size, count):
+            yield tuple(s._replace(**other) if isinstance(s, Compute) else s for s in steps)
+
+    return answer
+
+
+def all_at_once(name, seconds):
+    """An answer to gpipe that neither waits for others nor reads anything."""
+    return lambda rank, size, count: (
+        (Compute(name.format(i), (), (Slice("done", i, i + 1),), seconds),) for i in range(count)
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [
+        ("broadcast", from_memory, "rank 1, round 0: .*of=0.*: there is no shared memory here, use messages"),
+        ("chain", from_memory, "rank 1, round 0: .*of=0.*: there is no shared memory here, use messages"),
+        ("fsdp", work(seconds=0.0), r"seconds=0.0.: expected Compute.f.L{l}., reads, writes, 4.0. of a layer l"),
+        ("fsdp", work(name="L{l}"), r"name='L{l}'.*: expected Compute.f.L{l}., reads, writes, 4.0. of a layer l"),
+        ("gpipe", all_at_once("B{}", 2.0), r"rank 0: Compute.name='B0', reads=\(\), .*: expected .*buf='kept'"),
+        ("gpipe", all_at_once("B", 2.0), "rank 0 computes 'B': expected F or B and a micro-batch"),
+        ("gpipe", all_at_once("", 2.0), "rank 0 computes '': expected F or B and a micro-batch"),
+        ("gpipe", ANSWERS["zero_bubble"], "rank 3 computes 'I0': expected F or B and a micro-batch"),
         ("broadcast", one_by_one, "too many       7 of 3"),
         ("broadcast", many_at_once, "rank 0, round 0: 7 sends and 0 receives, where there is a port for each"),
         ("ring", whole_vectors, "too many      80 of 32"),
