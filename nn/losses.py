@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 
+from nn.core.layer import check_numbers
 from nn.core.run import Run
 from nn.layers.activations import row_maxima
 
@@ -96,6 +97,7 @@ class HuberLoss(Loss):
     """
 
     def __init__(self, delta: float = 1.0):
+        check_numbers("HuberLoss", delta=delta)
         if not delta > 0:
             raise ValueError(f"HuberLoss: delta must be positive, given {delta}")
         self.delta = delta
@@ -159,6 +161,8 @@ class NLLLoss(Loss):
     """
 
     def __init__(self, class_weights: np.ndarray | None = None, ignore_index: int | None = None):
+        if ignore_index is not None and not isinstance(ignore_index, int | np.integer):
+            raise TypeError(f"{type(self).__name__}: ignore_index must be a class, given {ignore_index!r:.80}")
         if class_weights is not None:
             class_weights = np.asarray(class_weights, np.float64)
             if class_weights.ndim != 1 or not (class_weights >= 0).all():
@@ -228,6 +232,7 @@ class CrossEntropyLoss(NLLLoss):
         ignore_index: int | None = None,
     ):
         super().__init__(class_weights, ignore_index)
+        check_numbers(type(self).__name__, label_smoothing=label_smoothing)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"CrossEntropyLoss: label_smoothing must be in [0, 1), given {label_smoothing}")
         self.label_smoothing = label_smoothing
@@ -293,6 +298,7 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
 
     def __init__(self, hidden: int, label_smoothing: float = 0.0):
         super().__init__(label_smoothing, ignore_index=-1)
+        check_numbers("MaskedCrossEntropyLoss", hidden=hidden)
         self.hidden = hidden
 
     def __repr__(self):

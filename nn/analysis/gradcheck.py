@@ -15,6 +15,7 @@ whole, must add up to the whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -56,21 +57,27 @@ def gradcheck(
     Returns
     -------
     float
-        About 1e-9 where backward is right; use a bound of 1e-6. Near a kink (ReLU at 0) try another seed.
+        About 1e-9 where backward is right; use a bound of 1e-6. Near a kink (ReLU at 0) try another seed. Infinite
+        where forward or backward gives what is not finite.
 
     Raises
     ------
     AssertionError
-        If forward overwrites its input, or backward in two halves is not backward; if a loss overwrites what it is
-        given, is not the sum of its parts, or leaves some of its gradient unwritten.
+        If forward or backward overwrites what it is given, backward returns no dLoss/dx, or backward in two halves is
+        not backward; if a loss overwrites what it is given, is not the sum of its parts, or leaves some of its gradient
+        unwritten.
     TypeError
         If this is neither a layer nor a loss with its target, or x is no array of float64 or ids.
+    ValueError
+        If x is empty, or there are no directions: nothing would be compared.
     """
     if not isinstance(x, np.ndarray) or (x.dtype != np.float64 and x.dtype.kind not in "iu"):
         given = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(
             f"gradcheck: x must be an array of float64, or of ids, given {given}: np.asarray(x, np.float64)"
         )
+    if not x.size or directions < 1:
+        raise ValueError(f"gradcheck: nothing to compare: x of shape {x.shape}, {directions} directions")
     if isinstance(layer, Loss):
         if not isinstance(target, np.ndarray):
             raise TypeError(f"gradcheck({layer!r}, z, target=y) takes the targets y as an array, given {target!r:.80}")
@@ -88,9 +95,9 @@ def gradcheck(
     if setup:
         setup(run)
     p = network.layout.views(w)
-    given = x.copy()
+    given, moves_x = x.copy(), run.context.input_gradient
     y, _ = network.forward(p, x, run)
-    if not np.array_equal(x, given):
+    if not np.array_equal(x, given, equal_nan=x.dtype.kind == "f"):
         raise AssertionError(f"{layer!r}: forward overwrote its input")
     upstream, noise = rng.standard_normal(y.shape), rng.standard_normal(len(w))
 
@@ -100,14 +107,20 @@ def gradcheck(
         run.micro_batch.accumulate = accumulate
         _, saved = network.forward(p, x, run)
         backward = network.backward_inputs if halves else network.backward
-        gx = backward(p, network.layout.views(g), upstream.copy(), saved, run)
+        gy = upstream.copy()
+        gx = backward(p, network.layout.views(g), gy, saved, run)
         gx = None if gx is None else gx.copy()
         if halves:
             network.backward_weights(run)
+        if moves_x and (gx is None or gx.shape != x.shape or gx.dtype != x.dtype):
+            found = "None" if gx is None else f"{gx.dtype}{gx.shape}"
+            raise AssertionError(f"{layer!r}: backward must return dLoss/dx, {x.dtype}{x.shape}, given {found}")
+        for what, array, before in (("its input", x, given), ("gy", gy, gy if run.gy_free else upstream)):
+            if not np.array_equal(array, before, equal_nan=array.dtype.kind == "f"):
+                raise AssertionError(f"{layer!r}: backward overwrote {what}, which others may need")
         return g - noise if accumulate else g, gx
 
     found = [gradients(accumulate) for accumulate in (False, True)]
-    moves_x = found[0][1] is not None
     _compare(layer, network, found[0], gradients(accumulate=False, halves=True))
 
     def loss(shift: np.ndarray, x_shift: np.ndarray | float) -> float:
@@ -125,7 +138,7 @@ def gradcheck(
         numerical = (loss(eps * d, eps * dx) - loss(-eps * d, -eps * dx)) / (2 * eps)
         for g, gx in found:
             analytic = float(g @ d) + (float((gx * dx).sum()) if moves_x else 0.0)
-            worst = max(worst, abs(numerical - analytic) / max(abs(numerical), abs(analytic), 1e-8))
+            worst = max(worst, _difference(numerical, analytic))
     return worst
 
 
@@ -176,8 +189,14 @@ def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: floa
         d /= np.sqrt((d * d).sum())
         numerical = (loss(z + eps * d, target, total, run)[0] - loss(z - eps * d, target, total, run)[0]) / (2 * eps)
         analytic = float((gz * d).sum())
-        worst = max(worst, abs(numerical - analytic) / max(abs(numerical), abs(analytic), 1e-8))
+        worst = max(worst, _difference(numerical, analytic))
     return worst
+
+
+def _difference(numerical: float, analytic: float) -> float:
+    """The relative difference; infinite where one of the two is not finite, for NaN is larger than nothing."""
+    difference = abs(numerical - analytic) / max(abs(numerical), abs(analytic), 1e-8)
+    return difference if math.isfinite(difference) else math.inf
 
 
 def _compare(layer: Layer, network: Network, whole: tuple, halves: tuple) -> None:

@@ -97,6 +97,11 @@ class Spec:
     def __post_init__(self):
         if not all(isinstance(n, (int, np.integer)) for n in self.shape):
             raise ShapeError(f"sizes must be whole numbers, given shape {self.shape}")
+        if self.init is not None and not callable(self.init):  # None where nothing is drawn
+            raise TypeError(
+                f"first values, here of an array of shape {self.shape}, come from a function (rng, shape) -> array, "
+                f"such as nn.initializers.he, given {self.init!r:.80}"
+            )
         if (split := self.split) is None:
             return
         size = self.shape[split.axis] if 0 <= split.axis < len(self.shape) else 0
@@ -273,7 +278,7 @@ def check_layers(container: str, *layers: Layer) -> None:
 
 
 def check_numbers(layer: str, **values: object) -> None:
-    """Refuse arguments of a layer's constructor that are no numbers, by their names."""
+    """Refuse arguments of a layer's, or a loss's, constructor that are no numbers, by their names."""
     for name, value in values.items():
         if not isinstance(value, (int, float, np.integer, np.floating)):
             raise TypeError(f"{layer}: {name} must be a number, given {value!r:.80}")

@@ -17,7 +17,7 @@ from typing import Any
 from nn.core.network import Network
 from nn.files.onnx_graph import Graph
 from nn.files.onnx_layers import nodes_of
-from nn.files.trained import Trained, as_path, on_writer
+from nn.files.trained import Trained, as_path, checked, on_writer
 from nn.training.checkpoints import write_atomically
 
 LARGEST = 2**31 - 1  # bytes of a message in Protocol Buffers
@@ -43,7 +43,8 @@ def export_onnx(network: Network, weights: Any, file: str | Path, about: Mapping
         The file cannot be written.
     """
     file = as_path(file)
-    on_writer(network, weights, lambda trained: _write(trained, file, about or {}))
+    told = checked("export_onnx", about)
+    on_writer(network, weights, lambda trained: _write(trained, file, told))
     return file
 
 

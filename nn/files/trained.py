@@ -163,6 +163,16 @@ def as_path(file: str | os.PathLike) -> Path:
     return Path(file)
 
 
+def checked(what: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What else a file tells, as JSON holds it: names are texts; TypeError where it cannot."""
+    if not isinstance(about, Mapping | None):
+        raise TypeError(f"{what}: about must be a dict, given {about!r:.80}")
+    try:
+        return json.loads(json.dumps(dict(about or {})))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what}: about must hold what JSON can, {brief(error)}") from None
+
+
 def on_writer(network: Network, weights: Any, write: Callable[[Trained], None]) -> None:
     """Let the rank that writes do so. All ranks end alike: none goes on to wait for one that has given up."""
     error = None
@@ -245,13 +255,7 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
         raise ValueError(f"{network.name} is a part of a network: save the whole one")
     told = {"format": FORMAT, "name": network.name, "in_shape": network.in_shape, "dtype": network.dtype.name}
     told["mixed"] = network.mixed
-    if not isinstance(about, Mapping | None):
-        raise TypeError(f"save: about must be a dict, given {about!r:.80}")
-    told |= {"root": describe(network.root), "about": dict(about or {})}
-    try:
-        text = json.dumps(told)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"save: about must hold what JSON can, {brief(error)}") from None
+    text = json.dumps(told | {"root": describe(network.root), "about": checked("save", about)})
     again, _ = _network(text)
     if _kinds(again) != _kinds(network):
         raise ValueError(

@@ -57,6 +57,9 @@ class Optimizer:
             limit = 1 if entry.name in BELOW_ONE else math.inf
             if isinstance(value, (int, float)) and not 0 <= value < limit:
                 raise ValueError(f"{type(self).__name__}: {entry.name} must be in [0, {limit}), given {value}")
+        if not isinstance(self.clip, Clip | None):
+            what = f"{type(self).__name__}: clip must be what clips"
+            raise TypeError(f"{what}, such as nn.ClipGlobalNorm(1.0), given {self.clip!r:.80}")
 
     @property
     def slots(self) -> tuple[str, ...]:

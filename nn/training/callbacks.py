@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.training.checkpoints import CheckpointError, Checkpoints, write_atomically
+from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, write_atomically
 from nn.training.fit import Callback, Training
 
 
@@ -100,6 +100,8 @@ class EarlyStopping(Callback):
             raise TypeError(f"EarlyStopping: patience is a number of epochs, given {patience!r:.80}")
         if patience < 1:
             raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
+        if checkpoints is not None:
+            check_checkpoints("EarlyStopping", checkpoints)
         self.patience, self.metric, self.checkpoints = patience, metric, checkpoints
         self.best: dict[str, np.ndarray] | None = None
 
@@ -109,10 +111,7 @@ class EarlyStopping(Callback):
             self._decide(training)
 
     def on_epoch(self, training, record):
-        if self.metric not in record:
-            raise ValueError(
-                f"EarlyStopping: {self.metric!r} is not in the record ({', '.join(record)}): no validation data?"
-            )
+        check_metric("EarlyStopping", self.metric, record)
         if self._decide(training) == len(training.history) - 1:
             self.best = training.trainer.snapshot()
 
@@ -155,8 +154,12 @@ class RestoreBest(Callback):
     """
 
     def __init__(self, checkpoints: Checkpoints, metric: str = "validation_accuracy", say=None):
+        check_checkpoints("RestoreBest", checkpoints)
         self.checkpoints, self.metric = checkpoints, metric
         self.say = say or (lambda line: print(line, flush=True))
+
+    def on_epoch(self, training, record):
+        check_metric("RestoreBest", self.metric, record)
 
     def on_end(self, training):
         trainer, self.epoch = training.trainer, training.epoch
@@ -184,6 +187,12 @@ class RestoreBest(Callback):
                 problem or f"{failed} other ranks cannot read it: is {self.checkpoints.directory} on one host only?"
             )
             self.say(f"warning: the best epoch, {best}, cannot be put back, so the last one counts: {problem}")
+
+
+def check_metric(what: str, metric: str, record: dict) -> None:
+    """Refuse to choose by what is not measured, after the first epoch."""
+    if metric not in record:
+        raise ValueError(f"{what}: {metric!r} is not in the record ({', '.join(record)}): no validation data?")
 
 
 def best_epoch(history: list[dict], metric: str) -> int:

@@ -160,6 +160,16 @@ def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     return found
 
 
+def _rate(rate: float, step: int) -> float:
+    """What a schedule says, if that is a rate."""
+    try:
+        if 0 <= float(rate) < math.inf:
+            return rate
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"fit: schedule({step}) must be a learning rate, in [0, inf), given {rate!r:.80}")
+
+
 def _check_trainer(what: str, trainer: Serial) -> None:
     if not isinstance(trainer, Serial):
         raise TypeError(
@@ -182,7 +192,7 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
     clock = time.perf_counter()
     for x, y, total in training.train.epoch(training.epoch, training.batch):
         if schedule:
-            trainer.optimizer.lr = schedule(trainer.steps)
+            trainer.optimizer.lr = _rate(schedule(trainer.steps), trainer.steps)
         try:
             loss = trainer.step(x, y, total, accumulate)
         except NonFiniteLoss as error:
@@ -194,6 +204,11 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
         training.seconds, clock = training.seconds + now - clock, now
         for callback in callbacks:
             callback.on_step(training, loss)
+    if not training.samples:
+        raise ValueError(
+            f"fit: train gave no batch in epoch {training.epoch + 1}: a Loader with drop_last leaves out one that is "
+            "not full, so its batch must not be larger than the data set"
+        )
     clock = time.perf_counter()
     training.meet()  # which is training, too: what is on its way comes to its end
     training.seconds += time.perf_counter() - clock

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from nn.training.callbacks import best_epoch
-from nn.training.checkpoints import CheckpointError, Checkpoints
+from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints
 from nn.training.fit import Callback
 from nn.training.serial import Serial
 from nn.training.stored import Fragment
@@ -128,6 +128,7 @@ class KeepCheckpoints(Callback):
         later: bool = False,
         termination: Termination | None = None,
     ):
+        check_checkpoints("KeepCheckpoints", checkpoints)
         self.checkpoints, self.steps, self.best = checkpoints, steps, best
         self.later, self.termination = later, termination
         self.stage = self.writing = None  # what all ranks are writing; this one

@@ -145,12 +145,12 @@ class Serial:
         Raises
         ------
         ValueError
-            The global batch is empty; a shard of it may be.
+            The global batch is empty; a shard of it may be. There are no parts.
         NonFiniteLoss
             Before the update, so parameters and running statistics are those of the step before.
         """
         total = len(x) if total is None else total
-        self.check_batch(len(x), total)
+        self.check_batch(len(x), total, parts)
         self.begin_step()
         loss, cuts = 0.0, micro_batches(len(x), parts)
         for i, rows in enumerate(cuts):
@@ -167,8 +167,10 @@ class Serial:
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
-    def check_batch(self, samples: int, total: int) -> None:
-        """Refuse a shard that is larger than its batch, and an empty batch."""
+    def check_batch(self, samples: int, total: int, parts: int) -> None:
+        """Refuse a shard that is larger than its batch, an empty batch, and one in no parts."""
+        if not isinstance(parts, (int, np.integer)) or parts < 1:
+            raise ValueError(f"step: parts must be a whole number, at least 1, given {parts!r:.80}")
         if total < max(1, samples):
             raise ValueError(
                 f"step {self.steps} of {self.network.name}: a shard of {samples} samples in a batch of {total}; "

@@ -57,7 +57,13 @@ class Scale(Layer):
             gx = gx[::-1].copy()
         if self.mistake == "one entry":
             gx[0, 0] += 0.01
-        return gx
+        if self.mistake == "overwrites x in backward":
+            x[...] = gx
+        if self.mistake == "overwrites gy":
+            gy[...] = gx
+        if self.mistake == "returns nothing":
+            return None
+        return gx.astype(np.float32) if self.mistake == "another dtype" else gx
 
 
 def test_the_layer_without_a_mistake_passes():
@@ -87,6 +93,43 @@ def test_every_mistake_is_caught(mistake):
 def test_overwriting_the_input_is_caught():
     with pytest.raises(AssertionError, match="forward overwrote its input"):
         gradcheck(Scale("overwrites x"), X.copy())
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("overwrites x in backward", "backward overwrote its input"),
+        ("overwrites gy", "backward overwrote gy"),
+        ("returns nothing", r"backward must return dLoss/dx, float64\(\d, 3\), given None"),
+        ("another dtype", r"must return dLoss/dx, float64\(\d, 3\), given float32"),
+    ],
+)
+def test_what_backward_owes_others_is_checked(mistake, said, samples):
+    with pytest.raises(AssertionError, match=said):
+        gradcheck(Scale(mistake), X[:samples].copy())
+
+
+class Roots(Layer):
+    """y = sqrt(x), NaN below 0, or y = x with a gradient that is NaN."""
+
+    def __init__(self, root=True):
+        self.root = root
+
+    def forward(self, p, x, run):
+        with np.errstate(invalid="ignore"):
+            return (np.sqrt(x) if self.root else x.copy()), x
+
+    def backward(self, p, g, gy, x, run):
+        with np.errstate(invalid="ignore"):
+            return gy / (2 * np.sqrt(x)) if self.root else gy * np.nan
+
+
+def test_what_is_not_finite_is_caught():
+    assert (X < 0).any() and gradcheck(Roots(), 1 + np.abs(X)) < 1e-8
+    assert gradcheck(Roots(), X) == np.inf
+    assert gradcheck(Roots(root=False), X) == np.inf
+    assert gradcheck(Linear(3, 2), np.where(X < 0, np.nan, X)) == np.inf
 
 
 def test_ids_are_not_perturbed_but_their_table_is():
@@ -190,6 +233,12 @@ def test_every_mistake_of_a_loss_is_caught():
     ):
         with pytest.raises(AssertionError, match=said):
             gradcheck(Squares(mistake), Z.copy(), target=VALUES)
+
+
+def test_nothing_is_not_right():
+    for x, directions in (np.zeros((0, 3)), 3), (np.ones((2, 3)), 0):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            gradcheck(Linear(3, 2), x, directions=directions)
 
 
 def test_what_cannot_be_checked_gets_a_sentence():

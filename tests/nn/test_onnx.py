@@ -87,12 +87,12 @@ def test_padding_is_not_looked_at(tmp_path):
 def test_no_transpose_is_left_between_layers_of_images(tmp_path):
     onnx = pytest.importorskip("onnx")
     network = build("cnn", (8, 8, 1), 5)
-    file = nn.export_onnx(network, trained(network), tmp_path / "x.onnx", {"data": "digits", "classes": 5})
+    file = nn.export_onnx(network, trained(network), tmp_path / "x.onnx", {"data": "digits", "classes": 5, 0: "zero"})
     found = onnx.load(file)
     operators = [node.op_type for node in found.graph.node]
     assert operators.count("Transpose") == 2, "one at the beginning, one before Flatten"
     assert operators.count("Conv") == operators.count("MaxPool") == 2
-    assert {entry.key: entry.value for entry in found.metadata_props} == {"data": "digits", "classes": "5"}
+    assert {entry.key: entry.value for entry in found.metadata_props} == {"data": "digits", "classes": "5", "0": "zero"}
     tied = build("transformer:8,2,1,1", (6,), 50)
     weights = onnx.load(nn.export_onnx(tied, trained(tied), tmp_path / "t.onnx")).graph.initializer
     assert sum(tuple(tensor.dims) == (50, 8) for tensor in weights) == 1, "a tied matrix is there once"

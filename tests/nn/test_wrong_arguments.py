@@ -91,6 +91,7 @@ WRONG = {
     "loader of a Data": (lambda: nn.Loader(nn.data.load("digits"), 4), TypeError, r"give digits\.train"),
     "batch": (lambda: nn.Loader(DATA, "4"), TypeError, "Loader: batch is a number of samples, given '4'"),
     "ragged": (lambda: Dataset([[1.0, 2.0], [1.0]], [0, 1]), ValueError, "samples must be arrays of one shape"),
+    "no full batch": (lambda: fit(nn.Loader(DATA, 41, drop_last=True), 1), ValueError, "no batch in epoch 1.*drop_l"),
     # about training
     "network for a trainer": (lambda: nn.fit(network(), DATA, 1), TypeError, "fit takes a trainer first.*Network"),
     "nothing to evaluate": (lambda: nn.evaluate(network(), DATA), TypeError, "evaluate takes a trainer first"),
@@ -100,6 +101,11 @@ WRONG = {
     "number for callbacks": (lambda: fit(DATA, 1, 3), TypeError, r"instances of nn\.Callback, given 3"),
     "epochs": (lambda: fit(DATA, 1.5), ValueError, r"fit: epochs must be a whole number, at least 0, given 1\.5"),
     "schedule": (lambda: fit(DATA, 1, schedule=0.1), TypeError, "schedule must be a function step -> rate"),
+    "schedule of nothing": (
+        lambda: fit(DATA, 1, schedule=lambda step: None), ValueError, r"schedule\(0\) must be a learning.*given None"
+    ),
+    "schedule of NaN": (lambda: fit(DATA, 1, schedule=lambda step: np.nan), ValueError, r"schedule\(0\) .*given nan"),
+    "schedule below 0": (lambda: fit(DATA, 1, schedule=lambda step: -0.1), ValueError, r"schedule\(0\) .*given -0\.1"),
     "loss's class": (lambda: nn.Serial(network(), nn.MSELoss, RATE), TypeError, "takes a loss.*class itself: call it"),
     "layers for a network": (lambda: nn.Serial(nn.Linear(3, 2), LOSS, RATE), TypeError, r"Network\(layers, in_shape\)"),
     "rate for an optimizer": (lambda: nn.Serial(network(), LOSS, 0.1), TypeError, "takes an optimizer.*given 0.1"),
@@ -107,10 +113,18 @@ WRONG = {
     # about a step
     "step of a list": (lambda: trainer().step(X.tolist(), Y), TypeError, r"given a list: use np\.asarray"),
     "targets of a list": (lambda: trainer().step(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
+    "step of no parts": (lambda: trainer().step(X, Y, parts=0), ValueError, "parts must be .*at least 1, given 0"),
+    "step of half a part": (lambda: trainer().step(X, Y, parts=1.5), ValueError, r"step: parts must be .*given 1\.5"),
     "one-hot": (lambda: trainer().step(X, np.eye(3)[Y]), TypeError, r"of one-hot rows these are y\.argmax\(axis=-1\)"),
     "missing axis": (lambda: trainer().predict(X[..., 0]), nn.ShapeError, r"x\[\.\.\., None\] adds the axis"),
     "scores": (lambda: trainer().evaluate(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
     "patience": (lambda: nn.EarlyStopping("3"), TypeError, "patience is a number of epochs, given '3'"),
+    "directory to keep": (lambda: nn.KeepCheckpoints("d"), TypeError, r"KeepCheckpoints: .*Checkpoints\('d'\) makes"),
+    "directory of the best": (lambda: nn.RestoreBest("d"), TypeError, r"RestoreBest: .*nn\.Checkpoints\('d'\) makes"),
+    "directory to stop": (lambda: nn.EarlyStopping(1, checkpoints="d"), TypeError, r"EarlyStopping: .*Checkpoints\("),
+    "best of nothing": (
+        lambda: fit(DATA, 2, nn.RestoreBest(nn.Checkpoints("d"))), ValueError, "RestoreBest: .*no validation data"
+    ),
     "share": (lambda: nn.data.load("digits", validation="0.1"), DataError, "a number of samples, given '0.1'"),
     # about files
     "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Serial"),
@@ -118,6 +132,12 @@ WRONG = {
     "load a directory": (lambda: nn.load("."), IsADirectoryError, r"name the file in it, such as network\.npz"),
     "about": (lambda: nn.save(network(), trainer(), "a.npz", about=[1]), TypeError, r"must be a dict, given \[1\]"),
     "export into": (lambda: nn.export_onnx(network(), trainer(), 3), TypeError, "file must be a path, .*given 3"),
+    "about a model": (
+        lambda: nn.export_onnx(network(), trainer(), "a.onnx", about=[1]), TypeError, "export_onnx: about must be a"
+    ),
+    "an array about a model": (
+        lambda: nn.export_onnx(network(), trainer(), "a.onnx", {"a": X}), TypeError, "export_onnx: .*hold what JSON can"
+    ),
     "no samples at a time": (lambda: trained().predict(X, batch=0), ValueError, "predict: batch .*at least 1, given 0"),
     "text at a time": (lambda: trained().predict(X, batch="3"), ValueError, "predict: batch .*, given '3'"),
     # about networks
@@ -125,10 +145,19 @@ WRONG = {
     "network of a list": (lambda: nn.Network([nn.ReLU()], (3,)), TypeError, r"Sequential\(\*layers\) puts"),
     "number for a shape": (lambda: nn.Network(nn.ReLU(), 3), TypeError, r"in_shape is that of one sample, .*given 3"),
     "batch axis": (lambda: nn.Network(nn.ReLU(), (None, 3)), TypeError, "in_shape is that of one sample"),
+    "initializer": (
+        lambda: nn.Network(nn.Linear(3, 2, init="he"), (3,)), TypeError, r"\(3, 2\), come from a function .*given 'he'"
+    ),
     "dtype": (lambda: nn.Network(nn.ReLU(), (3,), "float16"), TypeError, "must be float32 or float64, given 'float16'"),
     "text for a size": (lambda: nn.Linear("3", 2), TypeError, "Linear: in_features must be a number, given '3'"),
     "shape for a size": (lambda: nn.Linear((8, 8), 2), TypeError, r"in_features must be a number, given \(8, 8\)"),
     "text for a rate": (lambda: nn.Dropout("0.5"), TypeError, "Dropout: rate must be a number, given '0.5'"),
+    "number for a clip": (lambda: nn.SGD(0.1, clip=1.0), TypeError, r"SGD: clip must be .*ClipGlobalNorm.*given 1\.0"),
+    "clip's class": (lambda: nn.Adam(0.1, clip=nn.ClipNorm), TypeError, "Adam: clip must be .*given <class"),
+    "weights first": (lambda: nn.CrossEntropyLoss([1, 2, 3]), TypeError, r"label_smoothing must be a .*given \[1, 2"),
+    "text to ignore": (lambda: nn.NLLLoss(ignore_index="pad"), TypeError, "NLLLoss: ignore_index .*given 'pad'"),
+    "text for delta": (lambda: nn.HuberLoss("1"), TypeError, "HuberLoss: delta must be a number, given '1'"),
+    "text for hidden": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "hidden must be a number, given 'a'"),
     "text for lr": (lambda: nn.SGD(lr="0.1"), TypeError, "SGD: lr must be a number, given '0.1'"),
 }  # fmt: skip
 
