@@ -177,6 +177,8 @@ def command(best, options) -> str:
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
         words.append(f"--servers {options.servers}")
+    if options.dtype != "float32":
+        words.append(f"--dtype {options.dtype}")
     if options.optimizer != "sgd":
         words.append("--optimizer adam" if options.optimizer == "adam" else "--momentum 0.9")
     return " ".join(words)

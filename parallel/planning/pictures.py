@@ -77,24 +77,22 @@ def draw_bars(found: Sequence[Prediction], title: str, memory: float = float("in
     """
     (axes,) = new_axes(1, 8.0, 1.4 + 0.34 * len(found))
     parts = list(dict.fromkeys(part for p in found for part, value in p.parts.items() if value))
-    scale, symbol = (1e3, "ms") if found[0].seconds < 1 else (1.0, "s")
+    scale, symbol = (1e3, "ms") if max(p.seconds for p in found) < 1 else (1.0, "s")
     for row, p in enumerate(found):
         at = 0.0
         for i, part in enumerate(parts):
             width = scale * p.parts.get(part, 0.0)
-            axes.barh(row, width, left=at, color=COLOURS[i % len(COLOURS)], label=part if row == 0 else None, lw=0)
+            look = {"color": COLOURS[i % len(COLOURS)], "hatch": "///" * (i // len(COLOURS)) or None}
+            axes.barh(row, width, left=at, label=part if row == 0 else None, lw=0, edgecolor="white", **look)
             at += width
         fits = "" if p.memory <= memory else ", does not fit"
         axes.annotate(f" {seconds(p.seconds)}, {nbytes(p.memory)}{fits}", (at, row), va="center", fontsize=8)
-    for i, part in enumerate(parts):  # parts that the first row has not
-        if part not in found[0].parts:
-            axes.barh(0, 0, color=COLOURS[i % len(COLOURS)], label=part)
     axes.set_yticks(range(len(found)), [p.name for p in found], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(f"{symbol} of a step")
     axes.set_xlim(0, 1.35 * scale * max(p.seconds for p in found))
     axes.set_title(title, fontsize=10, fontweight="bold", loc="left")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return axes.figure
 
 

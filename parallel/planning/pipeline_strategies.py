@@ -92,24 +92,24 @@ def pipedream(job: Job, axes: Axes, network: Network, quick: bool = False, cuts:
     def weights(stage: PlannedStage) -> float:
         return sum(layer.parameters for layer in layers[stage.first : stage.last + 1])
 
+    share = job.update / job.parameters if job.parameters else 0.0  # seconds a byte, and a copy is kept
+    extra = [share * weights(s) + network.copying(weights(s)) * (s.versions > 1) for s in plan.stages]
+    extra[-1] += (loss := job.loss(job.share(ranks)))
     if quick or len(plan.stages) == 1 or ranks > MOST_CLOCKED:
-        longest = max(
-            sum(layer.forward + layer.backward for layer in layers[s.first : s.last + 1]) for s in plan.stages
+        each = [sum(layer.forward + layer.backward for layer in layers[s.first : s.last + 1]) for s in plan.stages]
+        longest = max(  # replicas that a step has no mini-batch for do not help
+            max(1.0, batches / s.replicas) * (t + more) for s, t, more in zip(plan.stages, each, extra, strict=True)
         )
-        slowest = max(plan.seconds * batches, longest)  # replicas that a step has no mini-batch for do not help
-        parts = {"slowest stage or link": slowest, "update": job.update / max(plan.replicas)}
+        parts = {"slowest stage or link": max(plan.seconds * batches, longest)}
     else:
         at = [*(stage.first for stage in plan.stages), len(layers)]
         stages = pieces(layers, at, job.sample_bytes * job.share(ranks))
-        share = job.update / job.parameters if job.parameters else 0.0  # seconds a byte, and a copy is kept
-        extra = [share * weights(s) + network.copying(weights(s)) * (s.versions > 1) for s in plan.stages]
-        extra[-1] += job.loss(job.share(ranks))
         parts = {"pipeline": batches * time_stream(stages, extra, plan.replicas, network)}
     memory = max(stage.bytes + (1 + job.moments) * weights(stage) for stage in plan.stages)
     sent = max(
         batches / s.replicas * (2 * weights(s) * (s.replicas - 1) / s.replicas + edges(layers, s)) for s in plan.stages
     )
-    computing = batches * sum(layer.forward + layer.backward for layer in layers)
+    computing = batches * (sum(layer.forward + layer.backward for layer in layers) + loss + job.update)
     note = f"stages on {'-'.join(map(str, plan.replicas))}; weights are stale"
     cuts = tuple(stage.first for stage in plan.stages[1:])
     return Prediction("pipedream", axes, parts, computing, sent, memory, note, batches, cuts, plan.replicas)

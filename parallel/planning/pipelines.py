@@ -135,9 +135,9 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
     if quick or actions > WALKED:
         seconds = closed_form(schedule, stages, micro_batches, recompute) + 2 * (len(stages) - 1) * hop
         seconds = max(seconds, micro_batches * hop)  # of what one link carries each way
-        return Timed(seconds, _held(stages, micro_batches, home, recompute, None), sent, "closed form")
+        return Timed(seconds, _held(schedule, stages, micro_batches, home, recompute, None), sent, "closed form")
     order = rows(schedule, ranks, micro_batches, **({"chunks": chunks} if schedule == "interleaved" else {}))
-    peaks = _held(stages, micro_batches, home, recompute, order)
+    peaks = _held(schedule, stages, micro_batches, home, recompute, order)
     costs = []
     for stage in stages:
         seconds = max(stage.forward, LEAST), max(stage.input_gradient, LEAST), stage.weight_gradient
@@ -197,6 +197,22 @@ def closed_form(schedule: str, stages: Sequence[Piece], micro_batches: int, reco
     return m * slowest + max(0.0, idle[schedule])
 
 
+def closed_peak(schedule: str, rank: int, ranks: int, micro_batches: int) -> float:
+    """Micro-batches that a rank holds at its peak: exact for equal stages and full pipelines (schedules.py)."""
+    p, m, v = ranks, micro_batches, CHUNKS.get(schedule, 1)
+    most = {
+        "naive": 1,
+        "gpipe": m,
+        "1f1b": p - rank,
+        "interleaved": (2 * (p - rank - 1) + (v - 1) * p + 1) / v,
+        "zb-h1": p,
+        "zb-h2": 2 * p - 1,
+        "zb-v": p,
+        "dualpipev": p + 1 / 2,
+    }
+    return min(m, most[schedule])
+
+
 def homes(schedule: str, stages: int) -> list[int]:
     """The rank of every stage."""
     if schedule in ("zb-v", "dualpipev"):
@@ -215,15 +231,15 @@ def _hop(network: Network, ranks: int, nbytes: float) -> float:
     return link.cost(nbytes).seconds
 
 
-def _held(stages, micro_batches: int, home: list[int], recompute: bool, order: Rows | None) -> tuple[float, ...]:
-    """Bytes of activations that each rank holds at its peak; where no order is given, as 1F1B holds them."""
+def _held(schedule, stages, micro_batches, home: list[int], recompute, order: Rows | None) -> tuple[float, ...]:
+    """Bytes of activations that each rank holds at its peak; where no order is given, by `closed_peak`."""
     ranks, kept = 1 + max(home), [stage.input if recompute else stage.saved for stage in stages]
     found = []
     for rank in range(ranks):
         mine = [s for s in range(len(stages)) if home[s] == rank]
         now = most = 0.0
         if order is None:
-            most = sum(kept[s] for s in mine) * min(ranks - rank, micro_batches)
+            most = sum(kept[s] for s in mine) * closed_peak(schedule, rank, ranks, micro_batches)
         else:
             for action in (action for cell in order[rank] for action in parts(cell)):
                 now += kept[action.stage] * ((action.kind == "F") - (action.kind in "BW"))

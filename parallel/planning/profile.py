@@ -72,32 +72,39 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
     Raises
     ------
     ValueError
-        a column that is missing, a number that is none, is negative or not finite, no layers: with file and line
+        no CSV, a column that is missing, a number that is none, is negative or not finite, no layers, or none that
+        takes any time: with file and line
     """
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        there = reader.fieldnames or ()
-        if missing := [name for name in COLUMNS if name not in there]:
-            raise ValueError(f"{path}: expected columns {', '.join(COLUMNS)}; {', '.join(missing)} not there")
-        layers = []
-        for row in reader:
-            value = {name: number(path, reader.line_num, row, name) for name in COLUMNS[1:] + MORE if name in there}
-            value |= {name[:-3]: value[name] / 1e3 for name in value if name.endswith("_ms")}
-            with_weights = value["parameter_bytes"] > 0
-            layers.append(
-                LayerProfile(
-                    row["layer"],
-                    value["forward"],
-                    value["backward"],
-                    value["output_bytes"],
-                    value["parameter_bytes"],
-                    value.get("weight_gradient", value["backward"] / 2 * with_weights),
-                    value.get("saved_bytes", value["output_bytes"]),
-                    value.get("tensor_sums", 0.5 * with_weights),
-                    value.get("sum_bytes", 0.0),
-                )
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin with a mark
+            reader = csv.DictReader(file)
+            there, rows = reader.fieldnames or (), [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: expected a table in CSV, as UTF-8: {error}") from None
+    if missing := [name for name in COLUMNS if name not in there]:
+        raise ValueError(f"{path}: expected columns {', '.join(COLUMNS)}; {', '.join(missing)} not there")
+    layers = []
+    for line, row in rows:
+        value = {name: number(path, line, row, name) for name in COLUMNS[1:] + MORE if name in there}
+        value |= {name[:-3]: value[name] / 1e3 for name in value if name.endswith("_ms")}
+        with_weights = value["parameter_bytes"] > 0
+        layers.append(
+            LayerProfile(
+                row["layer"] or "",
+                value["forward"],
+                value["backward"],
+                value["output_bytes"],
+                value["parameter_bytes"],
+                value.get("weight_gradient", value["backward"] / 2 * with_weights),
+                value.get("saved_bytes", value["output_bytes"]),
+                value.get("tensor_sums", 0.5 * with_weights),
+                value.get("sum_bytes", 0.0),
             )
-    return checked(layers, path)
+        )
+    checked(layers, path)
+    if not any(layer.forward + layer.backward for layer in layers):
+        raise ValueError(f"{path}: expected layers that take some time, given 0 ms for all")
+    return layers
 
 
 def write_profile(layers: Sequence[LayerProfile]) -> str:

@@ -73,7 +73,7 @@ def rate(value: float) -> str:
 def nbytes(value: float) -> str:
     """Of 2e6: "2 MB"."""
     for unit, symbol in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= unit:
+        if value >= 0.9995 * unit:  # what would be rounded to 1,000 of the next one
             return f"{value / unit:.3g} {symbol}"
     return f"{value:.0f} B"
 

@@ -178,18 +178,22 @@ HEAD = "layer,forward_ms,backward_ms,output_bytes,parameter_bytes\n"
         (HEAD + "a,1,2,3\n", "line 2: parameter_bytes must be a number, given None"),
         (HEAD + "a,1,2,-3,4\n", r"layer 0 \(a\): output must be at least 0, given -3.0"),
         (HEAD + "a,nan,2,3,4\n", r"layer 0 \(a\): forward must be at least 0, given nan"),
+        (HEAD + "a,0,0,3,4\nb,0,0,3,4\n", "expected layers that take some time, given 0 ms for all"),
+        (HEAD + "a" * 200_000 + ",1,2,3,4\n", "expected a table in CSV, as UTF-8: field larger than"),
+        (HEAD + "\udcff,1,2,3,4\n", "expected a table in CSV, as UTF-8: .* can't decode byte 0xff"),
     ],
 )
 def test_a_wrong_profile_is_refused_with_file_and_line(tmp_path, text, why):
     path = tmp_path / "layers.csv"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=f"layers.csv.*{why}"):
         read_profile(path)
 
 
-def test_a_profile_is_read(tmp_path):
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "of a spreadsheet"])
+def test_a_profile_is_read(tmp_path, mark):
     path = tmp_path / "layers.csv"
-    path.write_text(HEAD + '"conv, 3 x 3",1.5,2,30,40\n')
+    path.write_text(mark + HEAD + '"conv, 3 x 3",1.5,2,30,40\n')
     assert read_profile(path) == [
         LayerProfile("conv, 3 x 3", 0.0015, 0.002, 30.0, 40.0, weight_gradient=0.001, saved=30.0, tensor_sums=0.5)
     ]

@@ -15,6 +15,7 @@ from parallel.planning.job import Axes, Job
 from parallel.planning.pipeline_strategies import plan_stages
 from parallel.planning.predict import SHARED, STRATEGIES, candidates, predict, ranking, serial, strong_and_weak
 from parallel.planning.profile import LayerProfile, count_layers, read_profile, write_profile
+from parallel.planning.tables import nbytes
 
 LAYERS = [LayerProfile(str(i), 1e-3, 2e-3, 4e6, 8e6, 1e-3, 4e6, 0.5) for i in range(10)]
 JOB = Job(LAYERS, 32, 256, moments=2, sample_bytes=100.0, answer_bytes=40.0, node_memory=False)
@@ -68,9 +69,9 @@ def test_what_zero_keeps_and_sends():
     psi, n, saved = 80e6 / 4, 16, 256 / 16 / 32 * 40e6
     kept = {"ddp": 16 * psi, "zero1": 8 * psi + 8 * psi / n, "zero2": 4 * psi + 12 * psi / n}
     kept["fsdp"] = 16 * psi / n + 2 * 8e6  # and two units in transit
-    for strategy, nbytes in kept.items():
+    for strategy, most in kept.items():
         found = predict(JOB, strategy, Axes(n), FLAT)
-        assert found.memory == pytest.approx(nbytes + saved)
+        assert found.memory == pytest.approx(most + saved)
         times = 3 - 2 * 8 / 80 if strategy == "fsdp" else 2  # the last unit, and the one before, are still there
         assert found.sent == pytest.approx(times * 80e6 * (n - 1) / n)
 
@@ -207,6 +208,18 @@ def test_a_stream_by_the_clock():
     assert 12.0 + ring < clock.seconds < 12.0 + 1.5 * ring, "replicas leave the ring one after the other"
 
 
+@pytest.mark.parametrize(("update", "head"), [(4.0, 0.0), (0.0, 2.0), (4.0, 2.0)])
+def test_a_stream_has_updates_and_the_loss(update, head):
+    """Every mini-batch ends in an update, and begins backward with the loss: by the formula as by the clock."""
+    layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e3, 1.0) for _ in range(4)]
+    job = Job(layers, 8, 32, update=update, head=head)
+    line = [predict(job, "pipedream", Axes(4), FREE, quick=quick, cuts=[1, 2, 3]) for quick in (True, False)]
+    assert [p.seconds for p in line] == pytest.approx(2 * [4 * (3 + update / 4 + head)])
+    assert [p.computing for p in line] == pytest.approx(2 * [4 * (12 + update + head)])
+    one = predict(job, "pipedream", Axes(4), FREE)
+    assert one.replicas == (4,) and one.seconds == pytest.approx(12 + update + head) and one.idle_share < 1e-9
+
+
 @pytest.mark.parametrize("network", ["gigabit", "gpu-100g"])
 def test_every_strategy_at_every_scale(network):
     for ranks in (1, 6, 64, 65_536):
@@ -310,3 +323,32 @@ def halved_text(mixed):
     network = nn.models.build("transformer:32,2,2", (16,), 10)
     network.mixed = mixed
     return network
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (999.4e6, "999 MB"), (999.6e6, "1 GB")])
+def test_bytes_are_said_in_three_digits(value, text):
+    assert nbytes(value) == text
+
+
+def test_bars_tell_their_parts_apart():
+    """Each part is in the legend once, with a look of its own, beside the bars; the unit is the longest one's."""
+    from parallel.planning.pictures import draw_bars
+
+    job = dataclasses.replace(JOB, update=1e-3, head=1e-3, node_memory=True)
+    network = NETWORKS["gigabit"]
+    found = [predict(job, name, Axes(8), network) for name in ("zero1", "fsdp", "dp", "ps")]
+    found = sorted(
+        [*found, predict(job, "ddp", Axes(1, 1, 8), network), predict(job, "1f1b", Axes(1, 8), network)],
+        key=lambda p: p.seconds,
+    )
+    (axes,) = draw_bars(found, "bars").axes
+    legend = axes.get_legend()
+    names = [text.get_text() for text in legend.get_texts()]
+    assert (
+        sorted(names) == sorted({part for p in found for part, value in p.parts.items() if value}) and len(names) > 10
+    )
+    looks = [(handle.get_facecolor(), handle.get_hatch()) for handle in legend.legend_handles]
+    assert len(set(looks)) == len(looks)
+    axes.figure.canvas.draw()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+    assert axes.get_xlabel() == "s of a step" and found[0].seconds < 1 < found[-1].seconds

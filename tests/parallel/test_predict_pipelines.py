@@ -53,6 +53,10 @@ def test_peaks_are_those_of_the_checker(schedule):
     assert max(time_pipeline(schedule, equal(schedule, 4), 8, FREE, recompute=True).peaks) < max(timed.peaks) or (
         schedule == "naive"
     )
+    for ranks, m in ((1, 4), (2, 8), (3, 12), (4, 16)):  # full pipelines: the closed form, too
+        stages = equal(schedule, ranks)
+        quick = time_pipeline(schedule, stages, m, FREE, quick=True)
+        assert quick.peaks == time_pipeline(schedule, stages, m, FREE).peaks, (ranks, m)
 
 
 def test_messages_cost_time():

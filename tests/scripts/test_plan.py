@@ -168,6 +168,9 @@ def test_the_command_is_what_train_py_takes(plan):
             sizes = axes.sizes(given, 4)
             assert (sizes["data"], sizes["pipeline"]) == (mesh.data, mesh.pipeline)
             assert axes.schedule(given).cuts == list(found.cuts)
+    halved = plan.parser().parse_args(["mlp:784,30,20,10", "--ranks", "4", "--batch", "64", "--dtype", "mixed"])
+    found = predict(job, "ddp", Axes(4), network)
+    assert plan.trainable(found, halved) and parse(plan.command(found, halved).split()[2:]).dtype == "mixed"
     end = LayerProfile("6", 0.01, 0.02, 10.0, 1e11, 0.01, 10.0, 0.5)
     found = predict(Job([*layers[:3], end], 16, 64), "pipedream", Axes(4), network)
     said = plan.command(found, options)
