@@ -50,7 +50,8 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     kinds = asked.only.split(",") if asked.only else tuple(BLOWS)
     try:
-        chaos = Chaos([*options, "--no-pictures"], directory, asked.seed, kinds, say=partial(print, flush=True))
+        program, say = [sys.executable, str(Path(__file__).with_name("train.py"))], partial(print, flush=True)
+        chaos = Chaos([*options, "--no-pictures"], directory, asked.seed, kinds, program=program, say=say)
     except ValueError as error:
         parser.error(str(error))
     before = json.loads(Path(asked.json).read_text()) if asked.json and Path(asked.json).exists() else {}

@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -68,7 +67,7 @@ class Chaos:
     kinds : sequence of str
         Of BLOWS.
     program : sequence of str
-        What is started.
+        What is started with these options: Python and scripts/train.py.
     say : callable (str)
 
     Attributes
@@ -88,7 +87,7 @@ class Chaos:
     directory: Path
     seed: int = 0
     kinds: Sequence[str] = tuple(BLOWS)
-    program: Sequence[str] = (sys.executable, "scripts/train.py")
+    program: Sequence[str] = field(kw_only=True)
     say: Callable[[str], object] = lambda line: None
     hits: Counter = field(default_factory=Counter)
     missed: Counter = field(default_factory=Counter)
@@ -104,6 +103,11 @@ class Chaos:
         for kind in self.kinds:
             if kind not in BLOWS:
                 raise ValueError(f"no blow {kind!r}: there are {', '.join(BLOWS)}")
+        if self.survives and not self.refills and "--reproducible" not in [word.split("=")[0] for word in self.options]:
+            raise ValueError(
+                "runs are compared bit by bit, and fewer ranks add up in another order: with --elastic shrink give "
+                "--reproducible N (meshes have none: let others come, --elastic respawn)"
+            )
         if any(word.split("=")[0] in ("--out", "--resume") for word in self.options):
             raise ValueError("leave out --out and --resume: every run has a directory of its own")
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from parallel.elastic.chaos import BLOWS, SMALL, Broken, Chaos, epochs_done, res
 from parallel.elastic.supervisor import Supervisor, directory_of, last_step, next_command
 
 ROOT = Path(__file__).parents[2]
+TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
 OPTIONS = ["--model", "mlp:64,8,10", "--limit", "200", "--epochs", "4", "--checkpoint-steps", "5", "--no-pictures"]
 
 # A training program of a kind: each call saves a checkpoint where a file says so, and ends with the next status there.
@@ -206,9 +208,8 @@ def test_what_a_process_that_was_killed_has_half_written_goes(tmp_path):
     assert result(tmp_path)["epochs"] == 4 and not torn.exists()
 
 
-def test_a_drawn_sample_of_blows(tmp_path, monkeypatch, nothing_left):
-    monkeypatch.chdir(ROOT)
-    chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4)
+def test_a_drawn_sample_of_blows(tmp_path, nothing_left):
+    chaos = Chaos([*OPTIONS, "--watch", "8"], tmp_path, seed=4, program=TRAIN)
     chaos.undisturbed()
     for number, kind in enumerate(("damage", "full disk", "interrupt", "torn manifest")):
         chaos.kinds = (kind,)
@@ -218,19 +219,17 @@ def test_a_drawn_sample_of_blows(tmp_path, monkeypatch, nothing_left):
 
 @needs_survivors
 @pytest.mark.exhaustive
-def test_a_run_that_goes_on_gets_several_blows(tmp_path, monkeypatch, nothing_left):
-    monkeypatch.chdir(ROOT)
+def test_a_run_that_goes_on_gets_several_blows(tmp_path, nothing_left):
     options = [*OPTIONS, "--epochs", "60", "--reproducible", "4", "--ranks", "2", "--elastic", "respawn:min=1"]
-    chaos = Chaos(options, tmp_path, seed=3, kinds=["kill a rank", "kill two ranks"])
+    chaos = Chaos(options, tmp_path, seed=3, kinds=["kill a rank", "kill two ranks"], program=TRAIN)
     chaos.undisturbed()
     chaos.run(0, 4)
     assert chaos.hits.total() + chaos.missed.total() == 4 and chaos.hits
 
 
 @pytest.mark.exhaustive
-def test_fifty_blows_on_two_ranks(tmp_path, monkeypatch, nothing_left):
-    monkeypatch.chdir(ROOT)
-    chaos = Chaos([*OPTIONS, "--watch", "8", "--ranks", "2"], tmp_path, seed=5)
+def test_fifty_blows_on_two_ranks(tmp_path, nothing_left):
+    chaos = Chaos([*OPTIONS, "--watch", "8", "--ranks", "2"], tmp_path, seed=5, program=TRAIN)
     chaos.undisturbed()
     number = 0
     while chaos.hits.total() < 50:
@@ -275,8 +274,8 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
     monkeypatch.chdir(ROOT)
     program = tmp_path / "wrong.py"
     program.write_text(WRONG)
-    arguments = OPTIONS, tmp_path / "runs", 1, ["terminate"], [sys.executable, str(program)]
-    chaos = Chaos(*arguments)
+    made = partial(Chaos, OPTIONS, tmp_path / "runs", 1, ["terminate"], program=[sys.executable, str(program)])
+    chaos = made()
     chaos.undisturbed()
     (tmp_path / "wait").touch()
     blow = chaos._blow
@@ -293,7 +292,7 @@ def test_control_what_does_not_survive_is_found(tmp_path, monkeypatch, nothing_l
     (tmp_path / "leave").touch()
     monkeypatch.setattr("parallel.elastic.chaos.LEFT", 0.2)
     with pytest.raises(Broken, match=r"processes \[[0-9]+\] are left"):
-        Chaos(*arguments).undisturbed()
+        made().undisturbed()
 
 
 # Writes its epochs as a run does, ever slower; ends when it was told to.
@@ -317,7 +316,7 @@ def test_blows_come_where_the_undisturbed_run_was(tmp_path, nothing_left):
     program, slow, found = tmp_path / "slower.py", tmp_path / "slow", []
     program.write_text(SLOWER)
     options = [str(slow), "--elastic", "respawn"]
-    chaos = Chaos(options, tmp_path / "runs", 2, ["slow a rank"], [sys.executable, str(program)])
+    chaos = Chaos(options, tmp_path / "runs", 2, ["slow a rank"], program=[sys.executable, str(program)])
     chaos.undisturbed()
     slow.touch()
     drawn, draw = [], chaos._moments
@@ -357,7 +356,8 @@ def test_disks_are_full_from_the_blow_on(tmp_path, nothing_left):
 
 def test_the_only_checkpoint_is_not_damaged(tmp_path):
     """However many files it has: nobody could go on from it."""
-    kept, chaos, arrays = Checkpoints(tmp_path / "checkpoints"), Chaos(OPTIONS, tmp_path), [Fragment("a", np.zeros(9))]
+    kept, arrays = Checkpoints(tmp_path / "checkpoints"), [Fragment("a", np.zeros(9))]
+    chaos = Chaos(OPTIONS, tmp_path, program=TRAIN)
     for steps in 5, 10:
         number = kept.begin_parts(steps)
         parts = [
@@ -384,10 +384,12 @@ def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
 
     def undisturbed(self):
         alone.append(self)
+        assert Path(self.program[1]).is_file(), "wherever it is called"
         self.ends, self.want = [0.5, 1.0], {"parameters_sha256": "0", "steps": 9, "epochs": 1}
 
     monkeypatch.setattr(Chaos, "run", run)
     monkeypatch.setattr(Chaos, "undisturbed", undisturbed)
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "chaos.json"
 
     def call(kills, *more):
@@ -409,6 +411,8 @@ def test_blows_are_gathered_from_several_calls(tmp_path, monkeypatch, capsys):
 
 def test_bad_input_of_chaos(tmp_path):
     with pytest.raises(ValueError, match=f"no blow 'bribe': there are {next(iter(BLOWS))}"):
-        Chaos(OPTIONS, tmp_path, kinds=["bribe"])
+        Chaos(OPTIONS, tmp_path, kinds=["bribe"], program=TRAIN)
+    with pytest.raises(ValueError, match=r"compared bit by bit.*give --reproducible N"):
+        Chaos([*OPTIONS, "--elastic=shrink:min=1"], tmp_path, program=TRAIN)
     with pytest.raises(ValueError, match="leave out --out and --resume"):
-        Chaos(["--out", "a"], tmp_path)
+        Chaos(["--out", "a"], tmp_path, program=TRAIN)

@@ -340,12 +340,12 @@ def test_control_samples_that_are_left_out_or_trained_twice_are_found(survive, s
 
 @needs_survivors
 @pytest.mark.exhaustive
-def test_ranks_are_killed_at_any_moment(tmp_path, monkeypatch, nothing_left):
-    monkeypatch.chdir(ROOT)
+def test_ranks_are_killed_at_any_moment(tmp_path, nothing_left):
+    train = [sys.executable, str(ROOT / "scripts" / "train.py")]
     options = [*OPTIONS, "--reproducible", "6", "--ranks", "3"]
     for strategy, elastic in ("ddp", "shrink:min=1"), ("zero1", "respawn"):
         given = [*options, "--strategy", strategy, "--elastic", elastic]
-        chaos = Chaos(given, tmp_path / strategy, seed=1, kinds=["kill a rank"])
+        chaos = Chaos(given, tmp_path / strategy, seed=1, kinds=["kill a rank"], program=train)
         chaos.undisturbed()
         for number in range(10):
             chaos.run(number, 1)
