@@ -450,7 +450,7 @@ def by_hand(W, b):
 
 # %%
 trainer.step(batch, digits, 32)
-new_W, new_b = checks.call(by_hand, W, b)
+new_W, new_b = checks.call(by_hand, W.copy(), b.copy())
 checks.same(new_W - W, trainer.p[0].W - W, "the step of W")
 checks.same(new_b - b, trainer.p[0].b - b, "the step of b")
 checks.right("the same numbers as the library's, to the last digits")

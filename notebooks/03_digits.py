@@ -126,11 +126,11 @@ def first_weights(rng, inputs, outputs):
 
 # %%
 def spread(first_weights):
-    """Of what leaves ten layers of 300 neurons, one after the other, without a squeeze in between."""
+    """Of what leaves ten layers of 100 and 300 neurons by turns, one after the other, without a squeeze in between."""
     rng = np.random.default_rng(0)
     x, spreads = rng.standard_normal((200, 300)), []
-    for _ in range(10):
-        x = x @ checks.call(first_weights, rng, 300, 300)
+    for inputs, outputs in 5 * [(300, 100), (100, 300)]:
+        x = x @ checks.call(first_weights, rng, inputs, outputs)
         spreads.append(x.std())
     return np.array(spreads)
 
@@ -268,7 +268,8 @@ for costs, patience, want in (
     ([5, 4, 3, 2], 2, (3, 3)),
     ([1, 2, 3, 4, 5], 2, (0, 2)),
 ):
-    checks.same(checks.call(early_stop, costs, patience), want, f"with patience {patience}, of {costs}", draw=draw_stop)
+    got = checks.call(early_stop, np.array(costs), patience)
+    checks.same(got, want, f"with patience {patience}, of {costs}", draw=draw_stop)
 best, last = early_stop(validation_cost, 10)
 checks.right(f"the 200 digits are learned in {best + 1} epochs; after {last + 1} we know it")
 

@@ -388,7 +388,7 @@ def bowl(w):
     return w * np.array([1.0, 4.0])
 
 
-def walk(worker, steps=12, fetch=4, push=2):
+def walk(worker, steps=12, fetch=4, push=3):
     """The places of the worker's copy, what it asked of the server in which step, and what it pushed."""
     server = Server(np.array([1.0, 1.0]), 0.1)
     w, gathered, places, asked = np.zeros(2), np.zeros(2), [], []
@@ -399,7 +399,7 @@ def walk(worker, steps=12, fetch=4, push=2):
     return np.array(places), asked, np.array([d for kind, d in server.log if kind == "push"])
 
 
-def by_hand(fetch=4, push=2):
+def by_hand(fetch=4, push=3):
     """What is wanted, worked out from the definition."""
     server, waiting, places, asked, pushed = np.array([1.0, 1.0]), 0.0, [], [], []
     for step in range(12):
@@ -423,7 +423,7 @@ def draw_walk(got, want):
     for i, ax in enumerate(axes):
         ax.plot(want[:, i], color=GREY, lw=5, alpha=0.5, label="wanted")
         ax.plot(got[:, i], "o-", color=RED, label="yours")
-        ax.set(xlabel="step", title=f"w[{i}] of the worker, fetch every 4, push every 2")
+        ax.set(xlabel="step", title=f"w[{i}] of the worker, fetch every 4, push every 3")
     axes[0].legend()
 
 

@@ -327,9 +327,10 @@ _, ax = plt.subplots(figsize=(6, 1.9))
 for rank, row in enumerate(wrong):
     for i, action in enumerate(row):
         stands = not any(action == other for other in done[rank])
-        ax.barh(rank, 0.9, left=i, color=GREY if stands else BLUE, alpha=0.4 if stands else 1)
-        ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK)
-ax.annotate("", (1.45, 0.6), (1.45, 0.4), arrowprops=dict(arrowstyle="<|-|>", color=RED, lw=2))
+        ax.barh(rank, 0.9, 0.55, left=i, color=GREY if stands else BLUE, alpha=0.4 if stands else 1)
+        ax.text(i + 0.45, rank, str(action), ha="center", va="center", color=INK if stands else "white")
+both_ways = dict(arrowstyle="<|-|>", color=RED, lw=2, shrinkA=0, shrinkB=0)
+ax.annotate("", (1.45, 0.72), (1.45, 0.28), arrowprops=both_ways)
 ax.text(1.6, 0.5, "0B0 waits for 1B0, 1F1 waits for 0F1", color=RED, va="center", fontsize=9)
 ax.set_yticks(range(2), ["rank 0", "rank 1"])
 ax.set_xticks([])

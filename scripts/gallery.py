@@ -5,7 +5,7 @@
     python scripts/gallery.py --only pipeline    those whose name begins so
 
 Nothing is kept that can be drawn: schedules are drawn from their texts, and what needs a run trains one on the embedded
-digits, on two ranks, for a few seconds. So the pictures are of the code as it is.
+digits, on two or three ranks, for a few seconds. So the pictures are of the code as it is.
 """
 
 import argparse
@@ -159,7 +159,7 @@ def regions():
     layers = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2))
     trainer = nn.Serial(nn.Network(layers, (2,), "float64"), nn.CrossEntropyLoss(), nn.Adam(0.03))
     nn.fit(trainer, (x, y), epochs=60, batch=30)
-    xs, ys, classes = inspection.decision_regions(trainer, (-1.8, -1.2), (1.8, 1.2))
+    xs, ys, classes = inspection.decision_regions(trainer, (-2, -1.3), (2, 1.3))
     return pictures.regions(xs, ys, classes, x, y)
 
 

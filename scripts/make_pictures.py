@@ -19,8 +19,9 @@ from matplotlib.patches import Rectangle
 from collectives import ALGORITHMS, draw
 from parallel import strategies
 from parallel.exchange.base import Exchange
-from parallel.mesh import AXES
+from parallel.mesh import AXES, Mesh
 from parallel.passes.whole import Whole
+from parallel.trainer import Trainer
 
 
 def kinds(part: type) -> list[str]:
@@ -29,6 +30,13 @@ def kinds(part: type) -> list[str]:
         importlib.import_module(module.name)  # and with it the parts that it chooses from
     found = [part, *(kind for each in part.__subclasses__() for kind in [each, *each.__subclasses__()])]
     return sorted({kind.__name__ for kind in found}, key=lambda name: (name != part.__name__, name))
+
+
+def asked(part: type, *names: str, gap: int = 3) -> str:
+    """Methods by name, which the class has: a picture that names others is not drawn."""
+    for name in names:
+        getattr(part, name)
+    return (" " * gap).join(names)
 
 
 def trainer_parts():
@@ -45,17 +53,14 @@ def trainer_parts():
 
     box(2.2, 3.2, 4.6, 0.9, "#eeeeee")
     axes.text(4.5, 4.02, "Trainer", **title)
-    axes.text(4.5, 3.72, "step   evaluate   entries   load_state\nnn.fit cannot tell it from nn.Serial", **text)
+    asks = asked(Trainer, "step", "evaluate", "entries", "load_state")
+    axes.text(4.5, 3.72, f"{asks}\nnn.fit cannot tell it from nn.Serial", **text)
+    step = asked(Exchange, "begin", "part", "tell", "add", "sum", "update", gap=2)
     for i, (name, color, does, found) in enumerate(
         (
-            ("pass", "#dcecf9", "what this rank computes\ncut   take   compute", kinds(Whole)),
-            (
-                "exchange",
-                "#e3f3df",
-                "how gradients and parameters meet\nbegin  tell  add  sum  update",
-                kinds(Exchange),
-            ),
-            ("mesh", "#fbeed5", "who is whose peer, by axes\nsum   allgather   bcast", AXES),
+            ("pass", "#dcecf9", f"what this rank computes\n{asked(Whole, 'divide', 'take', 'compute')}", kinds(Whole)),
+            ("exchange", "#e3f3df", f"how gradients and parameters meet\n{step}", kinds(Exchange)),
+            ("mesh", "#fbeed5", f"who is whose peer, by axes\n{asked(Mesh, 'sum', 'allgather', 'bcast')}", AXES),
         )
     ):
         left = 0.15 + 2.95 * i

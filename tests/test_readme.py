@@ -20,6 +20,7 @@ import pytest
 from conftest import PATIENCE
 
 import collectives
+from parallel.command import factory
 from parallel.command.commands import COMMANDS
 from parallel.command.options import FIELDS, TOPICS, flag, names_of, shown_default, title_of
 from parallel.command.parsing import parse, parser
@@ -180,12 +181,17 @@ def test_commands_could_run(document):
         for script in ("scripts/train.py", "scripts/slurm/one_node.sbatch", "scripts/slurm/many_nodes.sbatch"):
             rest = words[words.index(script) + 1 :] if script in words else []
             if rest and not {"--resume", "--help", "OPTIONS"} & set(rest):
-                parse(rest)  # refuses what it does not know, and what makes no sense together
+                options = parse(rest)  # refuses what it does not know, and what makes no sense together
+                if options.data == "digits":  # and what does not fit them; other data must be fetched
+                    factory.make(options)
 
 
 def test_a_wrong_command_is_seen(monkeypatch):
     """The control of the test above."""
     wrong = "```sh\npython scripts/train.py --ranks 2 --strategy zero9\n```\n"
+    monkeypatch.setitem(globals(), "read", lambda document: wrong.replace("strategy zero9", "model lenet5"))
+    with pytest.raises(ValueError, match="16x16"):
+        test_commands_could_run("x")
     monkeypatch.setitem(globals(), "read", lambda document: wrong)
     assert commands("x") == [["python", "scripts/train.py", "--ranks", "2", "--strategy", "zero9"]]
     with pytest.raises(ValueError, match="zero9"):

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+import nn
+from collectives.algorithms import allreduce
+from collectives.checking.definitions import prove
+
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "notebooks")]
 course = pytest.importorskip("course")
@@ -245,6 +249,14 @@ def section(name: str, task: str, answer: str) -> list[str]:
 @pytest.mark.parametrize(
     "name, task, answer, said",
     [
+        ("03", "normal", "return rng.normal(0, outputs**-0.5, (inputs, outputs))\n", "the scatter after each layer"),
+        (
+            "10",
+            "fetch perhaps",
+            "if step % fetch == 0:\n    w[:] = server.fetch()\ng = gradient(w)\ngathered += g\nw -= rate * g\n"
+            "if step % push:\n    server.push(gathered)\n    gathered[:] = 0\n",
+            "wanted are fetch in step 0, push in step 2",
+        ),
         ("10", "fetch perhaps", "w = server.fetch()\nserver.push(gathered)\n", "wanted are fetch in step 0, push in"),
         (
             "10",
@@ -277,3 +289,63 @@ def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task
         for code in section(name, task, answer):
             exec(code, names)
     assert drawn or module.plt.get_fignums() or "positive" in said
+
+
+@pytest.mark.parametrize(
+    "name, task, answer, given, said",
+    [
+        (
+            "01",
+            "one step",
+            "P -= Y\nW -= 0.5 * batch.T @ P / 32\nb -= 0.5 * P.mean(axis=0)\nreturn W, b\n",
+            {"images": np.eye(32, 64), "labels": np.arange(32) % 10},
+            "",
+        ),
+        (
+            "02",
+            "the derivative of both",
+            "return np.array([max(-1.0, min(1.0, each)) for each in e])\n",
+            {"rng": np.random.default_rng(0), "network": nn.Network(nn.ReLU(), in_shape=(3,))},
+            "`huber_gradient` raises ValueError",
+        ),
+        (
+            "03",
+            "remember",
+            "if costs[epoch] == costs[: epoch + 1].min():\n    best = epoch\n"
+            "if epoch - best == patience:\n    return best, epoch\n",
+            {"validation_cost": np.array([2.0, 1.0, 3.0])},
+            "",
+        ),
+        ("03", "remember", "best = costs.index(min(costs))\n", {}, "`early_stop` raises AttributeError"),
+    ],
+)
+def test_answers_of_another_form_are_right_or_told_in_a_sentence(checks, name, task, answer, given, said):
+    module, _ = checks
+    imports, *_ = section(name, task, answer)
+    text = next(path for path in NOTEBOOKS if path.name.startswith(name)).read_text()
+    gap = next(found for found in course.GAP.finditer(text) if found["task"].startswith(task))
+    answered = text[: gap.start()] + textwrap.indent(answer, gap["indent"]) + text[gap.end() :]
+    own, check = re.split(r"^# %%.*\n", answered[text.rindex("\n# %%", 0, gap.start()) + 1 :], flags=re.M)[1:3]
+    names = given | {"__name__": "notebook"}
+    with module.plt.rc_context(), threadpool_limits(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        for code in (imports, own):
+            exec(code, names)
+        if said:
+            with pytest.raises(module.NotYet, match=said):
+                exec(check, names)
+            return
+        exec(check, names)
+    assert printed.getvalue().startswith("Right")
+
+
+def test_what_the_busiest_rank_sends_is_drawn_as_it_is_counted(checks):
+    module, _ = checks
+    text = next(path for path in NOTEBOOKS if path.name.startswith("07")).read_text()
+    (cell,) = [c for c in re.split(r"^# %%.*\n", text, flags=re.M) if 'title="What the busiest rank' in c]
+    names = {"np": np, "plt": module.plt, "checks": module}
+    exec(cell, names)
+    _, tree, ring = names["ax"].lines
+    for line, schedule in ((tree, allreduce.reduce_broadcast), (ring, allreduce.ring)):
+        for p in (2, 5, 8):
+            counted = prove("allreduce", schedule, p, 20 * p, ordered=False).moved / (20 * p)
+            assert dict(zip(*line.get_data(), strict=True))[p] == pytest.approx(counted)

@@ -103,7 +103,11 @@ if rank == 0:
 
 @pytest.mark.parametrize(
     ("layout", "summed"),
-    [("2+2", "between 2 nodes"), ("3+1", "different numbers of ranks (3, 1)"), ("2+1+1", "(2, 1, 1)")],
+    [
+        pytest.param("2+2", "between 2 nodes", marks=pytest.mark.exhaustive),
+        pytest.param("3+1", "different numbers of ranks (3, 1)", marks=pytest.mark.exhaustive),
+        ("2+1+1", "(2, 1, 1)"),
+    ],
 )
 def test_nodes_of_any_size(layout, summed, tmp_path):
     """Two levels sum right, and no more crosses a cable than must; strategies compute what one process computes."""
