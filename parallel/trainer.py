@@ -113,7 +113,7 @@ class Trainer(Serial):
             Also where this rank was not told the size of the global batch, or ranks were told different ones, which
             they find in the message with the loss.
         """
-        total = self.size_of_batch(x, total)
+        total = self.size_of_batch(x, total, parts)
         self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, parts)
@@ -197,7 +197,7 @@ class Trainer(Serial):
             totals = ", ".join(map(str, mesh.allgather(total)))
         raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
 
-    def size_of_batch(self, x: np.ndarray, total: int | None) -> int:
+    def size_of_batch(self, x: np.ndarray, total: int | None, parts: int) -> int:
         """The samples of the global batch that this step is about, as it was told to."""
         if total is None and self.shard[1] > 1:
             raise ValueError(
@@ -205,7 +205,7 @@ class Trainer(Serial):
                 "all ranks have together, as a Loader gives it"
             )
         total = len(x) if total is None else total
-        self.check_batch(len(x), total)
+        self.check_batch(len(x), total, parts)
         return total
 
     def update(self) -> None:

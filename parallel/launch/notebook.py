@@ -59,6 +59,8 @@ def mpi(line, cell=None):
     if cell is None:
         return _tell_or_end(asked.end)
     shell = get_ipython()
+    if asked.end:
+        raise UsageError(f"--end {asked.end}: the line %mpi --end {asked.end} does that; the cell has not run")
     out, given = _names(asked.out), _names(asked.given)
     _refuse(asked, out, cell)
     session = _session(asked.session, asked.ranks)
@@ -66,6 +68,8 @@ def mpi(line, cell=None):
     values, definitions = _given(given, shell)
     work = Cell(cell, out, definitions, values, asked.timeout, slow, kill)
     output = Output(session.ranks, live=hasattr(shell, "kernel"))
+    if asked.session:
+        sessions[asked.session] = session
     try:
         results = session.run(work, output)
     finally:
@@ -126,9 +130,7 @@ def _session(name: str, ranks: int | None) -> Session:
     if name in sessions and ranks not in (None, sessions[name].ranks):
         have = sessions[name].ranks
         raise UsageError(f"-n {ranks}: the session {name} has {have} ranks; %mpi --end {name} ends it")
-    if name not in sessions:
-        sessions[name] = Session(2 if ranks is None else ranks, stays=True)
-    return sessions[name]
+    return sessions.get(name) or Session(2 if ranks is None else ranks, stays=True)
 
 
 def _names(text: str) -> list[str]:
@@ -164,6 +166,8 @@ def _given(names: list[str], shell) -> tuple[dict, str]:
             lines.append(f"import {value.__name__} as {name}")
         elif not isinstance(value, type | types.FunctionType):
             values[name] = value
+        elif "." in value.__qualname__:
+            raise UsageError(f"--with {name}: {value.__qualname__} is defined within another function or a class")
         elif value.__module__ == "__main__":
             lines.append(_definition(name, shell.user_ns["In"]))
         else:

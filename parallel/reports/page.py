@@ -94,6 +94,11 @@ def escaped(value: Any) -> str:
     return html.escape(str(value))
 
 
+def literal(name: str) -> str:
+    """A name as a label that Matplotlib takes literally: "$" begins no formula, "_" hides it from no legend."""
+    return " " * name.startswith("_") + name.replace("$", r"\$")
+
+
 def key(i: int) -> str:
     """The colour of a run."""
     return f'<span class="key" style="background:{COLOURS[i % len(COLOURS)]}"></span>'
@@ -165,7 +170,8 @@ def curves(runs: Sequence[RunFiles]) -> list[str]:
             epochs, values = run.series(name)
             values = [factor * value for value in values]
             colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
-            axes.plot(epochs, values, style, color=colour, label=run.name, marker="." if len(epochs) < 20 else None)
+            marker = "." if len(epochs) < 20 else None
+            axes.plot(epochs, values, style, color=colour, label=literal(run.name), marker=marker)
             chosen = run.result.get("chosen_epoch")
             if name.startswith("validation") and chosen in epochs:
                 best = values[epochs.index(chosen)]

@@ -84,10 +84,27 @@ def read_run(directory: str | Path) -> RunFiles:
     return run
 
 
+def parsed(text: str) -> Any:
+    """What a text in JSON says.
+
+    Raises
+    ------
+    ValueError
+        no JSON, or a whole number of more digits than a float holds, which nothing could draw
+    """
+
+    def whole(digits: str) -> int:
+        if len(digits) > 300:
+            raise ValueError(f"a number of {len(digits)} digits")
+        return int(digits)
+
+    return json.loads(text, parse_int=whole)
+
+
 def _object(run: RunFiles, name: str) -> dict[str, Any]:
     """A JSON file that holds an object; {} and a word about it where it does not."""
     try:
-        found = json.loads((run.directory / name).read_text())
+        found = parsed((run.directory / name).read_text())
         if isinstance(found, dict):
             return found
         run.problems.append(f"{name} holds no object")
@@ -107,7 +124,7 @@ def _lines(run: RunFiles) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = parsed(line)
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):

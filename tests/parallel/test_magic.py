@@ -264,16 +264,26 @@ def test_it_is_documented(ipython):
         ("-t nan", "-t nan: expected seconds above 0"),
         ("-o 1x", "-o 1x: expected names separated by commas"),
         ("--with nowhere", "--with nowhere: the notebook has no such name"),
+        ("--end work", "--end work: the line %mpi --end work does that; the cell has not run"),
+        ("--with rounds", "--with rounds: Stage.rounds is defined within another function or a class"),
+        ("--with added", "--with added: add.<locals>.added is defined within another function or a class"),
+        ("--with thrice", "--with thrice: no cell defines it with `def` or `class`"),
         ("--with odd", "--with: `odd` cannot go between the notebook and the ranks: set is not"),
         ("--ranks two", "argument -n/--ranks: invalid int value"),
     ],
 )
 def test_mistakes_are_explained_before_any_rank_starts(run, line, message, capfd):
-    run("odd = {1, 2}")
+    run("odd = {1, 2}\nfrom collectives.puzzles import Stage\nrounds = Stage.rounds\nthrice = lambda x: 3 * x")
+    run("def add(n):\n    def added(x):\n        return x + n\n    return added\nadded = add(2)")
     error = run(f"%%mpi {line}\nprint('started')")
     assert error is not None
     shown = "".join(capfd.readouterr())
     assert message in shown and "started" not in shown
+
+
+def test_a_cell_that_is_refused_begins_no_session(run, capfd):
+    assert "no such name" in told(run, "%%mpi --session s -n 2 --with nowhere\n1", capfd)
+    assert not notebook.sessions
 
 
 @pytest.mark.parametrize(

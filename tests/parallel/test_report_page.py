@@ -120,6 +120,16 @@ def test_the_page_needs_nothing_else_and_names_are_no_html(tmp_path):
     assert "<b>" not in text and "<script" not in text and "<i>" not in text
 
 
+def test_names_in_pictures_are_no_formulas_and_none_is_hidden(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("parallel.reports.page.picture", lambda figure, *_: figures.append(figure) or "")
+    curves([read_run(make(tmp_path / name)) for name in ("a$_$b", "_base", "lr")])
+    (figure,) = figures
+    figure.canvas.draw()
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["a\\$_\\$b", " _base", "lr"]
+
+
 def test_runs_that_are_not_whole(tmp_path):
     run, broken = make(tmp_path / "stopped"), make(tmp_path / "broken")
     (run / "result.json").unlink()
@@ -131,6 +141,11 @@ def test_runs_that_are_not_whole(tmp_path):
     assert "not finished: 2 of 3 epochs are there" in said and "metrics.jsonl: line 3 is no record" in said
     assert "result.json is not JSON" in said and "environment.json is not JSON" in said
     assert "trace.json does not hold the events of a timeline" in said and "line 2 is no record" in said
+    vast = make(tmp_path / "vast", accuracy=10**400)
+    with (vast / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"epoch": 4, "loss": 10**400}) + "\n")
+    _, _, said = written(tmp_path / "report.html", vast)
+    assert "result.json is not JSON (a number of 401 digits)" in said and "metrics.jsonl: line 4 is no record" in said
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text("{}")

@@ -26,6 +26,7 @@ decides, so that each has its turn and a failure can be tried again.
 """
 
 import functools
+import gc
 import os
 import re
 import zlib
@@ -120,6 +121,11 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=f"needs {ranks_of(item)} ranks"))
     place = {folder: i for i, folder in enumerate(dict.fromkeys(item.path.parent for item in items))}
     items.sort(key=lambda item: (place[item.path.parent], ranks_of(item)))
+
+
+def pytest_collection_finish():
+    """The garbage collector passes over the thousands of tests and their modules from now on: they stay to the end."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -77,7 +77,7 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
                     "" if action.micro_batch is None else str(action.micro_batch),
                     ha="center",
                     va="center",
-                    fontsize=7.5 if len(span.actions) == 1 else 5.5,
+                    fontsize=7.5 if len(span.actions) == 1 else 7,
                     color="black" if later else ink_on(COLOURS[action.kind]),
                     zorder=3,
                     clip_on=True,
