@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parallel.launch import blas
 
 pytest_plugins = ["ranks"]
-PATIENCE = 300.0  # seconds after which a test that waits for an event gives up: long, for only a defect takes them
+PATIENCE = 900.0  # seconds after which a test that waits for an event gives up: machines and disks have hung for 300
 
 
 def longer(first):

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
+from collectives.failures.awake import Awake
 from collectives.failures.cycle import find_cycle
 from collectives.failures.revocation import of_a_death
 from collectives.progress import Calls, Doing, in_flight, outside, where
@@ -131,6 +132,7 @@ class Watchdog(threading.Thread):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.main = threading.get_ident()
         self.ended = threading.Event()
+        self.clock = Awake()
         self.asked = 0.0  # when another rank last asked: it reports, for all
         self.seen, self.since = (0, 0), 0.0  # calls begun at the last look, and when so many were first seen
         self.sending: list[MPI.Request] = []
@@ -149,7 +151,7 @@ class Watchdog(threading.Thread):
         while not self.ended.wait(LOOK):
             self.answer()
             self.look()
-            early = self.asked > self.since or time.monotonic() - self.since < patience
+            early = self.asked > self.since or self.clock.now() - self.since < patience
             if self.seen == said or early or self.doing() is None:  # None where it computes
                 continue
             said = self.seen
@@ -161,7 +163,7 @@ class Watchdog(threading.Thread):
         """See whether another call has begun."""
         begun = self.calls.collectives, self.calls.others
         if begun != self.seen:
-            self.seen, self.since = begun, time.monotonic()
+            self.seen, self.since = begun, self.clock.now()
 
     def doing(self) -> Doing | None:
         """The call that the rank is in, at the count `seen`."""
@@ -199,7 +201,7 @@ class Watchdog(threading.Thread):
         status = MPI.Status()
         while self.comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             number = self.comm.recv(source=status.Get_source(), tag=QUESTION)
-            self.asked = time.monotonic()
+            self.asked = self.clock.now()
             self.tell((number, self.state()), status.Get_source(), REPLY)
 
     def tell(self, what, rank: int, tag: int):
@@ -235,7 +237,7 @@ class Watchdog(threading.Thread):
         name, args, kwargs, number = doing
         said = [describe(a) for a in args] + [f"{key}={describe(a)}" for key, a in kwargs.items()]
         state |= {"name": name, "call": f"{name}({', '.join(said)})", "at": at}
-        state["seconds"] = time.monotonic() - self.since
+        state["seconds"] = self.clock.now() - self.since
         if number is not None:
             state["collectives"] = number
         if name in PEER:

@@ -14,6 +14,7 @@ from enum import IntEnum
 
 from mpi4py import MPI
 
+from collectives.failures.awake import Awake
 from collectives.node_memory.files import open_first
 from collectives.progress import Calls, Doing, in_flight, move
 
@@ -188,8 +189,8 @@ class Flags:
             self.calls.current = None
 
     def _wait_long(self, line, there, what, expected):
-        pause, probe, clock = os.sched_yield, self.comm.Iprobe, time.monotonic
-        since, rounds = clock(), 0
+        pause, probe, clock = os.sched_yield, self.comm.Iprobe, Awake()
+        rounds = 0
         while not there(line):
             pause()
             rounds += 1
@@ -197,7 +198,7 @@ class Flags:
                 probe(MPI.ANY_SOURCE, MPI.ANY_TAG)
                 if in_flight:
                     move()
-                waited = clock() - since
+                waited = clock.now()
                 if waited > 0.05:
                     time.sleep(50e-6)
                 if waited > self.limit:

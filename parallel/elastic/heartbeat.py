@@ -1,9 +1,10 @@
 """Ranks that are there and do nothing: stopped (SIGSTOP), or in an endless loop. MPI takes them for alive.
 
 While it trains, a thread of each rank touches a file of its own some times a second, and looks at those of the others.
-Whose file is old is named; where it is on the same host it is killed, which is a death like any other. A rank's own
-thread looks at its main thread, too: one that makes no step and is in no call for very long, compared with what its
-steps took so far, is named with the line where it is, and killed.
+Whose file it finds untouched for too long is named; where it is on the same host it is killed, which is a death like
+any other. A rank's own thread looks at its main thread, too: one that makes no step and is in no call for very long,
+compared with what its steps took so far, is named with the line where it is, and killed. Time in which the thread
+itself stood still does not count.
 
 Files lie in the run's directory, as all ranks see it. Cost: four system calls a tick and other rank.
 """
@@ -15,10 +16,10 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from collectives.failures.awake import Awake
 from collectives.progress import Calls, outside, where
 from nn.training.checkpoints import write_atomically
 
@@ -75,6 +76,8 @@ class Heartbeat:
     def __init__(self, directory: Path, number: int, silent: float, loop: float, kill: bool, steps: Callable[[], int]):
         self.directory, self.number, self.silent, self.kill, self.steps = directory, number, silent, kill, steps
         self.stuck, self.main = Stuck(loop), threading.get_ident()
+        self.clock = Awake(2 * silent / TICKS)
+        self.seen: dict[str, tuple[int, float]] = {}  # who: when the file was touched, and when this was seen first
         self.said: set[str] = set()
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
@@ -109,11 +112,15 @@ class Heartbeat:
     def _look_at(self, path: Path) -> None:
         """Whether another rank is silent."""
         try:
-            silent, told = time.time() - path.stat().st_mtime, path.read_text()
+            touched, told = path.stat().st_mtime_ns, path.read_text()
         except FileNotFoundError:  # it has ended
             return
-        if silent < self.silent:
+        now = self.clock.now()
+        if self.seen.get(told, (None,))[0] != touched:
+            self.seen[told] = touched, now
             self.said.discard(told)
+        silent = now - self.seen[told][1]
+        if silent < self.silent:
             return
         host, pid, start = told.split()
         here = host == socket.gethostname()
@@ -135,11 +142,11 @@ class Heartbeat:
         """Whether this rank's main thread is in an endless loop."""
         calls = [found for reference in tuple(Calls.everywhere) if (found := reference())]
         progress = self.steps(), sum(each.collectives + each.others for each in calls)
-        if not self.stuck.look(time.monotonic(), progress, any(each.current for each in calls)):
+        if not self.stuck.look(self.clock.now(), progress, any(each.current for each in calls)):
             return
         if "loop" not in self.said:
             self.said.add("loop")
-            place, seconds = where(outside(sys._current_frames().get(self.main))), time.monotonic() - self.stuck.since
+            place, seconds = where(outside(sys._current_frames().get(self.main))), self.clock.now() - self.stuck.since
             done = "killed" if self.kill else "waited for"
             say(f"heartbeat: rank {self.number} has computed for {seconds:.1f} s at {place}, and made no step: {done}")
         if self.kill:

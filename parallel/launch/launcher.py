@@ -41,6 +41,7 @@ HUNG = 86  # of one whose ranks have waited for each other too long, and said fo
 LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died: how they ended is not known
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
 LOOK = 5.0  # seconds between two looks whether there are ranks
+AWAY = 10.0  # seconds without a look, in which this process itself was stopped, or its machine
 # The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -299,6 +300,8 @@ class Job:
         now = time.monotonic()
         if now < self._looked + LOOK:
             return
+        if now > self._looked + AWAY:  # this process stood still, and perhaps the ranks with it
+            self._ranks_at = self._runs_at = now
         self._looked = now
         ranks = processes.find(self.name, only_ranks=True)
         if not (self._silent and ranks and all(map(processes.stopped, ranks))):

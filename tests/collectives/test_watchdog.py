@@ -164,6 +164,38 @@ def test_one_call_is_reported_once_and_by_one_rank(comm, capfd, asked):
     assert capfd.readouterr().err.count("watchdog: rank 0 has been in Recv") == (not asked)
 
 
+@pytest.mark.mpi(ranks=1)
+def test_time_in_which_a_rank_stood_still_does_not_count(comm, monkeypatch):
+    """Of a job that was suspended all ranks find their calls too long when it goes on."""
+    from collectives import Communicator
+    from collectives.failures import awake
+
+    passed, looks = [0.0], []
+    monkeypatch.setattr(awake, "time", types.SimpleNamespace(monotonic=lambda: passed[0]))
+    communicator = Communicator(comm, watch=8, abort=False)
+    watchdog = communicator._watchdog
+    look, reported = watchdog.look, threading.Event()
+
+    def suspended():
+        if watchdog.calls.current and not reported.is_set():
+            looks.append(1)
+            passed[0] += 1000.0
+        look()
+
+    monkeypatch.setattr(watchdog, "look", suspended)
+    monkeypatch.setattr(watchdog, "report", lambda states: reported.set() or "")
+    answering = threading.Thread(target=lambda: reported.wait(PATIENCE) and comm.Send(np.ones(3), 0))
+    answering.start()
+    communicator.Recv(np.zeros(3), 0)
+    answering.join()
+    communicator.release()
+    assert len(looks) > 8, "a second for each"
+    clock = awake.Awake(most=3)
+    for moved, now in ((0.5, 0.5), (2, 2.5), (100, 5.5), (0, 5.5)):
+        passed[0] += moved
+        assert clock.now() == now
+
+
 def test_who_is_missing_from_a_collective():
     """Whoever has not come so far, is in another one in its place, or left it with an error; not who is done with it,
     or past it."""

@@ -114,6 +114,13 @@ def test_an_mpiexec_with_ranks_is_left_alone():
             assert job.wait(0.02) is None
         job._looked = job._ranks_at = -math.inf
         job._end_without_ranks()
+        ranks = processes.find(job.name, only_ranks=True)
+        processes.send(ranks, signal.SIGSTOP)  # with all the job, and the launcher just goes on before they do
+        while not all(map(processes.stopped, ranks)):
+            time.sleep(0.01)
+        job._silent, job._looked, job._runs_at = 1.0, -math.inf, -math.inf
+        job._end_without_ranks()
+        assert ranks and sorted(processes.find(job.name, only_ranks=True)) == sorted(ranks)
         assert job.poll() is None and not job.trouble
 
 

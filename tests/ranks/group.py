@@ -8,12 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from collectives.failures.awake import Awake
 from parallel.launch import launcher
 from ranks import report
 from ranks.rank import queued
 
 ROOM = "RINGPROP_TEST_ROOM"  # in the environment of ranks, and only there: the directory of their diaries
-STARTUP = 300.0  # seconds for the ranks to start, import and collect, and to meet before a test
+STARTUP = 900.0  # seconds for the ranks to start, import and collect, and to meet before a test
 GRACE = 1.0  # seconds that the other ranks get to tell their result after one has failed
 FINALIZE = 60.0  # seconds to leave after the last test
 
@@ -35,6 +36,7 @@ class Group:
         self.room = Path(tempfile.mkdtemp(prefix="ranks-"))
         (self.room / "tests").write_text(json.dumps(self.tests))
         self.read = [0] * ranks  # bytes of each diary
+        self.clock = Awake()  # a machine that stands still is no test's fault
         self.started = {}  # (rank, node id) -> (time, process, seconds that it had been `queued` then)
         self.told = {}  # (rank, node id) -> {phase: report}
         self.output = open(self.room / "output", "w+")  # noqa: SIM115 - closed in remove()
@@ -76,11 +78,11 @@ class Group:
         """Wait until every rank has told all of a test; return what is wrong with that, or ''."""
         limit = float(item.get_closest_marker("mpi").kwargs.get("timeout", self.config.getini("mpi_timeout")))
         keys = [(rank, item.nodeid) for rank in range(self.ranks)]
-        begin, failed_at = time.monotonic(), None
+        begin, failed_at = self.clock.now(), None
         while True:
             status = self.job.wait(0.02)
             self.read_diaries()
-            now = time.monotonic()
+            now = self.clock.now()
             told = [self.told.get(key, {}) for key in keys]
             if any(_failed(phases) for phases in told):
                 failed_at = failed_at or now
@@ -129,7 +131,7 @@ class Group:
             self.read[rank] += len(text)
             for entry in map(json.loads, text.splitlines()):
                 if "started" in entry:
-                    self.started[rank, entry["started"]] = time.monotonic(), entry["process"], entry["queued"]
+                    self.started[rank, entry["started"]] = self.clock.now(), entry["process"], entry["queued"]
                 else:
                     phase = hook(config=self.config, data=entry["report"])
                     if isinstance(phase.longrepr, list):  # of a skip: JSON has no tuples

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.awake import Awake
+
 HEAD = 8  # numbers of float64
 HEAD_BYTES = 8 * HEAD
 TO_SERVER, TO_WORKER = 11, 12  # tags
@@ -164,15 +166,15 @@ def wait(done: Callable[[], bool], move: Callable[[], bool], limit: float, why: 
     ------
     TimeoutError
     """
-    quiet, since = 0, time.monotonic()
+    quiet, clock = 0, Awake()
     while not done():
         if move() or serve_others():
-            quiet, since = 0, time.monotonic()
+            quiet, clock = 0, Awake()
             continue
         quiet += 1
         if quiet < SPINS:
             os.sched_yield()
             continue
         time.sleep(NAP)
-        if time.monotonic() - since > limit:
+        if clock.now() > limit:
             raise TimeoutError(f"{why()}: nothing has come for {limit:g} s")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.awake import Awake
 from collectives.steps import Compute, Recv, Send
 from nn.core.run import MicroBatch
 from parallel.strategies.pipeline.actions import Action, parse
@@ -239,8 +240,8 @@ def wait_for(request: MPI.Request, limit: float, who: str) -> None:
     """
     if request.Test():
         return
-    end = time.monotonic() + limit
+    clock = Awake()
     while not request.Test():
         os.sched_yield()
-        if time.monotonic() > end:
+        if clock.now() > limit:
             raise TimeoutError(f"{who}, for {limit:g} s: has it ended, or does it do another step?")

@@ -1,0 +1,30 @@
+"""A clock for waits that end: it stands still where this process does.
+
+A job that is suspended and resumed (`scontrol suspend`, a virtual machine that is paused or moved) finds each of its
+waits far too long, and nobody is to blame: the others stood still with it. So of the time between two looks at this
+clock a second counts at most. Who waits looks more often than that.
+"""
+
+import time
+
+MOST = 1.0  # seconds
+
+
+class Awake:
+    """Seconds, from 0, that this process was awake.
+
+    Parameters
+    ----------
+    most : float
+        Seconds that count between two looks, at most.
+    """
+
+    def __init__(self, most: float = MOST):
+        self.most, self.seconds, self.looked = most, 0.0, time.monotonic()
+
+    def now(self) -> float:
+        """Look at the clock."""
+        now = time.monotonic()
+        self.seconds += min(now - self.looked, self.most)
+        self.looked = now
+        return self.seconds
