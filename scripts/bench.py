@@ -53,4 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path.insert(0, str(HERE))
+    from door import run
+
+    sys.exit(run(main))

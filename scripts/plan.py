@@ -17,6 +17,7 @@ import os
 import sys
 from pathlib import Path
 
+from door import module, run
 from planning import (
     MOMENTS,
     add_job_options,
@@ -29,8 +30,7 @@ from planning import (
     whole,
 )
 
-from parallel.launch import blas
-
+blas = module("parallel.launch.blas")
 SHOWN = 12
 
 
@@ -185,4 +185,4 @@ def command(best, options) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))
