@@ -1,4 +1,7 @@
-"""Compare with the peers: python scripts/bench.py SUITE [--json FILE]. A suite is a file bench_SUITE.py beside this."""
+"""Compare with the peers: the engine with PyTorch, collectives with the MPI library's own, and others.
+
+A suite is a file bench_SUITE.py beside this.
+"""
 
 import argparse
 import importlib

@@ -96,6 +96,7 @@ def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr().out
     for name, file in commands.COMMANDS.items():
         assert (f"\n  {name} " in said) == (ROOT / "scripts" / file).exists(), name
+    assert "..." not in said and "scripts/" not in said, "whole sentences, of what is installed"
     assert commands.main(["--version"]) == 0
     assert re.match(r"ringprop \d+\.\d+\.\d+", capsys.readouterr().out)
     assert commands.main(["trian"]) == 2
