@@ -21,6 +21,7 @@ from door import module, run
 from planning import (
     MOMENTS,
     add_job_options,
+    data_of,
     in_node_memory,
     measured_network,
     model_of,
@@ -172,7 +173,8 @@ def command(best, options) -> str:
     from parallel.planning.choice import options_of
 
     train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
-    words = [f"{train} --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
+    words = [f"{train} --model {options.model}", *filter(None, [data_of(options)])]
+    words.append(f"--batch {options.batch} --ranks {best.ranks}")
     chosen = options_of(best, None if options.profile else model_of(options))
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
