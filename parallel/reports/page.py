@@ -73,7 +73,7 @@ def page(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]], made
     many = len(runs) > 1
     title = f"{len(runs)} runs compared" if many else runs[0].name
     body = [f"<h1>{escaped(title)}</h1>"]
-    body.append(f'<p class="quiet">{escaped(made_by)} {time.strftime("%Y-%m-%d %H:%M")}</p>')
+    body.append(f'<p class="quiet">{escaped(made_by)}{", " * bool(made_by)}{time.strftime("%Y-%m-%d %H:%M")}</p>')
     body += [table_of_results(runs)]
     if many:
         body += differences(runs, topics)

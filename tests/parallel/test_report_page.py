@@ -85,6 +85,7 @@ def test_runs_are_compared(tmp_path):
     one, other = make(tmp_path / "one"), make(tmp_path / "other", 0.95, lr=0.5, momentum=0.9)
     text, page, said = written(tmp_path / "report.html", one, other)
     assert "2 runs compared" in said and "90.00%" in said and "95.00%" in said and "12.5 s" in said
+    assert re.search(r"ringprop [\w.]+(, commit \w+)?, \d{4}-\d\d-\d\d", said), "made by what, and when"
     assert text.count('best">95.00%') == 1 and 'best">90.00%' not in text
     differs = said[said.index("What differs") : said.index("Curves")]
     assert "lr 0.25 0.5" in differs and "momentum 0.0 0.9" in differs and "epochs" not in differs
