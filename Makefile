@@ -28,7 +28,7 @@ test-drawn: $(VENV)/.test  ## test, and one in five of those that test-all adds,
 notebooks: $(VENV)/.test  ## make notebooks/*.ipynb and the students' versions with gaps; run them
 	$(BIN)/python scripts/course.py --run
 
-bench: $(VENV)/.bench  ## compare with the peers, each suite into a JSON file in runs/
+bench: $(VENV)/.bench  ## compare with the peers, all suites, into runs/bench.json
 	mkdir -p runs
 	$(BIN)/python scripts/bench.py all --json runs/bench.json
 

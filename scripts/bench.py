@@ -1,4 +1,7 @@
-"""Compare with the peers: python scripts/bench.py SUITE [--json FILE]. A suite is a file bench_SUITE.py beside this."""
+"""Compare with the peers: the engine with PyTorch, collectives with the MPI library's own, and others.
+
+A suite is a file bench_SUITE.py beside this.
+"""
 
 import argparse
 import importlib
@@ -53,4 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path.insert(0, str(HERE))
+    from door import run
+
+    sys.exit(run(main))

@@ -129,6 +129,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # Ctrl-C is for who asks
         )
 
     def ask(self, question: dict):
@@ -145,6 +146,7 @@ class Worker:
         return json.loads(answer)
 
     def close(self) -> None:
+        self.process.kill()  # it may be at something, after Ctrl-C
         with contextlib.suppress(BrokenPipeError):  # of a process that has died, with a question unread
             self.process.stdin.close()
         self.process.stdout.close()

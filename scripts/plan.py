@@ -17,9 +17,11 @@ import os
 import sys
 from pathlib import Path
 
+from door import module, run
 from planning import (
     MOMENTS,
     add_job_options,
+    data_of,
     in_node_memory,
     measured_network,
     model_of,
@@ -29,8 +31,7 @@ from planning import (
     whole,
 )
 
-from parallel.launch import blas
-
+blas = module("parallel.launch.blas")
 SHOWN = 12
 
 
@@ -172,7 +173,8 @@ def command(best, options) -> str:
     from parallel.planning.choice import options_of
 
     train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
-    words = [f"{train} --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
+    words = [f"{train} --model {options.model}", *filter(None, [data_of(options)])]
+    words.append(f"--batch {options.batch} --ranks {best.ranks}")
     chosen = options_of(best, None if options.profile else model_of(options))
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
@@ -185,4 +187,4 @@ def command(best, options) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

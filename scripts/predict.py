@@ -17,6 +17,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from door import run
 from planning import (
     MOMENTS,
     add_job_options,
@@ -212,4 +213,4 @@ def draw(options, job, network, limit: float, title: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -7,18 +7,23 @@ python scripts/workload.py cnn --input 8,8,1      any model of the command line,
 """
 
 import argparse
+import os
+import sys
 
-from nn.analysis.workload import PUBLISHED, comparison, report, training_time
-from nn.models import MODELS, build
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
+from door import module, run
 
+workload, models = module("nn.analysis.workload"), module("nn.models")
 SEQUENCE, DIGITS, COLOURS = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10)
-INPUTS = {spec.partition(":")[0]: (shape, classes) for spec, shape, classes, _ in PUBLISHED.values()}
+INPUTS = {spec.partition(":")[0]: (shape, classes) for spec, shape, classes, _ in workload.PUBLISHED.values()}
 INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "lstm": SEQUENCE, "resnet20": COLOURS, "vgg-small": COLOURS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help=f"one of {', '.join(sorted(MODELS))}, and its numbers: mlp:784,30,10")
+    parser.add_argument(
+        "model", nargs="?", help=f"one of {', '.join(sorted(models.MODELS))}, and its numbers: mlp:784,30,10"
+    )
     parser.add_argument(
         "--input",
         type=shape,
@@ -31,17 +36,17 @@ def main() -> None:
     if not options.model:
         for name in ("input", "classes", "dtype"):
             if getattr(options, name) is not None:
-                parser.error(f"--{name} needs a model: {', '.join(sorted(MODELS))}")
-        print(comparison(), training_time(), sep="\n\n")
+                parser.error(f"--{name} needs a model: {', '.join(sorted(models.MODELS))}")
+        print(workload.comparison(), workload.training_time(), sep="\n\n")
         return
     in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
     try:
-        network = build(
+        network = models.build(
             options.model, options.input or in_shape, options.classes or classes, options.dtype or "float32"
         )
     except ValueError as error:
         parser.error(str(error))
-    print(report(network))
+    print(workload.report(network))
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -59,4 +64,4 @@ def outputs(text: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

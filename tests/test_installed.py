@@ -3,9 +3,11 @@
 python tests/test_installed.py      write parallel/__init__.pyi, what type checkers read of its public names
 """
 
+import argparse
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -94,6 +96,7 @@ def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr().out
     for name, file in commands.COMMANDS.items():
         assert (f"\n  {name} " in said) == (ROOT / "scripts" / file).exists(), name
+    assert "..." not in said and "scripts/" not in said, "whole sentences, of what is installed"
     assert commands.main(["--version"]) == 0
     assert re.match(r"ringprop \d+\.\d+\.\d+", capsys.readouterr().out)
     assert commands.main(["trian"]) == 2
@@ -127,12 +130,32 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("name", ["plan", "predict", "report", "predict-images", "sample", "bench", "workload"])
+def test_ctrl_c_ends_a_command_without_a_traceback(name, monkeypatch):
+    """As a script and by `ringprop`, at the first thing that it does; `train` and `data` have tests of their own."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    script = str(ROOT / "scripts" / commands.COMMANDS[name])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", interrupted)
+    monkeypatch.setattr(sys, "path", [os.path.dirname(script), *sys.path])
+    monkeypatch.setattr(sys, "argv", [script])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(script, run_name="__main__")
+    assert end.value.code == 130
+    monkeypatch.setattr(commands, "main", interrupted)
+    assert ringprop.main() == 130
+
+
 @pytest.mark.parametrize("name", ["nn", "collectives", "parallel"])
 def test_what_hides_a_package_is_named(name, tmp_path):
     """A file of the user's with that name comes first: the script and the command both say so, in one line."""
     (tmp_path / f"{name}.py").write_text("")
     (here := tmp_path / "here").mkdir()
-    for program in ((ROOT / "scripts" / "train.py", "--help"), ("-m", "ringprop", "train", "--help")):
+    scripts = ROOT / "scripts"
+    programs = [(scripts / "train.py", "--help"), ("-m", "ringprop", "train", "--help"), (scripts / "plan.py",)]
+    for program in [*programs, *[(scripts / "workload.py",)] * (name == "nn")]:
         said = call(sys.executable, *program, cwd=here, status=2, PYTHONPATH=tmp_path)
         assert said.startswith(f"error: {tmp_path / name}.py hides ringprop's {name}") and said.count("\n") == 1, said
     package = tmp_path / "other" / "nn"

@@ -143,9 +143,11 @@ class Replay:
                 self.moved[number] = payload[1], self._lengths(place)
                 changes.append((step, writes(step, rank)[0], payload))
             for number, flight in received.get((rank, index), ()):
-                payload, place = wires[flight.source, rank].pop(0), writes(flight.recv, rank)[0]
-                self.carried[number] = payload[1], self._lengths(place)
-                changes.append((flight.recv, place, payload))
+                (who, where), place = wires[flight.source, rank].pop(0), writes(flight.recv, rank)[0]
+                if place.buf == "x" and (where == NOWHERE).all():  # of no place before, it has one from now on
+                    where = self.bounds["x"][:-1][self._slice(place)]
+                self.carried[number] = where, self._lengths(place)
+                changes.append((flight.recv, place, (who, where)))
             for step, place, (who, where) in changes:
                 self._buffer(now[place.rank], place.buf).write(self._slice(place), who, where, adds(step))
             for changed in {rank, *(place.rank for _, place, _ in changes)}:

@@ -84,5 +84,7 @@ def listed(found: dict[str, Path]) -> str:
     lines = ["usage: ringprop COMMAND [options]; each has --help", ""]
     for name, script in found.items():
         told = (ast.get_docstring(ast.parse(script.read_text())) or "").partition("\n")[0]
-        lines.append(f"  {name:15} {textwrap.shorten(told, 90, placeholder=' ...')}")
+        lines.append(
+            textwrap.fill(told, 100, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18, break_on_hyphens=False)
+        )
     return "\n".join([*lines, "", f"ringprop {version()}; --version tells the commit too"])

@@ -73,7 +73,7 @@ def page(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]], made
     many = len(runs) > 1
     title = f"{len(runs)} runs compared" if many else runs[0].name
     body = [f"<h1>{escaped(title)}</h1>"]
-    body.append(f'<p class="quiet">{escaped(made_by)} {time.strftime("%Y-%m-%d %H:%M")}</p>')
+    body.append(f'<p class="quiet">{escaped(made_by)}{", " * bool(made_by)}{time.strftime("%Y-%m-%d %H:%M")}</p>')
     body += [table_of_results(runs)]
     if many:
         body += differences(runs, topics)
@@ -133,7 +133,8 @@ def differences(runs: Sequence[RunFiles], topics: Mapping[str, Mapping[str, Any]
     rows = [(name.replace("_", "-"), [run.config.get(name) for run in runs]) for name in options]
     own = {"command", "started", "ranks"}
     surroundings = dict.fromkeys(name for run in runs for name in run.environment if name not in own)
-    rows += [(name, [run.environment.get(name) for run in runs]) for name in surroundings]
+    named = {name: f"{name} used" if name in options else name for name in surroundings}  # what was asked for is above
+    rows += [(told, [run.environment.get(name) for run in runs]) for name, told in named.items()]
     rows = [(name, values) for name, values in rows if len({repr(value) for value in values}) > 1]
     if not rows:
         return ["<h3>What differs</h3><p>Neither options nor surroundings.</p>"]

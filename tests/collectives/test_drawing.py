@@ -133,6 +133,20 @@ def test_unwritten_scratch_has_no_origin():
         peer = 1 - rank
         yield Send(peer, "tmp", 0, count), Recv(peer, "y", 0, count)
 
+    def answered(rank, size, count):
+        yield (
+            (Send(0, "y", 0, count // 2), Send(1, "y", 0, count // 2))
+            if rank > 1
+            else (
+                Recv(2, "x", 0, count // 2),
+                Recv(3, "x", count // 2, count),
+            )
+        )
+
+    _, replay = replayed(answered, 4, 4)
+    assert sorted(origins.tolist() for origins, _ in replay.carried) == [[0, 1], [0, 1], [2, 3], [2, 3]], (
+        "where it lands in x"
+    )
     _, replay = replayed(careless, 2, 4)
     assert set(replay.carried[0][0]) == {NOWHERE}
     assert set(replay.states[0][-1]["y"].who) == {0}

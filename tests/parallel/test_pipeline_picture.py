@@ -21,6 +21,9 @@ def test_a_block_for_each_action(name):
     assert ax.get_xlim() == (0, report.makespan)
     kinds = [text.get_text()[0] for text in ax.get_legend().get_texts()]
     assert kinds == [kind for kind, count in report.counts.items() if count]
+    (figure := draw(check(name, 2, 2).spans).axes[0].figure).canvas.draw()  # as narrow as it gets
+    key, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0]
+    assert key.x1 <= figure.bbox.x1 and not key.overlaps(axes.xaxis.label.get_window_extent())
 
 
 def test_nothing_to_draw_is_refused():
@@ -47,3 +50,15 @@ def test_a_measured_step_is_found_among_events_and_drawn_beside_its_schedule():
     assert found == [list(row) for row in report.spans]
     assert measured([event for event in events if event["start"] >= 300 and event["end"] < 400], rows) == []
     assert len(compare(found, report.spans).axes) == 2
+
+
+def test_numbers_for_which_there_is_no_room_are_left_out():
+    """A measured step may have gaps a hundred times as long as an action: numbers would lie on each other."""
+    spans = check("1f1b", 2, 12).spans
+    stretched = [[*row[:-1], row[-1]._replace(start=2000, end=2400)] for row in spans]
+    for given, expected in (spans, 48), (stretched, 2):
+        figure = draw(given)
+        figure.canvas.draw()
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text().isdigit()]
+        assert len(boxes) == expected
+        assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]

@@ -82,11 +82,16 @@ def written(out, *runs):
 
 
 def test_runs_are_compared(tmp_path):
-    one, other = make(tmp_path / "one"), make(tmp_path / "other", 0.95, lr=0.5, momentum=0.9)
+    one, other = make(tmp_path / "one"), make(tmp_path / "other", 0.95, lr=0.5, momentum=0.9, threads=1)
+    for directory, threads in (one, 2), (other, 1):
+        environment = json.loads((directory / "environment.json").read_text())
+        (directory / "environment.json").write_text(json.dumps(environment | {"threads": threads}))
     text, page, said = written(tmp_path / "report.html", one, other)
     assert "2 runs compared" in said and "90.00%" in said and "95.00%" in said and "12.5 s" in said
+    assert re.search(r"ringprop [\w.]+(, commit \w+)?, \d{4}-\d\d-\d\d", said), "made by what, and when"
     assert text.count('best">95.00%') == 1 and 'best">90.00%' not in text
     differs = said[said.index("What differs") : said.index("Curves")]
+    assert "threads \u2013 1" in differs and "threads used 2 1" in differs, "what was asked for, and what was had"
     assert "lr 0.25 0.5" in differs and "momentum 0.0 0.9" in differs and "epochs" not in differs
     assert [image["alt"] for image in page.images].count("timeline of all ranks") == 2
     assert len(page.images) == 5, "curves, and breakdown and timeline of each"

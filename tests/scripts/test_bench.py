@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +31,16 @@ def test_without_pytorch_the_peer_is_null(monkeypatch):
     assert 0 < products < 1000 and "of the peer's step" not in time.note
     assert memory.unit == "MiB" and memory.peer is None and 0 <= memory.ours < 100
     assert allocations.ours == 0, allocations.note
+
+
+def test_ctrl_c_is_not_for_those_who_measure():
+    """Who has started them ends them, whatever they are at; on their own they would end in tracebacks."""
+    import bench_engine
+
+    worker = bench_engine.Worker("ours", MLP, 1)
+    assert os.getpgid(worker.process.pid) != os.getpgrp()
+    worker.close()
+    assert worker.process.returncode == -signal.SIGKILL
 
 
 def test_with_pytorch_both_sides_are_measured():

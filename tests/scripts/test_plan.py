@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import nn
 from collectives.pricing.networks import NETWORKS
-from parallel.command import axes
+from parallel.command import axes, factory
 from parallel.command.parsing import parse
 from parallel.planning.job import Axes, Job
 from parallel.planning.layer_times import STEP, measure_layers, random_batch, typical
@@ -143,7 +144,7 @@ def test_a_plan_of_what_is_measured_here(plan, tmp_path, capsys, monkeypatch):
     assert plan.main(given) == 0
     said = capsys.readouterr().out
     assert "network: measured here, " in said
-    assert "python scripts/train.py --model mlp:784,30,10 --batch 32 --ranks 2 --strategy " in said
+    assert "python scripts/train.py --model mlp:784,30,10 --data mnist --batch 32 --ranks 2 --strategy " in said
     assert [layer.name for layer in read_profile(file)][1] == "1 Linear(784 30)"
 
 
@@ -179,6 +180,27 @@ def test_the_command_is_what_train_py_takes(plan):
         and "--strategy pipeline --pipeline pipedream:micro=4,replicas=3/1,cuts=3" in said
     )
     assert axes.arguments(parse(said.split()[2:]), 1)["replicas"] == list(found.replicas)
+
+
+@pytest.mark.parametrize(
+    ("given", "data"),
+    [
+        ("mlp:64,30,10 --input 8,8,1", "digits"),
+        ("mlp:784,30,10", "mnist"),
+        ("vgg-small", "cifar10"),
+        ("alexnet", "synthetic:227x227x3"),
+        ("transformer:32,2,1 --input 48", "stdlib"),
+        ("mlp:12,5 --input 12 --classes 5", "FILE.npz"),
+    ],
+)
+def test_the_command_has_data_that_fit_the_network(plan, given, data):
+    """As it is typed: without them train.py takes the digits of 8 x 8, and refuses most networks."""
+    options = plan.parser().parse_args([*given.split(), "--ranks", "2"])
+    words = plan.command(SimpleNamespace(ranks=1, strategy="serial", axes=Axes()), options).split()[2:]
+    run = parse([*words, "--limit", "20"])
+    assert run.data == data and run.model == given.split()[0]
+    if data in ("digits", "stdlib"):  # the others are not in the package, or large
+        assert factory.network(run, factory.datasets(run)).in_shape == plan.model_of(options).in_shape
 
 
 def test_what_makes_no_sense_is_one_message(plan, capsys):

@@ -51,10 +51,11 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
     unit, symbol = marks.unit_of(length) if seconds else (1.0, "units")
     if ax is None:
         usual = sum(span.end - span.start for span in flat) / len(flat)
-        ax = marks.new_axes(max(5.0, min(16.0, 0.26 * length / usual if usual else 0)), 0.46 * len(spans))
+        ax = marks.new_axes(max(7.5, min(16.0, 0.26 * length / usual if usual else 0)), 0.46 * len(spans))
     marks.plain(ax)
     stages = 1 + max(action.stage for span in flat for action in span.actions)
     several = stages > len(spans)
+    inches = marks.size_of(ax)[0] / (length or 1)
     for rank, row in enumerate(spans):
         ax.axhspan(rank - 0.36, rank + 0.36, color=marks.EMPTY, lw=0, zorder=0)
         for span in row:
@@ -71,10 +72,13 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
                     lw=0.5,
                     zorder=2,
                 )
+                number = "" if action.micro_batch is None else str(action.micro_batch)
+                if (span.end - span.start) * inches < 0.07 * len(number):
+                    continue  # it would lie on its neighbours
                 ax.text(
                     (span.start + span.end) / 2 / unit,
                     low + height / 2,
-                    "" if action.micro_batch is None else str(action.micro_batch),
+                    number,
                     ha="center",
                     va="center",
                     fontsize=7.5 if len(span.actions) == 1 else 7,
@@ -89,7 +93,8 @@ def draw(spans: Sequence[Sequence[Span]], ax=None, *, title: str = "pipeline", s
     handles = [Patch(color=COLOURS[kind], label=name) for kind, name in NAMES.items() if kind in kinds]
     marks.plain_key(ax.legend(handles=handles, ncols=len(handles), loc="upper left", **marks.place_below(ax, 0, 0.3)))
     paler = " · paler: a later stage of the rank" if several else ""
-    marks.headline(ax, title, f"{marks.plural(len(spans), 'rank')} · {length / unit:.3g} {symbol}{paler}", 8)
+    ranks = marks.plural(len(spans), "rank")
+    marks.headline(ax, title, f"{ranks} · {length / unit:.3g} {symbol} · numbers: micro-batches{paler}", 8)
     return ax.figure
 
 
