@@ -163,7 +163,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     heading = f"{title or read(algorithm)[0]}: {kind_of(error)}"
     marks.headline(ax, heading, f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}")
     arrows.legend(ax, scene.replay, key)
-    words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3)
+    words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3, parse_math=False)
     ax.annotate("\n".join(said), (0, 0), (0, -72 * arrows.inches_below(key)), **words, **marks.points_off())
     return ax.figure
 
@@ -211,20 +211,22 @@ def draw_buffers(algorithm: Callable, size: int, count: Blocks, ax=None, *, titl
     times = np.unique([time for rank in replay.times for time in rank])
     pitch, down = marks.SQUARE * len(names) + 0.14, 1.2
     wide, deep = size * pitch - 0.14, len(times) * down
+    # In the middle below the number of the rank: a rank that lacks a buffer has no hole in its place.
+    lefts = [rank * pitch + marks.SQUARE * (len(names) - len(scene.buffers(rank))) / 2 for rank in range(size)]
     if ax is None:
         side = 0.66 if size <= 8 else 0.5
         ax = marks.new_axes(max(wide * side, 3.2), deep * side)
     for row, time in enumerate(times):
-        for rank in range(size):
-            marks.draw_squares(ax, replay, names, rank, time, rank * pitch, row * down)
+        for rank, left in enumerate(lefts):
+            marks.draw_squares(ax, replay, scene.buffers(rank), rank, time, left, row * down)
         ax.text(-0.2, row * down + 0.5, _when(times, row), ha="right", va="center", color=marks.GREY, fontsize=9)
     ax.set(xlim=(-0.05, wide), ylim=(deep - 0.1, -0.1), aspect="equal", anchor="NW")
     ax.axis("off")
     marks.rank_heads(
         ax, [rank * pitch + (marks.SQUARE * len(names) - 0.08) / 2 for rank in range(size)], 12 if names[1:] else 4
     )
-    for rank in range(size) if names[1:] else ():
-        marks.buffer_heads(ax, names, replay.states[rank][-1], rank * pitch + 0.5, marks.SQUARE)
+    for rank, left in enumerate(lefts if names[1:] else ()):
+        marks.buffer_heads(ax, scene.buffers(rank), left + 0.5, marks.SQUARE)
     marks.headline(ax, title or read(algorithm)[0], scene.summary(), 35 if names[1:] else 26)
     below = "Across a square: the vector. Down: a row for each rank\nwhose data is in it. Full colour: as it will stay."
     ax.annotate(below, (0, 0), (0, -8), va="top", color=marks.GREY, fontsize=8.5, linespacing=1.5, **marks.points_off())
@@ -268,9 +270,10 @@ class Scene:
         replay = Replay(priced.trace, size, 1 if count is None else count)
         return cls(priced, replay, network, itemsize, nodes, place, count is not None and replay.total > 0)
 
-    def buffers(self) -> list[str]:
-        """x, y, then scratch."""
-        names = {name for rank in self.replay.states for name in rank[-1]}
+    def buffers(self, rank: int | None = None) -> list[str]:
+        """x, y, then scratch: those of a rank, or all that any rank has."""
+        states = self.replay.states if rank is None else [self.replay.states[rank]]
+        names = {name for each in states for name in each[-1]}
         return sorted(names, key=lambda name: ("xy".find(name) % 3, name))
 
     def key(self, wrong=()):

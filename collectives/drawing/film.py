@@ -109,12 +109,15 @@ def film(scene, title, times):
     above = marks.add_axes(figure, wide, high, 0.2 + deep + 0.25)
     above.set(xlim=(-0.5, size - 0.5), ylim=(1, 0))
     above.axis("off")
-    lefts = [rank - side * (marks.SQUARE * len(names) - 0.08) / 2 for rank in range(size)]
-    squares = [marks.draw_squares(above, replay, names, rank, 0.0, left, 0, side) for rank, left in enumerate(lefts)]
+    own = [scene.buffers(rank) for rank in range(size)]
+    lefts = [rank - side * (marks.SQUARE * len(own[rank]) - 0.08) / 2 for rank in range(size)]
+    squares = [
+        marks.draw_squares(above, replay, own[rank], rank, 0.0, left, 0, side) for rank, left in enumerate(lefts)
+    ]
     above.set_aspect("auto")
     marks.rank_heads(above, range(size), 12 if names[1:] else 4)
     for rank, left in enumerate(lefts if names[1:] else ()):
-        marks.buffer_heads(above, names, replay.states[rank][-1], left + side / 2, marks.SQUARE * side)
+        marks.buffer_heads(above, own[rank], left + side / 2, marks.SQUARE * side)
     marks.headline(above, title, scene.summary())
     draw_scene(below, scene, alpha=0.22)
 

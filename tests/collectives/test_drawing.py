@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -404,6 +405,19 @@ def test_into_given_axes_with_a_learners_own_generator():
     assert draw(partial(star, root=1), 3, 5, left, title="mine") is left.figure
     assert draw_buffers(partial(star, root=1), 3, 5, right) is left.figure
     assert any(t.get_text() == "mine" for t in left.texts) and len(arrows(left.figure)) == 2
+
+
+def test_buffers_of_a_rank_stand_together_below_its_number():
+    """Rank 0 has x and y, the others x, and those that collect a buffer of their own: nobody a hole between them."""
+    from collectives.puzzles.solutions import gather
+
+    figure = draw_buffers(gather, 4, 8)
+    spots = sorted({(image.get_extent()[0], image.get_extent()[1]) for image in figure.axes[0].images})
+    apart = [round(after[0] - before[1], 2) for before, after in pairwise(spots)]
+    assert len(spots) == 6 and sorted(apart)[:2] == [0.08, 0.08] and sorted(apart)[2] > 0.2
+    heads = {text.get_text(): text.xy[0] for text in figure.axes[0].texts if text.get_text() in ("0", "1", "2", "3")}
+    middle = [np.mean([spots[i][0], spots[j][1]]) for i, j in ((0, 1), (2, 2), (3, 4), (5, 5))]
+    assert [heads[str(rank)] for rank in range(4)] == pytest.approx(middle)
 
 
 def test_buffers_are_pictured_as_they_are():
