@@ -312,8 +312,8 @@ shift.grade(to_the_right).draw()
 
 # %% [markdown]
 # Even ranks send while odd ones receive, then the other way round: two rounds. With an odd number of ranks two even
-# ones sit side by side (the last one and rank 0); it works, since one neighbour is still different, but where every send
-# waits for its receiver the last rank is done after three.
+# ones sit side by side (the last one and rank 0). It works, since one neighbour is still different, but where every
+# send waits for its receiver the last rank is done after three.
 #
 # But why one thing at a time? Links carry messages both ways at once. `Sendrecv` does both *together*, and cannot
 # deadlock here; in `collectives` that is one round with two steps: `yield send, recv`. It takes half the time, and all

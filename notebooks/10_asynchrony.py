@@ -299,8 +299,8 @@ for found, bound in zip(runs, bounds, strict=True):
 # %% [markdown]
 # In the long run a bound does not save anybody: who is always slow sets the pace of all, only later. What it saves is
 # *changing* delays: one worker is slow now, another one then. That is what happens in a cluster (another's job, a page
-# fault, a retry), and then a small s already has most of the speed of no bound at all, and a staleness that cannot
-# run away:
+# fault, a retry), and then s = 4 already has most of the speed of no bound at all, and a staleness that cannot run
+# away:
 
 
 # %%

@@ -222,7 +222,7 @@ Z2, saved = network.forward(p, X.copy(), run)
 network.backward(p, g, gZ.copy(), saved, run)
 for t in (1, 2, 4):
     parts = np.split(p[0].W, t, axis=1), np.split(p[2].W, t, axis=0)
-    mine = checks.call(my_mlp, X, *parts, gZ)
+    mine = checks.several(4, my_mlp, X, *parts, gZ)
     checks.same(mine[0], Z, f"Z on {t} ranks")
     checks.same(mine[1], numerical, f"the gradient of X on {t} ranks", tolerance=1e-6)
     checks.same(np.concatenate(mine[2], axis=1), g[0].W, f"the gradient of A on {t} ranks")
@@ -357,7 +357,7 @@ for i in range(6):
     want.append(loss)
     want_gz[i] = gz
 first, parts = (0, 4, 8), [z[:, :4], z[:, 4:8], z[:, 8:]]
-loss, gz = checks.call(my_split_loss, [part.copy() for part in parts], first, target)
+loss, gz = checks.several(2, my_split_loss, [part.copy() for part in parts], first, target)
 checks.same(loss, want, "the loss of every row", draw=draw_losses)
 checks.same(np.concatenate(gz, axis=1), want_gz, "the gradient of [row, class]")
 checks.right("as nn.CrossEntropyLoss of all eleven classes, a row with logits of 800 too")
