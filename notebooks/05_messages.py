@@ -189,7 +189,7 @@ def draw_tokens(got, want):
     ax.axis("off")
 
 
-got = np.array([t[0] for t in token])
+got = np.array([np.ravel(t)[0] for t in token])  # of a number, too
 checks.same(got, [106, 101, 103, 106], "the token of ranks 0 to 3 in the end", draw=draw_tokens)
 checks.right("the token comes back with 100 + 1 + 2 + 3")
 draw_tokens(got, got)

@@ -305,7 +305,8 @@ def border(p, alpha, beta):
 
 # %%
 for ranks in (8, 32, 256):
-    n = checks.call(border, ranks, 20e-6, 8e-10)
+    n = float(checks.numbers(border, ranks, 20e-6, 8e-10))
+    checks.expect(0 < n < 1e15, f"for {ranks} ranks you say {n:g}, and a positive number of bytes is expected")
     both = [
         collectives.price(way, ranks, round(n / ranks) * ranks, 1, network).seconds
         for way in (allreduce.doubling, allreduce.ring)
