@@ -42,7 +42,7 @@ from collectives.pricing.price import as_price, price, read
 from collectives.steps import Blocks, reads, writes
 
 SIMULATED = 1 << 16  # elements of all ranks together, up to which a schedule is tried before it is drawn
-MOST_ROUNDS = 12  # of a schedule that fails, from the end
+MOST_ROUNDS = 12  # of a schedule that fails very late, or never ends: the first ones, and the one where it does
 
 
 def draw(
@@ -115,7 +115,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     """
     done = [[tuple(steps) for steps in rounds] for rounds in error.done]
     longest = max(map(len, done))
-    dropped = longest - MOST_ROUNDS if longest > 4 * MOST_ROUNDS else 0  # one that does not end
+    dropped = longest - MOST_ROUNDS if longest > 4 * MOST_ROUNDS else 0
     if dropped:
         done = [rounds[:MOST_ROUNDS] for rounds in done]
     begun = [tuple(steps) for steps in error.begun]
@@ -161,7 +161,12 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     if signs["result"]:
         arrows.cross(ax, error.rank, priced.seconds)
     heading = f"{title or read(algorithm)[0]}: {kind_of(error)}"
-    marks.headline(ax, heading, f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}")
+    case = f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}"
+    if dropped:
+        case += f"; rounds {MOST_ROUNDS} to {longest - 1:,} are not drawn"
+        rows = [int(y) for y in ax.get_yticks()]
+        ax.set_yticks(ax.get_yticks(), [f"{row + dropped * (row >= MOST_ROUNDS):,}" for row in rows])
+    marks.headline(ax, heading, case)
     arrows.legend(ax, scene.replay, key)
     words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3, parse_math=False)
     ax.annotate("\n".join(said), (0, 0), (0, -72 * arrows.inches_below(key)), **words, **marks.points_off())

@@ -66,11 +66,13 @@ def animate(
     Raises
     ------
     ValueError
-        Another ending of the file name, or a schedule that does not come to its end (`draw` shows where).
+        Another ending of the file name, no frames, or a schedule that does not come to its end (`draw` shows where).
     """
     file = Path(file)
     if file.suffix not in (".gif", ".html"):
         raise ValueError(f"{file}: the name must end in .gif or .html")
+    if min(frames_per_round, fps) < 1:
+        raise ValueError(f"frames_per_round and fps are at least 1, given {frames_per_round} and {fps}")
     scene = Scene.of(algorithm, size, count, network, itemsize, options)
     title = title or read(algorithm)[0]
     frames = max(1, scene.priced.rounds) * frames_per_round

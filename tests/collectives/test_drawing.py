@@ -398,6 +398,17 @@ def test_of_what_does_not_end_the_first_rounds_are_drawn():
     assert any("does not end" in text.get_text() for text in figure.axes[0].texts)
 
 
+def test_of_what_fails_late_it_is_said_which_rounds_are_not_drawn():
+    def late(rank, size, count):
+        for _ in range(70):
+            yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)
+        yield (Recv((rank - 1) % size, "y", 0, count),)
+
+    ax = check(late, ranks=3, counts=[2]).draw().axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [*map(str, range(12)), "70"]
+    assert "3 ranks, 2 elements; rounds 12 to 69 are not drawn" in [text.get_text() for text in ax.texts]
+
+
 def test_into_given_axes_with_a_learners_own_generator():
     from matplotlib.figure import Figure
 
@@ -447,6 +458,9 @@ def test_animation(tmp_path):
     assert shared.n_frames > 10
     with pytest.raises(ValueError, match=r"ring\.mp4.*\.gif or \.html"):
         animate(tmp_path / "ring.mp4", ring, 2, 2)
+    for none in ({"fps": 0}, {"frames_per_round": 0}):
+        with pytest.raises(ValueError, match="frames_per_round and fps are at least 1, given"):
+            animate(tmp_path / "ring.gif", ring, 2, 2, **none)
 
 
 def test_of_a_film_what_stands_still_is_drawn_once(tmp_path, monkeypatch):
