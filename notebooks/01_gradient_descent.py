@@ -295,7 +295,7 @@ _, axes = plt.subplots(1, 4, figsize=(12.5, 3.2), width_ratios=(1, 1, 1, 1.3))
 for ax, B, colour in zip(axes, (1, 4, 16), (checks.RED, checks.ORANGE, checks.GREEN), strict=False):
     ax.plot(*batches[B].T, ".", ms=3, alpha=0.5, color=colour)
     ax.plot(*gradient(here), "+", ms=14, mew=2.5, color=checks.INK)
-    ax.set(title=f"400 gradients, B = {B}", xlim=(-2.6, 0.8), ylim=(-4.6, 0.6), xlabel="$\\partial C/\\partial w_0$")
+    ax.set(title=f"400 gradients, B = {B}", xlim=(-2.7, 0.8), ylim=(-5, 0.6), xlabel="$\\partial C/\\partial w_0$")
 axes[0].set_ylabel("$\\partial C/\\partial w_1$")
 axes[3].loglog(sizes, noise, "o", color=checks.BLUE, label="measured")
 axes[3].loglog(sizes, noise[0] / np.sqrt(sizes), "--", color=checks.GREY, label="$1/\\sqrt{B}$")

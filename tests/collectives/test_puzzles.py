@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from collectives import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
+from collectives import ALGORITHMS, Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
 from collectives.algorithms import allreduce
 from collectives.puzzles.puzzle import UNITS
 from collectives.puzzles.solutions import ANSWERS
@@ -33,6 +33,12 @@ def test_all_are_listed():
 def nothing(rank, size, count):
     """An answer that does nothing at all."""
     yield ()
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "ring"])
+def test_one_way_round_the_ring_is_within_the_limits(name):
+    grade = getattr(puzzles, name).grade(ALGORITHMS["allreduce" if name == "ring" else name]["ring"].rounds)
+    assert grade and grade.measured["rounds"] == puzzles.ring.limits["rounds"] / (1 if name == "ring" else 2)
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -298,6 +298,7 @@ def section(name: str, task: str, answer: str) -> list[str]:
             "if step % fetch == 0:\n    w = server.fetch()\nif (step + 1) % push == 0:\n    server.push(gathered)\n",
             r"change it in place, w\[:\] = ",
         ),
+        ("13", "all forwards", 'while True:\n    yield Action(rank, "F", 0)\n', "column 1: 0F0 cannot run: "),
         ("13", "all forwards", "yield from [Action(rank, kind, 0) for kind in 'BF']\n", "0B0 cannot run: it needs 0F0"),
         (
             "13",
