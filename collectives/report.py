@@ -70,13 +70,13 @@ class Report:
         if not any(any(case.stats.messages) for case in largest) and any(case.stats.meetings for case in largest):
             lines.append("  ranks  elements  rounds  meetings  copied or added by a rank")
             for case in largest:
-                rounds, meetings, copied = max(case.stats.rounds), case.stats.meetings, case.stats.copied
+                rounds, meetings, copied = max(case.stats.depth), case.stats.meetings, case.stats.copied
                 lines.append(f"  {case.size:5}  {case.count:8}  {rounds:6}  {meetings:8}  {copied:25}")
             return "\n".join(lines)
         lines.append("  ranks  elements  rounds (at least)  moved (at least)")
         for case in largest:
             fewest, least = self.bounds(case)
-            rounds = f"{max(case.stats.rounds)} ({fewest:.0f})"
+            rounds = f"{max(case.stats.depth)} ({fewest:.0f})"
             lines.append(f"  {case.size:5}  {case.count:8}  {rounds:>17}  {f'{case.stats.moved} ({least:.0f})':>16}")
         return "\n".join(lines)
 

@@ -53,6 +53,7 @@ N = 40
 x = rng.uniform(-1, 2.2, N)
 y = 0.5 + 1.2 * x + 0.45 * rng.standard_normal(N)
 X = np.column_stack([np.ones(N), x])  # (N, 2)
+X.flags.writeable = y.flags.writeable = False  # what has been measured stays as it is
 
 
 def cost(w, X=X, y=y):
@@ -294,7 +295,7 @@ _, axes = plt.subplots(1, 4, figsize=(12.5, 3.2), width_ratios=(1, 1, 1, 1.3))
 for ax, B, colour in zip(axes, (1, 4, 16), (checks.RED, checks.ORANGE, checks.GREEN), strict=False):
     ax.plot(*batches[B].T, ".", ms=3, alpha=0.5, color=colour)
     ax.plot(*gradient(here), "+", ms=14, mew=2.5, color=checks.INK)
-    ax.set(title=f"400 gradients, B = {B}", xlim=(-2.5, 1.5), ylim=(-3.6, 2.4), xlabel="$\\partial C/\\partial w_0$")
+    ax.set(title=f"400 gradients, B = {B}", xlim=(-2.7, 0.8), ylim=(-5, 0.6), xlabel="$\\partial C/\\partial w_0$")
 axes[0].set_ylabel("$\\partial C/\\partial w_1$")
 axes[3].loglog(sizes, noise, "o", color=checks.BLUE, label="measured")
 axes[3].loglog(sizes, noise[0] / np.sqrt(sizes), "--", color=checks.GREY, label="$1/\\sqrt{B}$")
@@ -311,8 +312,9 @@ assert np.allclose(noise * np.sqrt(sizes), noise[0], rtol=0.15), "the noise fall
 #
 # ## Momentum
 #
-# In the narrow valley the steps go to and fro across it, and creep along. A ball would not: it keeps its velocity, and
-# what points to and fro cancels. **Momentum** (Polyak 1964) does just that; $\mu$ says how much of the velocity stays:
+# Along the narrow valley steps creep, since a rate that would hurry them throws them to and fro across it. A ball keeps
+# its velocity: what always points the same way adds up, what points to and fro cancels. **Momentum** (Polyak 1964) does
+# just that; $\mu$ says how much of the velocity stays:
 #
 # $$ v \leftarrow \mu v + \nabla C(w), \qquad w \leftarrow w - \eta\, v . $$
 #
@@ -334,7 +336,7 @@ def roll(w, v, rate, mu):
 def rolling(rate, mu, steps):
     path, w, v = [start], start, np.zeros(2)
     for _ in range(steps):
-        w, v = checks.call(roll, w, v, rate, mu)
+        w, v = checks.several(2, roll, w, v, rate, mu)
         path.append(w)
     return np.array(path)
 
@@ -370,6 +372,9 @@ axes[2].legend()
 plt.show()
 
 # %% [markdown]
+# Like a ball it runs past the bottom and swings back, which are the waves on the right; and it comes down all the same,
+# far faster than without.
+#
 # ## The same loop reads digits
 #
 # 1,797 digits, written by hand, scanned and reduced to 8 x 8 pixels, come with the package. They are cut in three. From
@@ -434,6 +439,7 @@ trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.5), seed=0)
 W, b = trainer.p[0].W.copy(), trainer.p[0].b.copy()
 batch, digits = images[:32], labels[:32]
 Y = np.eye(10)[digits]
+trainer.step(batch, digits, 32)  # what it makes of W and b is in trainer.p[0]
 
 
 def by_hand(W, b):
@@ -449,8 +455,7 @@ def by_hand(W, b):
 
 
 # %%
-trainer.step(batch, digits, 32)
-new_W, new_b = checks.call(by_hand, W.copy(), b.copy())
+new_W, new_b = (np.asarray(each) for each in checks.several(2, by_hand, W.copy(), b.copy()))
 checks.same(new_W - W, trainer.p[0].W - W, "the step of W")
 checks.same(new_b - b, trainer.p[0].b - b, "the step of b")
 checks.right("the same numbers as the library's, to the last digits")

@@ -301,7 +301,7 @@ def backward(x, y, W2, a1, a2):
 # %%
 batch, wanted = x_train[:32], np.eye(OUTPUTS)[y_train[:32]]
 a1, a2 = forward(batch, W1, b1, W2, b2)
-by_hand = checks.call(backward, batch, wanted, W2, a1, a2)
+by_hand = checks.several(4, backward, batch, wanted, W2, a1, a2)
 
 # The mean of what the loops give for each sample must be the same.
 by_loops = [backward_by_loops(batch[i], wanted[i], W2, a1[i], a2[i]) for i in range(32)]
@@ -426,7 +426,7 @@ checks.same(got, slow_delta(both, targets), "delta", tolerance=1e-6, draw=draw_d
 checks.right("and nothing is left of sigma'")
 
 _, ax = plt.subplots(figsize=(6.4, 2.8))
-ax.plot(z, -delta_of_cross_entropy(sigma(z), 1.0), color=checks.BLUE, label="cross-entropy")
+ax.plot(z, -np.asarray(delta_of_cross_entropy(sigma(z), np.ones_like(z))), color=checks.BLUE, label="cross-entropy")
 ax.plot(z, -(sigma(z) - 1) * sigma(z) * (1 - sigma(z)), color=checks.RED, label="quadratic")
 ax.set(title="How hard a wrong output is pushed", xlabel="weighted input z of an output that should be 1")
 ax.set(ylabel="$-\\delta$: the push up")

@@ -189,7 +189,7 @@ def draw_tokens(got, want):
     ax.axis("off")
 
 
-got = np.array([t[0] for t in token])
+got = np.array([np.ravel(t)[0] for t in token])  # of a number, too
 checks.same(got, [106, 101, 103, 106], "the token of ranks 0 to 3 in the end", draw=draw_tokens)
 checks.right("the token comes back with 100 + 1 + 2 + 3")
 draw_tokens(got, got)
@@ -311,9 +311,9 @@ checks.graded(shift.grade(to_the_right))
 shift.grade(to_the_right).draw()
 
 # %% [markdown]
-# Even ranks send while odd ones receive, then the other way round: two rounds, however many ranks there are. With an
-# odd number two even ranks sit side by side (the last one and rank 0); it works, since one neighbour is still
-# different.
+# Even ranks send while odd ones receive, then the other way round: two rounds. With an odd number of ranks two even
+# ones sit side by side (the last one and rank 0). It works, since one neighbour is still different, but where every
+# send waits for its receiver the last rank is done after three.
 #
 # But why one thing at a time? Links carry messages both ways at once. `Sendrecv` does both *together*, and cannot
 # deadlock here; in `collectives` that is one round with two steps: `yield send, recv`. It takes half the time, and all

@@ -22,7 +22,7 @@
 # 4. scatter and gather: messages that carry several;
 # 5. alltoall: everybody to everybody.
 #
-# You write three of them. An algorithm here is a **schedule**, a small generator: for its rank it yields round after
+# You write four of them. An algorithm here is a **schedule**, a small generator: for its rank it yields round after
 # round what is sent and received. The same text is then *checked* for all ranks, *drawn*, *priced* on a network of any
 # size, and *run* over MPI.
 

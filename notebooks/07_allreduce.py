@@ -305,7 +305,8 @@ def border(p, alpha, beta):
 
 # %%
 for ranks in (8, 32, 256):
-    n = checks.call(border, ranks, 20e-6, 8e-10)
+    n = float(checks.numbers(border, ranks, 20e-6, 8e-10))
+    checks.expect(0 < n < 1e15, f"for {ranks} ranks you say {n:g}, and a positive number of bytes is expected")
     both = [
         collectives.price(way, ranks, round(n / ranks) * ranks, 1, network).seconds
         for way in (allreduce.doubling, allreduce.ring)
@@ -343,9 +344,9 @@ ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), markerscale=0.7)
 plt.show()
 
 # %% [markdown]
-# Halving and doubling wins where the number of ranks is a power of two; for 3, 6, 12 ... ranks it must first fold some
-# of them away, and for long vectors the ring is the fastest there. On real networks, where long arrows disturb each
-# other, the ring's part of the map is larger.
+# Short vectors are summed fastest by doubling. For longer ones halving and doubling wins where the number of ranks is a
+# power of two; for 3, 6, 12 ... ranks it must first fold some of them away, and the ring is the fastest in the end. On
+# real networks, where long arrows disturb each other, the ring's part of the map is larger.
 
 # %% [markdown]
 # Now the real thing. Four ranks of *this* machine; your ring, the library's algorithms, shared memory, and the MPI

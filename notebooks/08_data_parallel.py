@@ -257,7 +257,7 @@ families = {"master and workers": master_workers, "one parameter server": server
 figure, axes = plt.subplots(3, 1, figsize=(10, 8.5), layout="none", sharex=True)
 plt.subplots_adjust(left=0.08, right=0.98, top=0.92, bottom=0.1, hspace=0.85)
 for ax, (name, family) in zip(axes, families.items(), strict=True):
-    draw_timeline(price(family, 4, PARAMETERS, 1, four, trace=True), ax, title=f"{name}: two steps")
+    draw_timeline(price(family, 4, PARAMETERS, 1, four, trace=True), ax, title=f"{name}: two steps", counted_in="units")
     ax.set_xlim(0, 60)
 plt.show()
 
@@ -468,7 +468,9 @@ def one_slow(rank, size, count):
         yield compute("update", 1.0)
 
 
-draw_timeline(price(one_slow, 4, PARAMETERS, 1, four, trace=True), title="rank 1 takes five times as long")
+draw_timeline(
+    price(one_slow, 4, PARAMETERS, 1, four, trace=True), title="rank 1 takes five times as long", counted_in="units"
+)
 
 # %% [markdown]
 # What can be done about it? Not to wait: notebook 10. To lose it altogether, and go on: notebook 16.

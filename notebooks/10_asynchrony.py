@@ -125,7 +125,7 @@ def draw_rule(got, want):
 
 wanted = np.array([[allowed(clock, slowest, 2) for clock in range(7)] for slowest in range(4)], float)
 got = [[checks.call(may_start, clock, slowest, 2) for clock in range(7)] for slowest in range(4)]
-checks.same(np.array(got, float), wanted, "who may go (1) or waits (0), [slowest clock, own clock]", draw=draw_rule)
+checks.same(got, wanted, "who may go (1) or waits (0), [slowest clock, own clock]", draw=draw_rule)
 checks.expect(checks.call(may_start, 99, 0, inf), "without a bound (s = inf) everybody may always go")
 checks.right("with s = 2 nobody is more than three steps ahead, the one in work included")
 draw_rule(np.array(got, float), wanted)
@@ -299,8 +299,8 @@ for found, bound in zip(runs, bounds, strict=True):
 # %% [markdown]
 # In the long run a bound does not save anybody: who is always slow sets the pace of all, only later. What it saves is
 # *changing* delays: one worker is slow now, another one then. That is what happens in a cluster (another's job, a page
-# fault, a retry), and then a small s already has most of the speed of no bound at all, and a staleness that cannot
-# run away:
+# fault, a retry), and then s = 4 already has most of the speed of no bound at all, and a staleness that cannot run
+# away:
 
 
 # %%

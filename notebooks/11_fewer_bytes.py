@@ -208,7 +208,7 @@ def my_qsgd(v, s, U):
 # %%
 rng = np.random.default_rng(0)
 v, s, TRIES = rng.standard_normal(64), 4, 4000
-tries = np.array([checks.call(my_qsgd, v, s, rng.random(64)) for _ in range(TRIES)])
+tries = np.array([checks.numbers(my_qsgd, v, s, rng.random(64), shape=(64,)) for _ in range(TRIES)])
 levels = s * tries / np.linalg.norm(v)
 
 
@@ -325,13 +325,13 @@ flat = nn.Network(nn.Linear(20, 1, bias=False), (20,), np.float64).layout
 theirs = parse(f"topk:{2.99 / flat.size}").attach(flat.region(), np.float64)  # 3 of all, rounded up
 sent, want = [], []
 for step, g in enumerate(given):
-    sent.append(checks.call(my_topk, g.copy(), e, 3))
+    sent.append(checks.numbers(my_topk, g.copy(), e, 3, shape=(20,)))
     padded = flat.zeros(np.float64)
     padded[:20] = g
     message, total = theirs.encode(padded.copy(), step), flat.zeros(np.float64)
     theirs.decode(message, total)
     want.append(total[:20])
-sent, want = np.array(sent, float), np.array(want)
+sent, want = np.array(sent), np.array(want)
 
 
 def draw_sent(got, want):

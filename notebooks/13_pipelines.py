@@ -31,7 +31,7 @@
 
 # %%
 from functools import wraps
-from itertools import product
+from itertools import islice, product
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -104,7 +104,7 @@ def my_gpipe(rank, ranks, micro_batches):
 def look_at(schedule, ranks=4, micro_batches=8):
     """The report on a schedule; what cannot run is told in words, and drawn."""
     made = [checks.call(schedule, r, ranks, micro_batches) for r in range(ranks)]
-    actions = [checks.call(wraps(schedule)(lambda row=row: list(row))) for row in made]
+    actions = [checks.call(wraps(schedule)(lambda row=row: list(islice(row, 1000)))) for row in made]
     try:
         return check(actions, micro_batches=micro_batches)
     except PipelineError as error:

@@ -222,11 +222,14 @@ Z2, saved = network.forward(p, X.copy(), run)
 network.backward(p, g, gZ.copy(), saved, run)
 for t in (1, 2, 4):
     parts = np.split(p[0].W, t, axis=1), np.split(p[2].W, t, axis=0)
-    mine = checks.call(my_mlp, X, *parts, gZ)
+    mine = checks.several(4, my_mlp, X, *parts, gZ)
     checks.same(mine[0], Z, f"Z on {t} ranks")
     checks.same(mine[1], numerical, f"the gradient of X on {t} ranks", tolerance=1e-6)
-    checks.same(np.concatenate(mine[2], axis=1), g[0].W, f"the gradient of A on {t} ranks")
-    checks.same(np.concatenate(mine[3], axis=0), g[2].W, f"the gradient of B on {t} ranks")
+    for name, found, whole, axis in (("A", mine[2], g[0].W, 1), ("B", mine[3], g[2].W, 0)):
+        said = f"of {name}, in {t} parts, a list of as many gradients is expected"
+        checks.expect(isinstance(found, list | tuple | np.ndarray) and len(found) == t, said)
+        for i, want in enumerate(np.split(whole, t, axis=axis)):
+            checks.same(found[i], want, f"the gradient of part {i} of {name}, on {t} ranks")
 checks.right("on 1, 2 and 4 ranks as nn in one process")
 
 _, axes = plt.subplots(1, 4, figsize=(11, 2.4))
@@ -357,9 +360,12 @@ for i in range(6):
     want.append(loss)
     want_gz[i] = gz
 first, parts = (0, 4, 8), [z[:, :4], z[:, 4:8], z[:, 8:]]
-loss, gz = checks.call(my_split_loss, [part.copy() for part in parts], first, target)
+loss, gz = checks.several(2, my_split_loss, [part.copy() for part in parts], first, target)
 checks.same(loss, want, "the loss of every row", draw=draw_losses)
-checks.same(np.concatenate(gz, axis=1), want_gz, "the gradient of [row, class]")
+said = "of z, in three parts, a list of three gradients is expected"
+checks.expect(isinstance(gz, list | tuple) and len(gz) == 3, said)
+for i, wanted in enumerate(np.split(want_gz, first[1:], axis=1)):
+    checks.same(gz[i], wanted, f"the gradient of [row, class] of part {i}")
 checks.right("as nn.CrossEntropyLoss of all eleven classes, a row with logits of 800 too")
 draw_losses(loss, want)
 

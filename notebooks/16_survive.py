@@ -135,7 +135,8 @@ checks.right(f"{mine / 60:.0f} minutes; {C / mine + mine / (2 * M):.1%} is waste
 draw_waste()
 
 # %% [markdown]
-# The valley is flat: half or twice the best interval costs little.
+# The valley is flat: half or twice the best interval costs little. (Far to the left the formula says too much: it
+# measures what is wasted against the work, and there saving is a good part of the time.)
 #
 # ## 3. What belongs into a checkpoint
 #

@@ -4,6 +4,7 @@
 |---|---|
 | `style()` | one look for all pictures |
 | `call(f, ...)` | call the learner's function; what it raises becomes a sentence |
+| `several(n, f, ...)` | the same, of a function that returns n things |
 | `numbers(f, ...)` | the same, of a function that returns a number or an array of so many |
 | `change(f, ...)` | the same, of a function that changes arrays in place and returns nothing |
 | `same(got, want, name)` | numbers and arrays: where they differ, by how much, and both of them drawn |
@@ -14,17 +15,20 @@
 """
 
 import traceback
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from cycler import cycler
 
+import collectives
 from collectives.drawing.marks import GREY, INK
 from collectives.drawing.timeline import PALETTE
 
 # Colours that differ for every kind of colour blindness, and in grey (Okabe, Ito 2008): those of the library's figures.
 BLUE, ORANGE, GREEN, PINK, SKY, RED = PALETTE[:6]
 PALE = "#dfe3ea"
+ROOMS = tuple(str(Path(collectives.__file__).parents[1] / room) for room in ("nn", "collectives", "parallel"))
 
 
 class NotYet(AssertionError):
@@ -93,6 +97,23 @@ def call(function, *arguments, **named):
     return value
 
 
+def several(count: int, function, *arguments) -> tuple:
+    """What the learner's function returns, which is to be taken apart into so many.
+
+    Raises
+    ------
+    NotYet
+        As of `call`; or it returns one thing, or another number of them.
+    """
+    value = call(function, *arguments)
+    stacked = isinstance(value, np.ndarray) and value.ndim > 1 and len(value) == count
+    values = tuple(value) if stacked or isinstance(value, tuple | list) else (value,)
+    if len(values) != count:
+        told = f"returns {len(values)} value{'s' * (len(values) > 1)}, and {count} are expected"
+        raise NotYet(f"`{function.__name__}` {told}.")
+    return values
+
+
 def numbers(function, *arguments, shape: tuple[int, ...] = ()):
     """What the learner's function returns, as an array of this shape; `()` is one number.
 
@@ -124,7 +145,8 @@ def change(function, *arguments, **named):
         return function(*arguments, **named)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if f.line and f.filename != __file__ and "site-packages" not in f.filename]
+        others = (__file__, *ROOMS)  # the line of the learner's, not of the library that complains about it
+        own = [f for f in frames if f.line and not f.filename.startswith(others) and "site-packages" not in f.filename]
         where = f", at `{own[-1].line}`" if own else ""
         hint = " Make a new array: w = w - ..., not w -= ..." if "read-only" in str(error) else ""
         raise NotYet(f"`{function.__name__}` raises {type(error).__name__}: {error}{where}.{hint}") from None
@@ -170,6 +192,9 @@ def difference(got, want, off, bound) -> str:
     """How two arrays differ, in a sentence: by a factor, in the sign, or where."""
     if not np.isfinite(got).all():
         return f"{int((~np.isfinite(got)).sum())} of {got.size} values are not finite."
+    largest = float(np.abs(want).max())
+    if off.max() < 1e-5 * largest:
+        return f"it is right but for {off.max() / largest:.0e} of the largest value: has it been float32 on the way?"
     wrong = off > bound
     large = np.abs(want) > 1e-6 * np.abs(want).max()
     ratios = got[large] / want[large]

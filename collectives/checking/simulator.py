@@ -43,6 +43,7 @@ from collectives.steps import (
 
 UNSET = None  # scratch nobody has written
 END = object()  # of a rank's rounds, where None is a mistake
+SCRATCH = 1_000_000  # elements of a buffer that nobody has given: what reaches further is taken for a mistake
 ENDLESS = 100_000  # rounds, for schedules of which nobody says how many they need at most
 
 
@@ -109,6 +110,9 @@ class Stats:
     Attributes
     ----------
     rounds, messages, sent, received, reduced : list of int
+    depth : list of int
+        Rounds one after the other until the rank had finished: its own, and those of others that it waited for. Along a
+        chain nobody has more than two, and the last of 8 ranks is done after 7.
     heard : for each rank its vector clock at the end: of every rank, how many rounds it knows to be over; -1 where it
         has not heard of that rank at all
     history : for each rank the steps of its rounds
@@ -119,6 +123,7 @@ class Stats:
     sent: list[int]
     received: list[int]
     reduced: list[int]
+    depth: list[int] = field(default_factory=list)
     heard: list[list[int]] = field(default_factory=list)
     history: list[list[list[Step]]] = field(default_factory=list)
 
@@ -173,6 +178,7 @@ class Rank:
     clock: list[int]  # of every rank, how many of its rounds are over for all that this rank knows
     round: int = -1  # the round it is in, from 0
     busy: int = 0  # rounds so far in which it did something
+    depth: int = 0  # rounds one after the other so far, those of others that it waited for among them
     steps: list[Step] | None = None  # of this round; None between rounds
     places: list[tuple[list[Slice], list[Slice]]] = field(default_factory=list)  # what each of them reads and writes
     awaited: list[tuple[int, Step]] = field(default_factory=list)  # receives without their message, with their place
@@ -190,6 +196,7 @@ class Message:
     sender: Rank
     round: int
     clock: list[int]
+    depth: int  # of its sender, when the round began
 
 
 def simulate(
@@ -208,7 +215,7 @@ def simulate(
     synchronous : whether a send finishes only when its message is taken
     most : int
         rounds of a rank, not counting empty ones, after which the schedule is refused as endless; counting them, so
-        many for each rank
+        many for each rank; and steps of a round
     compute : callable (rank, step, values of its reads) -> values of its writes
         without it every element that a Compute writes is the one operand (its name, its place)
 
@@ -242,6 +249,7 @@ class Simulation:
         self.ready = deque(range(size))
 
     def run(self, most) -> Stats:
+        self.most = most
         try:
             self.advance(most)
             tell_deadlock(self.ranks, self.meetings, self.synchronous)
@@ -260,6 +268,7 @@ class Simulation:
             ]
             raise
         self.stats.heard = [rank.clock for rank in self.ranks]
+        self.stats.depth = [rank.depth for rank in self.ranks]
         return self.stats
 
     def advance(self, most):
@@ -298,7 +307,7 @@ class Simulation:
         rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]
         rank.arrived, rank.learned = {}, []
         rank.unsent = [
-            Message(rank.buffers[s.buf][s.lo : s.hi], s, rank, rank.round, list(rank.clock))
+            Message(rank.buffers[s.buf][s.lo : s.hi], s, rank, rank.round, list(rank.clock), rank.depth)
             for s in rank.steps
             if isinstance(s, Send)
         ]
@@ -318,9 +327,9 @@ class Simulation:
         here.add(rank.number)
         if len(here) < len(rank.meeting):
             return
-        clocks = [list(self.ranks[r].clock) for r in here]
+        clocks, depth = [list(self.ranks[r].clock) for r in here], max(self.ranks[r].depth for r in here)
         for r in here:
-            self.ranks[r].learned, self.ranks[r].meeting = clocks, ()
+            self.ranks[r].learned, self.ranks[r].meeting, self.ranks[r].depth = clocks, (), depth
         self.ready.extend(here)
         del self.meetings[tuple(sorted(here))]
 
@@ -347,6 +356,7 @@ class Simulation:
                 self.ranks[place.rank].buffers[place.buf][place.lo : place.hi] = value
         rank.clock = [max(known) for known in zip(rank.clock, *rank.learned, strict=True)]
         rank.clock[rank.number] = rank.round + 1
+        rank.depth += 1
         rank.steps, rank.unsent = None, []
 
     def held(self, place: Slice) -> list:
@@ -362,6 +372,8 @@ class Simulation:
 
         if wrong := mistake_in(steps):
             broken(wrong)
+        if len(steps) > self.most:
+            broken(f"{len(steps):,} steps at once; {self.most:,} would be many")
         steps = [s for s in steps if is_live(s)]
         for s in steps:
             self.check_peers(s, r, size, broken)
@@ -374,6 +386,10 @@ class Simulation:
             owner = self.ranks[place.rank]
             held = owner.buffers.setdefault(place.buf, [])
             if place.buf not in owner.given:
+                if place.hi > SCRATCH and isinstance(held, list):
+                    broken(
+                        f"{s} reaches to element {place.hi:,} of {place.buf}{of(place, r)}: {SCRATCH:,} are many here"
+                    )
                 held.extend([UNSET] * (place.hi - len(held)))
             if not 0 <= place.lo <= place.hi <= len(held):
                 broken(f"{s} reaches outside {place.buf}{of(place, r)}, which has {len(held)} elements")
@@ -491,6 +507,7 @@ def take_messages(rank, wires, stats) -> set[int]:
         stats.received[rank.number] += s.hi - s.lo
         rank.arrived[i] = [message.payload]
         rank.learned.append(message.clock)
+        rank.depth = max(rank.depth, message.depth)
         if message in message.sender.unsent:  # an eager sender may be rounds further
             message.sender.unsent.remove(message)
         taken_from.add(s.peer)

@@ -181,7 +181,8 @@ def block(ax, rank, start, end, name, colour, alpha):
     ax.add_patch(FancyBboxPatch(corner, 2 * BLOCK, height, **look))
     low, high = ax.get_ylim()
     if (end - start) / abs(low - high) * size_of(ax)[1] > 0.13:
-        ax.text(rank, (start + end) / 2, name, ha="center", va="center", color=INK, fontsize=8, zorder=7, alpha=alpha)
+        words = dict(ha="center", va="center", color=INK, fontsize=8, parse_math=False)
+        ax.text(rank, (start + end) / 2, name, zorder=7, alpha=alpha, **words)
 
 
 # ---------------------------------------------------------------------------------------------- what is wrong

@@ -42,7 +42,7 @@ from collectives.pricing.price import as_price, price, read
 from collectives.steps import Blocks, reads, writes
 
 SIMULATED = 1 << 16  # elements of all ranks together, up to which a schedule is tried before it is drawn
-MOST_ROUNDS = 12  # of a schedule that fails, from the end
+MOST_ROUNDS = 12  # of a schedule that fails very late, or never ends: the first ones, and the one where it does
 
 
 def draw(
@@ -115,7 +115,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     """
     done = [[tuple(steps) for steps in rounds] for rounds in error.done]
     longest = max(map(len, done))
-    dropped = longest - MOST_ROUNDS if longest > 4 * MOST_ROUNDS else 0  # one that does not end
+    dropped = longest - MOST_ROUNDS if longest > 4 * MOST_ROUNDS else 0
     if dropped:
         done = [rounds[:MOST_ROUNDS] for rounds in done]
     begun = [tuple(steps) for steps in error.begun]
@@ -161,9 +161,14 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     if signs["result"]:
         arrows.cross(ax, error.rank, priced.seconds)
     heading = f"{title or read(algorithm)[0]}: {kind_of(error)}"
-    marks.headline(ax, heading, f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}")
+    case = f"{marks.plural(size, 'rank')}, {marks.plural(total_of(count), 'element')}"
+    if dropped:
+        case += f"; rounds {MOST_ROUNDS} to {longest - 1:,} are not drawn"
+        rows = [int(y) for y in ax.get_yticks()]
+        ax.set_yticks(ax.get_yticks(), [f"{row + dropped * (row >= MOST_ROUNDS):,}" for row in rows])
+    marks.headline(ax, heading, case)
     arrows.legend(ax, scene.replay, key)
-    words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3)
+    words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3, parse_math=False)
     ax.annotate("\n".join(said), (0, 0), (0, -72 * arrows.inches_below(key)), **words, **marks.points_off())
     return ax.figure
 
@@ -211,20 +216,22 @@ def draw_buffers(algorithm: Callable, size: int, count: Blocks, ax=None, *, titl
     times = np.unique([time for rank in replay.times for time in rank])
     pitch, down = marks.SQUARE * len(names) + 0.14, 1.2
     wide, deep = size * pitch - 0.14, len(times) * down
+    # In the middle below the number of the rank: a rank that lacks a buffer has no hole in its place.
+    lefts = [rank * pitch + marks.SQUARE * (len(names) - len(scene.buffers(rank))) / 2 for rank in range(size)]
     if ax is None:
         side = 0.66 if size <= 8 else 0.5
         ax = marks.new_axes(max(wide * side, 3.2), deep * side)
     for row, time in enumerate(times):
-        for rank in range(size):
-            marks.draw_squares(ax, replay, names, rank, time, rank * pitch, row * down)
+        for rank, left in enumerate(lefts):
+            marks.draw_squares(ax, replay, scene.buffers(rank), rank, time, left, row * down)
         ax.text(-0.2, row * down + 0.5, _when(times, row), ha="right", va="center", color=marks.GREY, fontsize=9)
     ax.set(xlim=(-0.05, wide), ylim=(deep - 0.1, -0.1), aspect="equal", anchor="NW")
     ax.axis("off")
     marks.rank_heads(
         ax, [rank * pitch + (marks.SQUARE * len(names) - 0.08) / 2 for rank in range(size)], 12 if names[1:] else 4
     )
-    for rank in range(size) if names[1:] else ():
-        marks.buffer_heads(ax, names, replay.states[rank][-1], rank * pitch + 0.5, marks.SQUARE)
+    for rank, left in enumerate(lefts if names[1:] else ()):
+        marks.buffer_heads(ax, scene.buffers(rank), left + 0.5, marks.SQUARE)
     marks.headline(ax, title or read(algorithm)[0], scene.summary(), 35 if names[1:] else 26)
     below = "Across a square: the vector. Down: a row for each rank\nwhose data is in it. Full colour: as it will stay."
     ax.annotate(below, (0, 0), (0, -8), va="top", color=marks.GREY, fontsize=8.5, linespacing=1.5, **marks.points_off())
@@ -268,9 +275,10 @@ class Scene:
         replay = Replay(priced.trace, size, 1 if count is None else count)
         return cls(priced, replay, network, itemsize, nodes, place, count is not None and replay.total > 0)
 
-    def buffers(self) -> list[str]:
-        """x, y, then scratch."""
-        names = {name for rank in self.replay.states for name in rank[-1]}
+    def buffers(self, rank: int | None = None) -> list[str]:
+        """x, y, then scratch: those of a rank, or all that any rank has."""
+        states = self.replay.states if rank is None else [self.replay.states[rank]]
+        names = {name for each in states for name in each[-1]}
         return sorted(names, key=lambda name: ("xy".find(name) % 3, name))
 
     def key(self, wrong=()):

@@ -66,11 +66,13 @@ def animate(
     Raises
     ------
     ValueError
-        Another ending of the file name, or a schedule that does not come to its end (`draw` shows where).
+        Another ending of the file name, no frames, or a schedule that does not come to its end (`draw` shows where).
     """
     file = Path(file)
     if file.suffix not in (".gif", ".html"):
         raise ValueError(f"{file}: the name must end in .gif or .html")
+    if min(frames_per_round, fps) < 1:
+        raise ValueError(f"frames_per_round and fps are at least 1, given {frames_per_round} and {fps}")
     scene = Scene.of(algorithm, size, count, network, itemsize, options)
     title = title or read(algorithm)[0]
     frames = max(1, scene.priced.rounds) * frames_per_round
@@ -109,12 +111,15 @@ def film(scene, title, times):
     above = marks.add_axes(figure, wide, high, 0.2 + deep + 0.25)
     above.set(xlim=(-0.5, size - 0.5), ylim=(1, 0))
     above.axis("off")
-    lefts = [rank - side * (marks.SQUARE * len(names) - 0.08) / 2 for rank in range(size)]
-    squares = [marks.draw_squares(above, replay, names, rank, 0.0, left, 0, side) for rank, left in enumerate(lefts)]
+    own = [scene.buffers(rank) for rank in range(size)]
+    lefts = [rank - side * (marks.SQUARE * len(own[rank]) - 0.08) / 2 for rank in range(size)]
+    squares = [
+        marks.draw_squares(above, replay, own[rank], rank, 0.0, left, 0, side) for rank, left in enumerate(lefts)
+    ]
     above.set_aspect("auto")
     marks.rank_heads(above, range(size), 12 if names[1:] else 4)
     for rank, left in enumerate(lefts if names[1:] else ()):
-        marks.buffer_heads(above, names, replay.states[rank][-1], left + side / 2, marks.SQUARE * side)
+        marks.buffer_heads(above, own[rank], left + side / 2, marks.SQUARE * side)
     marks.headline(above, title, scene.summary())
     draw_scene(below, scene, alpha=0.22)
 

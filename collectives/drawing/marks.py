@@ -101,12 +101,12 @@ def rank_heads(ax, places, points=4):
         ax.annotate(f"{rank}", (x, 1), (0, points + 6), va="center", zorder=9, **words, **across)
 
 
-def buffer_heads(ax, names, present, left, pitch):
+def buffer_heads(ax, names, left, pitch):
     """Names of buffers, above their squares."""
     for i, name in enumerate(names):
-        if name in present:
-            across = points_off(("data", "axes fraction"))
-            ax.annotate(name, (left + i * pitch, 1), (0, 3), color=GREY, fontsize=7.5, ha="center", **across)
+        across = points_off(("data", "axes fraction"))
+        words = dict(color=GREY, fontsize=7.5, ha="center", parse_math=False)
+        ax.annotate(name, (left + i * pitch, 1), (0, 3), **words, **across)
 
 
 def plural(number, what):

@@ -50,8 +50,8 @@ def draw_race(
     ValueError
         No runners, or a list of measurements that is not as long as `sizes`.
     """
-    if not runners:
-        raise ValueError("a race needs runners: {name: algorithm, or seconds measured}")
+    if not runners or not isinstance(runners, dict):
+        raise ValueError(f"a race needs runners: {{name: algorithm, or seconds measured}}, given {runners!r:.80}")
     if isinstance(network, str) and network not in NETWORKS:
         raise ValueError(f"network={network}: known are {', '.join(NETWORKS)}")
     network = NETWORKS[network] if isinstance(network, str) else network

@@ -304,7 +304,7 @@ class Walk:
                             if n <= 0:
                                 continue
                             peer = step.peer
-                            far = rank // node != peer // node
+                            far = int(rank // node != peer // node)  # an index, of numpy integers too
                             cost = costs[far].get(n)
                             if cost is None:
                                 cost = links[far].cost(n * itemsize)

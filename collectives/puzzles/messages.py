@@ -100,12 +100,12 @@ reduce_scatter = Puzzle(
     """Five ranks in a ring, each with a wire to the next and to the one before. Rank r is to have part r of the sum of
     all x in its place in x (`part(count, size, r)`); the rest of x may be anything.
 
-    What has been added up on its way need not be sent twice.""",
+    What has been added up on its way need not be sent twice. (The record keeps both wires busy at once.)""",
     5,
     20,
     OPERATIONS["reduce_scatter"],
     {"rounds": 4, "moved": 16},
-    {"rounds": 4, "moved": 16},
+    {"rounds": 2, "moved": 16},
     ((2, 5), (3, 7), (4, 3)),
     rule=only_neighbours,
 )
@@ -119,7 +119,7 @@ ring = Puzzle(
     20,
     OPERATIONS["allreduce"],
     {"rounds": 8, "moved": 32},
-    {"rounds": 8, "moved": 32},
+    {"rounds": 4, "moved": 32},
     ((2, 5), (3, 7), (4, 3), (1, 2)),
     rule=only_neighbours,
 )

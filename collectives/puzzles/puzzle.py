@@ -17,7 +17,7 @@ from collectives.steps import Compute, Round, reads, writes
 PACKAGE = str(Path(__file__).parents[1])  # whose lines no answer is in
 
 UNITS = {
-    "rounds": "rounds of a rank, at most",
+    "rounds": "rounds, one after the other",
     "moved": "elements that a rank sends or receives, at most",
     "seconds": "time units until the last rank has finished",
     "live": "elements that a rank keeps to read them later, at most",
@@ -115,7 +115,7 @@ class Puzzle:
 
     def _measure(self, mine: Callable, stats: Stats, buffers: list) -> dict[str, float]:
         found = {
-            "rounds": max(stats.rounds),
+            "rounds": max(stats.depth),
             "moved": stats.moved,
             "live": max(stats.live),
             "copied": stats.copied,
@@ -203,7 +203,7 @@ class Grade:
         lines = [f"{self.puzzle.name}: {head}"]
         for name, value in self.measured.items():
             limit, record = self.puzzle.limits[name], self.puzzle.record[name]
-            mark = "too many" if name in self.over else "a record" if name in self.records else "ok"
+            mark = "too many" if name in self.over else "a record" if name in self.records and self else "ok"
             lines.append(f"  {mark:8}  {value:6g} of {limit:g} (record {record:g})  {UNITS[name]}")
         return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Answers to the puzzles, by their names in collectives.puzzles; they hold the records."""
 
-from collectives.algorithms import allreduce, broadcast, reduce_scatter
+from collectives.algorithms import allreduce, broadcast
 from collectives.puzzles.stages import Stage
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
 
@@ -33,6 +33,35 @@ def scan(rank, size, count):
         take = [RecvReduce(rank - k, "x", 0, count)] if rank >= k else []
         yield *give, *take
         k *= 2
+
+
+def ways(rank, size):
+    """Round the ring to the right and to the left: (to, from, +-1, how many ranks come from there)."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    return (right, left, 1, size // 2), (left, right, -1, (size - 1) // 2)
+
+
+def reduce_scatter(rank, size, count):
+    """Part j comes to rank j from both sides: in half as many rounds as from one, and nobody sends more."""
+    for k in range(size // 2):
+        steps = []
+        for to, source, way, far in ways(rank, size):
+            if k < far:
+                steps += [Send(to, "x", *part(count, size, (rank + way * (far - k)) % size))]
+                steps += [RecvReduce(source, "x", *part(count, size, (rank + way * (far - k - 1)) % size))]
+        yield tuple(steps)
+
+
+def ring(rank, size, count):
+    """The same, and then each part goes out to both sides."""
+    yield from reduce_scatter(rank, size, count)
+    for k in range(size // 2):
+        steps = []
+        for to, source, way, far in ways(rank, size):
+            if k < far:
+                steps += [Send(to, "x", *part(count, size, (rank - way * k) % size))]
+                steps += [Recv(source, "x", *part(count, size, (rank - way * (k + 1)) % size))]
+        yield tuple(steps)
 
 
 def alltoall(rank, size, count):
@@ -130,8 +159,8 @@ ANSWERS = {
     "gather": gather,
     "scan": scan,
     "doubling": allreduce.doubling,
-    "reduce_scatter": reduce_scatter.ring,
-    "ring": allreduce.ring,
+    "reduce_scatter": reduce_scatter,
+    "ring": ring,
     "halving": allreduce.rabenseifner,
     "alltoall": alltoall,
     "chain": chain,

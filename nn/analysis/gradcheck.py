@@ -109,11 +109,11 @@ def gradcheck(
         backward = network.backward_inputs if halves else network.backward
         gy = upstream.copy()
         gx = backward(p, network.layout.views(g), gy, saved, run)
-        gx = None if gx is None else gx.copy()
+        gx = gx.copy() if isinstance(gx, np.ndarray) else gx
         if halves:
             network.backward_weights(run)
-        if moves_x and (gx is None or gx.shape != x.shape or gx.dtype != x.dtype):
-            found = "None" if gx is None else f"{gx.dtype}{gx.shape}"
+        if moves_x and (not isinstance(gx, np.ndarray) or gx.shape != x.shape or gx.dtype != x.dtype):
+            found = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else f"{gx!r:.60}"
             raise AssertionError(f"{layer!r}: backward must return dLoss/dx, {x.dtype}{x.shape}, given {found}")
         for what, array, before in (("its input", x, given), ("gy", gy, gy if run.gy_free else upstream)):
             if not np.array_equal(array, before, equal_nan=array.dtype.kind == "f"):

@@ -72,6 +72,10 @@ def mpi(line, cell=None):
         sessions[asked.session] = session
     try:
         results = session.run(work, output)
+    except KeyboardInterrupt:
+        if asked.session:
+            print(f"interrupted: the session {asked.session} has ended, with its ranks and their variables")
+        raise
     finally:
         if not session.running:
             sessions.pop(asked.session, None)
@@ -104,7 +108,8 @@ def _refuse(asked, out: list[str], cell: str) -> None:
         compile(cell, "the cell", "exec", dont_inherit=True)
     except SyntaxError as error:
         line = [*cell.splitlines(), ""][(error.lineno or 1) - 1].strip()
-        own = "; ranks run Python alone, without lines of ! and %" if line.startswith(("!", "%")) else ""
+        own = "; ranks run Python alone, without lines of !, % and ?" if line.strip("!%?") != line else ""
+        own = own or "; ranks have no event loop: asyncio.run(...)" * ("'await' outside" in error.msg)
         raise UsageError(f"line {error.lineno} of the cell, `{line}`: {error.msg}{own}") from None
 
 
@@ -164,6 +169,8 @@ def _given(names: list[str], shell) -> tuple[dict, str]:
         value = shell.user_ns[name]
         if isinstance(value, types.ModuleType):
             lines.append(f"import {value.__name__} as {name}")
+        elif isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType):
+            lines.append(f"from {value.__module__} import {value.__name__} as {name}")
         elif not isinstance(value, type | types.FunctionType):
             values[name] = value
         elif "." in value.__qualname__:
@@ -187,7 +194,7 @@ def _definition(name: str, cells: list[str]) -> str:
         except SyntaxError:  # a cell that failed
             continue
         for node in reversed(body):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
                 first = min(part.lineno for part in [node, *node.decorator_list])
                 return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
     raise UsageError(f"--with {name}: no cell defines it with `def` or `class`")

@@ -7,11 +7,15 @@ lines as they come, with the rank in front.
 import base64
 import codecs
 import html
+import re
 import time
 from itertools import zip_longest
 from pathlib import Path
 
-MOST = 20_000  # characters of a rank that are shown: the last ones
+MOST = 20_000  # characters of a rank that are shown: the last ones; and of its value: the first ones
+LEFT_OUT = "[... what it printed before is left out]\n"
+OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\r\n])")  # of a line, as progress bars do
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 OFTEN = 0.2  # seconds between two looks of a page that is drawn again
 WIDTH = 120  # characters across, in text
 
@@ -44,7 +48,7 @@ class Output:
                 self._files[rank] = open(place / f"{rank}.out", "rb")  # noqa: SIM115 - closed at the end
             text = self._decoders[rank].decode(self._files[rank].read())
             new |= bool(text)
-            self.text[rank] = (self.text[rank] + text)[-MOST:]
+            self.text[rank] = latest(as_seen(self.text[rank] + text))
             if not self.live:
                 self._print(rank, text, end)
             if end:
@@ -53,7 +57,10 @@ class Output:
             for rank in range(len(self.text)):
                 self.figures[rank] = [path.read_bytes() for path in sorted(place.glob(f"{rank}.*.png"))]
                 if (place / f"{rank}.value").exists():
-                    self.values[rank] = (place / f"{rank}.value").read_text()
+                    value = (place / f"{rank}.value").read_text()
+                    self.values[rank] = (
+                        value if len(value) <= MOST else f"{value[:MOST]} ... ({len(value):,} characters)"
+                    )
         if self.live and (end or (new and time.monotonic() > self._shown + OFTEN)):
             self._show()
         elif end:
@@ -102,7 +109,20 @@ class Output:
             columns.append([f"rank {rank}", *text.splitlines(), *value.splitlines(), *drawn])
         widths = [max(map(len, column)) for column in columns]
         if sum(widths) + 3 * len(widths) > WIDTH:
-            return "\n".join(line for column in columns for line in column) + self._told
+            return "\n".join([*(line for column in columns for line in column), self._told]).rstrip("\n")
         rows = zip_longest(*columns, fillvalue="")
         lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join(lines) + self._told
+        return "\n".join([*lines, self._told]).rstrip("\n")
+
+
+def latest(text: str) -> str:
+    """The last lines of what a rank has printed, and that there were others."""
+    if len(text) <= MOST:
+        return text
+    begin = text.find("\n", len(text) - MOST, len(text) - MOST // 2) + 1  # of a line, unless lines are very long
+    return LEFT_OUT + text[begin or -MOST :]
+
+
+def as_seen(text: str) -> str:
+    """Text as a terminal shows it: without colours, and of a line that was written over the last state."""
+    return OVERWRITTEN.sub("", COLOURS.sub("", text))

@@ -53,6 +53,8 @@ def _encode(value, arrays):
     """JSON for a value: itself, or {kind: content}; arrays go into `arrays` and are named there."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if type(value) is complex:
+        return {"complex": [value.real, value.imag]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_encode(item, arrays) for item in value]}
     if type(value) is dict:
@@ -74,6 +76,8 @@ def _decode(value, arrays):
         return arrays[content]
     if kind == "scalar":
         return arrays[content][()]
+    if kind == "complex":
+        return complex(*content)
     items = [_decode(item, arrays) for item in content]
     return items if kind == "list" else tuple(items)
 
@@ -143,7 +147,8 @@ def evaluate(text: str, file: str, names: dict):
     if last is None:
         return None
     value = eval(compile(ast.Expression(last.value), file, "eval"), names)
-    return None if text.rstrip().endswith(";") else value
+    behind = text.splitlines()[last.end_lineno - 1].encode()[last.end_col_offset :]  # offsets are in bytes
+    return None if behind.lstrip().startswith(b";") else value
 
 
 def show(place: Path, rank: int, value) -> None:

@@ -171,6 +171,21 @@ def test_of_what_runs_in_memory_meetings_and_copies_are_told():
     ]
 
 
+def from_one_to_the_next(rank, size, count):
+    """A broadcast along a chain: no rank has more than two rounds."""
+    if rank:
+        yield (Recv(rank - 1, "x", 0, count),)
+    if rank < size - 1:
+        yield (Send(rank + 1, "x", 0, count),)
+
+
+def test_rounds_are_counted_one_after_the_other():
+    text = str(check(from_one_to_the_next, ranks=[2, 8], counts=[4], operation="broadcast"))
+    assert text.splitlines()[2:] == [
+        f"  {size:5}         4  {rounds:>17}             4 (4)" for size, rounds in ((2, "1 (1)"), (8, "7 (3)"))
+    ]
+
+
 def one_too_many(rank, size, count):
     """Receives an element more than is sent."""
     if size > 1:

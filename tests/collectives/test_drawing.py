@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -411,6 +412,17 @@ def test_of_what_does_not_end_the_first_rounds_are_drawn():
     assert any("does not end" in text.get_text() for text in figure.axes[0].texts)
 
 
+def test_of_what_fails_late_it_is_said_which_rounds_are_not_drawn():
+    def late(rank, size, count):
+        for _ in range(70):
+            yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "y", 0, count)
+        yield (Recv((rank - 1) % size, "y", 0, count),)
+
+    ax = check(late, ranks=3, counts=[2]).draw().axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [*map(str, range(12)), "70"]
+    assert "3 ranks, 2 elements; rounds 12 to 69 are not drawn" in [text.get_text() for text in ax.texts]
+
+
 def test_into_given_axes_with_a_learners_own_generator():
     from matplotlib.figure import Figure
 
@@ -418,6 +430,19 @@ def test_into_given_axes_with_a_learners_own_generator():
     assert draw(partial(star, root=1), 3, 5, left, title="mine") is left.figure
     assert draw_buffers(partial(star, root=1), 3, 5, right) is left.figure
     assert any(t.get_text() == "mine" for t in left.texts) and len(arrows(left.figure)) == 2
+
+
+def test_buffers_of_a_rank_stand_together_below_its_number():
+    """Rank 0 has x and y, the others x, and those that collect a buffer of their own: nobody a hole between them."""
+    from collectives.puzzles.solutions import gather
+
+    figure = draw_buffers(gather, 4, 8)
+    spots = sorted({(image.get_extent()[0], image.get_extent()[1]) for image in figure.axes[0].images})
+    apart = [round(after[0] - before[1], 2) for before, after in pairwise(spots)]
+    assert len(spots) == 6 and sorted(apart)[:2] == [0.08, 0.08] and sorted(apart)[2] > 0.2
+    heads = {text.get_text(): text.xy[0] for text in figure.axes[0].texts if text.get_text() in ("0", "1", "2", "3")}
+    middle = [np.mean([spots[i][0], spots[j][1]]) for i, j in ((0, 1), (2, 2), (3, 4), (5, 5))]
+    assert [heads[str(rank)] for rank in range(4)] == pytest.approx(middle)
 
 
 def test_buffers_are_pictured_as_they_are():
@@ -447,6 +472,9 @@ def test_animation(tmp_path):
     assert shared.n_frames > 10
     with pytest.raises(ValueError, match=r"ring\.mp4.*\.gif or \.html"):
         animate(tmp_path / "ring.mp4", ring, 2, 2)
+    for none in ({"fps": 0}, {"frames_per_round": 0}):
+        with pytest.raises(ValueError, match="frames_per_round and fps are at least 1, given"):
+            animate(tmp_path / "ring.gif", ring, 2, 2, **none)
 
 
 def test_of_a_film_what_stands_still_is_drawn_once(tmp_path, monkeypatch):

@@ -1,9 +1,10 @@
 """Puzzles: every one can be solved within its limits, and answers that are wrong, slow or greedy are told so."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
-from collectives import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
+from collectives import ALGORITHMS, Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
 from collectives.algorithms import allreduce
 from collectives.puzzles.puzzle import UNITS
 from collectives.puzzles.solutions import ANSWERS
@@ -34,6 +35,12 @@ def nothing(rank, size, count):
     yield ()
 
 
+@pytest.mark.parametrize("name", ["reduce_scatter", "ring"])
+def test_one_way_round_the_ring_is_within_the_limits(name):
+    grade = getattr(puzzles, name).grade(ALGORITHMS["allreduce" if name == "ring" else name]["ring"].rounds)
+    assert grade and grade.measured["rounds"] == puzzles.ring.limits["rounds"] / (1 if name == "ring" else 2)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_doing_nothing_is_wrong_everywhere(name):
     grade = getattr(puzzles, name).grade(nothing)
@@ -44,6 +51,31 @@ def one_by_one(rank, size, count):
     """A broadcast that takes seven rounds."""
     for q in range(1, size):
         yield (Send(q, "x", 0, count),) if rank == 0 else (Recv(0, "x", 0, count),) if rank == q else ()
+
+
+def from_one_to_the_next(rank, size, count):
+    """A broadcast, too: no rank has more than two rounds, and the last one has its vector after seven."""
+    if rank:
+        yield (Recv(rank - 1, "x", 0, count),)
+    if rank < size - 1:
+        yield (Send(rank + 1, "x", 0, count),)
+
+
+def sum_from_one_to_the_next(rank, size, count):
+    for steps in from_one_to_the_next(rank, size, count):
+        yield tuple(RecvReduce(*s) if isinstance(s, Recv) else s for s in steps)
+
+
+def far_away(rank, size, count):
+    yield (Copy("t", 10**12, 10**12 + 1, "x", 0),)
+
+
+def much_at_once(rank, size, count):
+    yield (Copy("t", 0, 1, "x", 0),) * 100_000
+
+
+def of_a_buffer_with_a_strange_name(rank, size, count):
+    yield (Send((rank + 1) % size, "$x_{", 0, count),)
 
 
 def many_at_once(rank, size, count):
@@ -160,6 +192,11 @@ def all_at_once(name, seconds):
         ("gpipe", all_at_once("", 2.0), "rank 0 computes '': expected F or B and a micro-batch"),
         ("gpipe", ANSWERS["zero_bubble"], "rank 3 computes 'I0': expected F or B and a micro-batch"),
         ("broadcast", one_by_one, "too many       7 of 3"),
+        ("broadcast", from_one_to_the_next, "(?s)too many       7 of 3.*\n  ok             4 of 12"),
+        ("scan", sum_from_one_to_the_next, "too many       7 of 3"),
+        ("broadcast", far_away, "rank 0, round 0: .* reaches to element 1,000,000,000,001 of t: 1,000,000 are many"),
+        ("broadcast", much_at_once, "rank 0, round 0: 100,000 steps at once; 1,412 would be many"),
+        ("broadcast", of_a_buffer_with_a_strange_name, r"reads elements of \$x_\{ that nothing wrote"),
         ("broadcast", many_at_once, "rank 0, round 0: 7 sends and 0 receives, where there is a port for each"),
         ("ring", whole_vectors, "too many      80 of 32"),
         ("ring", all_waiting, r"with eager sends it passes\)|are missing"),
@@ -188,6 +225,7 @@ def test_what_is_wrong_or_over_a_limit_is_said(name, answer, words):
     grade = getattr(puzzles, name).grade(answer)
     assert not grade and re.search(words, str(grade)), grade
     figure = grade.draw()
+    figure.canvas.draw()
     assert figure.axes
     plt.close(figure)
 
@@ -198,6 +236,16 @@ def test_what_has_another_mistake_is_not_called_a_wrong_length(answer):
     heads = [text.get_text() for text in [*figure.texts, *figure.axes[0].texts]]
     assert "ring allreduce: wrong step" in heads
     plt.close(figure)
+
+
+def test_numbers_may_be_numpys():
+    def chain(rank, size, count):
+        for steps in ANSWERS["chain"](*map(np.int64, (rank, size, count))):
+            yield tuple(s._replace(peer=np.int32(s.peer), hi=np.int64(s.hi)) for s in steps)
+
+    grade = puzzles.chain.grade(chain)
+    assert grade and grade.measured == puzzles.chain.record
+    plt.close(grade.draw())
 
 
 def test_a_solved_one_is_drawn_too():

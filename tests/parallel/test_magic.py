@@ -41,11 +41,13 @@ def run(ipython):
 def test_values_definitions_and_output(ipython, run, capfd):
     assert run("import numpy as np\nfrom fractions import Fraction as F\nscale = {'by': (2, np.float32(0.5))}") is None
     assert run("def twice(x):\n    return scale['by'][0] * x\n\n\nclass Box:\n    size = 3\n") is None
+    assert run("from math import sqrt as root\nasync def later():\n    pass\n") is None
     error = run(
-        "%%mpi -n 2 --with twice,Box,np,scale,F -o x,told,half\n"
+        "%%mpi -n 2 --with twice,Box,np,scale,F,root,later -o x,told,half\n"
         "from mpi4py import MPI\n"
         "comm = MPI.COMM_WORLD\n"
         "rank = comm.Get_rank()\n"
+        "assert root(4) == 2 and callable(later)\n"
         "x = twice(np.full(Box.size, rank + F(1, 2).numerator, np.float32))\n"
         "told = comm.allgather({'rank': rank, 'box': type(comm.sendrecv(Box(), 1 - rank)).__name__})\n"
         "half = scale['by'][1]\n"
@@ -125,15 +127,16 @@ def test_a_killed_rank(run, capfd):
     assert str(error).startswith("the ranks ended") and "signal 9" in capfd.readouterr().out
 
 
-def test_interrupting_the_kernel_ends_the_ranks(run, tmp_path):
+def test_interrupting_the_kernel_ends_the_ranks_and_the_session(run, tmp_path, capfd):
     def interrupt():
         while not (tmp_path / "ready").exists():
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    error = run(f"%%mpi -n 2\nimport time\nopen({str(tmp_path / 'ready')!r}, 'w').close()\ntime.sleep(1000)")
-    assert isinstance(error, KeyboardInterrupt)
+    cell = f"import time\nopen({str(tmp_path / 'ready')!r}, 'w').close()\ntime.sleep(1000)"
+    assert isinstance(run(f"%%mpi --session i -n 2\n{cell}"), KeyboardInterrupt)
+    assert "interrupted: the session i has ended" in capfd.readouterr().out and not notebook.sessions
 
 
 def test_the_last_value_and_figures_are_shown(run, capfd, monkeypatch):
@@ -158,6 +161,50 @@ def test_the_last_value_and_figures_are_shown(run, capfd, monkeypatch):
         " " * 14 + "(1 figures)",
     ]  # fmt: skip
     assert run("%%mpi -n 1\n2 + 2;") is None and "=" not in capfd.readouterr().out, "a semicolon: not shown"
+
+
+@pytest.mark.parametrize(
+    "cell, value",
+    [
+        ("5", 5),
+        ("5;", None),
+        ("'é'; # why", None),
+        ("5  # why;", 5),
+        ("5\n# why;", 5),
+        ("(5,\n)  ;\n\n", None),
+        ("x=5", None),
+    ],
+)
+def test_the_last_value_unless_a_semicolon_is_behind_it(cell, value):
+    assert notebook_rank.evaluate(cell, "cell", {}) == value
+
+
+def test_output_is_shown_as_a_terminal_would_and_what_is_left_out_is_said(tmp_path):
+    output = Output(1, live=True)
+    output._show = lambda: None
+    (tmp_path / "0.out").write_bytes(b"10%\r\x1b[3")
+    output.read(tmp_path)
+    with open(tmp_path / "0.out", "ab") as file:
+        file.write(b"1m100%\x1b[0m\nend\r\n" + b"".join(b"line %d\n" % k for k in range(5000)))
+    output.read(tmp_path)
+    lines = output.text[0].splitlines()
+    assert lines[0] == "[... what it printed before is left out]" and lines[-1] == "line 4999"
+    assert lines[1:] == [f"line {k}" for k in range(5001 - len(lines), 5000)] and len(output.text[0]) < 20_100
+    with open(tmp_path / "0.out", "ab") as file:
+        file.write(b"x" * 50_000 + b"\n")
+    (tmp_path / "0.value").write_text("7" * 50_000)
+    output.read(tmp_path, end=True)
+    assert output.text[0].endswith("x" * 19_999 + "\n") and output.text[0].startswith("[...")
+    assert output.values[0] == "7" * 20_000 + " ... (50,000 characters)"
+    output.say("mpiexec: no\n")
+    output.text, output.values = ["a\n"], [""]
+    assert repr(output) == "rank 0\na\nmpiexec: no"
+    short = Output(1, live=True)
+    short._show = lambda: None
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "0.out").write_bytes(b"10%\r\x1b[31m20%\x1b[0m\n\r\n")
+    short.read(tmp_path / "short", end=True)
+    assert short.text == ["20%\n\r\n"]
 
 
 def test_in_a_kernel_the_page_grows_while_ranks_print(monkeypatch, tmp_path):
@@ -291,7 +338,9 @@ def test_a_cell_that_is_refused_begins_no_session(run, capfd):
     [
         ("print('started')\nx = = 3", "line 2 of the cell, `x = = 3`: invalid syntax"),
         ("print('started')\nreturn 3", "line 2 of the cell, `return 3`: 'return' outside function"),
-        ("!ls", "line 1 of the cell, `!ls`: invalid syntax; ranks run Python alone, without lines of ! and %"),
+        ("!ls", "line 1 of the cell, `!ls`: invalid syntax; ranks run Python alone, without lines of !, % and ?"),
+        ("x = 1\nx?", "line 2 of the cell, `x?`: invalid syntax; ranks run Python alone"),
+        ("await x", "line 1 of the cell, `await x`: 'await' outside function; ranks have no event loop: asyncio.run("),
     ],
 )
 def test_a_cell_that_is_no_python_starts_no_rank(run, cell, message, capfd):
@@ -309,7 +358,21 @@ def test_what_cannot_be_brought_back(run):
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 3, -0.1, "text", [1, [2.5, None]], (1, "a"), {"a": 1, 2: {"b": (3,)}}, {"array": "a0"}, {}, [], ()],
+    [
+        None,
+        True,
+        3,
+        -0.1,
+        2 - 1j,
+        "text",
+        [1, [2.5, None]],
+        (1, "a"),
+        {"a": 1, 2: {"b": (3,)}},
+        {"array": "a0"},
+        {},
+        [],
+        (),
+    ],
     ids=repr,
 )
 def test_values_travel_unchanged(tmp_path, value):

@@ -164,6 +164,7 @@ def checks(monkeypatch):
         (3 * np.arange(60.0), np.arange(60.0), "v: it is 3 times what is wanted, everywhere"),
         (np.eye(3), np.ones((3, 3)), "v: 6 of 9 values are wrong; the worst is [0, 1]: yours is 0, and 1 is wanted"),
         (np.zeros((2, 3, 4)), np.ones((2, 3, 4)), "v: it is 0 everywhere"),
+        (np.float32([1 / 3, 1]), [1 / 3, 1], "v: it is right but for 1e-08 of the largest value: has it been float32"),
     ],
 )
 def test_what_differs_is_said_and_drawn(checks, got, want, said):
@@ -222,6 +223,37 @@ def test_what_the_learner_raises_is_told_with_its_line(checks):
     assert module.NotYet("why")._render_traceback_() == ["Not yet. why"]
 
 
+def test_the_line_of_what_is_raised_is_never_the_librarys(checks):
+    module, _ = checks
+
+    class Wrong(nn.ReLU):
+        def backward(self, p, g, gy, saved, run):
+            return [0.0] if saved is None else gy.nothing
+
+    x = np.ones((2, 3))
+    with pytest.raises(
+        module.NotYet, match=r"AttributeError: .*, at `return \[0.0\] if saved is None else gy.nothing`"
+    ):
+        module.call(nn.gradcheck, Wrong(), x)
+    Wrong.backward = lambda self, p, g, gy, saved, run: [0.0]
+    with pytest.raises(module.NotYet, match=r"must return dLoss/dx, float64\(2, 3\), given \[0.0\]\.$"):
+        module.call(nn.gradcheck, Wrong(), x)
+
+
+def test_of_several_values_too_many_or_few_are_told(checks):
+    module, _ = checks
+    for two in ([1, 2], (1, 2), np.ones((2, 3))):
+        assert len(module.several(2, lambda two=two: two)) == 2
+    for other, found in (
+        (1, "1 value"),
+        (np.ones(2), "1 value"),
+        (np.ones((3, 2)), "1 value"),
+        ([1, 2, 3], "3 values"),
+    ):
+        with pytest.raises(module.NotYet, match=f"returns {found}, and 2 are expected"):
+            module.several(2, lambda other=other: other)
+
+
 def test_what_is_no_number_is_told(checks):
     module, _ = checks
     assert module.numbers(lambda: 2) == 2.0 and module.numbers(lambda: [1, 2], shape=(2,)).tolist() == [1, 2]
@@ -257,6 +289,8 @@ def section(name: str, task: str, answer: str) -> list[str]:
             "if step % push:\n    server.push(gathered)\n    gathered[:] = 0\n",
             "wanted are fetch in step 0, push in step 2",
         ),
+        ("07", "the n for", "return 0.0\n", "you say 0, and a positive number of bytes is expected"),
+        ("07", "the n for", "return (alpha * rounds - 2 * (p - 1)) / beta\n", "a positive number of bytes is expected"),
         ("10", "fetch perhaps", "w = server.fetch()\nserver.push(gathered)\n", "wanted are fetch in step 0, push in"),
         (
             "10",
@@ -264,6 +298,7 @@ def section(name: str, task: str, answer: str) -> list[str]:
             "if step % fetch == 0:\n    w = server.fetch()\nif (step + 1) % push == 0:\n    server.push(gathered)\n",
             r"change it in place, w\[:\] = ",
         ),
+        ("13", "all forwards", 'while True:\n    yield Action(rank, "F", 0)\n', "column 1: 0F0 cannot run: "),
         ("13", "all forwards", "yield from [Action(rank, kind, 0) for kind in 'BF']\n", "0B0 cannot run: it needs 0F0"),
         (
             "13",
@@ -317,6 +352,8 @@ def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task
             "",
         ),
         ("03", "remember", "best = costs.index(min(costs))\n", {}, "`early_stop` raises AttributeError"),
+        ("03", "which are wrong", "yield 1\n", {}, "6 of the 12 samples are wrong, and their indices are expected"),
+        ("03", "which are wrong", "return range(100, 106)\n", {}, "the mistakes, the surest first: "),
     ],
 )
 def test_answers_of_another_form_are_right_or_told_in_a_sentence(checks, name, task, answer, given, said):
@@ -335,7 +372,8 @@ def test_answers_of_another_form_are_right_or_told_in_a_sentence(checks, name, t
                 exec(check, names)
             return
         exec(check, names)
-    assert printed.getvalue().startswith("Right")
+        exec(check, names)  # who runs the cell again is told the same
+    assert printed.getvalue().count("Right") == 2
 
 
 def test_what_the_busiest_rank_sends_is_drawn_as_it_is_counted(checks):
