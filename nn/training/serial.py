@@ -145,12 +145,12 @@ class Serial:
         Raises
         ------
         ValueError
-            The global batch is empty; a shard of it may be. There are no parts.
+            The global batch is empty; a shard of it may be. There are no parts, or not as many targets as samples.
         NonFiniteLoss
             Before the update, so parameters and running statistics are those of the step before.
         """
         total = len(x) if total is None else total
-        self.check_batch(len(x), total, parts)
+        self.check_batch(x, y, total, parts)
         self.begin_step()
         loss, cuts = 0.0, micro_batches(len(x), parts)
         for i, rows in enumerate(cuts):
@@ -167,11 +167,16 @@ class Serial:
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
-    def check_batch(self, samples: int, total: int, parts: int) -> None:
-        """Refuse a shard that is larger than its batch, an empty batch, and one in no parts."""
+    def check_batch(self, x: np.ndarray, y: np.ndarray, total: int, parts: int) -> None:
+        """Refuse a shard that is larger than its batch, an empty batch, one in no parts, and targets of others."""
+        samples = len(x)
         if not isinstance(parts, (int, np.integer)) or parts < 1:
             raise ValueError(f"step: parts must be a whole number, at least 1, given {parts!r:.80}")
-        if total < max(1, samples):
+        if not isinstance(total, (int, float, np.number)):
+            raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}")
+        if hasattr(y, "__len__") and len(y) != samples:
+            raise ValueError(f"step {self.steps} of {self.network.name}: {samples} samples but {len(y)} targets")
+        if not total >= max(1, samples):
             raise ValueError(
                 f"step {self.steps} of {self.network.name}: a shard of {samples} samples in a batch of {total}; "
                 "a batch needs at least one"
@@ -273,7 +278,8 @@ class Serial:
     def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.run)
-        correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else math.nan
+        classes = y.dtype.kind in "iu" and y.shape == z.shape[:-1]  # not 0 and 1 as values of each output
+        correct = np.count_nonzero(z.argmax(axis=-1) == y) if classes else math.nan
         return np.array([loss, correct, len(z) * self.terms], np.float64)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
