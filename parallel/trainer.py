@@ -70,7 +70,7 @@ class Trainer(Serial):
         seed: int = 0,
         name: str = "Trainer",
     ):
-        check_parts(network, loss, optimizer)
+        check_parts(network, loss, optimizer, seed)
         self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))

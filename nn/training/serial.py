@@ -97,7 +97,7 @@ class Serial:
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
-        check_parts(network, loss, optimizer)
+        check_parts(network, loss, optimizer, seed)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         held = self.held = self.hold(network)
         self.statistics = held.state_layout.zeros(network.dtype)
@@ -380,7 +380,7 @@ class Serial:
         return self
 
 
-def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
+def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> None:
     """Refuse what no trainer can be made of: another thing, or a class where an instance is needed."""
     for name, given, kind, example in (
         ("network", network, Network, "nn.Network(layers, in_shape)"),
@@ -391,6 +391,8 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
             made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
             article = "an" if name == "optimizer" else "a"
             raise TypeError(f"a trainer takes {article} {name}, such as {example}, given {given!r:.80} ({made})")
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 
 
 def micro_batches(samples: int, parts: int) -> list[slice]:
@@ -414,12 +416,16 @@ def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Ma
 
     What a strategy has kept for itself alone another one does without.
     """
+    if not isinstance(state, Mapping):
+        return f"a state is a dict of arrays by name, as `state` gives it and checkpoints hold it; given {state!r:.80}"
     if missing := sorted(expected.keys() - state.keys()):
         return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
     if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(OWN)):
         return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
     for name, (shape, dtype) in expected.items():
         array = state[name]
+        if not hasattr(array, "dtype"):
+            return f"checkpoint entry {name}: expected an array, given {array!r:.80}"
         if (array.shape, array.dtype) != (shape, dtype):
             return f"checkpoint entry {name}: expected {dtype}{shape}, given {array.dtype}{array.shape}"
     return ""

@@ -221,6 +221,14 @@ def test_layers_of_ones_own(tmp_path, monkeypatch):
     nn.register(Other)
     with pytest.raises(TypeError, match=r"Other takes 'factor' and does not keep it.*self\.factor = factor"):
         describe(Other(1))
+
+    class Named(nn.ReLU):
+        def __init__(self, **named):
+            super().__init__()
+
+    nn.register(Named)
+    with pytest.raises(TypeError, match=r"Named takes arguments of any name, and files would leave them out"):
+        describe(Named(factor=2))
     nn.register(Scale)
     with pytest.raises(TypeError, match=r"Scale: factor is array.*files hold numbers"):
         describe(Scale(np.ones(3)))

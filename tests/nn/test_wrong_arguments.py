@@ -188,6 +188,18 @@ WRONG = {
         lambda: fit(DATA, 2, nn.RestoreBest(nn.Checkpoints("d"))), ValueError, "RestoreBest: .*no validation data"
     ),
     "share": (lambda: nn.data.load("digits", validation="0.1"), DataError, "a number of samples, given '0.1'"),
+    "steps to keep": (
+        lambda: nn.KeepCheckpoints(nn.Checkpoints("d"), steps="5"), ValueError, "steps must be a number .*given '5'"
+    ),
+    "no seed of a trainer": (
+        lambda: nn.Serial(network(), LOSS, RATE, None), ValueError, "seed must be .*not negative, given None"
+    ),
+    "seed below 0": (lambda: nn.Serial(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
+    "state of nothing": (lambda: trainer().load_state(None), ValueError, "a state is a dict of arrays.*given None"),
+    "state of a Trained": (lambda: trainer().load_state(trained()), ValueError, "a state is a dict .*given Trained"),
+    "state of lists": (
+        lambda: trainer().load_state({name: [1] for name in trainer().state()}), ValueError, r"an array, given \[1\]"
+    ),
     # about files
     "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Serial"),
     "load a network": (lambda: nn.load(network()), TypeError, r'a path, such as "digits\.npz", given Network'),
@@ -225,6 +237,8 @@ WRONG = {
     "text to ignore": (lambda: nn.NLLLoss(ignore_index="pad"), TypeError, "NLLLoss: ignore_index .*given 'pad'"),
     "text for delta": (lambda: nn.HuberLoss("1"), TypeError, "HuberLoss: delta must be a number, given '1'"),
     "text for hidden": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "hidden must be a number, given 'a'"),
+    "lr below 0": (lambda: nn.SGD(lr=np.float32(-1)), ValueError, r"SGD: lr must be in \[0, inf\), given -1\.0"),
+    "beta above 1": (lambda: nn.Adam(0.1, beta1=np.float32(1.5)), ValueError, r"beta1 must be in \[0, 1\), given 1\.5"),
     "text for lr": (lambda: nn.SGD(lr="0.1"), TypeError, "SGD: lr must be a number, given '0.1'"),
 }  # fmt: skip
 
