@@ -227,6 +227,9 @@ WRONG = {
         lambda: nn.Network(nn.Linear(3, 2, init="he"), (3,)), TypeError, r"\(3, 2\), come from a function .*given 'he'"
     ),
     "number for a name": (lambda: nn.Network(nn.ReLU(), (3,), name=3), TypeError, "name must be a text, given 3"),
+    "size of a model": (lambda: nn.models.build("lenet5", 28, 10), TypeError, "lenet5.*in_shape is .*given 28"),
+    "model first": (lambda: nn.models.build((28, 28, 1), "lenet5", 10), TypeError, r"model is a text, .*given \(28"),
+    "no step": (lambda: nn.gradcheck(nn.ReLU(), np.ones((2, 3)), eps=0), ValueError, "eps must be above 0, .*given 0"),
     "dtype": (lambda: nn.Network(nn.ReLU(), (3,), "float16"), TypeError, "must be float32 or float64, given 'float16'"),
     "text for a size": (lambda: nn.Linear("3", 2), TypeError, "Linear: in_features must be a number, given '3'"),
     "shape for a size": (lambda: nn.Linear((8, 8), 2), TypeError, r"in_features must be a number, given \(8, 8\)"),
