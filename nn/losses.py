@@ -318,7 +318,7 @@ def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = 
         raise ValueError(f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}")
     classes = z.shape[-1]
     # One look is enough: as an unsigned number, a negative class is larger than any other.
-    if target.size and np.maximum.reduce(target.view(f"u{target.itemsize}"), axis=None) >= classes:
+    if target.size and np.maximum.reduce(target.view(target.dtype.str.replace("i", "u")), axis=None) >= classes:
         bad = (target < 0) | (target >= classes)
         if ignore_index is not None:
             bad &= target != ignore_index
@@ -349,7 +349,7 @@ def refuse(target: np.ndarray, bad: np.ndarray, why: str) -> None:
 
 def _places(labels: np.ndarray, classes: int) -> np.ndarray:
     """Where z[row, labels[row]] is in z.reshape(-1): one index array is much cheaper than two."""
-    return np.arange(0, len(labels) * classes, classes) + labels
+    return np.arange(0, len(labels) * classes, classes) + labels.astype(np.intp, copy=False)
 
 
 def _difference(z: np.ndarray, target: np.ndarray, out: np.ndarray) -> np.ndarray:

@@ -70,13 +70,15 @@ class Trainer(Serial):
         seed: int = 0,
         name: str = "Trainer",
     ):
-        check_parts(network, loss, optimizer)
+        check_parts(network, loss, optimizer, seed)
         self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
         if network.mixed and exchange.apart:
             raise ValueError(f"{name}: ranks that train apart do not skip a step together: build it without mixed")
         super().__init__(network, loss, optimizer, seed)
+
+    closed = False
 
     def hold(self, network):
         return self.pass_.hold(network, self.mesh)
@@ -112,8 +114,11 @@ class Trainer(Serial):
         ValueError
             Also where this rank was not told the size of the global batch, or ranks were told different ones, which
             they find in the message with the loss.
+        RuntimeError
+            The trainer is closed.
         """
-        total = self.size_of_batch(x, total, parts)
+        self.check_open()
+        total = self.size_of_batch(x, y, total, parts)
         self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, parts)
@@ -197,7 +202,12 @@ class Trainer(Serial):
             totals = ", ".join(map(str, mesh.allgather(total)))
         raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
 
-    def size_of_batch(self, x: np.ndarray, total: int | None, parts: int) -> int:
+    def check_open(self) -> None:
+        """Refuse to train with what has been freed."""
+        if self.closed:
+            raise RuntimeError(f"{self.name} is closed, and trains no more: close it after the last step")
+
+    def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, parts: int) -> int:
         """The samples of the global batch that this step is about, as it was told to."""
         if total is None and self.shard[1] > 1:
             raise ValueError(
@@ -205,7 +215,7 @@ class Trainer(Serial):
                 "all ranks have together, as a Loader gives it"
             )
         total = len(x) if total is None else total
-        self.check_batch(len(x), total, parts)
+        self.check_batch(x, y, total, parts)
         return total
 
     def update(self) -> None:
@@ -415,7 +425,10 @@ class Trainer(Serial):
         self.exchange.say = say
 
     def close(self) -> None:
-        """Free what this trainer holds beside its communicator (collective); it trains no more."""
+        """Free what this trainer holds beside its communicator (collective, once); it trains no more."""
+        if self.closed:
+            return
+        self.closed = True
         self.exchange.close()
         self.pass_.close()
         self.mesh.close()

@@ -69,13 +69,15 @@ def gradcheck(
     TypeError
         If this is neither a layer nor a loss with its target, or x is no array of float64 or ids.
     ValueError
-        If x is empty, or there are no directions: nothing would be compared.
+        If x is empty, there are no directions, or eps is no step: nothing would be compared.
     """
     if not isinstance(x, np.ndarray) or (x.dtype != np.float64 and x.dtype.kind not in "iu"):
         given = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(
             f"gradcheck: x must be an array of float64, or of ids, given {given}: np.asarray(x, np.float64)"
         )
+    if not eps > 0:
+        raise ValueError(f"gradcheck: eps must be above 0, a step in each direction, given {eps}")
     if not x.size or directions < 1:
         raise ValueError(f"gradcheck: nothing to compare: x of shape {x.shape}, {directions} directions")
     if isinstance(layer, Loss):

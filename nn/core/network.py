@@ -108,7 +108,9 @@ class Network:
             raise TypeError(
                 f"Network: in_shape is that of one sample, such as (64,) or (28, 28, 1), given {in_shape!r:.80}"
             )
-        self.root, self.in_shape, self.name, self.mixed = root, tuple(in_shape), name, mixed
+        if not isinstance(name, str):
+            raise TypeError(f"Network: name must be a text, given {name!r:.80}")
+        self.root, self.in_shape, self.name, self.mixed = root, tuple(map(int, in_shape)), name, mixed
         if dtype not in ("float32", "float64", np.float32, np.float64):
             raise TypeError(f"Network: dtype must be float32 or float64, given {dtype!r:.80}")
         self.dtype, self.given = np.dtype(dtype), self.in_shape

@@ -98,12 +98,21 @@ class Dataset:
             raise DataError(f"{self.name}: holds no samples")
         if self.dtype.kind != "f":
             raise DataError(f"{self.name}: batches must be floats, got dtype {self.dtype}")
+        for name, a in (("scale", self.scale), ("shift", self.shift)):
+            channels = 1 if a is None else np.size(a)
+            if channels not in {1, *x.shape[1:][-1:]} or (a is not None and not _are_numbers(a)):
+                raise DataError(
+                    f"{self.name}: {name} must be a number, or one for each of the last axis of {x.shape[1:]}, "
+                    f"given {a!r:.80}"
+                )
         for axis, a in (("x", x), ("y", y)):
             if a.dtype.kind == "f" and not self.mapped and not np.isfinite(a).all():
                 bad = int(np.argmin(np.isfinite(a.reshape(len(a), -1)).all(axis=1)))
                 raise DataError(f"{self.name}: {axis}[{bad}] holds a value that is not finite")
 
     def _check_targets(self):
+        if not isinstance(self.classes, int | np.integer) or self.classes < 0:
+            raise DataError(f"{self.name}: classes must be their number, given {self.classes!r:.80}")
         if self.classes and self.y.dtype.kind == "f":
             raise DataError(f"{self.name}: labels of {self.classes} classes must be integers, given {self.y.dtype}")
         if self.classes and self.y.ndim == 1:
@@ -261,10 +270,16 @@ def _along(rows: np.ndarray, channels) -> np.ndarray:
 
 
 def _gather(a: np.ndarray, indices) -> np.ndarray:
-    # take copies rows fastest, but would first copy the whole of an array that is not contiguous.
-    if isinstance(indices, slice) or not a.flags.c_contiguous:
+    # take copies rows fastest, but would first copy the whole of an array that is not contiguous, and reads True as 1.
+    if isinstance(indices, slice) or not a.flags.c_contiguous or np.asarray(indices).dtype == bool:
         return a[indices]
     return a.take(indices, axis=0)
+
+
+def _are_numbers(a) -> bool:
+    """Whether a number, or all of some, are finite."""
+    values = np.asarray(a)
+    return values.dtype.kind in "biuf" and bool(np.isfinite(values).all())
 
 
 def _is_mapped(a) -> bool:

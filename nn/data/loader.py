@@ -80,6 +80,21 @@ class Loader:
             raise TypeError(f"Loader: {instead_of_dataset(dataset)}")
         if not isinstance(batch, (int, np.integer)):
             raise TypeError(f"Loader: batch is a number of samples, given {batch!r:.80}")
+        if (
+            not isinstance(shard, tuple | list)
+            or len(shard) not in (2, 3)
+            or not all(isinstance(n, int | np.integer) for n in (shard[0] or 0, *shard[1:]))
+        ):
+            raise TypeError(f"Loader: shard must be (index, count), such as a trainer's shard, given {shard!r:.80}")
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise ValueError(f"Loader: seed must be a whole number, not negative, given {seed!r:.80}")
+        if not isinstance(prefetch, int | np.integer | None):
+            raise TypeError(f"Loader: prefetch is a number of blocks, or None, given {prefetch!r:.80}")
+        transforms = () if transform is None else (transform,) if callable(transform) else tuple(transform)
+        for each in transforms:
+            if not callable(each) or isinstance(each, type):
+                made = ", the class itself: call it" if isinstance(each, type) else ""
+                raise TypeError(f"Loader: a transform is a function (x, keys) -> x, given {each!r:.80}{made}")
         index, count = shard[:2]
         if not 0 <= (index or 0) < count <= shard[-1]:
             raise ValueError(f"shard {shard}: expected (index, count) with 0 <= index < count, then virtual >= count")
@@ -93,7 +108,7 @@ class Loader:
         self.dataset, self.batch, self.seed, self.shuffle = dataset, batch, seed, shuffle
         self.shard = shard
         self.drop_last = drop_last
-        self.transforms = () if transform is None else (transform,) if callable(transform) else tuple(transform)
+        self.transforms = transforms
         self.dtype = np.dtype(dataset.dtype if dtype is None else dtype)
         self.prefetch = (2 if dataset.mapped or self.transforms else 0) if prefetch is None else prefetch
         self.timeline = timeline
@@ -155,6 +170,9 @@ class Loader:
         keys = sample_keys(self.seed, epoch, indices)
         for position, transform in enumerate(self.transforms):
             x = transform(x, keys + np.uint64(position))
+            if not isinstance(x, np.ndarray) or len(x) != len(y):
+                made = f"{len(x)} samples" if isinstance(x, np.ndarray) else f"{x!r:.80}"
+                raise ValueError(f"Loader: of {len(y)} samples the transform {transform!r:.80} made {made}")
         return self.dataset.convert(x, self.dtype), self.dataset.targets(y, self.dtype)
 
     def _batches(self, plan, read):

@@ -236,6 +236,9 @@ def _arrays(name: str, dtype) -> list[Dataset]:
     if len({y.dtype.kind == "f" for y in ys}) > 1:
         kinds = " and ".join(f"{key} {y.dtype}" for key, y in zip(keys[1::2], ys, strict=True))
         raise DataError(f"{path}: y must be classes (whole numbers) or values (floats) in all splits, given {kinds}")
+    if len({x.dtype == np.uint8 for x in xs}) > 1:
+        kinds = " and ".join(f"{key} {x.dtype}" for key, x in zip(keys[::2], xs, strict=True))
+        raise DataError(f"{path}: x must be bytes, which are divided by 255, in all splits or in none, given {kinds}")
     integer = ys[0].dtype.kind in "iu"
     classes = int(max(y.max(initial=0) for y in ys)) + 1 if integer else 0
     samples = sum(map(len, ys))

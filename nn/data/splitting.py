@@ -11,7 +11,7 @@ import copy
 
 import numpy as np
 
-from .dataset import DataError, Dataset
+from .dataset import DataError, Dataset, instead_of_dataset
 
 
 def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = False) -> tuple[Dataset, Dataset]:
@@ -33,6 +33,8 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     DataError
         A number that is not whole or not positive, or one that leaves nothing to train on.
     """
+    if not isinstance(train, Dataset):
+        raise TypeError(f"hold_out: {instead_of_dataset(train)}")
     number = isinstance(validation, int | float | np.number)
     if not number or not (0 < validation < 1 or (validation >= 1 and validation % 1 == 0)):
         given = f"{validation:g}" if number else f"{validation!r:.80}"

@@ -99,6 +99,11 @@ def describe(layer: Layer) -> dict[str, Any]:
             f"{brief(layer)}: files do not know this kind of layer; call nn.register({name}), here and wherever the "
             "network is loaded"
         )
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(type(layer)).parameters.values()):
+        raise TypeError(
+            f"{brief(layer)}: the constructor of {name} takes arguments of any name, and files would leave them out: "
+            "let it name each"
+        )
     told = {}
     for argument, parameter in arguments_of(type(layer)).items():
         if not hasattr(layer, argument):

@@ -203,6 +203,8 @@ def learned(network: Network, weights: Any) -> Trained | None:
     places |= {f"state/{name}": array for name, array in network.state_layout.items(statistics)}
     writer, found = getattr(weights, "writer", True), {}
     for name, array in weights.items() if isinstance(weights, Mapping) else weights.entries():
+        if not isinstance(name, str) or not isinstance(array, np.ndarray):
+            raise TypeError(f"expected arrays by name, as a checkpoint has them, given {brief(array)} by {brief(name)}")
         if writer and name.startswith(("param/", "state/")):
             found[name] = array.shape, array.dtype
             if name in places and array.shape == places[name].shape:
@@ -242,7 +244,8 @@ def load(file: str | Path) -> Trained:
                 for name, place in layout.items(buffer):
                     place[...] = array(f"{prefix}/{name}")
     except (ValueError, RecursionError, MemoryError) as error:
-        raise FileError(f"{file}: {brief(error, 1000)}") from error
+        named = isinstance(error, safetensors.TensorError)  # its messages begin with the file
+        raise FileError(brief(error, 1000) if named else f"{file}: {brief(error, 1000)}") from error
     return Trained(network, parameters, statistics, about)
 
 

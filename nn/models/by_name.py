@@ -80,6 +80,10 @@ def build(
     ShapeError
         Layers that do not fit the samples: which one, expected, given.
     """
+    if not isinstance(spec, str):
+        raise TypeError(f'a model is a text, such as "mlp:784,30,10", given {spec!r:.80}')
+    if not isinstance(in_shape, tuple | list):
+        raise TypeError(f"model {spec!r}: in_shape is that of one sample, such as (28, 28, 1), given {in_shape!r:.80}")
     name, parts = keyed.split(spec)
     builder = lookup("model", MODELS, name)
     try:

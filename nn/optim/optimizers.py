@@ -55,7 +55,7 @@ class Optimizer:
             if entry.type == "float" and not isinstance(value, (int, float, np.floating)):
                 raise TypeError(f"{type(self).__name__}: {entry.name} must be a number, given {value!r:.80}")
             limit = 1 if entry.name in BELOW_ONE else math.inf
-            if isinstance(value, (int, float)) and not 0 <= value < limit:
+            if entry.type == "float" and not 0 <= value < limit:
                 raise ValueError(f"{type(self).__name__}: {entry.name} must be in [0, {limit}), given {value}")
         if not isinstance(self.clip, Clip | None):
             what = f"{type(self).__name__}: clip must be what clips"

@@ -31,10 +31,13 @@ def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) ->
     ------
     TypeError, DataError, ShapeError
         What it is instead, and how it becomes data for this network.
+    ValueError
+        A Loader of other samples than this trainer's.
     """
     if hasattr(data, "epoch"):
         if isinstance(data, Loader):
             _check_shape(data.dataset, trainer, what)
+            _check_shard(data.shard, trainer, what)
         return data
     if isinstance(data, tuple | list) and len(data) == 2:
         data = _of_arrays(*data, what)
@@ -64,6 +67,16 @@ def _check_shape(dataset: Dataset, trainer: Serial, what: str) -> None:
         raise TypeError(
             f"{what}: {network.name} computes in {network.dtype}, and x holds {dataset.x.dtype}: give floats, such as "
             "x / 255, or a Dataset with a scale"
+        )
+
+
+def _check_shard(shard: tuple[int | None, ...], trainer: Serial, what: str) -> None:
+    """Refuse other parts of a batch than the trainer's: sums over ranks would be of another batch, without a sign."""
+    expected = trainer.shard
+    if tuple(shard) != expected and not tuple(shard[:2]) == expected[:2] == (0, 1):  # all of it, however it is cut
+        raise ValueError(
+            f"{what}: the Loader cuts batches for shard {tuple(shard)}, and this trainer's is {expected}: make it with "
+            "shard=trainer.shard"
         )
 
 

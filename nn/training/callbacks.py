@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from pathlib import Path
@@ -196,6 +197,10 @@ def check_metric(what: str, metric: str, record: dict) -> None:
 
 
 def best_epoch(history: list[dict], metric: str) -> int:
-    """Index of the first record with the best value of `metric`; losses want to be small, all else large."""
-    values = [record[metric] for record in history]
-    return values.index(min(values) if metric.endswith("loss") else max(values))
+    """Index of the first record with the best value of `metric`: of losses the smallest, of all else the largest.
+
+    NaN is worse than any.
+    """
+    sign = 1 if metric.endswith("loss") else -1
+    values = [math.inf if math.isnan(record[metric]) else sign * record[metric] for record in history]
+    return values.index(min(values))

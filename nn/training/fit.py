@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,6 +134,8 @@ def fit(
         raise TypeError(
             f"fit: schedule must be a function step -> rate, given {schedule!r:.80}: of a constant rate, none"
         )
+    if not isinstance(progress, Mapping | None):
+        raise TypeError(f"fit: progress is what a checkpoint tells, a dict, given {progress!r:.80}: is it a callback?")
     callbacks = _several(callbacks)
     train = batches(train, trainer, batch, True, "fit: train")
     validation = validation if validation is None else batches(validation, trainer, LOOKED_AT, False, "fit: validation")
@@ -163,7 +165,7 @@ def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
 def _rate(rate: float, step: int) -> float:
     """What a schedule says, if that is a rate."""
     try:
-        if 0 <= float(rate) < math.inf:
+        if not isinstance(rate, str) and 0 <= float(rate) < math.inf:
             return rate
     except (TypeError, ValueError):
         pass

@@ -129,6 +129,8 @@ class KeepCheckpoints(Callback):
         termination: Termination | None = None,
     ):
         check_checkpoints("KeepCheckpoints", checkpoints)
+        if not isinstance(steps, int | np.integer | None) or (steps or 0) < 0:
+            raise ValueError(f"KeepCheckpoints: steps must be a number of steps, or None, given {steps!r:.80}")
         self.checkpoints, self.steps, self.best = checkpoints, steps, best
         self.later, self.termination = later, termination
         self.stage = self.writing = None  # what all ranks are writing; this one

@@ -97,7 +97,7 @@ class Serial:
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
-        check_parts(network, loss, optimizer)
+        check_parts(network, loss, optimizer, seed)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         held = self.held = self.hold(network)
         self.statistics = held.state_layout.zeros(network.dtype)
@@ -145,12 +145,12 @@ class Serial:
         Raises
         ------
         ValueError
-            The global batch is empty; a shard of it may be. There are no parts.
+            The global batch is empty; a shard of it may be. There are no parts, or not as many targets as samples.
         NonFiniteLoss
             Before the update, so parameters and running statistics are those of the step before.
         """
         total = len(x) if total is None else total
-        self.check_batch(len(x), total, parts)
+        self.check_batch(x, y, total, parts)
         self.begin_step()
         loss, cuts = 0.0, micro_batches(len(x), parts)
         for i, rows in enumerate(cuts):
@@ -167,11 +167,16 @@ class Serial:
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
-    def check_batch(self, samples: int, total: int, parts: int) -> None:
-        """Refuse a shard that is larger than its batch, an empty batch, and one in no parts."""
+    def check_batch(self, x: np.ndarray, y: np.ndarray, total: int, parts: int) -> None:
+        """Refuse a shard that is larger than its batch, an empty batch, one in no parts, and targets of others."""
+        samples = len(x)
         if not isinstance(parts, (int, np.integer)) or parts < 1:
             raise ValueError(f"step: parts must be a whole number, at least 1, given {parts!r:.80}")
-        if total < max(1, samples):
+        if not isinstance(total, (int, float, np.number)):
+            raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}")
+        if hasattr(y, "__len__") and len(y) != samples:
+            raise ValueError(f"step {self.steps} of {self.network.name}: {samples} samples but {len(y)} targets")
+        if not total >= max(1, samples):
             raise ValueError(
                 f"step {self.steps} of {self.network.name}: a shard of {samples} samples in a batch of {total}; "
                 "a batch needs at least one"
@@ -273,7 +278,8 @@ class Serial:
     def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.run)
-        correct = np.count_nonzero(z.argmax(axis=-1) == y) if y.dtype.kind in "iu" else math.nan
+        classes = y.dtype.kind in "iu" and y.shape == z.shape[:-1]  # not 0 and 1 as values of each output
+        correct = np.count_nonzero(z.argmax(axis=-1) == y) if classes else math.nan
         return np.array([loss, correct, len(z) * self.terms], np.float64)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -374,7 +380,7 @@ class Serial:
         return self
 
 
-def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
+def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> None:
     """Refuse what no trainer can be made of: another thing, or a class where an instance is needed."""
     for name, given, kind, example in (
         ("network", network, Network, "nn.Network(layers, in_shape)"),
@@ -385,6 +391,8 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer) -> None:
             made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
             article = "an" if name == "optimizer" else "a"
             raise TypeError(f"a trainer takes {article} {name}, such as {example}, given {given!r:.80} ({made})")
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 
 
 def micro_batches(samples: int, parts: int) -> list[slice]:
@@ -408,12 +416,16 @@ def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Ma
 
     What a strategy has kept for itself alone another one does without.
     """
+    if not isinstance(state, Mapping):
+        return f"a state is a dict of arrays by name, as `state` gives it and checkpoints hold it; given {state!r:.80}"
     if missing := sorted(expected.keys() - state.keys()):
         return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
     if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(OWN)):
         return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
     for name, (shape, dtype) in expected.items():
         array = state[name]
+        if not hasattr(array, "dtype"):
+            return f"checkpoint entry {name}: expected an array, given {array!r:.80}"
         if (array.shape, array.dtype) != (shape, dtype):
             return f"checkpoint entry {name}: expected {dtype}{shape}, given {array.dtype}{array.shape}"
     return ""

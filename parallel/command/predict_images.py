@@ -44,13 +44,28 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(trained: nn.Trained, run: str) -> None:
-    """Refuse a network that does not tell classes of images."""
+    """Refuse a network that does not tell classes of images, and what its file says of these that cannot be."""
     network = trained.network
     if len(network.in_shape) != 3 or len(network.out_shape) != 1:
         raise OptionError(
             f"{run}: {network.name} takes samples of shape {network.in_shape} and makes {network.out_shape}: this "
             "program is for images (height, width, channels) and classes; scripts/sample.py is for texts"
         )
+    about, (classes,) = trained.about, network.out_shape
+    names = about.get("class_names")
+    if names and not (isinstance(names, list) and len(names) == classes):
+        raise OptionError(f"{run}: class_names must be a list of {classes}, one for each output, given {names!r:.80}")
+    for key, counts in (("white", {1}), ("border", {1}), ("scale", {1, network.in_shape[2]})):
+        _check_numbers(run, key, about.get(key, 1.0), counts)
+    _check_numbers(run, "shift", about.get("shift", 0.0), {1, network.in_shape[2]})
+
+
+def _check_numbers(run: str, key: str, value: object, counts: set[int]) -> None:
+    """Refuse what is not so many finite numbers."""
+    numbers = value if isinstance(value, list) else [value]
+    if len(numbers) not in counts or not all(isinstance(n, int | float) and np.isfinite(n) for n in numbers):
+        what = "a number" if counts == {1} else "a number, or one for each channel"
+        raise OptionError(f"{run}: {key} must be {what}, given {value!r:.80}")
 
 
 def told(trained: nn.Trained, name: str, options: argparse.Namespace) -> list[str]:

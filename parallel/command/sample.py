@@ -19,6 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     """Sample as the command line says; returns the exit status."""
     options = parser().parse_args(argv)
     try:
+        if options.length < 0:
+            raise OptionError(f"--length must be a number of bytes, not negative, given {options.length}")
         trained = opened(options.run)
         check(trained, options.run)
         prompt = options.prompt.encode() or b"\n"

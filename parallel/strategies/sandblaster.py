@@ -103,6 +103,7 @@ class Sandblaster(Trainer):
         NonFiniteLoss
             The loss at the start is not finite; nothing was changed.
         """
+        self.check_open()
         total = self.agreed(len(x), total, parts)
         chunks = -(-total // self.pass_.size)
 

@@ -157,6 +157,7 @@ def test_wrong_npz_files_are_refused(tmp_path):
         ({"x_test": np.ones((2, 4))}, r"shape \(3,\), test samples \(4,\)"),
         ({"x_test": np.ones((0, 3)), "y_test": np.ones(0, int)}, "holds no samples"),
         ({"y_test": np.ones(2)}, "must be classes"),
+        ({"x_train": np.ones((2, 3), np.uint8)}, r"x must be bytes.* given x_train uint8 and x_test float64"),
     ]:
         np.savez(path, **(good | change))
         with pytest.raises(DataError, match=message) as error:

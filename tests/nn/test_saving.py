@@ -159,6 +159,12 @@ def test_training_goes_on_from_a_saved_network(tmp_path):
     assert other.steps == 0 and not any(slot.any() for slot in other.slots.values())
 
 
+def test_sizes_may_be_numbers_of_numpy(tmp_path):
+    network = nn.Network(nn.Linear(np.int64(3), np.int32(2)), (np.int64(3),))
+    again = nn.load(nn.save(network, network.layout.zeros(np.float32), tmp_path / "a.npz")).network
+    assert again.in_shape == (3,) and again.out_shape == (2,)
+
+
 def test_mixed_precision_comes_back(tmp_path):
     network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), mixed=True)
     trainer = learn(nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01)))
@@ -215,6 +221,14 @@ def test_layers_of_ones_own(tmp_path, monkeypatch):
     nn.register(Other)
     with pytest.raises(TypeError, match=r"Other takes 'factor' and does not keep it.*self\.factor = factor"):
         describe(Other(1))
+
+    class Named(nn.ReLU):
+        def __init__(self, **named):
+            super().__init__()
+
+    nn.register(Named)
+    with pytest.raises(TypeError, match=r"Named takes arguments of any name, and files would leave them out"):
+        describe(Named(factor=2))
     nn.register(Scale)
     with pytest.raises(TypeError, match=r"Scale: factor is array.*files hold numbers"):
         describe(Scale(np.ones(3)))

@@ -62,6 +62,34 @@ def test_one_number_a_sample_is_a_column():
     nn.fit(nn.Serial(wide, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 1)  # converted to the network's dtype
 
 
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.MSELoss(), nn.QuadraticLoss()], ids=repr)
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_whole_numbers_for_every_output_are_no_classes(loss, outputs):
+    """0 and 1 as values: there is a loss, and nothing of which the largest output could be right."""
+    net = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, outputs)), (6, 6, 1))
+    values = RNG.integers(0, 2, (40, outputs))
+    assert set(nn.evaluate(nn.Serial(net, loss, nn.SGD(lr=0.1)), (X, values))) == {"loss"}
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">i2", "<u8", ">u8"])
+def test_classes_of_any_whole_numbers(dtype):
+    one, other = trainer(), trainer()
+    assert one.step(X, Y) == other.step(X, Y.astype(dtype)) and one.digest() == other.digest()
+    with pytest.raises(ValueError, match="3 of sample 0 is out of range"):
+        other.step(X, (Y * 0 + 3).astype(dtype))
+    if dtype == ">i2":
+        with pytest.raises(ValueError, match="256 of sample 0 is out of range"):
+            other.step(X, (Y * 0 + 256).astype(dtype))
+
+
+def test_samples_are_chosen_by_a_mask_as_arrays_are():
+    for x in (X, X[..., ::-1], X[:, ::2]):  # contiguous, and not
+        data = Dataset(x, Y)
+        for mask in (Y == 1, (Y == 1).tolist()):
+            some, targets = data.batch(mask)
+            assert np.array_equal(some, x[Y == 1]) and (targets == 1).all() and len(targets) == (Y == 1).sum()
+
+
 def trained():
     return nn.files.trained.learned(network(), trainer())
 
@@ -91,6 +119,35 @@ WRONG = {
     "loader of a Data": (lambda: nn.Loader(nn.data.load("digits"), 4), TypeError, r"give digits\.train"),
     "batch": (lambda: nn.Loader(DATA, "4"), TypeError, "Loader: batch is a number of samples, given '4'"),
     "ragged": (lambda: Dataset([[1.0, 2.0], [1.0]], [0, 1]), ValueError, "samples must be arrays of one shape"),
+    "another shard": (
+        lambda: fit(nn.Loader(DATA, 8, shard=(1, 2)), 1), ValueError, r"train: .*shard \(1, 2\), .*trainer\.shard"
+    ),
+    "another shard's scores": (
+        lambda: nn.evaluate(trainer(), nn.Loader(DATA, 8, shard=(0, 2))), ValueError, r"evaluate: .*shard=trainer\.sha"
+    ),
+    "number for a shard": (lambda: nn.Loader(DATA, 8, shard=2), TypeError, r"shard must be \(index, count\).*given 2"),
+    "one of a shard": (lambda: nn.Loader(DATA, 8, shard=(0,)), TypeError, r"shard must be .*given \(0,\)"),
+    "seed": (lambda: nn.Loader(DATA, 8, seed=-1), ValueError, "Loader: seed must be .*not negative, given -1"),
+    "no seed": (lambda: nn.Loader(DATA, 8, seed=None), ValueError, "Loader: seed must be .*given None"),
+    "text to prefetch": (lambda: nn.Loader(DATA, 8, prefetch="2"), TypeError, "prefetch is a number .*given '2'"),
+    "transform's class": (
+        lambda: nn.Loader(DATA, 8, transform=nn.data.RandomFlip), TypeError, "transform is a .*class itself: call it"
+    ),
+    "text for a transform": (lambda: nn.Loader(DATA, 8, transform="flip"), TypeError, "transform is .*given 'f'"),
+    "transform that drops": (
+        lambda: fit(nn.Loader(DATA, 8, transform=lambda x, keys: x[:3], prefetch=0), 1), ValueError,
+        "of 40 samples the transform .* made 3 samples",
+    ),
+    "transform of nothing": (
+        lambda: fit(nn.Loader(DATA, 8, transform=lambda x, keys: None), 1), ValueError, "transform .* made None"
+    ),
+    "scale of other channels": (
+        lambda: Dataset(np.zeros((4, 2, 2, 6)), np.arange(4), scale=np.ones(3)), DataError, r"scale must .*\(2, 2, 6\)"
+    ),
+    "text for a scale": (lambda: Dataset(X, Y, scale="1"), DataError, "scale must be a number, .*given '1'"),
+    "shift of NaN": (lambda: Dataset(X, Y, shift=np.nan), DataError, "shift must be a number, .*given nan"),
+    "half a class": (lambda: Dataset(X, Y, classes=3.5), DataError, r"classes must be their number, given 3\.5"),
+    "hold out of an array": (lambda: nn.data.hold_out(X, 0.1), TypeError, "hold_out: .*given an array"),
     "no full batch": (lambda: fit(nn.Loader(DATA, 41, drop_last=True), 1), ValueError, "no batch in epoch 1.*drop_l"),
     # about training
     "network for a trainer": (lambda: nn.fit(network(), DATA, 1), TypeError, "fit takes a trainer first.*Network"),
@@ -101,6 +158,8 @@ WRONG = {
     "number for callbacks": (lambda: fit(DATA, 1, 3), TypeError, r"instances of nn\.Callback, given 3"),
     "epochs": (lambda: fit(DATA, 1.5), ValueError, r"fit: epochs must be a whole number, at least 0, given 1\.5"),
     "schedule": (lambda: fit(DATA, 1, schedule=0.1), TypeError, "schedule must be a function step -> rate"),
+    "progress": (lambda: fit(DATA, 1, progress=nn.Progress()), TypeError, "progress is what .*is it a callback"),
+    "schedule of a text": (lambda: fit(DATA, 1, schedule=lambda step: "0.1"), ValueError, r"schedule\(0\) .*'0\.1'"),
     "schedule of nothing": (
         lambda: fit(DATA, 1, schedule=lambda step: None), ValueError, r"schedule\(0\) must be a learning.*given None"
     ),
@@ -115,6 +174,9 @@ WRONG = {
     "targets of a list": (lambda: trainer().step(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
     "step of no parts": (lambda: trainer().step(X, Y, parts=0), ValueError, "parts must be .*at least 1, given 0"),
     "step of half a part": (lambda: trainer().step(X, Y, parts=1.5), ValueError, r"step: parts must be .*given 1\.5"),
+    "more targets": (lambda: trainer().step(X[:8], Y), ValueError, "step 0 of net: 8 samples but 40 targets"),
+    "text for a total": (lambda: trainer().step(X, Y, "40"), TypeError, "step: total is the number .*given '40'"),
+    "total of NaN": (lambda: trainer().step(X, Y, np.nan), ValueError, "40 samples in a batch of nan"),
     "one-hot": (lambda: trainer().step(X, np.eye(3)[Y]), TypeError, r"of one-hot rows these are y\.argmax\(axis=-1\)"),
     "missing axis": (lambda: trainer().predict(X[..., 0]), nn.ShapeError, r"x\[\.\.\., None\] adds the axis"),
     "scores": (lambda: trainer().evaluate(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
@@ -126,11 +188,27 @@ WRONG = {
         lambda: fit(DATA, 2, nn.RestoreBest(nn.Checkpoints("d"))), ValueError, "RestoreBest: .*no validation data"
     ),
     "share": (lambda: nn.data.load("digits", validation="0.1"), DataError, "a number of samples, given '0.1'"),
+    "steps to keep": (
+        lambda: nn.KeepCheckpoints(nn.Checkpoints("d"), steps="5"), ValueError, "steps must be a number .*given '5'"
+    ),
+    "no seed of a trainer": (
+        lambda: nn.Serial(network(), LOSS, RATE, None), ValueError, "seed must be .*not negative, given None"
+    ),
+    "seed below 0": (lambda: nn.Serial(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
+    "state of nothing": (lambda: trainer().load_state(None), ValueError, "a state is a dict of arrays.*given None"),
+    "state of a Trained": (lambda: trainer().load_state(trained()), ValueError, "a state is a dict .*given Trained"),
+    "state of lists": (
+        lambda: trainer().load_state({name: [1] for name in trainer().state()}), ValueError, r"an array, given \[1\]"
+    ),
     # about files
     "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Serial"),
     "load a network": (lambda: nn.load(network()), TypeError, r'a path, such as "digits\.npz", given Network'),
     "load a directory": (lambda: nn.load("."), IsADirectoryError, r"name the file in it, such as network\.npz"),
     "about": (lambda: nn.save(network(), trainer(), "a.npz", about=[1]), TypeError, r"must be a dict, given \[1\]"),
+    "lists to save": (
+        lambda: nn.save(network(), {"param/1.W": [1.0]}, "a.npz"), TypeError, r"arrays by name, .*\[1\.0\] by 'par"
+    ),
+    "number for a key": (lambda: nn.save(network(), {1: X[0, 0, 0]}, "a.npz"), TypeError, "arrays by name, .* by 1"),
     "export into": (lambda: nn.export_onnx(network(), trainer(), 3), TypeError, "file must be a path, .*given 3"),
     "about a model": (
         lambda: nn.export_onnx(network(), trainer(), "a.onnx", about=[1]), TypeError, "export_onnx: about must be a"
@@ -148,6 +226,10 @@ WRONG = {
     "initializer": (
         lambda: nn.Network(nn.Linear(3, 2, init="he"), (3,)), TypeError, r"\(3, 2\), come from a function .*given 'he'"
     ),
+    "number for a name": (lambda: nn.Network(nn.ReLU(), (3,), name=3), TypeError, "name must be a text, given 3"),
+    "size of a model": (lambda: nn.models.build("lenet5", 28, 10), TypeError, "lenet5.*in_shape is .*given 28"),
+    "model first": (lambda: nn.models.build((28, 28, 1), "lenet5", 10), TypeError, r"model is a text, .*given \(28"),
+    "no step": (lambda: nn.gradcheck(nn.ReLU(), np.ones((2, 3)), eps=0), ValueError, "eps must be above 0, .*given 0"),
     "dtype": (lambda: nn.Network(nn.ReLU(), (3,), "float16"), TypeError, "must be float32 or float64, given 'float16'"),
     "text for a size": (lambda: nn.Linear("3", 2), TypeError, "Linear: in_features must be a number, given '3'"),
     "shape for a size": (lambda: nn.Linear((8, 8), 2), TypeError, r"in_features must be a number, given \(8, 8\)"),
@@ -158,6 +240,8 @@ WRONG = {
     "text to ignore": (lambda: nn.NLLLoss(ignore_index="pad"), TypeError, "NLLLoss: ignore_index .*given 'pad'"),
     "text for delta": (lambda: nn.HuberLoss("1"), TypeError, "HuberLoss: delta must be a number, given '1'"),
     "text for hidden": (lambda: nn.MaskedCrossEntropyLoss("a"), TypeError, "hidden must be a number, given 'a'"),
+    "lr below 0": (lambda: nn.SGD(lr=np.float32(-1)), ValueError, r"SGD: lr must be in \[0, inf\), given -1\.0"),
+    "beta above 1": (lambda: nn.Adam(0.1, beta1=np.float32(1.5)), ValueError, r"beta1 must be in \[0, 1\), given 1\.5"),
     "text for lr": (lambda: nn.SGD(lr="0.1"), TypeError, "SGD: lr must be a number, given '0.1'"),
 }  # fmt: skip
 

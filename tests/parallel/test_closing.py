@@ -57,6 +57,9 @@ def test_nothing_refers_to_a_closed_trainer(comm):
             most = max(most, shared_memory())
             there = weakref.ref(trainer)
             trainer.close()
+            trainer.close()  # once is enough
+            with pytest.raises(RuntimeError, match="closed, and trains no more"):
+                trainer.step(*batch)
             communicator.release()
             del made, trainer, communicator
             assert there() is None, f"{case}: {gc.get_referrers(there())}"

@@ -92,7 +92,12 @@ def test_what_cannot_be_predicted_gets_a_sentence(run, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     text = nn.Network(nn.Sequential(nn.Embedding(256, 4), nn.Linear(4, 256)), (6,), name="text")
     nn.save(text, text.layout.zeros(np.float32), tmp_path / "text.npz")
+    image = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), (2, 2, 3), name="image")
+    wrong = ({"class_names": ["cat"]}, {"scale": "x"}, {"scale": [1, 2]}, {"shift": None}, {"white": [1, 2, 3]})
+    for number, about in enumerate(wrong):
+        nn.save(image, image.layout.zeros(np.float32), tmp_path / f"{number}.npz", about)
     for arguments, said in (
+        *(((tmp_path / f"{i}.npz", "x.png"), f"{next(iter(about))} must be ") for i, about in enumerate(wrong)),
         ((run, tmp_path / "text.png"), "text.png: no image that can be read"),
         ((run, tmp_path / "none.png"), "No such file"),
         ((tmp_path, "x.png"), "neither the directory of a run nor a file that nn.save wrote"),
@@ -102,6 +107,8 @@ def test_what_cannot_be_predicted_gets_a_sentence(run, tmp_path, capsys):
         assert predict(*arguments) == 1
         told = capsys.readouterr().err
         assert told.startswith("error: ") and said in told and told.count("\n") == 1, told
+    assert sample.main([str(run), "--length", "-1"]) == 1
+    assert "--length must be a number of bytes, not negative, given -1" in capsys.readouterr().err
     assert sample.main([str(run)]) == 1
     assert "for networks that tell the next byte" in capsys.readouterr().err
 
