@@ -138,11 +138,12 @@ def fit_gustafson(runs: Iterable[tuple[float, float]]) -> Law:
     so 1/T is linear in 1/p, and fitted by least squares of the relative error.
     """
     runs = _checked(runs)
-    a, b = _least_squares([(seconds, seconds / ranks) for ranks, seconds in runs])  # 1/T = a + b/p; e = b / (a + b)
-    rate = max(a, 0.0) + max(b, 0.0)
-    if a < 0 or b < 0:  # the best of those that are possible
-        rate = sum(seconds for _, seconds in runs) / sum(seconds**2 for _, seconds in runs)
-        a, b = (rate, 0.0) if b < 0 else (0.0, rate)
+    rows = [(seconds, seconds / ranks) for ranks, seconds in runs]  # 1/T = a + b/p; e = b / (a + b)
+    a, b = _least_squares(rows)
+    if a < 0:  # the best of those that are possible
+        a, b = _least_squares([(0.0, v) for _, v in rows])
+    if b < 0:
+        a, b = _least_squares([(u, 0.0) for u, _ in rows])
     serial = b / (a + b)
     found = Law("Gustafson", serial, 1 / (a + b), 0.0)
     return Law("Gustafson", serial, found.one, _error(runs, found.seconds))

@@ -65,6 +65,28 @@ def test_noise_does_not_make_impossible_laws():
     assert superlinear.serial == 0 and laws.serial_shares([(1, 8.0), (2, 3.0)])[0][1] < 0
 
 
+@pytest.mark.parametrize(
+    ("fit", "seconds", "serial"),
+    [
+        (laws.fit_amdahl, (1.0, 2.5, 6.0), 1.0),  # slower with every rank
+        (laws.fit_amdahl, (8.0, 3.0, 1.0), 0.0),  # more than twice as fast with twice the ranks
+        (laws.fit_gustafson, (1.0, 2.5, 6.0), 1.0),  # more than twice the time for twice the work
+        (laws.fit_gustafson, (1.0, 0.9, 0.8), 0.0),  # less time for more work
+    ],
+)
+def test_beyond_all_serial_shares_the_nearest_law_is_taken(fit, seconds, serial):
+    """Of those with that share, no other time of one rank is less off."""
+    runs = list(zip((1, 2, 4), seconds, strict=True))
+    law = fit(runs)
+    assert law.serial == serial
+
+    shape = [law.seconds(p) / law.one for p, _ in runs]
+    miss = lambda one: sum((one * s / t - 1) ** 2 for s, t in zip(shape, seconds, strict=True))
+    inverse = lambda one: sum((t / (one * s) - 1) ** 2 for s, t in zip(shape, seconds, strict=True))
+    best = miss if fit is laws.fit_amdahl else inverse  # Gustafson's is linear in 1/T
+    assert best(law.one) < min(best(0.99 * law.one), best(1.01 * law.one))
+
+
 def test_impossible_numbers_are_refused():
     for call, message in (
         (lambda: laws.amdahl(0, 0.5), "ranks: expected at least 1, given 0"),
