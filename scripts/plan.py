@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 
 from planning import (
+    COLOURS,
+    DIGITS,
     MOMENTS,
     add_job_options,
     in_node_memory,
@@ -26,12 +28,14 @@ from planning import (
     network_of,
     node_size,
     picture,
+    samples_of,
     whole,
 )
 
 from parallel.launch import blas
 
 SHOWN = 12
+DATA = {((8, 8, 1), 10): "digits", DIGITS: "mnist", COLOURS: "cifar10", ((32, 32, 3), 100): "cifar100"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -131,6 +135,9 @@ def plan(options) -> int:
     else:
         print("\n".join(reasons(best, found, limit, lambda p: trainable(p, options))))
         print(f"\n    {command(best, options)}")
+        if not data_of(options):
+            shape, classes = samples_of(options)
+            print(f"\nadd --data, of samples of shape {shape} and {classes:,} classes")
     if options.draw:
         from parallel.planning.pictures import draw_bars
 
@@ -172,7 +179,7 @@ def command(best, options) -> str:
     from parallel.planning.choice import options_of
 
     train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
-    words = [f"{train} --model {options.model} --batch {options.batch} --ranks {best.ranks}"]
+    words = [f"{train} --model {options.model}{data_of(options)} --batch {options.batch} --ranks {best.ranks}"]
     chosen = options_of(best, None if options.profile else model_of(options))
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
@@ -180,8 +187,22 @@ def command(best, options) -> str:
     if options.dtype != "float32":
         words.append(f"--dtype {options.dtype}")
     if options.optimizer != "sgd":
-        words.append("--optimizer adam" if options.optimizer == "adam" else "--momentum 0.9")
+        words.append("--optimizer adam --lr 0.001" if options.optimizer == "adam" else "--momentum 0.9")
+    if options.node_memory != "auto" and best.strategy == "ddp" and best.ranks > 1:
+        words.append(f"--node-memory {options.node_memory}")
     return " ".join(words)
+
+
+def data_of(options) -> str:
+    """The words that name data of such samples; none where train.py has none."""
+    shape, classes = samples_of(options)
+    if name := DATA.get((shape, classes)):
+        return f" --data {name}"
+    if len(shape) == 1 and classes == 256:
+        return f" --data tinyshakespeare --length {shape[0]}"
+    if len(shape) == 3 and classes == 1000:
+        return f" --data synthetic:{'x'.join(map(str, shape))}"
+    return ""
 
 
 if __name__ == "__main__":

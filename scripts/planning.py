@@ -125,12 +125,17 @@ def in_node_memory(options) -> bool:
     return options.node_memory == "on"
 
 
+def samples_of(options) -> tuple[tuple[int, ...], int]:
+    """Shape of a sample, and the number of classes: what is given, or the network's usual ones."""
+    shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
+    return options.input or shape, options.classes or classes
+
+
 def model_of(options) -> nn.Network:  # noqa: F821
     """The network that is trained; nothing is allocated."""
     from nn.models import build
 
-    in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
-    found = build(options.model, options.input or in_shape, options.classes or classes)
+    found = build(options.model, *samples_of(options))
     found.mixed = getattr(options, "dtype", "float32") == "mixed"
     return found
 

@@ -122,9 +122,11 @@ def test_a_plan_from_a_profile(plan, profile, tmp_path, capsys):
 
 
 def test_memory_decides(plan, profile, capsys):
-    given = ["mlp:784,30,10", "--ranks", "8", "--network", "infiniband", "--profile", str(profile), "--batch", "64"]
+    given = ["mlp:7,30,10", "--ranks", "8", "--network", "infiniband", "--profile", str(profile), "--batch", "64"]
+    given += ["--input", "7"]
     assert plan.main([*given, "--memory", "1.6GB", "--optimizer", "adam", "--profile-batch", "8"]) == 0
     said = capsys.readouterr().out
+    assert "add --data, of samples of shape (7,) and 10 classes" in said
     assert "ddp does not fit: it would take 4" in said and "--strategy fsdp --optimizer adam" not in said
     assert plan.main([*given, "--memory", "1MB"]) == 1
     assert "nothing fits into 1 MB a rank: the least is " in capsys.readouterr().out
@@ -143,7 +145,7 @@ def test_a_plan_of_what_is_measured_here(plan, tmp_path, capsys, monkeypatch):
     assert plan.main(given) == 0
     said = capsys.readouterr().out
     assert "network: measured here, " in said
-    assert "python scripts/train.py --model mlp:784,30,10 --batch 32 --ranks 2 --strategy " in said
+    assert "python scripts/train.py --model mlp:784,30,10 --data mnist --batch 32 --ranks 2 --strategy " in said
     assert [layer.name for layer in read_profile(file)][1] == "1 Linear(784 30)"
 
 
@@ -179,6 +181,30 @@ def test_the_command_is_what_train_py_takes(plan):
         and "--strategy pipeline --pipeline pipedream:micro=4,replicas=3/1,cuts=3" in said
     )
     assert axes.arguments(parse(said.split()[2:]), 1)["replicas"] == list(found.replicas)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "words"),
+    [
+        ("mlp:64,9,10", ["--input", "8,8,1"], "--data digits"),
+        ("lenet5", ["--optimizer", "adam"], "--data mnist"),
+        ("vgg-small", ["--classes", "100"], "--data cifar100"),
+        ("vgg-small", ["--input", "16,8,3", "--classes", "1000"], "--data synthetic:16x8x3"),
+        ("transformer:32,2,1", ["--input", "16"], "--data tinyshakespeare --length 16"),
+    ],
+)
+def test_the_command_names_data_that_the_network_takes(plan, model, more, words):
+    """And not those of train.py's default, which have another shape; Adam has a rate of its own."""
+    options = plan.parser().parse_args([model, *more, "--ranks", "2", "--node-memory", "off"])
+    shape, classes = plan.samples_of(options)
+    job = Job([LayerProfile("", 1.0, 2.0, 10.0, 10.0)] * 2, 1, 64)
+    said = plan.command(predict(job, "ddp", Axes(2), NETWORKS["workstation"]), options)
+    assert f"{words} --batch" in said and said.count("--lr 0.001") == ("adam" in more)
+    given = parse(said.split()[2:])
+    assert given.node_memory == "off"
+    if words.startswith(("--data digits", "--data synthetic")):  # there without a file
+        data = nn.data.load(given.data, length=given.length)
+        assert (data.in_shape, data.classes) == (shape, classes)
 
 
 def test_what_makes_no_sense_is_one_message(plan, capsys):
