@@ -310,9 +310,10 @@ def network_here(options):
 
 def read(options, task: dict) -> dict:
     """What scaling.json has; nothing of another task."""
-    file, same = options.out / "scaling.json", {name: task[name] for name in ("model", "batch")}
+    file = options.out / "scaling.json"
+    same = json.loads(json.dumps({name: task[name] for name in ("model", "input", "classes", "batch", "lab")}))
     before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
-    if before["task"] != same:
+    if {**dict.fromkeys(same), **before["task"]} != same:  # nothing is said where nothing was given
         parser().error(f"{file} is of {before['task']}, given {same}: give another --out")
     return before
 

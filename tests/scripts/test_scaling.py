@@ -125,9 +125,11 @@ def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
     assert "Karp-Flatt 2: 20.0%, 4: 20.0%" in said and "more ranks than cores" in said
     assert "predictions are within 15% of what was measured" in said
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit):
-        scaling.main([*given, "--batch", "8"])
-    assert "given {'model': 'mlp:12,9,9,5', 'batch': 8}: give another --out" in capsys.readouterr().err
+    for other, told in ((["--batch", "8"], "'batch': 8, 'lab': None"), (["--lab", "100"], "'batch': 16, 'lab': 100")):
+        with pytest.raises(SystemExit):
+            scaling.main([*given, "--ranks", "2", *other])
+        words = f"given {{'model': 'mlp:12,9,9,5', 'input': [12], 'classes': 5, {told}}}: give another --out"
+        assert words in capsys.readouterr().err
 
 
 def test_a_row_that_is_far_off_says_of_what_it_is_made_and_whether_turns_agree(scaling):
