@@ -94,7 +94,10 @@ def main(argv: list[str] | None = None) -> int:
     else:
         if options.lab and (reason := why_no_lab(options)):
             parser().error(reason)
-        network = network_here(options)
+        try:
+            network = network_here(options)
+        except (ValueError, OSError, RuntimeError) as error:
+            parser().exit(1, f"scaling.py: error: {error}\n")
         for count in options.ranks:
             for name in strategies if count > 1 else strategies[:1]:
                 print(f"{name} on {count} rank{'s' * (count > 1)}", flush=True)
@@ -312,8 +315,12 @@ def read(options, task: dict) -> dict:
     """What scaling.json has; nothing of another task."""
     file = options.out / "scaling.json"
     same = json.loads(json.dumps({name: task[name] for name in ("model", "input", "classes", "batch", "lab")}))
-    before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
-    if {**dict.fromkeys(same), **before["task"]} != same:  # nothing is said where nothing was given
+    try:
+        before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
+        task_before = {**dict.fromkeys(same), **before["task"]}  # nothing is said where nothing was given
+    except (ValueError, LookupError, TypeError) as error:
+        parser().error(f"{file} is not what was written here ({error}): give another --out")
+    if task_before != same:
         parser().error(f"{file} is of {before['task']}, given {same}: give another --out")
     return before
 

@@ -155,6 +155,15 @@ def test_what_has_too_few_layers_is_left_out(scaling, tmp_path, capsys, monkeypa
     assert {p["strategy"] for p in json.loads((tmp_path / "scaling.json").read_text())["points"]} == {"ddp"}
 
 
+@pytest.mark.parametrize(("file", "status"), [("scaling.json", 2), ("network.json", 1)])
+def test_files_of_results_that_lie_are_named(scaling, tmp_path, capsys, file, status):
+    for text in ("", "[]", '{"task": 3}'):
+        (tmp_path / file).write_text(text)
+        with pytest.raises(SystemExit) as end:
+            scaling.main(["--out", str(tmp_path)])
+        assert end.value.code == status and f"error: {tmp_path / file}" in capsys.readouterr().err
+
+
 def test_ranks_that_fail_say_why(scaling):
     with pytest.raises(RuntimeError, match=r"(?s)ddp on 1 ranks: .*unknown model 'none'"):
         scaling.measured_on(1, TASK | {"strategy": "ddp", "model": "none", "lab": None})
