@@ -139,8 +139,8 @@ def inside(options) -> int:
 def environment() -> dict[str, str]:
     """What a user of a cluster has, and jobs inherit: nothing that tells MPI where to start ranks.
 
-    The command `module` loads nothing: this machine's MPI library is where programs are looked for. It is a file, as not
-    every shell passes functions on.
+    The command `module` loads nothing: this machine's MPI library is where programs are looked for. It is a file, as
+    not every shell passes functions on.
     """
     module = HOME / "bin" / "module"
     module.parent.mkdir()
