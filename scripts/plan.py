@@ -131,7 +131,8 @@ def plan(options) -> int:
     if not fitting:
         print(f"nothing fits into {nbytes(limit)} a rank: the least is {nbytes(min(p.memory for p in found))}")
     elif not best:
-        print(f"use {fitting[0].name}, the fastest that fits; train.py has not this mesh, and what it has does not fit")
+        name = fitting[0].name
+        print(f"use {name}, the fastest that fits; train.py does not take it, and what it takes does not fit")
     else:
         print("\n".join(reasons(best, found, limit, lambda p: trainable(p, options))))
         print(f"\n    {command(best, options)}")
@@ -154,11 +155,10 @@ def plan(options) -> int:
 
 def trainable(prediction, options) -> bool:
     """Whether train.py has it: asked of what its strategies say they can, its rules, and the network."""
-    from nn.losses import Loss
+    from parallel.command import factory, rules
     from parallel.command.parsing import parse
     from parallel.planning.pipelines import TIMED
     from parallel.strategies.capabilities import CAPABILITIES
-    from parallel.strategies.tensor import rewriting
 
     name = prediction.strategy.partition(":")[0]
     used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
@@ -167,8 +167,7 @@ def trainable(prediction, options) -> bool:
         return prediction.ranks == 1
     try:
         given = parse(command(prediction, options).split()[2:])
-        if "tensor" in used:
-            rewriting.share(model_of(options), Loss(), prediction.axes.tensor, given.tensor)
+        rules.check_strategy(given, prediction.ranks, model_of(options), factory.optimizer(given))
     except ValueError:
         return False
     return True

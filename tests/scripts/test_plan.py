@@ -181,6 +181,7 @@ def test_the_command_is_what_train_py_takes(plan):
         and "--strategy pipeline --pipeline pipedream:micro=4,replicas=3/1,cuts=3" in said
     )
     assert axes.arguments(parse(said.split()[2:]), 1)["replicas"] == list(found.replicas)
+    assert not plan.trainable(found, halved), "stages that are never flushed do not skip a step together"
 
 
 @pytest.mark.parametrize(
