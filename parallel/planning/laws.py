@@ -138,12 +138,11 @@ def fit_gustafson(runs: Iterable[tuple[float, float]]) -> Law:
     so 1/T is linear in 1/p, and fitted by least squares of the relative error.
     """
     runs = _checked(runs)
-    rows = [(seconds, seconds / ranks) for ranks, seconds in runs]  # 1/T = a + b/p; e = b / (a + b)
-    a, b = _least_squares(rows)
-    if a < 0:  # the best of those that are possible
-        a, b = _least_squares([(0.0, v) for _, v in rows])
-    if b < 0:
-        a, b = _least_squares([(u, 0.0) for u, _ in rows])
+    a, b = _least_squares([(seconds, seconds / ranks) for ranks, seconds in runs])  # 1/T = a + b/p; e = b / (a + b)
+    if min(a, b) < 0:  # the best of those that are possible
+        times = [(ranks if a < 0 else 1.0) / seconds for ranks, seconds in runs]
+        rate = sum(each**2 for each in times) / sum(times)
+        a, b = (0.0, rate) if a < 0 else (rate, 0.0)
     serial = b / (a + b)
     found = Law("Gustafson", serial, 1 / (a + b), 0.0)
     return Law("Gustafson", serial, found.one, _error(runs, found.seconds))

@@ -424,7 +424,8 @@ def draw(points: list[dict], title: str):
             fill = "none" if p["crowded"] else colour
             axes[mode].plot(p["ranks"], share(p, "seconds"), marker, color=colour, mfc=fill, ms=6)
     for mode, ax in axes.items():
-        ax.set(xlabel="ranks", ylabel="efficiency, %", ylim=(0, 110), title=f"{mode} scaling")
+        top = max(110, 1.05 * ax.dataLim.y1)
+        ax.set(xlabel="ranks", ylabel="efficiency, %", ylim=(0, top), title=f"{mode} scaling")
         ax.set_xscale("log", base=2)
         ax.grid(alpha=0.25)
     axes["strong"].plot([], [], "--", color="grey", label="predicted")

@@ -132,6 +132,13 @@ def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
         assert words in capsys.readouterr().err
 
 
+def test_what_is_faster_than_its_share_is_in_the_picture(scaling):
+    points = [scaling.predicted(point, TASK, NETWORKS["workstation"]) for point in points_of([1, 2])]
+    quick = [point | {"seconds": point["seconds"] / point["ranks"] ** 3} for point in points]
+    for axes in scaling.draw(quick, "quick").axes:
+        assert max(max(line.get_ydata(), default=0) for line in axes.lines) <= axes.get_ylim()[1] > 200
+
+
 def test_a_row_that_is_far_off_says_of_what_it_is_made_and_whether_turns_agree(scaling):
     point = {"apart": 0.14, "least": -0.5, "most": 0.5, "crowded": False, "predicted": 2.0}
     point["parts"] = {"computation": 1.5, "push": 0.49, "pull": 0.01}
