@@ -48,10 +48,14 @@ def main(argv=None) -> int:
         return run(options)
     if options.verb == "inside":
         return inside(options)
-    if not (STATE / f"{options.host}.pid").exists():
-        raise SystemExit(f"netlab: no host {options.host} here: crash and cut work within a lab, on its head")
+    if not (pid := STATE / f"{options.host}.pid").exists():
+        raise SystemExit(
+            f"netlab: no host {options.host} here, or it has crashed: crash and cut work within a lab, on its head"
+        )
     if options.verb == "crash":
-        os.kill(int((STATE / f"{options.host}.pid").read_text()), signal.SIGKILL)
+        number = int(pid.read_text())
+        pid.unlink()  # another process may get the number
+        os.kill(number, signal.SIGKILL)
     else:
         shell(f"ip link set port{options.host[1:]} down")
     return 0

@@ -19,20 +19,23 @@ from pathlib import Path
 
 from door import module, run
 from planning import (
+    COLOURS,
+    DIGITS,
     MOMENTS,
     add_job_options,
-    data_of,
     in_node_memory,
     measured_network,
     model_of,
     network_of,
     node_size,
     picture,
+    samples_of,
     whole,
 )
 
 blas = module("parallel.launch.blas")
 SHOWN = 12
+DATA = {((8, 8, 1), 10): "digits", DIGITS: "mnist", COLOURS: "cifar10", ((32, 32, 3), 100): "cifar100"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,10 +131,14 @@ def plan(options) -> int:
     if not fitting:
         print(f"nothing fits into {nbytes(limit)} a rank: the least is {nbytes(min(p.memory for p in found))}")
     elif not best:
-        print(f"use {fitting[0].name}, the fastest that fits; train.py has not this mesh, and what it has does not fit")
+        name = fitting[0].name
+        print(f"use {name}, the fastest that fits; train.py does not take it, and what it takes does not fit")
     else:
         print("\n".join(reasons(best, found, limit, lambda p: trainable(p, options))))
         print(f"\n    {command(best, options)}")
+        if not data_of(options):
+            shape, classes = samples_of(options)
+            print(f"\nadd --data, of samples of shape {shape} and {classes:,} classes")
     if options.draw:
         from parallel.planning.pictures import draw_bars
 
@@ -148,11 +155,10 @@ def plan(options) -> int:
 
 def trainable(prediction, options) -> bool:
     """Whether train.py has it: asked of what its strategies say they can, its rules, and the network."""
-    from nn.losses import Loss
+    from parallel.command import factory, rules
     from parallel.command.parsing import parse
     from parallel.planning.pipelines import TIMED
     from parallel.strategies.capabilities import CAPABILITIES
-    from parallel.strategies.tensor import rewriting
 
     name = prediction.strategy.partition(":")[0]
     used = {axis for axis, size in prediction.axes._asdict().items() if size > 1}
@@ -161,8 +167,7 @@ def trainable(prediction, options) -> bool:
         return prediction.ranks == 1
     try:
         given = parse(command(prediction, options).split()[2:])
-        if "tensor" in used:
-            rewriting.share(model_of(options), Loss(), prediction.axes.tensor, given.tensor)
+        rules.check_strategy(given, prediction.ranks, model_of(options), factory.optimizer(given))
     except ValueError:
         return False
     return True
@@ -173,8 +178,7 @@ def command(best, options) -> str:
     from parallel.planning.choice import options_of
 
     train = os.environ.get("RINGPROP_COMMAND", "python scripts/train.py")
-    words = [f"{train} --model {options.model}", *filter(None, [data_of(options)])]
-    words.append(f"--batch {options.batch} --ranks {best.ranks}")
+    words = [f"{train} --model {options.model}{data_of(options)} --batch {options.batch} --ranks {best.ranks}"]
     chosen = options_of(best, None if options.profile else model_of(options))
     words += [f"--{name} {chosen[name]}" for name in ("strategy", "pipeline", "mesh") if name in chosen]
     if best.strategy == "ps" and options.servers > 1:
@@ -182,8 +186,22 @@ def command(best, options) -> str:
     if options.dtype != "float32":
         words.append(f"--dtype {options.dtype}")
     if options.optimizer != "sgd":
-        words.append("--optimizer adam" if options.optimizer == "adam" else "--momentum 0.9")
+        words.append("--optimizer adam --lr 0.001" if options.optimizer == "adam" else "--momentum 0.9")
+    if options.node_memory != "auto" and best.strategy == "ddp" and best.ranks > 1:
+        words.append(f"--node-memory {options.node_memory}")
     return " ".join(words)
+
+
+def data_of(options) -> str:
+    """The words that name data of such samples; none where train.py has none."""
+    shape, classes = samples_of(options)
+    if name := DATA.get((shape, classes)):
+        return f" --data {name}"
+    if len(shape) == 1 and classes == 256:
+        return f" --data stdlib --length {shape[0]}"
+    if len(shape) == 3 and classes == 1000:
+        return f" --data synthetic:{'x'.join(map(str, shape))}"
+    return ""
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ INPUTS = {
     "alexnet": ((227, 227, 3), 1000),
     "overfeat-fast": ((231, 231, 3), 1000),
 }
-# What train.py takes to have such samples; nothing where they are what it takes anyway.
-DATA = {((8, 8, 1), 10): "", DIGITS: "mnist", COLOURS: "cifar10", IMAGENET: "synthetic"}
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 MOST_RANKS = 1 << 24
 
@@ -128,19 +126,9 @@ def in_node_memory(options) -> bool:
 
 
 def samples_of(options) -> tuple[tuple[int, ...], int]:
-    """Shape of a sample, and number of classes."""
-    in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
-    return options.input or in_shape, options.classes or classes
-
-
-def data_of(options) -> str:
-    """Options of train.py for data that fit the network; FILE.npz where only a file of one's own does."""
-    (in_shape, classes), usual = samples_of(options), INPUTS.get(options.model.partition(":")[0])
-    if usual == SEQUENCE and len(in_shape) == 1 and classes == 256:
-        return "--data stdlib" + (f" --length {in_shape[0]}" if in_shape != SEQUENCE[0] else "")
-    other = f"synthetic:{'x'.join(map(str, in_shape))}" if len(in_shape) == 3 and classes == 1000 else "FILE.npz"
-    name = DATA.get((in_shape, classes), other)
-    return f"--data {name}" if name else ""
+    """Shape of a sample, and the number of classes: what is given, or the network's usual ones."""
+    shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)
+    return options.input or shape, options.classes or classes
 
 
 def model_of(options) -> nn.Network:  # noqa: F821

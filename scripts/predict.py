@@ -104,18 +104,21 @@ def job_of(options, network):
 def predict_all(options) -> int:
     """Predict, print, draw."""
     from parallel.planning.job import Axes
+    from parallel.planning.pipelines import TIMED
     from parallel.planning.predict import STRATEGIES, predict
     from parallel.planning.tables import Run, as_dict, nbytes, seconds, table
 
     network = network_of(options)
-    least = Axes.parse(options.mesh).ranks if options.mesh else 1
-    options.ranks = options.ranks or [least, 2 * least, 4 * least, 8 * least]
+    mesh = Axes.parse(options.mesh) if options.mesh else Axes()
+    options.ranks = options.ranks or [mesh.ranks * times for times in ((1, 2, 4, 8) if mesh.data == 1 else (1,))]
     job, limit = job_of(options, network), options.memory or float("inf")
     options.strategy = {"zero3": "fsdp"}.get(options.strategy, options.strategy)
     if options.strategy.partition(":")[0] not in (known := ("all", *STRATEGIES, *MESHES)):
         raise ValueError(f"--strategy {options.strategy}: expected one of {', '.join(known)}")
     if options.mesh and options.strategy in ("all", *MESHES):
         raise ValueError(f"--mesh {options.mesh} is for one --strategy other than {options.strategy}: name it")
+    if options.recompute and options.strategy not in (*TIMED, "hybrid"):
+        raise ValueError(f"--recompute is of pipelines: name one with --strategy, such as 1f1b, not {options.strategy}")
     title = f"{options.model} on {options.network}"
     one = seconds(predict(job, "ddp", Axes(), network).seconds)
     print(f"{title}: {nbytes(job.parameters)} of parameters, {options.batch:,} samples a step, one rank {one}")
@@ -126,7 +129,10 @@ def predict_all(options) -> int:
     if options.draw:
         from parallel.planning.pictures import draw_scaling
 
-        draw_scaling(curves, options.batch, title).savefig(options.draw)
+        fitting = {name: [s for s in of if s.prediction.memory <= limit] for name, of in curves.items()}
+        if not any(fitting.values()):
+            raise ValueError(f"--draw {options.draw}: nothing fits into {nbytes(limit)} a rank: give more --memory")
+        draw_scaling({name: of for name, of in fitting.items() if of}, options.batch, title).savefig(options.draw)
         print(f"\npicture in {options.draw}")
     if options.map:
         draw(options, job, network, limit, title)
@@ -151,7 +157,7 @@ def of_one(options, job, network) -> dict:
         if options.strategy in TIMED and pipeline == 1:  # as many stages as there can be
             most = min(count // fixed.tensor, len(job.layers) // CHUNKS.get(options.strategy, 1))
             pipeline = max((n for n in range(1, most + 1) if count // fixed.tensor % n == 0), default=1)
-        if count % (pipeline * fixed.tensor) or count % fixed.ranks:
+        if count % (pipeline * fixed.tensor) or (fixed.data > 1 and count != fixed.ranks):
             raise ValueError(f"--mesh {options.mesh} does not multiply to {count} ranks: change --ranks or --mesh")
         axes, strategy = Axes(count // (pipeline * fixed.tensor), pipeline, fixed.tensor), options.strategy
         if strategy == "tensor":
@@ -208,7 +214,7 @@ def draw(options, job, network, limit: float, title: str) -> None:
         [ranking(replace(job, batch=batch), count, *given, stale=False)[0] for count in options.ranks]
         for batch in batches
     ]
-    draw_map(options.ranks, batches, fastest, f"the fastest strategy: {title}").savefig(options.map)
+    draw_map(options.ranks, batches, fastest, f"the fastest strategy: {title}", limit).savefig(options.map)
     print(f"\nmap in {options.map}")
 
 

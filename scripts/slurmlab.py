@@ -139,11 +139,18 @@ def inside(options) -> int:
 def environment() -> dict[str, str]:
     """What a user of a cluster has, and jobs inherit: nothing that tells MPI where to start ranks.
 
-    The command `module` loads nothing: this machine's MPI library is where programs are looked for.
+    The command `module` loads nothing: this machine's MPI library is where programs are looked for. It is a file, as
+    not every shell passes functions on.
     """
-    mine = {name: value for name, value in os.environ.items() if not OF_HOSTS.match(name)}
+    module = HOME / "bin" / "module"
+    module.parent.mkdir()
+    module.write_text("#!/bin/sh\n")
+    module.chmod(0o755)
+    function = "BASH_FUNC_module%%"  # the machine's own
+    mine = {name: value for name, value in os.environ.items() if not OF_HOSTS.match(name) and name != function}
     # There are more ranks than cores, which neither Slurm nor the MPI library knows.
-    return mine | {"BASH_FUNC_module%%": "() { :\n}", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    path = f"{module.parent}{os.pathsep}{mine.get('PATH', os.defpath)}"
+    return mine | {"PATH": path, "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def daemon(*command):

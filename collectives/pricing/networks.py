@@ -279,7 +279,8 @@ class Network:
         A byte copied is read and written. What is short enough for the caches takes as much of a shorter time.
         """
         nbytes = self.copies[-1][0] if self.copies else 1.0
-        return min(1.0, 2 * nbytes * self.memory / self.copying(nbytes)) if self.memory else 0.0
+        seconds = self.copying(nbytes)
+        return min(1.0, 2 * nbytes * self.memory / seconds) if seconds else 0.0
 
     def with_ranks_per_node(self, ranks_per_node: int) -> "Network":
         """The same links with another number of ranks a node."""

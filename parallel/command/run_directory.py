@@ -35,7 +35,9 @@ def again(options: Options) -> str:
         return f"{program()} {resume} --ranks {options.ranks}"
     if size := launcher.size_from_environment():
         by_slurm = "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ
-        return f"{'srun' if by_slurm else 'mpirun'} -n {size} {program('-m mpi4py ')} {resume}"
+        kind = os.environ.get("SLURM_MPI_TYPE")  # what --mpi was; a shell's default may be another
+        start = f"srun{f' --mpi={kind}' if kind else ''}" if by_slurm else "mpirun"
+        return f"{start} -n {size} {program('-m mpi4py ')} {resume}"
     return f"{program()} {resume}"
 
 

@@ -14,7 +14,7 @@ def read_bytes(text: str) -> float:
     ValueError
         It is none, or not above 0.
     """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e\d+)?\s*([KMGT]?I?)B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e\+?\d+)?\s*([KMGT]?I?)B?", text.strip(), re.IGNORECASE)
     value = 0.0
     if match and match[3].upper() in UNITS:
         value = float(match[1] + (match[2] or "")) * UNITS[match[3].upper()]

@@ -87,8 +87,8 @@ class Supervisor:
         self.directory = directory_of(command)
         if self.directory is None:
             raise ValueError("the command names no directory to continue from: add --out DIR to its options")
-        if restarts < 0 or pause < 0:
-            raise ValueError(f"restarts and pause must not be negative, given {restarts} and {pause}")
+        if restarts < 0 or not 0 <= pause < math.inf:
+            raise ValueError(f"restarts and pause must be at least 0, and finite, given {restarts} and {pause}")
         self.command, self.restarts, self.pause, self.say, self.options = list(command), restarts, pause, say, options
         self.name = os.urandom(8).hex()
         self.process: subprocess.Popen | None = None

@@ -64,7 +64,7 @@ def reasons(
     if fitting[0] is not best:
         note = f" ({fitting[0].note})" if fitting[0].note else ""
         time = seconds(fitting[0].seconds)
-        lines.append(f"{fitting[0].name}{note} would take {time}, but train.py has not this mesh")
+        lines.append(f"{fitting[0].name}{note} would take {time}, but train.py does not take it")
     others = (p for p in fitting if p.strategy != best.strategy and p.seconds >= best.seconds)
     if next_ := next(filter(usable, others), None):
         gaps = {part: next_.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in {*next_.parts, *best.parts}}

@@ -139,10 +139,10 @@ def fit_gustafson(runs: Iterable[tuple[float, float]]) -> Law:
     """
     runs = _checked(runs)
     a, b = _least_squares([(seconds, seconds / ranks) for ranks, seconds in runs])  # 1/T = a + b/p; e = b / (a + b)
-    rate = max(a, 0.0) + max(b, 0.0)
-    if a < 0 or b < 0:  # the best of those that are possible
-        rate = sum(seconds for _, seconds in runs) / sum(seconds**2 for _, seconds in runs)
-        a, b = (rate, 0.0) if b < 0 else (0.0, rate)
+    if min(a, b) < 0:  # the best of those that are possible
+        times = [(ranks if a < 0 else 1.0) / seconds for ranks, seconds in runs]
+        rate = sum(each**2 for each in times) / sum(times)
+        a, b = (0.0, rate) if a < 0 else (rate, 0.0)
     serial = b / (a + b)
     found = Law("Gustafson", serial, 1 / (a + b), 0.0)
     return Law("Gustafson", serial, found.one, _error(runs, found.seconds))

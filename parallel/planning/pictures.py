@@ -13,6 +13,7 @@ from parallel.planning.tables import Scaled, nbytes, seconds
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#4d4d4d", "#999999", "#7a5195")
 DARK = ("#0072B2", "#009E73", "#D55E00")  # under white letters
 MARKERS = "osD^vP*X<>"
+NOTHING, PALE = "nothing fits", "#dddddd"
 FAMILIES = ("one rank", "ddp", "zero, fsdp", "dp, ps", "data x tensor", "pipeline", "pipeline x tensor")
 
 
@@ -56,8 +57,9 @@ def draw_scaling(curves: dict[str, Sequence[Scaled]], batch: int, title: str):
         middle.plot(ranks, [100 * s.strong for s in found], **style)
         right.plot(ranks, [100 * s.weak for s in found], **style)
     left.set(ylabel="seconds of a step", yscale="log", title=f"{batch:,} samples a step")
-    middle.set(ylabel="efficiency, %", ylim=(0, 105), title=f"strong: {batch:,} samples on all ranks")
-    right.set(ylabel="efficiency, %", ylim=(0, 105), title=f"weak: {batch:,} samples on each rank")
+    most = max([1.0, *(each for found in curves.values() for s in found for each in (s.strong, s.weak))])
+    middle.set(ylabel="efficiency, %", ylim=(0, 105 * most), title=f"strong: {batch:,} samples on all ranks")
+    right.set(ylabel="efficiency, %", ylim=(0, 105 * most), title=f"weak: {batch:,} samples on each rank")
     for axes in (left, middle, right):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("ranks")
@@ -96,12 +98,19 @@ def draw_bars(found: Sequence[Prediction], title: str, memory: float = float("in
     return axes.figure
 
 
-def draw_map(ranks: Sequence[int], batches: Sequence[int], fastest: Sequence[Sequence[Prediction]], title: str):
+def draw_map(
+    ranks: Sequence[int],
+    batches: Sequence[int],
+    fastest: Sequence[Sequence[Prediction]],
+    title: str,
+    memory: float = float("inf"),
+):
     """Which strategy is fastest: a field for each number of ranks (across) and of samples in a step (up).
 
     Parameters
     ----------
     fastest : [row of a batch][column of ranks]
+    memory : bytes that a rank has: what takes more is not drawn as a way to go
 
     Returns
     -------
@@ -110,17 +119,19 @@ def draw_map(ranks: Sequence[int], batches: Sequence[int], fastest: Sequence[Seq
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    there = {family(p) for row in fastest for p in row}
-    names = [name for name in FAMILIES if name in there]
-    colours = [COLOURS[FAMILIES.index(name)] for name in names]
-    fields = np.array([[names.index(family(p)) for p in row] for row in fastest])
+    kinds = [[family(p) if p.memory <= memory else NOTHING for p in row] for row in fastest]
+    looks = {**dict(zip(FAMILIES, COLOURS, strict=False)), NOTHING: PALE}
+    names = [name for name in looks if any(name in row for row in kinds)]
+    colours = [looks[name] for name in names]
+    fields = np.array([[names.index(name) for name in row] for row in kinds])
     (axes,) = new_axes(1, 2.6 + 0.72 * len(ranks), 2.4 + 0.5 * len(batches))
     axes.imshow(fields, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5, origin="lower", aspect="auto")
     for y, row in enumerate(fastest):
         for x, p in enumerate(row):
             mesh = "x".join(map(str, p.axes)) if p.axes[1:] != (1, 1) else ""
             ink = "white" if colours[fields[y, x]] in DARK else "black"
-            axes.annotate(f"{p.strategy}\n{mesh}".rstrip(), (x, y), ha="center", va="center", fontsize=7, color=ink)
+            text = f"{p.strategy}\n{mesh}".rstrip() if kinds[y][x] != NOTHING else ""
+            axes.annotate(text, (x, y), ha="center", va="center", fontsize=7, color=ink)
     axes.set_xticks(range(len(ranks)), [f"{n:,}" for n in ranks], rotation=45, fontsize=8)
     axes.set_yticks(range(len(batches)), [f"{n:,}" for n in batches], fontsize=8)
     axes.set(xlabel="ranks", ylabel="samples of a step, over all ranks")

@@ -49,7 +49,8 @@ def pipeline(
     for stage, rank in zip(stages, homes(schedule, len(stages)), strict=True):
         weights[rank] += stage.parameters
     group, largest = axes.group("data", job.node_memory), max(weights)
-    update = job.update * largest / job.parameters if job.parameters else 0.0
+    share = job.update / job.parameters if job.parameters else 0.0  # seconds a byte
+    update = share * largest
     parts = {
         "pipeline": timed.seconds,
         "update": update,
@@ -60,7 +61,7 @@ def pipeline(
     memory = max((2 + job.moments) * w + peak for w, peak in zip(weights, timed.peaks, strict=True))
     sent = max(timed.sent) / axes.tensor + 2 * group.sent(largest) + mine.sent / axes.pipeline
     name, note = f"{schedule}{':recompute' * recompute}", f"{m} micro-batch{'es' * (m > 1)}, by {timed.method}"
-    computing = mine.workers * one + axes.ranks * update
+    computing = mine.workers * one + axes.data * axes.tensor * share * sum(weights)
     return Prediction(name, axes, parts, computing, sent, memory, note, m, tuple(at[1:-1]))
 
 

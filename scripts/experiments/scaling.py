@@ -94,7 +94,10 @@ def main(argv: list[str] | None = None) -> int:
     else:
         if options.lab and (reason := why_no_lab(options)):
             parser().error(reason)
-        network = network_here(options)
+        try:
+            network = network_here(options)
+        except (ValueError, OSError, RuntimeError) as error:
+            parser().exit(1, f"scaling.py: error: {error}\n")
         for count in options.ranks:
             for name in strategies if count > 1 else strategies[:1]:
                 print(f"{name} on {count} rank{'s' * (count > 1)}", flush=True)
@@ -310,9 +313,14 @@ def network_here(options):
 
 def read(options, task: dict) -> dict:
     """What scaling.json has; nothing of another task."""
-    file, same = options.out / "scaling.json", {name: task[name] for name in ("model", "batch")}
-    before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
-    if before["task"] != same:
+    file = options.out / "scaling.json"
+    same = json.loads(json.dumps({name: task[name] for name in ("model", "input", "classes", "batch", "lab")}))
+    try:
+        before = json.loads(file.read_text()) if file.exists() else {"task": same, "points": []}
+        task_before = {**dict.fromkeys(same), **before["task"]}  # nothing is said where nothing was given
+    except (ValueError, LookupError, TypeError) as error:
+        parser().error(f"{file} is not what was written here ({error}): give another --out")
+    if task_before != same:
         parser().error(f"{file} is of {before['task']}, given {same}: give another --out")
     return before
 
@@ -416,7 +424,8 @@ def draw(points: list[dict], title: str):
             fill = "none" if p["crowded"] else colour
             axes[mode].plot(p["ranks"], share(p, "seconds"), marker, color=colour, mfc=fill, ms=6)
     for mode, ax in axes.items():
-        ax.set(xlabel="ranks", ylabel="efficiency, %", ylim=(0, 110), title=f"{mode} scaling")
+        top = max(110, 1.05 * ax.dataLim.y1)
+        ax.set(xlabel="ranks", ylabel="efficiency, %", ylim=(0, top), title=f"{mode} scaling")
         ax.set_xscale("log", base=2)
         ax.grid(alpha=0.25)
     axes["strong"].plot([], [], "--", color="grey", label="predicted")

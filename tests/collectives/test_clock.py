@@ -452,6 +452,7 @@ def test_ranks_of_a_node_share_its_memory():
     # The measured table is of all ranks at once, here two: their share of memory is in it.
     table = dataclasses.replace(in_memory(4, memory=1.25e-10), copies=((100, 1e-6), (1 << 24, (1 << 24) * 5e-10)))
     assert table.memory_share == pytest.approx(0.5)
+    assert dataclasses.replace(table, copies=((0, 0.0),)).memory_share == 0, "of copies that take no time"
     assert dataclasses.replace(HOCKNEY, memory=1e-9).copying(1000) == pytest.approx(2e-6)  # read and written
 
 

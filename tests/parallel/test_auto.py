@@ -93,7 +93,7 @@ def test_a_limit_is_for_the_plan_only():
     with pytest.raises(OptionError, match="--memory-limit has no effect with --strategy ddp"):
         parse(["--memory-limit", "1GB"])
     read = sizes.read_bytes
-    assert [read("16GiB"), read("2e9"), read("1.5 MB"), read("7")] == [2**34, 2e9, 1.5e6, 7]
+    assert [read("16GiB"), read("2e9"), read("2e+09"), read("1.5 MB"), read("7")] == [2**34, 2e9, 2e9, 1.5e6, 7]
     for text in "", "GB", "0", "-1", "1XB", "1e999":
         with pytest.raises(ValueError, match="expected a number of bytes above 0"):
             read(text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import resource
@@ -142,8 +143,9 @@ def test_commands(tmp_path):
     assert last_step(tmp_path) == -1 and next_command(["x"], tmp_path) == ["x"]
     with pytest.raises(ValueError, match="add --out DIR"):
         Supervisor(["x"])
-    with pytest.raises(ValueError, match="must not be negative"):
-        Supervisor(["x", "--out", "a"], restarts=-1)
+    for restarts, pause in ((-1, 1.0), (1, -1.0), (1, math.nan), (1, math.inf)):
+        with pytest.raises(ValueError, match=f"must be at least 0, and finite, given {restarts} and {pause}"):
+            Supervisor(["true", "--out", "x"], restarts, pause)
     for words, status, expected in (
         (["--help"], 0, "started again|start it again"),
         ([], 2, "give the command to run after --"),

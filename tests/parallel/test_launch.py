@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE
 
+from parallel.command import run_directory
+from parallel.command.options import Options
 from parallel.launch import launcher, processes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -277,6 +279,24 @@ def test_no_mpiexec_says_what_to_install(monkeypatch, tmp_path):
 def test_wrong_number_of_ranks():
     with pytest.raises(launcher.LaunchError, match="at least 1, given 0"):
         launcher.run(["-c", ""], 0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "start"),
+    [
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_MPI_TYPE": "pmix"}, "srun --mpi=pmix -n 4 "),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun -n 4 "),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"}, "mpirun -n 4 "),
+    ],
+)
+def test_a_run_is_continued_as_it_was_started(monkeypatch, environment, start):
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SLURM_MPI_TYPE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run_directory.again(Options(out="runs/a b")).startswith(start)
+    assert run_directory.again(Options(out="runs/a b")).endswith(" --resume 'runs/a b'")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The laws of speedup: their golden numbers, and fits that find what a run was made from."""
 
+import dataclasses
 import random
 from math import inf, nan
 
@@ -63,6 +64,25 @@ def test_noise_does_not_make_impossible_laws():
             assert law.name in str(law)
     superlinear = laws.fit_amdahl([(1, 8.0), (2, 3.0), (4, 1.0)])
     assert superlinear.serial == 0 and laws.serial_shares([(1, 8.0), (2, 3.0)])[0][1] < 0
+
+
+@pytest.mark.parametrize(
+    ("fit", "seconds", "serial"),
+    [
+        (laws.fit_amdahl, (1.0, 2.5, 6.0), 1.0),  # slower with every rank
+        (laws.fit_amdahl, (8.0, 3.0, 1.0), 0.0),  # more than twice as fast with twice the ranks
+        (laws.fit_gustafson, (1.0, 2.5, 6.0), 1.0),  # more than twice the time for twice the work
+        (laws.fit_gustafson, (1.0, 0.9, 0.8), 0.0),  # less time for more work
+    ],
+)
+def test_beyond_all_serial_shares_the_nearest_law_is_taken(fit, seconds, serial):
+    """Of those with that share, no other time of one rank is less off."""
+    runs = list(zip((1, 2, 4), seconds, strict=True))
+    law = fit(runs)
+    assert law.serial == serial
+    for one in (0.99 * law.one, 1.01 * law.one):
+        other = dataclasses.replace(law, one=one)
+        assert law.error < (sum((other.seconds(p) / t - 1) ** 2 for p, t in runs) / 3) ** 0.5
 
 
 def test_impossible_numbers_are_refused():

@@ -159,6 +159,15 @@ def test_pipelines_wait_a_share_of_the_time():
     assert predict(JOB, "zb-h1", Axes(pipeline=5), FREE, micro_batches=16).seconds < found.seconds
 
 
+def test_who_has_fewer_parameters_waits_for_the_largest_update():
+    """All parameters in the last of four stages: only its ranks update, and the others are idle meanwhile."""
+    layers = [LayerProfile("", 1.0, 2.0, 0.0, 1e6 * (i == 3), 1.0) for i in range(4)]
+    found = predict(Job(layers, 8, 8, update=12.0), "gpipe", Axes(1, 4), FREE, micro_batches=1)
+    assert found.seconds == pytest.approx(12 + 12) and found.computing == pytest.approx(12 + 12)
+    cut = predict(Job(layers, 8, 8, update=12.0), "gpipe", Axes(1, 4, 2), FREE, micro_batches=1)
+    assert cut.seconds == pytest.approx(6 + 6) and cut.computing == pytest.approx(12 + 12)
+
+
 def test_stages_are_cut_where_it_is_said():
     """The slowest stage sets the pace: of 10 equal layers 7, and of every micro-batch."""
     even, uneven = (predict(JOB, "gpipe", Axes(pipeline=2), FREE, micro_batches=16, cuts=cuts) for cuts in ([5], [7]))

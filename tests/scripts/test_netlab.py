@@ -117,10 +117,11 @@ def test_cables_have_their_rate_and_can_be_cut(tmp_path):
 @needs_a_lab
 def test_the_head_is_found_where_it_was_when_hosts_have_crashed():
     """With another hardware address hosts would look for it at the old one, for a minute."""
-    script = "ip -brief link show switch; for h in h1 h2 h3; do $0 $1 crash $h; done; ip -brief link show switch"
+    script = "ip -brief link show switch; for h in h1 h2 h3 h3; do $0 $1 crash $h; done; ip -brief link show switch"
     done = lab("run", "--hosts", 3, "--", "sh", "-c", script, sys.executable, NETLAB)
     before, after = done.stdout.splitlines()
     assert done.returncode == 0 and before.split()[2] == after.split()[2], done.stdout + done.stderr
+    assert "netlab: no host h3 here, or it has crashed" in done.stderr and "Traceback" not in done.stderr
 
 
 @needs_a_lab

@@ -85,6 +85,39 @@ def test_strategies_that_are_meshes(predict, capsys):
         assert " serial " in one and words in eight
 
 
+def test_a_picture_has_all_points_that_fit_and_no_others(predict, tmp_path, monkeypatch):
+    """Where ranks share the update, too, the weak efficiency is above 100%."""
+    from parallel.planning import pictures
+
+    drawn, draw = [], pictures.draw_scaling
+    monkeypatch.setattr(pictures, "draw_scaling", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    given = ["mlp:784,30,10", "--strategy", "ddp", "--ranks", "1,4,16", "--batch", "8"]
+    given += ["--draw", str(tmp_path / "of.svg")]
+    assert predict.main(given) == 0
+    for axes in drawn[0].axes[1:]:
+        assert max(axes.lines[0].get_ydata()) <= axes.get_ylim()[1]
+    assert max(drawn[0].axes[2].lines[0].get_ydata()) > 105
+    assert predict.main([*given, "--memory", "192kB"]) == 0
+    assert list(drawn[1].axes[0].lines[0].get_xdata()) == [4, 16]
+    with pytest.raises(SystemExit):
+        predict.main([*given, "--memory", "9kB"])
+    assert len(drawn) == 2
+
+
+def test_a_map_has_no_strategy_where_nothing_fits(predict, tmp_path, monkeypatch):
+    from parallel.planning import pictures
+
+    drawn, draw = [], pictures.draw_map
+    monkeypatch.setattr(pictures, "draw_map", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    given = ["mlp:784,30,10", "--ranks", "1,4", "--batch", "64", "--memory", "195kB"]
+    assert predict.main([*given, "--map", str(tmp_path / "map.svg")]) == 0
+    (axes,) = drawn[0].axes
+    texts = [text.get_text() for text in axes.texts[:-1]]
+    assert texts[0::2] == ["serial"] * 2 + [""] * 5, "one rank keeps a few samples only"
+    assert texts[1::2] == ["ddp\n1x1x4"] * 6 + [""], "and four do not keep 4,096"
+    assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "nothing fits"
+
+
 def test_the_map(predict, tmp_path, capsys):
     picture = tmp_path / "map.png"
     assert predict.main(["mlp:784,512,10", "--ranks", "1,8,64", "--map", str(picture), "--network", "gigabit"]) == 0
@@ -106,6 +139,8 @@ def test_what_makes_no_sense_is_one_message(predict, tmp_path, capsys):
         (["vgg16", "--mesh", "pipeline=2"], "is for one --strategy"),
         (["vgg16", "--strategy", "ddp", "--mesh", "pipeline=2"], "ddp has no stages"),
         (["vgg16", "--strategy", "1f1b", "--mesh", "pipeline=3", "--ranks", "4"], "does not multiply to 4 ranks"),
+        (["vgg16", "--strategy", "ddp", "--mesh", "data=2", "--ranks", "4"], "data=2 does not multiply to 4 ranks"),
+        (["vgg16", "--recompute"], "--recompute is of pipelines: name one with --strategy, such as 1f1b, not all"),
         (["vgg16", "--strategy", "ps", "--servers", "9", "--ranks", "4"], "9 servers leave no worker of 4 ranks"),
         (["vgg16", "--memory", "much"], "expected a number of bytes above 0, such as 16GiB, given 'much'"),
         (["vgg16", "--flops", "0"], "--flops: expected a number above 0, such as 115M or 2e9, given '0'"),

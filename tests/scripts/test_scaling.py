@@ -125,9 +125,18 @@ def test_what_is_told(scaling, tmp_path, capsys, monkeypatch):
     assert "Karp-Flatt 2: 20.0%, 4: 20.0%" in said and "more ranks than cores" in said
     assert "predictions are within 15% of what was measured" in said
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit):
-        scaling.main([*given, "--batch", "8"])
-    assert "given {'model': 'mlp:12,9,9,5', 'batch': 8}: give another --out" in capsys.readouterr().err
+    for other, told in ((["--batch", "8"], "'batch': 8, 'lab': None"), (["--lab", "100"], "'batch': 16, 'lab': 100")):
+        with pytest.raises(SystemExit):
+            scaling.main([*given, "--ranks", "2", *other])
+        words = f"given {{'model': 'mlp:12,9,9,5', 'input': [12], 'classes': 5, {told}}}: give another --out"
+        assert words in capsys.readouterr().err
+
+
+def test_what_is_faster_than_its_share_is_in_the_picture(scaling):
+    points = [scaling.predicted(point, TASK, NETWORKS["workstation"]) for point in points_of([1, 2])]
+    quick = [point | {"seconds": point["seconds"] / point["ranks"] ** 3} for point in points]
+    for axes in scaling.draw(quick, "quick").axes:
+        assert max(max(line.get_ydata(), default=0) for line in axes.lines) <= axes.get_ylim()[1] > 200
 
 
 def test_a_row_that_is_far_off_says_of_what_it_is_made_and_whether_turns_agree(scaling):
@@ -151,6 +160,15 @@ def test_what_has_too_few_layers_is_left_out(scaling, tmp_path, capsys, monkeypa
         "interleaved on 4 ranks\nleft out: mlp:12,9,9,5 has 5 layers, too few for 8 stages" in capsys.readouterr().out
     )
     assert {p["strategy"] for p in json.loads((tmp_path / "scaling.json").read_text())["points"]} == {"ddp"}
+
+
+@pytest.mark.parametrize(("file", "status"), [("scaling.json", 2), ("network.json", 1)])
+def test_files_of_results_that_lie_are_named(scaling, tmp_path, capsys, file, status):
+    for text in ("", "[]", '{"task": 3}'):
+        (tmp_path / file).write_text(text)
+        with pytest.raises(SystemExit) as end:
+            scaling.main(["--out", str(tmp_path)])
+        assert end.value.code == status and f"error: {tmp_path / file}" in capsys.readouterr().err
 
 
 def test_ranks_that_fail_say_why(scaling):

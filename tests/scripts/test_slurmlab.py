@@ -240,7 +240,7 @@ def test_the_exit_status_is_that_of_the_command():
         words = [sys.executable, SLURMLAB, "run", "--hosts", "1", "--cpus", "3", "--", *command]
         return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
 
-    done = lab("sh", "-c", "sinfo -h -o '%D %c %t'; exit 7")
+    done = lab("sh", "-c", "sinfo -h -o '%D %c %t'; srun bash -ec 'module load openmpi'; exit $((7 + $?))")
     assert (done.returncode, done.stdout) == (7, "1 3 idle\n"), done.stderr
     done = lab("no-such-program")
     assert done.returncode == 127 and "slurmlab: no-such-program: No such file" in done.stderr
