@@ -208,7 +208,7 @@ class PipelinePass(whole.Whole):
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The whole batch, in the schedule's micro-batches."""
-        self.check(x, y)
+        self.check(x)
         self.tell = trainer.exchange.part(micro)
         for stage in self.stages.values():
             stage.written, stage.finished = False, 0
@@ -245,15 +245,15 @@ class PipelinePass(whole.Whole):
             self.communicator.Allreduce(MPI.IN_PLACE, told)
         return float(told[0])
 
-    def check(self, x: np.ndarray, y: np.ndarray) -> None:
+    def check(self, x: np.ndarray) -> None:
         """Refuse on all ranks what one stage could not compute with, and what others would wait for.
 
         Raises
         ------
         RuntimeError
             A step has failed.
-        TypeError, ShapeError, ValueError
-            Samples and targets that are none.
+        TypeError, ShapeError
+            Samples that are none.
         """
         if self.broken:
             raise RuntimeError(
@@ -261,8 +261,6 @@ class PipelinePass(whole.Whole):
                 "their way: make a new trainer, and load the state of a checkpoint"
             )
         self.trainer.network.check_input(x)
-        if len(y) != len(x):
-            raise ValueError(f"{self.trainer.network.name}: {len(x)} samples, and targets of {len(y)}: each needs one")
 
     def version(self, stage: OwnStage, action: Action):
         """The parameters that an action computes with."""
