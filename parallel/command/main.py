@@ -5,6 +5,7 @@ What is heavy (NumPy, MPI) is imported only once the number of threads is set, a
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     set_threads(options.threads or max(1, launcher.cores() // here))
     try:
         if launcher.inside():
-            start_mpi(STARTING if options.elastic else options.watch)
+            start_mpi(STARTING if options.elastic else options.watch, bool(options.elastic))
             launcher.begun()
         else:
             signal.signal(signal.SIGTERM, terminated)
@@ -98,15 +99,19 @@ def main(argv: list[str] | None = None) -> int:
         return fail(error)
 
 
-def start_mpi(limit: float) -> None:
+def start_mpi(limit: float, survive: bool = False) -> None:
     """Start MPI, which waits for all ranks; after `limit` seconds (0: never) this rank ends, and so do all.
 
-    MPI starts with the interpreter held, so that no thread of Python could look after it.
+    MPI starts with the interpreter held, so that no thread of Python could look after it. Where ranks are to survive
+    others they also meet: one that dies before may be missing in a way of which MPI never tells the others.
     """
     if limit:
         faulthandler.dump_traceback_later(limit, exit=True)
-    import mpi4py.MPI  # noqa: F401 - before all that takes long to load: who waits for this rank waits no more in MPI
+    from mpi4py import MPI  # before all that takes long to load: who waits for this rank waits no more in MPI
 
+    if survive and not launcher.why_all_end():
+        with contextlib.suppress(MPI.Exception):  # a death of which MPI tells is one that ranks survive
+            MPI.COMM_WORLD.Agree(1)
     faulthandler.cancel_dump_traceback_later()  # what follows may take as long as a busy machine needs to load it
     from collectives import check_world, install_excepthooks
 

@@ -41,6 +41,7 @@ HUNG = 86  # of one whose ranks have waited for each other too long, and said fo
 LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died: how they ended is not known
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
 LOOK = 5.0  # seconds between two looks whether there are ranks
+SOON = 2.0  # until all of those that are to survive others have started MPI
 AWAY = 10.0  # seconds without a look, in which this process itself was stopped, or its machine
 # The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -152,7 +153,7 @@ def joins() -> bool:
 
 
 def begun() -> None:
-    """A rank of such a job: MPI has started, and from now on this one's death ends nobody else."""
+    """A rank of such a job: MPI has started on all, and from now on a death ends nobody else."""
     if path := os.environ.get(ENDED):
         Path(path).with_name(BEGUN).touch()
 
@@ -254,6 +255,7 @@ class Job:
             for name in _MEMORY_FILES:
                 environment.setdefault(name, str(self._directory))
         self._ended, self._ended_at = None, math.inf
+        self._there: set[str] = set()  # the ranks at the last look, until all have begun
         if survive:
             self._told = Path(tempfile.mkdtemp(prefix="ringprop.", dir=self._directory))
             self._ended = self._told / "ended"
@@ -298,12 +300,19 @@ class Job:
     def _end_without_ranks(self) -> None:
         """End an mpiexec that stays though its ranks have gone, or stand still. Where processes cannot be seen, not."""
         now = time.monotonic()
-        if now < self._looked + LOOK:
+        starts = self._ended and not self._told.joinpath(BEGUN).exists()
+        if now < self._looked + (SOON if starts else LOOK):
             return
         if now > self._looked + AWAY:  # this process stood still, and perhaps the ranks with it
             self._ranks_at = self._runs_at = now
         self._looked = now
         ranks = processes.find(self.name, only_ranks=True)
+        if starts:
+            before, self._there = self._there, processes.numbers(ranks)
+            if 0 < len(self._there) < self.ranks and self._there == before:  # one has died, and MPI tells nobody
+                processes.kill(self.name)
+                self._mpiexec.wait()
+                return
         if not (self._silent and ranks and all(map(processes.stopped, ranks))):
             self._runs_at = now
         elif now > self._runs_at + self._silent:

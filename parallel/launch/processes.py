@@ -47,6 +47,16 @@ def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
     return found
 
 
+def numbers(ranks: Iterable[int]) -> set[str]:
+    """The numbers in MPI's world of processes of a job, as their launcher has told them."""
+    found = set()
+    for pid in ranks:
+        with contextlib.suppress(OSError):  # gone
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            found |= {value.partition("=")[2] for value in environment if value.startswith(RANK)}
+    return found
+
+
 def stopped(pid: int) -> bool:
     """Whether a process stands still (SIGSTOP)."""
     try:

@@ -102,11 +102,20 @@ def test_an_mpiexec_that_dies_or_hangs_when_its_ranks_have_ended_is_told(monkeyp
 def test_ranks_that_are_all_stopped_are_killed(monkeypatch):
     """One dies, and the other one, which would have been told of it, stands still."""
     monkeypatch.setattr(launcher, "LOOK", 0.1)
-    code = RANK + "import os, signal; comm.Barrier(); os.kill(os.getpid(), [signal.SIGSTOP, signal.SIGKILL][rank])"
+    code = RANK + "import os, signal; from parallel.launch.launcher import begun; begun(); comm.Barrier()\n"
+    code += "os.kill(os.getpid(), [signal.SIGSTOP, signal.SIGKILL][rank])"
     lines, how = [], {"timeout": PATIENCE, "survive": True, "silent": 1.0}
     assert launcher.run(["-c", code], 2, stdout=lines.append, **how) not in (0, launcher.TIMED_OUT)
     said = [line for line in lines if line.startswith("launch:")]
     assert len(said) == 1 and re.match(r"launch: all ranks that are left have been stopped for \d+ s: killed", said[0])
+
+
+@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+def test_a_death_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatch):
+    """In MPI_Init the others would wait for it without end."""
+    monkeypatch.setattr(launcher, "SOON", 0.5)
+    code = "import os, time; os.environ['OMPI_COMM_WORLD_RANK'] == '1' and os.kill(os.getpid(), 9); time.sleep(1000)"
+    assert launcher.run(["-c", code], 2, stdout=[].append, timeout=PATIENCE, survive=True) == launcher.NOT_BEGUN
 
 
 def test_an_mpiexec_with_ranks_is_left_alone():
