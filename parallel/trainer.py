@@ -71,14 +71,12 @@ class Trainer(Serial):
         name: str = "Trainer",
     ):
         check_parts(network, loss, optimizer, seed)
-        self.mesh, self.pass_, self.exchange, self.name = mesh, pass_, exchange, name
+        self.mesh, self.pass_, self.exchange, self.name, self.closed = mesh, pass_, exchange, name, False
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
         if network.mixed and exchange.apart:
             raise ValueError(f"{name}: ranks that train apart do not skip a step together: build it without mixed")
         super().__init__(network, loss, optimizer, seed)
-
-    closed = False
 
     def hold(self, network):
         return self.pass_.hold(network, self.mesh)

@@ -42,7 +42,7 @@ LOST = 125  # of one whose mpiexec itself died or hung, or whose ranks all died:
 NO_RANKS = 30.0  # seconds that mpiexec may stay without a rank: it takes a moment
 LOOK = 5.0  # seconds between two looks whether there are ranks
 SOON = 2.0  # until all of those that are to survive others have started MPI
-AWAY = 10.0  # seconds without a look, in which this process itself was stopped, or its machine
+AWAY = 10.0  # seconds without one, in which this process itself was stopped, or its machine
 # The number of ranks as the launchers tell it: Open MPI, MPICH and Intel MPI, Cray, Slurm.
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -310,9 +310,7 @@ class Job:
         if starts:
             before, self._there = self._there, processes.numbers(ranks)
             if 0 < len(self._there) < self.ranks and self._there == before:  # one has died, and MPI tells nobody
-                processes.kill(self.name)
-                self._mpiexec.wait()
-                return
+                processes.send(ranks, signal.SIGKILL)
         if not (self._silent and ranks and all(map(processes.stopped, ranks))):
             self._runs_at = now
         elif now > self._runs_at + self._silent:

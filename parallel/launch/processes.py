@@ -37,24 +37,24 @@ def find(job: str, only_ranks: bool = False, variable: str = JOB) -> list[int]:
     Those that have its name in the environment, as the value of `variable`.
     """
     found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            environment = entry.read_bytes().decode(errors="replace").split("\0")  # of a zombie: empty
-        except OSError:  # gone, or another user's
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):
+        environment = environment_of(entry.name)
         if f"{variable}={job}" in environment and (not only_ranks or any(v.startswith(RANK) for v in environment)):
-            found.append(int(entry.parent.name))
+            found.append(int(entry.name))
     return found
 
 
 def numbers(ranks: Iterable[int]) -> set[str]:
     """The numbers in MPI's world of processes of a job, as their launcher has told them."""
-    found = set()
-    for pid in ranks:
-        with contextlib.suppress(OSError):  # gone
-            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-            found |= {value.partition("=")[2] for value in environment if value.startswith(RANK)}
-    return found
+    return {v.partition("=")[2] for pid in ranks for v in environment_of(pid) if v.startswith(RANK)}
+
+
+def environment_of(pid: int | str) -> list[str]:
+    """What a process was started with, NAME=VALUE; nothing of one that is gone, a zombie, or another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def stopped(pid: int) -> bool:

@@ -274,7 +274,8 @@ def section(name: str, task: str, answer: str) -> list[str]:
     imports, code = (
         [c for c in re.split(r"^# %%.*\n", part, flags=re.M)[1:] if ast.parse(c).body] for part in (text[:begin], here)
     )
-    last = next(i for i, cell in enumerate(code) if course.CHECK.search(cell))
+    mine = next(i for i, cell in enumerate(code) if answered in cell)
+    last = next(i for i, cell in enumerate(code) if i > mine and course.CHECK.search(cell))
     return [next(cell for cell in imports if "import checks\n" in cell), *code[: last + 1]]
 
 
@@ -358,11 +359,7 @@ def test_answers_that_are_nearly_right_are_told_why_and_drawn(checks, name, task
 )
 def test_answers_of_another_form_are_right_or_told_in_a_sentence(checks, name, task, answer, given, said):
     module, _ = checks
-    imports, *_ = section(name, task, answer)
-    text = next(path for path in NOTEBOOKS if path.name.startswith(name)).read_text()
-    gap = next(found for found in course.GAP.finditer(text) if found["task"].startswith(task))
-    answered = text[: gap.start()] + textwrap.indent(answer, gap["indent"]) + text[gap.end() :]
-    own, check = re.split(r"^# %%.*\n", answered[text.rindex("\n# %%", 0, gap.start()) + 1 :], flags=re.M)[1:3]
+    imports, *_, own, check = section(name, task, answer)
     names = given | {"__name__": "notebook"}
     with module.plt.rc_context(), threadpool_limits(), contextlib.redirect_stdout(io.StringIO()) as printed:
         for code in (imports, own):

@@ -166,15 +166,16 @@ def wait(done: Callable[[], bool], move: Callable[[], bool], limit: float, why: 
     ------
     TimeoutError
     """
-    quiet, clock = 0, Awake()
+    clock = Awake()
+    quiet, since = 0, clock.now()
     while not done():
         if move() or serve_others():
-            quiet, clock = 0, Awake()
+            quiet, since = 0, clock.now()
             continue
         quiet += 1
         if quiet < SPINS:
             os.sched_yield()
             continue
         time.sleep(NAP)
-        if clock.now() > limit:
+        if clock.now() - since > limit:
             raise TimeoutError(f"{why()}: nothing has come for {limit:g} s")
