@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # The rooms of each package, those to come too, from the ground up: a file imports its own room and those before it.
 FLOORS = {
     "nn": (
-        "keyed", "core", "initializers", "layers", "losses", "optim", "data", "training", "models", "files",
+        "keyed", "reading", "core", "initializers", "layers", "losses", "optim", "data", "training", "models", "files",
         "analysis",
     ),
     "collectives": (

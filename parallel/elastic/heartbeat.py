@@ -6,7 +6,8 @@ any other. A rank's own thread looks at its main thread, too: one that makes no 
 compared with what its steps took so far, is named with the line where it is, and killed. Time in which the thread
 itself stood still does not count.
 
-Files lie in the run's directory, as all ranks see it. Cost: four system calls a tick and other rank.
+Files lie in the run's directory, as all ranks see it. Others may be able to write there, so no file is believed: only a
+process that said by MPI that it is this member is killed. Cost: five system calls a tick and other rank.
 """
 
 from __future__ import annotations
@@ -16,20 +17,27 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from collectives.failures.awake import Awake
 from collectives.progress import Calls, outside, where
+from nn.reading import read_text
 from nn.training.checkpoints import write_atomically
 
 TICKS = 10  # in the time that a rank may be silent
+LONGEST = 400  # bytes of a file
 SLOWER = 10  # times the longest step so far: who takes that long is in a loop
 
 
 def born(pid: int | str) -> str:
     """When a process of this host was started, in the system's ticks: its number may be another's later."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def identity() -> str:
+    """Host, process and start of this process, as its file has them."""
+    return f"{socket.gethostname()} {os.getpid()} {born('self')}"
 
 
 class Stuck:
@@ -71,10 +79,23 @@ class Heartbeat:
         Or only say who it is.
     steps : callable () -> int
         What this rank has trained.
+    peers : mapping of int to str
+        Number of each member -> its `identity`, as it told all others by MPI. Files that say something else are
+        ignored.
     """
 
-    def __init__(self, directory: Path, number: int, silent: float, loop: float, kill: bool, steps: Callable[[], int]):
+    def __init__(
+        self,
+        directory: Path,
+        number: int,
+        silent: float,
+        loop: float,
+        kill: bool,
+        steps: Callable[[], int],
+        peers: Mapping[int, str],
+    ):
         self.directory, self.number, self.silent, self.kill, self.steps = directory, number, silent, kill, steps
+        self.peers = {str(peer): line for peer, line in peers.items()}
         self.stuck, self.main = Stuck(loop), threading.get_ident()
         self.clock = Awake(2 * silent / TICKS)
         self.seen: dict[str, tuple[int, float]] = {}  # who: when the file was touched, and when this was seen first
@@ -86,8 +107,7 @@ class Heartbeat:
         """This rank trains: from now on it must not be silent."""
         if self.silent:
             self.directory.mkdir(parents=True, exist_ok=True)
-            who = f"{socket.gethostname()} {os.getpid()} {born('self')}"
-            write_atomically(self.directory / str(self.number), who.encode())
+            write_atomically(self.directory / str(self.number), identity().encode())
             self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self.thread.start()
 
@@ -112,8 +132,10 @@ class Heartbeat:
     def _look_at(self, path: Path) -> None:
         """Whether another rank is silent."""
         try:
-            touched, told = path.stat().st_mtime_ns, path.read_text()
-        except FileNotFoundError:  # it has ended
+            touched, told = path.stat().st_mtime_ns, read_text(path, LONGEST)
+        except (OSError, ValueError):  # it has ended, or somebody else has put something there
+            return
+        if self.peers.get(path.name) != told:  # forged, or left by another run: it must not name a process to kill
             return
         now = self.clock.now()
         if self.seen.get(told, (None,))[0] != touched:

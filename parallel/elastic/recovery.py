@@ -21,7 +21,7 @@ from collectives import Communicator
 from collectives.failures.launch_check import HANGING, abort, rank_of_world
 from nn.training.keeping import Terminated, Termination
 from parallel.elastic import points
-from parallel.elastic.heartbeat import Heartbeat
+from parallel.elastic.heartbeat import Heartbeat, identity
 from parallel.elastic.ledger import Ledger, Place
 from parallel.elastic.membership import Membership, count
 from parallel.elastic.mirrors import Mirrors
@@ -67,6 +67,7 @@ class Survivor:
         self.noticed = 0.0
         self.termination = Termination()  # who was asked to end, and recovers first, still is
         self.heart: Heartbeat | None = None
+        self.identities: dict[int, str] = {}  # number of each member -> its process
         self.idle: list[int] = []  # ranks that are too many for the mesh
         self.tried = -1, 0  # the furthest step from which training has gone on; deaths since then
 
@@ -108,6 +109,7 @@ class Survivor:
             policy.loop,
             policy.silent == "kill",
             lambda: self.keeper.training.trainer.steps,
+            self.identities,
         )
         self.heart.start()
         if self.noticed:
@@ -121,6 +123,8 @@ class Survivor:
         """
         self.idle = list(range(ranks, self.members.root.size))
         with bounded(settings.get("watch", 0.0), "to make a communicator"):  # whose watchdog is not there yet
+            root = self.members.root
+            self.identities = dict(root.allgather((self.members.number, identity())))
             comm = self.members.work(ranks)
             return Communicator(comm, memory=False, **settings) if comm != MPI.COMM_NULL else None
 

@@ -100,7 +100,8 @@ def sweep() -> None:
     """Remove the directories of this user's jobs of which nothing runs: launcher and keeper were killed."""
     for path in MEMORY.glob(f"{DIRECTORY}*"):
         with contextlib.suppress(OSError):  # another user's, or just gone
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            # Anybody may put anything there: opening a FIFO would wait for ever.
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_NONBLOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(lock).st_uid == os.getuid() and not find(path.name.removeprefix(DIRECTORY)):

@@ -271,12 +271,12 @@ def test_who_waits_or_is_slow_is_in_no_loop():
 
 def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
     """Of a process that is there, one that has gone, and one of another host."""
-    heart, passed = Heartbeat(tmp_path, 0, 5, 0, True, lambda: 0), [0.0]
-    heart.clock = types.SimpleNamespace(now=lambda: passed[0])
     other = subprocess.Popen(["sleep", "1000"])
     host = socket.gethostname()
     try:
         files = {"1": f"{host} {other.pid} {born(other.pid)}", "2": f"{host} {other.pid} 0", "3": "elsewhere 1 1"}
+        heart, passed = Heartbeat(tmp_path, 0, 5, 0, True, lambda: 0, {int(k): v for k, v in files.items()}), [0.0]
+        heart.clock = types.SimpleNamespace(now=lambda: passed[0])
         for name, told in files.items():
             (tmp_path / name).write_text(told)
             os.utime(tmp_path / name, (0, 0))  # clocks of hosts may differ: what counts is whether it is touched again
@@ -417,9 +417,32 @@ def test_control_the_ledger_finds_what_is_wrong(tmp_path, part, said):
         ledger.check(0, 4, 8)
 
 
+def test_only_a_process_of_the_job_is_killed(tmp_path, capsys):
+    """Whoever may write into the directory names any process of the user; a FIFO there would hold the thread."""
+    victim, passed = subprocess.Popen(["sleep", "1000"]), [0.0]
+    try:
+        forged = f"{socket.gethostname()} {victim.pid} {born(victim.pid)}"
+        heart = Heartbeat(tmp_path, 0, 5, 0, True, lambda: 0, {0: "a 1 1", 1: "b 2 2", 2: forged})
+        heart.clock = types.SimpleNamespace(now=lambda: passed[0])
+        (tmp_path / "77").write_text(forged)
+        (tmp_path / "1").write_text(forged)  # in place of a member's own
+        os.mkfifo(tmp_path / "3")
+        for passed[0] in (0.0, 100.0, 200.0):
+            for path in tmp_path.iterdir():
+                heart._look_at(path)
+        assert victim.poll() is None and not capsys.readouterr().err
+        (tmp_path / "2").write_text(forged)  # control: this is a member's
+        for passed[0] in (300.0, 400.0):
+            heart._look_at(tmp_path / "2")
+        assert victim.wait(10) == -signal.SIGKILL and "rank 2" in capsys.readouterr().err
+    finally:
+        victim.kill()
+        victim.wait()
+
+
 def test_a_full_disk_is_named(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ledger, heart = Ledger(tmp_path / "ledger", 3), Heartbeat(tmp_path / "beats", 3, 9.0, 0, False, lambda: 0)
+    ledger, heart = Ledger(tmp_path / "ledger", 3), Heartbeat(tmp_path / "beats", 3, 9.0, 0, False, lambda: 0, {})
     ledger.begin(0, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))  # a file can grow no larger
     try:

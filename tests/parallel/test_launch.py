@@ -272,9 +272,11 @@ def test_directories_of_others_are_left_alone(tmp_path, monkeypatch):
     os.close(free)
     (tmp_path / f"{processes.DIRECTORY}link").symlink_to(held)
     (tmp_path / "foreign").mkdir()
+    os.mkfifo(tmp_path / f"{processes.DIRECTORY}fifo")  # opened as a file, it would hold every launcher of the host
     processes.sweep()
     os.close(lock)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "ringprop.held", "ringprop.link"]
+    left = ["foreign", "ringprop.fifo", "ringprop.held", "ringprop.link"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
     monkeypatch.setattr(processes.os, "getuid", lambda: -1)
     processes.sweep()
     assert held.exists()
