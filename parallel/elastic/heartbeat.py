@@ -4,7 +4,7 @@ While it trains, a thread of each rank touches a file of its own some times a se
 Whose file it finds untouched for too long is named; where it is on the same host it is killed, which is a death like
 any other. A rank's own thread looks at its main thread, too: one that makes no step and is in no call for very long,
 compared with what its steps took so far, is named with the line where it is, and killed. Time in which the thread
-itself stood still does not count.
+itself stood still does not count, nor does time in which its disk failed: the thread survives every OSError.
 
 Files lie in the run's directory, as all ranks see it. Others may be able to write there, so no file is believed: only a
 process that said by MPI that it is this member is killed. Cost: five system calls a tick and other rank.
@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from collectives.failures.awake import Awake
@@ -27,6 +28,7 @@ from nn.training.checkpoints import write_atomically
 
 TICKS = 10  # in the time that a rank may be silent
 LONGEST = 400  # bytes of a file
+SPEAKS = 1.0  # seconds that a rank may take to say why it kills itself
 SLOWER = 10  # times the longest step so far: who takes that long is in a loop
 
 
@@ -96,10 +98,11 @@ class Heartbeat:
     ):
         self.directory, self.number, self.silent, self.kill, self.steps = directory, number, silent, kill, steps
         self.peers = {str(peer): line for peer, line in peers.items()}
+        self.identity = identity().encode()
         self.stuck, self.main = Stuck(loop), threading.get_ident()
         self.clock = Awake(2 * silent / TICKS)
-        self.seen: dict[str, tuple[int, float]] = {}  # who: when the file was touched, and when this was seen first
-        self.said: set[str] = set()
+        self.seen: dict[str, tuple[str, int, float]] = {}  # rank -> its file, when it was touched, when that was seen
+        self.said: set[str] = set()  # ranks that were named
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -107,7 +110,7 @@ class Heartbeat:
         """This rank trains: from now on it must not be silent."""
         if self.silent:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.directory / str(self.number), identity().encode())
+            write_atomically(self.directory / str(self.number), self.identity)
             self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self.thread.start()
 
@@ -115,50 +118,69 @@ class Heartbeat:
         """This rank trains no more, or begins anew."""
         self.ended.set()
         if self.thread:
-            self.thread.join()
-            (self.directory / str(self.number)).unlink(missing_ok=True)
+            self.thread.join(self.silent)  # its disk may hang
+            with suppress(OSError):
+                (self.directory / str(self.number)).unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self.ended.wait(self.silent / TICKS):
-            try:
-                os.utime(self.directory / str(self.number))
-            except FileNotFoundError:  # another one took this rank for a dead one's
-                return
             self._look_at_main()
-            for path in self.directory.glob("[0-9]*"):
+            try:
+                self._touch()
+                paths = sorted(self.directory.glob("[0-9]*"))
+            except OSError:  # a network disk fails: the files of all ranks stay untouched meanwhile
+                self.seen.clear()
+                continue
+            for path in paths:
                 if path.name != str(self.number):
                     self._look_at(path)
 
-    def _look_at(self, path: Path) -> None:
-        """Whether another rank is silent."""
+    def _touch(self) -> None:
+        """Touch this rank's file; write it again where another rank took this one for dead."""
+        own = self.directory / str(self.number)
         try:
-            touched, told = path.stat().st_mtime_ns, read_text(path, LONGEST)
-        except (OSError, ValueError):  # it has ended, or somebody else has put something there
+            os.utime(own)
+        except FileNotFoundError:
+            if self.directory.is_dir():  # else all have ended
+                write_atomically(own, self.identity)
+
+    def _look_at(self, path: Path) -> None:
+        """Kill another rank if it is silent; only name it where it is on another host, or to be waited for."""
+        name = path.name
+        try:
+            touched, line = path.stat().st_mtime_ns, read_text(path, LONGEST)
+        except (OSError, ValueError):  # it has ended, its disk fails, or somebody else has put something there
+            self.seen.pop(name, None)
             return
-        if self.peers.get(path.name) != told:  # forged, or left by another run: it must not name a process to kill
+        if self.peers.get(name) != line:  # forged, or left by another run: it must not name a process to kill
             return
         now = self.clock.now()
-        if self.seen.get(told, (None,))[0] != touched:
-            self.seen[told] = touched, now
-            self.said.discard(told)
-        silent = now - self.seen[told][1]
+        if self.seen.get(name, ())[:2] != (line, touched):
+            self.seen[name] = line, touched, now
+            self.said.discard(name)
+        silent = now - self.seen[name][2]
         if silent < self.silent:
             return
-        host, pid, start = told.split()
+        host, pid, start = line.split()
         here = host == socket.gethostname()
+        kills = self.kill and here
         try:
             if here and born(pid) != start:
-                raise FileNotFoundError
-        except FileNotFoundError:  # it has died: MPI tells of that
-            path.unlink(missing_ok=True)
+                raise ProcessLookupError
+            if kills:  # before anything is said: stderr may be a pipe that nobody reads
+                os.kill(int(pid), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):  # it has died, or another rank has killed it: MPI tells of that
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
             return
-        kills = self.kill and here
-        if told not in self.said:
-            self.said.add(told)
+        except OSError as error:
+            kills, why = False, f" (it cannot be killed: {error.strerror})"
+        else:
+            why = ""
+        if name not in self.said:
+            self.said.add(name)
             done = "killed" if kills else "waited for"
-            say(f"heartbeat: rank {path.name} (process {pid} on {host}) has been silent for {silent:.1f} s: {done}")
-        if kills:
-            os.kill(int(pid), signal.SIGKILL)
+            say(f"heartbeat: rank {name} (process {pid} on {host}) has been silent for {silent:.1f} s: {done}{why}")
 
     def _look_at_main(self) -> None:
         """Whether this rank's main thread is in an endless loop."""
@@ -170,12 +192,18 @@ class Heartbeat:
             self.said.add("loop")
             place, seconds = where(outside(sys._current_frames().get(self.main))), self.clock.now() - self.stuck.since
             done = "killed" if self.kill else "waited for"
-            say(f"heartbeat: rank {self.number} has computed for {seconds:.1f} s at {place}, and made no step: {done}")
+            line = (
+                f"heartbeat: rank {self.number} has computed for {seconds:.1f} s at {place}, and made no step: {done}"
+            )
+            speaker = threading.Thread(target=say, args=(line,), daemon=True)
+            speaker.start()
+            speaker.join(SPEAKS)
         if self.kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def say(line: str) -> None:
-    """Whole lines, so that those of several ranks do not mix."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    """Write a whole line, so that lines of several ranks do not mix; nothing where nobody listens any more."""
+    with suppress(OSError, ValueError):  # ValueError: stderr is closed
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

@@ -1,5 +1,6 @@
 """Ranks are killed at every moment of a run, and it ends as if nothing had been: the same bits, each sample once."""
 
+import errno
 import io
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import types
 from functools import partial
 
@@ -267,6 +269,65 @@ def test_who_waits_or_is_slow_is_in_no_loop():
     assert not stuck.look(108, 2, False) and not stuck.look(187, 2, False) and stuck.look(189, 2, False), "a slow one"
     forever = Stuck(0)
     assert not forever.look(0, 1, False) and not forever.look(1e9, 1, False)
+
+
+def test_a_heartbeat_survives_failing_disks_and_other_killers(tmp_path, monkeypatch, nothing_left):
+    """The thread goes on whatever a file, stderr or a process does, and kills before it says so."""
+
+    class NobodyReads:
+        def write(self, text):
+            stopped.wait(PATIENCE)
+            said.append((text, stopped.returncode))
+            raise OSError(errno.EIO, "nobody reads")
+
+        def flush(self):
+            pass
+
+    said, failing, kill = [], [], os.kill
+    utime = os.utime
+
+    def failing_utime(path):
+        failing.append(path)
+        if len(failing) < 4:
+            raise OSError((errno.ESTALE, errno.EIO, errno.EACCES)[len(failing) - 1], "the disk fails")
+        utime(path)
+
+    def killed_by_another_rank_first(pid, number):
+        kill(pid, number)
+        raise ProcessLookupError
+
+    def wait(until):
+        while not until():
+            assert heart.thread.is_alive()
+            stopped.poll()
+            time.sleep(0.01)
+
+    beats = tmp_path / "beats"
+    beats.mkdir()
+    (beats / "1").mkdir()  # reading it is an OSError
+    (beats / "2").write_text("half")
+    (beats / "3").write_bytes(b"\xff\xfe")
+    others = {number: subprocess.Popen(["sleep", "1000"]) for number in (4, 5)}
+    stopped, another = others.values()
+    peers = {number: f"{socket.gethostname()} {other.pid} {born(other.pid)}" for number, other in others.items()}
+    heart = Heartbeat(beats, 0, 0.2, 0, True, lambda: 0, peers)
+    monkeypatch.setattr(sys, "stderr", NobodyReads())
+    monkeypatch.setattr(os, "utime", failing_utime)
+    heart.start()
+    try:
+        (beats / "4").write_text(peers[4])
+        wait(lambda: said and not (beats / "4").exists())
+        assert [status for _, status in said] == [-signal.SIGKILL], "it speaks afterwards"
+        monkeypatch.setattr(os, "kill", killed_by_another_rank_first)
+        (beats / "5").write_text(peers[5])
+        assert another.wait(PATIENCE) == -signal.SIGKILL
+        (beats / "0").unlink()  # another rank took this one for dead
+        wait(lambda: (beats / "0").exists())
+    finally:
+        heart.stop()
+        for other in others.values():
+            other.kill()
+            other.wait()
 
 
 def test_a_silent_rank_may_be_waited_for(tmp_path, capsys):
