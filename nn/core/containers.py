@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nn.core.layer import Layer, ShapeError, check_layers, child_specs
+from nn.core.layer import Layer, ShapeError, as_pair, check_layers, child_specs
 from nn.core.run import MicroBatch
 
 
@@ -56,16 +56,18 @@ class Residual(Layer):
             child.first = run.first
 
     def forward(self, p, x, run):
-        y, kept = _forward(self.body, p[0], x, run.children[0])
-        other, kept_shortcut = (x, None) if not self.shortcut else _forward(self.shortcut, p[1], x, run.children[1])
+        y, kept = forward_child(self.body, p[0], x, run.children[0])
+        other, kept_shortcut = (
+            (x, None) if not self.shortcut else forward_child(self.shortcut, p[1], x, run.children[1])
+        )
         y = np.add(y, other, y if self.body.output == "new" else run.empty(y.shape, y.dtype))
         return y, [kept, kept_shortcut]
 
     def backward(self, p, g, gy, saved, run):
         other = gy
         if self.shortcut:
-            other = _backward(self.shortcut, p[1], g[1], gy, saved, 1, run)
-        gx = _backward(self.body, p[0], g[0], gy, saved, 0, run)
+            other = backward_child(self.shortcut, p[1], g[1], gy, saved, 1, run)
+        gx = backward_child(self.body, p[0], g[0], gy, saved, 0, run)
         if gx is None or other is None or not run.wants_gx:
             return None
         return np.add(gx, other, gx if self.body.gradient == "new" else run.empty(gx.shape, gx.dtype))
@@ -112,11 +114,12 @@ class Branches(Layer):
     def forward(self, p, x, run):
         outputs, saved = [], []
         for layer, pl, child in zip(self.layers, p, run.children, strict=True):
-            y, kept = _forward(layer, pl, x, child)
+            y, kept = forward_child(layer, pl, x, child)
             outputs.append(y)
             saved.append(kept)
         widths = [y.shape[-1] for y in outputs]
-        y = run.empty((*outputs[0].shape[:-1], sum(widths)), x.dtype)
+        dtype = next((y.dtype for y in outputs if y.dtype.kind == "f"), x.dtype)  # x may hold ids
+        y = run.empty((*outputs[0].shape[:-1], sum(widths)), dtype)
         np.concatenate(outputs, axis=-1, out=y)
         return y, (saved, widths)
 
@@ -127,7 +130,7 @@ class Branches(Layer):
             part = run.empty((*gy.shape[:-1], widths[i]), gy.dtype)
             part[...] = gy[..., stop - widths[i] : stop]
             stop -= widths[i]
-            one = _backward(self.layers[i], p[i], g[i], part, saved, i, run)
+            one = backward_child(self.layers[i], p[i], g[i], part, saved, i, run)
             if gx is None:
                 gx = one
             elif one is not None:
@@ -179,7 +182,7 @@ class Recompute(Layer):
         self.layer.plan(run)
 
     def forward(self, p, x, run):
-        y, _ = self.layer.forward(p, x, run)
+        y, _ = as_pair(self.layer.forward(p, x, run), self.layer, run)
         half = run.context.half
         return y, (half.keep(x, y) if half else x, replace(run.micro_batch, waiting=None))
 
@@ -215,17 +218,18 @@ def _states(run):
         yield from _states(child)
 
 
-def _forward(layer: Layer, p, x, run):
+def forward_child(layer: Layer, p, x, run):
+    """Forward of a child (run: its own): it is rounded, checked and watched as in a Sequential."""
     half = run.context.half
     if half:
         x = half.take(p, x, run)
-    y, kept = layer.forward(p, x, run)
+    y, kept = as_pair(layer.forward(p, x, run), layer, run)
     if run.context.watch:
         run.context.watch(run.path, layer, y)
     return y, (kept if half is None or run.children else half.keep(kept, y))
 
 
-def _backward(layer: Layer, p, g, gy, saved: list, i: int, run):
+def backward_child(layer: Layer, p, g, gy, saved: list, i: int, run):
     """Backward of child i, which lets go of what it saved and tells that its gradients are finished."""
     child, half = run.children[i], run.context.half
     if half:

@@ -219,11 +219,12 @@ def _blocks(*arrays: np.ndarray):
 
 
 def _each(saved: Any, change) -> Any:
-    """A tree of tuples and lists with its arrays changed."""
+    """A tree of tuples (named ones too) and lists with its arrays changed."""
     if isinstance(saved, np.ndarray):
         return change(saved)
     if isinstance(saved, (tuple, list)):
-        return type(saved)(_each(part, change) for part in saved)
+        parts = [_each(part, change) for part in saved]
+        return saved._make(parts) if hasattr(saved, "_make") else type(saved)(parts)
     return saved
 
 

@@ -243,7 +243,7 @@ class Sequential(Layer):
                 fetch(rl)
             if half:
                 x = half.take(pl, x, rl)
-            x, kept = layer.forward(pl, x, rl)
+            x, kept = as_pair(layer.forward(pl, x, rl), layer, rl)
             saved.append(kept if half is None or rl.children else half.keep(kept, x))
             if watch:
                 watch(rl.path, layer, x)
@@ -275,6 +275,57 @@ def check_layers(container: str, *layers: Layer) -> None:
             )
         if not isinstance(layer, Layer):
             raise TypeError(f"{container}: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
+
+
+def as_pair(result: Any, layer: Layer, run: Run) -> tuple[np.ndarray, Any]:
+    """Return what a layer's forward has returned; refuse anything but a pair (y, saved)."""
+    if type(result) is not tuple or len(result) != 2:
+        made = f"an array of shape {result.shape}" if isinstance(result, np.ndarray) else f"{result!r:.80}"
+        place = f"layer {run.path} ({layer!r})" if run.path else f"{layer!r}"
+        raise TypeError(
+            f"{place}: forward must return a pair (y, saved), the output and what backward needs (None if nothing), "
+            f"given {made}"
+        )
+    return result
+
+
+def check_tree(root: Layer) -> None:
+    """Refuse a layer object that stands in two places, and a layer that hides layers from the network.
+
+    Raises
+    ------
+    ValueError
+        One object twice: it would have two sets of weights.
+    TypeError
+        A layer that holds layers and declares no `children`, or has children and no `specs`: their weights would be
+        missing.
+    """
+    places: dict[int, str] = {}
+    waiting = [("", root)]
+    while waiting:
+        path, layer = waiting.pop()
+        kind, place = type(layer).__name__, f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
+        if id(layer) in places:
+            raise ValueError(
+                f"{place} is the same object as layer {places[id(layer)]}: each place would have weights of its own. "
+                "Make two layers; where weights are to be shared, one layer's Spec says tied= (see TiedLinear)"
+            )
+        places[id(layer)] = path
+        children = layer.children()
+        if type(layer).specs is Layer.specs:
+            names = [*children] or [name for name, value in vars(layer).items() if _holds_layers(value)]
+            lacks = "specs()" if children else "children() and specs()"
+            if names:
+                raise TypeError(
+                    f"{place}: it holds layers ({', '.join(names)}) whose weights the network cannot see: {kind} needs "
+                    f"{lacks}, as Sequential and Residual have"
+                )
+        waiting += [(f"{path}.{name}" if path else name, child) for name, child in children.items()]
+
+
+def _holds_layers(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(part, Layer) for part in parts)
 
 
 def check_numbers(layer: str, **values: object) -> None:

@@ -22,6 +22,20 @@ from nn.core.layer import ShapeError, Spec
 ALIGN = 16  # elements: a cache line of float32
 
 
+class Views(SimpleNamespace):
+    """Arrays of one layer by name, as views of a flat buffer; an array assigned to a name is written into the view."""
+
+    def __setattr__(self, name: str, value: np.ndarray) -> None:
+        view = vars(self).get(name)
+        if view is None:
+            raise AttributeError(f"there is no array {name!r} here, only {', '.join(vars(self)) or 'none'}")
+        if view is value:  # of p.W += x
+            return
+        if np.shape(value) != view.shape:
+            raise ValueError(f"{name}: expected an array of shape {view.shape}, given shape {np.shape(value)}")
+        view[...] = value
+
+
 class Layout:
     """Offsets of all arrays of a nested dict of Specs in one flat buffer.
 
@@ -160,11 +174,12 @@ class Layout:
     def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
         if _is_container(tree):
             return tuple(self._views(entry, f"{prefix}{name}.", flat) for name, entry in tree.items())
-        views = SimpleNamespace()
-        for name, spec in tree.items():
-            if spec.state == self._state:
-                setattr(views, name, flat[spec.tied or prefix + name].reshape(spec.shape))
-        return views
+        views = {
+            name: flat[spec.tied or prefix + name].reshape(spec.shape)
+            for name, spec in tree.items()
+            if spec.state == self._state
+        }
+        return Views(**views)
 
     def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """(full name, array) of every entry, as views of the buffer."""
@@ -182,9 +197,25 @@ class Layout:
             array[...] = self.draw(name, seed)
 
     def draw(self, name: str, seed: int) -> np.ndarray:
-        """The first value of one entry."""
+        """The first value of one entry.
+
+        Raises
+        ------
+        TypeError, ShapeError
+            Its initializer cannot be called as it has to be, or makes an array of another shape.
+        """
         rng = np.random.default_rng(np.random.SeedSequence([seed, *name.encode()]))
-        return self.specs[name].init(rng, self.specs[name].shape)
+        spec = self.specs[name]
+        try:
+            value = spec.init(rng, spec.shape)
+        except TypeError as error:
+            raise TypeError(
+                f"{name}: its init is called as init(rng, shape), with a random generator and {spec.shape}, such as "
+                f"nn.initializers.zeros; {spec.init!r:.80} says: {error}"
+            ) from error
+        if np.shape(value) not in (spec.shape, ()):
+            raise ShapeError(f"{name}: its init must make an array of shape {spec.shape}, given {np.shape(value)}")
+        return value
 
     def region(self, lo: int = 0, hi: int | None = None) -> Region:
         """What lies in buffer[lo:hi]."""

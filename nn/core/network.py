@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nn.core.half import Half
-from nn.core.layer import Layer, Shape, ShapeError, check_layers, child_specs
+from nn.core.layer import Layer, Shape, ShapeError, as_pair, check_layers, check_tree, child_specs
 from nn.core.layout import Layout
 from nn.core.parts import check_part, chosen, largest, part_specs
 from nn.core.pool import Memory
@@ -92,6 +92,8 @@ class Network:
     ------
     ShapeError
         If layers do not fit together: which one, what it expects, what it is given.
+    TypeError, ValueError
+        If a layer hides the layers that it holds, or stands in two places.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Network:
         mixed: bool = False,
     ):
         check_layers("Network", root)
+        check_tree(root)
         if not isinstance(in_shape, tuple | list) or not all(isinstance(n, (int, np.integer)) for n in in_shape):
             raise TypeError(
                 f"Network: in_shape is that of one sample, such as (64,) or (28, 28, 1), given {in_shape!r:.80}"
@@ -214,10 +217,53 @@ class Network:
         half = run.context.half
         if half:
             half.begin(None if run.context.input_gradient else x, run.training)
-        y, saved = self.root.forward(p, x, run)
+        if run.training in run.context.checked:
+            y, saved = self.root.forward(p, x, run)
+        else:
+            y, saved = self._checked_forward(p, x, run)
         if run.context.watch and not run.children:
             run.context.watch(run.path, self.root, y)
         return y, (saved if half is None or run.children else half.keep(saved, y))
+
+    def _checked_forward(self, p, x: np.ndarray, run: Run) -> tuple[np.ndarray, object]:
+        """The first forward pass of a Run in training, and that in evaluation: outputs are compared with the specs.
+
+        Raises
+        ------
+        TypeError, ShapeError
+            A layer's output has another dtype than the network, or another shape than `specs` says.
+        """
+        context, watch = run.context, run.context.watch
+        known: dict[str, Shape] = {}
+        whole = self.layout is self.whole and context.groups.keys() <= {"data"}  # a part of a layer makes less
+        if whole and (not run.training or self.training_shape == self.out_shape):
+            known = dict(_out_shapes(self.root, "", self.in_shape))
+
+        def compare(path: str, layer: Layer, y: np.ndarray) -> None:
+            place = f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
+            if not isinstance(y, np.ndarray):
+                raise TypeError(f"{place}: forward must return an array, and what backward needs, given {y!r:.80}")
+            if y.dtype != self.dtype and not (self.takes_ids and y.dtype.kind in "iub"):
+                raise TypeError(
+                    f"{place}: its output is {y.dtype} in a network of {self.dtype}: does it compute with arrays of "
+                    "another dtype, such as np.ones(3)? Make them with dtype=x.dtype"
+                )
+            if path in known and y.shape != (expected := (len(x), *known[path])):
+                raise ShapeError(f"{place}: specs says that it makes {expected} of this batch, forward made {y.shape}")
+
+        def compare_and_watch(path: str, layer: Layer, y: np.ndarray) -> None:
+            compare(path, layer, y)
+            if watch:
+                watch(path, layer, y)
+
+        context.watch = compare_and_watch
+        try:
+            y, saved = as_pair(self.root.forward(p, x, run), self.root, run)
+        finally:
+            context.watch = watch
+        compare("", self.root, y)
+        context.checked.add(run.training)
+        return y, saved
 
     def check_input(self, x: np.ndarray) -> None:
         """Refuse what is no batch for this network; the message says what is missing.
@@ -388,6 +434,13 @@ def _walk(layer: Layer, path: str, in_shape: Shape):
         yield path, layer, in_shape, layer.specs(in_shape)[1]
     for (name, child), shape in zip(children.items(), layer.child_shapes(in_shape), strict=True):
         yield from _walk(child, f"{path}.{name}" if path else name, shape)
+
+
+def _out_shapes(layer: Layer, path: str, in_shape: Shape):
+    """(path, shape of the output for one sample, in evaluation) of a layer and of those inside."""
+    yield path, layer.specs(in_shape)[1]
+    for (name, child), shape in zip(layer.children().items(), layer.child_shapes(in_shape), strict=True):
+        yield from _out_shapes(child, f"{path}.{name}" if path else name, shape)
 
 
 def takes_ids(layer: Layer) -> bool:

@@ -121,12 +121,15 @@ class Context:
         Told which layer is run next, either way: the root, then what a Sequential below it consists of.
     half : Half or None
         Keeps activations as float16 (nn/core/half.py).
+    checked : set of bool
+        Values of `training` for which one forward pass has shown that every layer makes what its specs say.
     factors : dict of callables (x, gy)
         By the path of a Linear layer: takes x and gy, rows of them, and makes their product, the gradient of W, later
         or elsewhere.
     """
 
     __slots__ = (
+        "checked",
         "factors",
         "fetch",
         "groups",
@@ -144,6 +147,7 @@ class Context:
         self.micro_batch = MicroBatch()
         self.input_gradient = False
         self.half = half
+        self.checked: set[bool] = set()
         self.groups: dict[str, Group] = {}
         self.ready: Callable[[int], None] | None = None
         self.watch: Callable[[str, Any, np.ndarray], None] | None = None  # path, layer, output

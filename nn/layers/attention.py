@@ -148,6 +148,12 @@ class MultiHeadAttention(Layer):
         if self.causal:
             score += future(score.shape[-1], score.dtype)
         if padding is not None:
+            if padding.shape != (expected := (len(score), score.shape[-1])):
+                raise ShapeError(
+                    f"layer {run.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
+                    f"of its input, given the Embedding's {padding.shape}: layers between the two change the places; "
+                    "build the Embedding without padding, or leave its places as they are"
+                )
             blind = padding[:, 0] if self.causal else padding.all(axis=1)
             if blind.any():
                 raise ValueError(

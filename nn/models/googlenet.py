@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.core.containers import Branches
+from nn.core.containers import Branches, backward_child, forward_child
 from nn.core.layer import Layer, Sequential, Shape, ShapeError, child_specs
 from nn.initializers import he
 from nn.layers.activations import ReLU
@@ -115,10 +115,10 @@ class Auxiliary(Layer):
             child.first = run.first
 
     def forward(self, p, x, run):
-        main, saved = self.rest.forward(p[0], x, run.children[0])
+        main, saved = forward_child(self.rest, p[0], x, run.children[0])
         if not run.training:
             return main, [saved, None]
-        row, saved_head = self.head.forward(p[1], x, run.children[1])
+        row, saved_head = forward_child(self.head, p[1], x, run.children[1])
         rows = main if main.ndim == 3 else main[:, None]
         y = run.empty((len(x), rows.shape[1] + 1, row.shape[-1]), x.dtype)
         y[:, :-1], y[:, -1] = rows, row
@@ -128,13 +128,13 @@ class Auxiliary(Layer):
         if saved[1] is None:  # it took no part
             gx_head = None
             run.later(_clear_unless_adding, g[1], run)
+            if run.context.ready:
+                run.later(run.context.ready, run.children[1].end)
             gy_rest = gy
         else:
-            gx_head = self.head.backward(p[1], g[1], gy[:, -1], saved[1], run.children[1])
+            gx_head = backward_child(self.head, p[1], g[1], gy[:, -1], saved, 1, run)
             gy_rest = gy[:, :-1] if gy.shape[1] > 2 else gy[:, 0]
-        if run.context.ready:
-            run.later(run.context.ready, run.children[1].end)
-        gx = self.rest.backward(p[0], g[0], gy_rest, saved[0], run.children[0])
+        gx = backward_child(self.rest, p[0], g[0], gy_rest, saved, 0, run)
         if gx is None or gx_head is None:
             return gx
         return np.add(gx, gx_head, run.empty(gx.shape, gx.dtype))

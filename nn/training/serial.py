@@ -27,6 +27,8 @@ from nn.training.stored import Fragment
 
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
+BUFFERS = {"parameters", "gradients", "statistics"}
+
 
 class NonFiniteLoss(ArithmeticError):
     """The loss is NaN or infinite; the message says at which step and in which layer it appears first.
@@ -110,6 +112,16 @@ class Serial:
         self.steps = 0
         self.allocate()
         self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
+
+    def __setattr__(self, name: str, value) -> None:
+        """An array given for one of the buffers is written into it: layers and optimizers have views of these."""
+        buffer = vars(self).get(name) if name in BUFFERS else None
+        if buffer is None:
+            super().__setattr__(name, value)
+        elif np.shape(value) != buffer.shape:
+            raise ValueError(f"{name}: expected an array of shape {buffer.shape}, given shape {np.shape(value)}")
+        elif value is not buffer:
+            buffer[...] = value
 
     def hold(self, network: Network) -> Network:
         """What this process holds and computes of the network: all of it."""

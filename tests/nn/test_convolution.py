@@ -266,8 +266,7 @@ def test_first_layer_computes_no_input_gradient():
 
 @ALL
 def test_a_step_allocates_nothing_large(algorithm):
-    layer = Forced(algorithm, 8, 8, 3, padding=1)
-    network = Network(Sequential(layer, layer), (32, 32, 8))
+    network = Network(Sequential(*(Forced(algorithm, 8, 8, 3, padding=1) for _ in range(2))), (32, 32, 8))
     w, g = network.layout.zeros(np.float32), network.layout.zeros(np.float32)
     network.layout.initialize(w, 0)
     p, gp, run = network.layout.views(w), network.layout.views(g), network.run()

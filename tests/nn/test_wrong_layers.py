@@ -1,0 +1,181 @@
+"""Layers as one writes them first, wrongly: each is refused with its name, and with what to do."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import nn
+from nn.core.layer import ShapeError
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((64, 6)).astype(np.float32)
+Y = RNG.integers(0, 3, 64)
+
+
+def trainer(*layers, in_shape=(6,), loss=None, **more):
+    network = nn.Network(nn.Sequential(*layers), in_shape, **more)
+    return nn.Serial(network, loss or nn.CrossEntropyLoss(), nn.SGD(0.1))
+
+
+class Wide(nn.Layer):
+    def forward(self, p, x, run):
+        return x * np.ones(6), None
+
+
+class Mean(nn.Layer):  # without specs, which would say (1,)
+    def forward(self, p, x, run):
+        return x.mean(-1, keepdims=True), None
+
+
+class Alone(nn.Layer):
+    def forward(self, p, x, run):
+        return 2 * x
+
+
+class Hidden(nn.Layer):
+    def __init__(self):
+        self.parts = [nn.Linear(6, 6)]
+
+    def forward(self, p, x, run):
+        return self.parts[0].forward(p, x, run)
+
+
+class Nameless(Hidden):
+    def children(self):
+        return {"part": self.parts[0]}
+
+
+class Zeros(nn.Layer):
+    def __init__(self, init):
+        self.init = init
+
+    def specs(self, in_shape):
+        return {"w": nn.Spec(in_shape, self.init)}, in_shape
+
+
+@pytest.mark.parametrize("samples", [2, 64])  # two rows can be taken for the pair that they are not
+@pytest.mark.parametrize("inside", [lambda layer: layer, nn.Residual, nn.Branches, nn.Recompute, nn.Sequential])
+def test_what_forward_returns(inside, samples):
+    x, y = X[:samples], Y[:samples]
+    with pytest.raises(TypeError, match=r"layer 1.*Alone.*forward must return a pair \(y, saved\)"):
+        trainer(nn.Linear(6, 6), inside(Alone()), nn.Linear(6, 3)).step(x, y)
+    with pytest.raises(TypeError, match=r"layer 1.*Wide.*float64 in a network of float32.*dtype=x.dtype"):
+        trainer(nn.Linear(6, 6), inside(Wide()), nn.Linear(6, 3)).step(x, y)
+    if inside is not nn.Residual:
+        for of in (lambda trainer: trainer.step(x, y), lambda trainer: trainer.predict(x)):
+            with pytest.raises(ShapeError, match=rf"layer 1.*Mean.*\({samples}, 6\).*\({samples}, 1\)"):
+                of(trainer(nn.Linear(6, 6), inside(Mean()), nn.Tanh()))
+
+
+def test_a_network_that_is_one_layer():
+    def one(layer, in_shape=(6,)):
+        return nn.Serial(nn.Network(layer, in_shape), nn.MSELoss(), nn.SGD(0.1))
+
+    with pytest.raises(TypeError, match=r"Alone.*a pair"):
+        one(Alone()).predict(X[:2])
+    with pytest.raises(ShapeError, match=r"Mean.*\(64, 6\).*\(64, 1\)"):
+        one(Mean()).predict(X)
+    assert one(nn.Linear(6, 3)).predict(X).shape == (64, 3)
+
+
+def test_what_is_right_is_looked_at_once_in_training_and_once_in_evaluation():
+    one = trainer(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    assert one.run.context.checked == set()
+    one.step(X, Y)
+    assert one.run.context.checked == {True}
+    one.predict(X)
+    assert one.run.context.checked == {True, False} and one.run.context.watch is None
+
+
+def test_layers_inside_that_are_not_declared():
+    with pytest.raises(TypeError, match=r"layer 1.*it holds layers \(parts\).*needs children\(\) and specs\(\)"):
+        trainer(nn.Linear(6, 6), Hidden())
+    with pytest.raises(TypeError, match=r"layer 1\.0.*it holds layers \(part\).*needs specs\(\)"):
+        trainer(nn.Linear(6, 6), nn.Branches(Nameless()))
+
+
+def test_one_object_in_two_places():
+    shared, act = nn.Linear(6, 6), nn.Tanh()
+    for layers in ((shared, nn.Tanh(), shared), (act, nn.Linear(6, 6), nn.Residual(act))):
+        with pytest.raises(ValueError, match=r"same object as layer .*Make two layers.*tied="):
+            trainer(*layers)
+    first, second = trainer(shared), trainer(nn.Tanh(), shared)  # in two networks it is two layers
+    assert not np.shares_memory(first.parameters, second.parameters)
+
+
+def test_first_values_that_are_no_function_of_a_generator_and_a_shape():
+    with pytest.raises(TypeError, match=r"0\.w: its init is called as init\(rng, shape\).*nn.initializers.zeros"):
+        trainer(Zeros(np.zeros))
+    with pytest.raises(ShapeError, match=r"0\.w: its init must make an array of shape \(6,\), given \(2, 6\)"):
+        trainer(Zeros(lambda rng, shape: np.zeros((2, *shape))))
+    with pytest.raises(ShapeError, match=r"given \(1,\)"):  # would be repeated
+        trainer(Zeros(lambda rng, shape: rng.standard_normal(1)))
+
+
+def test_an_array_given_for_a_parameter_is_written_into_it():
+    one = trainer(nn.Linear(6, 3))
+    one.p[0].W = np.zeros((6, 3))
+    one.p[0].b += 1
+    assert np.array_equal(one.predict(X), np.ones((64, 3))) and one.parameters.sum() == 3
+    one.parameters = np.full_like(one.parameters, 2.0)
+    assert (one.p[0].W == 2).all() and np.shares_memory(one.p[0].W, one.parameters)
+    with pytest.raises(ValueError, match=r"W: expected an array of shape \(6, 3\), given shape \(3,\)"):
+        one.p[0].W = np.zeros(3)
+    with pytest.raises(ValueError, match=r"parameters: expected an array of shape"):
+        one.parameters = np.zeros(3, np.float32)
+    with pytest.raises(AttributeError, match="there is no array 'w' here, only W, b"):
+        one.p[0].w = np.zeros((6, 3))
+
+
+def test_padding_that_is_not_of_the_places_that_attention_sees():
+    layers = (
+        nn.Embedding(5, 4, padding=0),
+        nn.Reshape(4, 3),
+        nn.MultiHeadAttention(3, 1),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    )
+    with pytest.raises(ShapeError, match=r"layer 2.*a padding mask of shape \(2, 4\).*given the Embedding's \(2, 3\)"):
+        trainer(*layers, in_shape=(3,)).predict(np.ones((2, 3), int))
+
+
+def test_branches_of_ids():
+    """The width of two embeddings side by side, and gradients of both."""
+    branches = nn.Branches(nn.Embedding(5, 4), nn.Sequential(nn.Embedding(5, 2), nn.Dropout(0.0)))
+    one = trainer(branches, nn.Flatten(), nn.Linear(18, 3), in_shape=(3,))
+    ids = RNG.integers(0, 5, (64, 3))
+    expected = np.concatenate([one.p[0][0].W[ids], one.p[0][1][0].W[ids]], axis=-1)
+    y, _ = one.network.root.layers[0].forward(one.p[0], ids, one.run.children[0])
+    assert np.array_equal(y, expected)
+    assert nn.gradcheck(nn.Sequential(branches, nn.Flatten(), nn.Linear(18, 3)), ids) < 1e-6
+    before = one.parameters.copy()
+    one.step(ids, Y)
+    assert (one.p[0][0].W != one.network.layout.views(before)[0][0].W).any()
+
+
+def test_mixed_precision_of_a_layer_that_saves_a_named_tuple():
+    Kept = namedtuple("Kept", "x y")
+
+    class Named(nn.Tanh):
+        def forward(self, p, x, run):
+            y = np.tanh(x)
+            return y, Kept(x, y)
+
+        def backward(self, p, g, gy, kept, run):
+            return gy * (1 - kept.y**2)
+
+    one, other = (trainer(nn.Linear(6, 6), layer, nn.Linear(6, 3), mixed=True) for layer in (Named(), nn.Tanh()))
+    assert one.step(X, Y) == other.step(X, Y)
+    np.testing.assert_allclose(one.gradients, other.gradients, atol=1e-6)
+
+
+def test_heads_inside_a_network_are_rounded_and_watched():
+    """Of a network in mixed precision all layers with parameters take float16 numbers, those of an Auxiliary too."""
+    layers = nn.Linear(6, 6), nn.models.googlenet.Auxiliary(nn.Sequential(nn.Linear(6, 3)), nn.Linear(6, 3))
+    one = trainer(*layers, loss=nn.models.googlenet.AuxiliaryLoss(nn.CrossEntropyLoss()), mixed=True)
+    seen = {}
+    one.run.context.watch = lambda path, layer, y: seen.setdefault(path, y)
+    _, saved = one.network.forward(one.p, X, one.run)
+    assert {"1.rest.0", "1.rest", "1.head"} <= seen.keys()
+    assert saved[1][1].dtype == np.float16, "what the head has saved"
