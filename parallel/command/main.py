@@ -24,6 +24,7 @@ from parallel.launch import blas, launcher
 
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
+UNHEARD = 128 + signal.SIGPIPE  # where nobody reads what is written
 SIGNALLED = 128  # and the number of the signal
 # Of Open MPI, where ranks survive others.
 NOISE = re.compile(
@@ -32,7 +33,6 @@ NOISE = re.compile(
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
-STARTING = 60.0  # seconds in which MPI must have started where ranks survive others: before, they cannot
 RESTARTS = 3  # of a job that has ended so
 SAVING = 20.0  # seconds that ranks have to save and end, when they are asked to, or to end after an error
 PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
@@ -62,11 +62,13 @@ def main(argv: list[str] | None = None) -> int:
             return start_ranks(options, argv)
     except OptionError as error:
         return fail(error, WRONG_OPTION)
+    except launcher.LaunchError as error:
+        return fail(error)
     heed_interrupts()
-    set_threads(options.threads or max(1, launcher.cores() // here))
+    set_threads(max(1, launcher.cores() // here), options.threads)
     try:
         if launcher.inside():
-            start_mpi(STARTING if options.elastic else options.watch, bool(options.elastic))
+            start_mpi(options.watch, bool(options.elastic))
             launcher.begun()
         else:
             signal.signal(signal.SIGTERM, terminated)
@@ -85,6 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         return TERMINATED if end.args else INTERRUPTED
     except OptionError as error:
         return fail(error, WRONG_OPTION)
+    except BrokenPipeError as error:
+        return fail(error) if launcher.inside() else unheard(options)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
         from nn.training.keeping import Terminated
 
@@ -166,12 +170,23 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         status = INTERRUPTED
     except SystemExit as end:  # SIGTERM
         status = end.code
+    except BrokenPipeError:
+        remove_unfinished(Path(options.resume or options.out))
+        return unheard(options)
     remove_unfinished(Path(options.resume or options.out))  # one rank ends all, another may be writing
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     elif status > SIGNALLED or status == launcher.LOST:
         print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
     return status
+
+
+def unheard(options: Options) -> int:
+    """Say that nobody reads what this program writes, as after `| head`; returns the exit status that shells have."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would complain of what is left to write
+    with contextlib.suppress(BrokenPipeError):
+        print(f"error: nobody reads the output any more: ended; to continue: {continue_with(options)}", file=sys.stderr)
+    return UNHEARD
 
 
 def run_ranks(options: Options, inner: list[str]) -> int:
@@ -231,17 +246,21 @@ def without_banners(out):
     return receive
 
 
-def set_threads(threads: int) -> None:
-    """Limit the BLAS threads of this process. What the user has set in the environment stays.
+def set_threads(threads: int, asked: int | None = None) -> None:
+    """Limit the BLAS threads of this process: to those that --threads asks for, else what the environment says, else
+    `threads`.
 
     NumPy reads the environment as it is imported; where an option with keys has needed it before, its pool is told.
     """
     given = [name for name in blas.THREADS if name in os.environ]
-    blas.settle(threads)
-    if "numpy" in sys.modules and not given:
+    if asked:
+        os.environ.update(blas.settings(asked))
+    else:
+        blas.settle(threads)
+    if "numpy" in sys.modules and (asked or not given):
         from threadpoolctl import threadpool_limits
 
-        threadpool_limits(threads, user_api="blas")
+        threadpool_limits(asked or threads, user_api="blas")
 
 
 def local_ranks() -> int:

@@ -311,6 +311,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def off_flag(name: str) -> str:
+    """The flag that switches an option off: --no-timeline, --no-elastic, --pictures; "" where its default is no such
+    value, and another value must be given."""
+    if FIELDS[name].default is not None and TYPES[name] is not bool:
+        return ""
+    return flag(name[3:]) if name.startswith("no_") else flag(f"no_{name}")
+
+
 def shown_default(name: str) -> str:
     """The default as --help has it; empty where nothing is done unless asked for."""
     default = FIELDS[name].default

@@ -26,6 +26,7 @@ from parallel.command.options import (
     flag,
     name_of,
     names_of,
+    off_flag,
     shown,
     shown_default,
     title_of,
@@ -36,6 +37,7 @@ from parallel.launch import launcher
 LARGEST_FILE, MOST_DOTS = 2**16, 100  # of a TOML file: reading a dotted key takes the square of its parts
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 HELP = ("-h", "--help")
+OFF = {off_flag(name)[2:].replace("-", "_"): name for name in FIELDS if off_flag(name)}  # no_timeline -> timeline
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +67,10 @@ def help_text(topic: str | None = None) -> str:
         return parser(*(TOPICS if topic == "all" else [topic])).format_help()
     everyday = parser(*TOPICS, names=[name for name, f in FIELDS.items() if f.metadata["everyday"]])
     topics = "".join(f"  {topic:10} {title_of(topic)}\n" for topic in TOPICS)
-    more = "these are the options of every day; --help all shows all, --help TOPIC those of a topic:"
+    more = (
+        "every switch, and every option without a default, has a --no-... that takes it back from --config and\n"
+        "--resume; these are the options of every day; --help all shows all, --help TOPIC those of a topic:"
+    )
     return f"{everyday.format_help()}\n{more}\n{topics}"
 
 
@@ -92,8 +97,13 @@ def parser(*topics: str, names: Iterable[str] = FIELDS) -> argparse.ArgumentPars
 
 def _add(group, name: str) -> None:
     metadata, kind = FIELDS[name].metadata, TYPES[name]
+    off = off_flag(name)
     if kind is bool:
-        group.add_argument(flag(name), action="store_true", help=metadata["help"])
+        if off.startswith("--no-"):
+            group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=metadata["help"])
+        else:
+            group.add_argument(flag(name), action="store_true", help=metadata["help"])
+            group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
         return
     choices, default = None if metadata["keys"] else metadata["choices"], shown_default(name)
     group.add_argument(
@@ -103,6 +113,8 @@ def _add(group, name: str) -> None:
         metavar=metadata["metavar"] or (None if choices else kind.__name__.upper()),
         help=metadata["help"] + (f" (default: {default})" if default else ""),
     )
+    if off:
+        group.add_argument(off, dest=name, action="store_const", const=None, help=argparse.SUPPRESS)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -119,7 +131,7 @@ def parse(argv: list[str] | None = None) -> Options:
     try:
         values = read_toml(given.pop("config")) if "config" in given else {}
         values |= given
-        if "resume" in values:
+        if values.get("resume") is not None:
             values = resumed(values)
         options = Options(**values)
         check(options)
@@ -167,12 +179,21 @@ def read_toml(path: str) -> dict:
         raise
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or brackets without end
         raise OptionError(f"--config {path} is not TOML ({error})") from None
+    for key in values.keys() & OFF.keys():  # no-timeline = true, as the flag
+        name, value = OFF[key], values.pop(key)
+        if not isinstance(value, bool):
+            raise OptionError(f"--config {path}: {key} must be true or false, given {shown(value)}")
+        if name in values:
+            raise OptionError(f"--config {path}: {key} and {name} contradict each other: leave one of them out")
+        if TYPES[name] is bool or value:
+            values[name] = not value if TYPES[name] is bool else None
     for key, value in values.items():
         if isinstance(value, dict):
             raise OptionError(f"--config {path}: options stand in no table: leave out [{key:.60}]")
         if key not in FIELDS:
             raise OptionError(f"--config {path}: no option {nearest(flag(key), map(flag, FIELDS))}")
-    return {key: of_its_kind(f"--config {path}", key, value) for key, value in values.items()}
+    read = lambda key, value: None if value is None else of_its_kind(f"--config {path}", key, value)
+    return {key: read(key, value) for key, value in values.items()}
 
 
 def of_its_kind(where: str, name: str, value):

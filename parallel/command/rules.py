@@ -23,8 +23,8 @@ import tempfile
 from pathlib import Path
 
 from parallel.command import axes
-from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, shown
-from parallel.launch import launcher
+from parallel.command.options import FIELDS, TYPES, OptionError, Options, changed, flag, name_of, off_flag, shown
+from parallel.launch import launcher, limits
 from parallel.strategies.capabilities import (
     CAPABILITIES,
     IN_STEP,
@@ -417,7 +417,8 @@ def check_resumed(directory: Path, before: dict, given: dict) -> None:
     for name, value in given.items():
         if name not in FREE_ON_RESUME and before.get(name) != value:
             raise OptionError(
-                f"--resume {directory}: that run has {flag(name)} {before.get(name)}, given {value}: leave it out"
+                f"--resume {directory}: that run has {flag(name)} {before.get(name)}, given "
+                f"{off_flag(name) if value is None else value}: leave it out"
             )
 
 
@@ -447,7 +448,10 @@ def check_checkpoints(options: Options) -> None:
 
 # ---------------------------------------------------------------------------------------- ranks, files, surroundings
 
-EACH_ITS_OWN = ("--out", "--ranks", "RINGPROP_DATA", "RINGPROP_TRACEBACK")  # what ranks need not have alike
+# What ranks must have alike beside the options: what their collectives do. Launchers, and tools that start them, give
+# each host an environment of its own.
+ALIKE = ("RINGPROP_WATCH", "RINGPROP_DEBUG", "RINGPROP_TUNE")
+EACH_ITS_OWN = ("out", "ranks")  # options that ranks need not have alike
 
 
 def check_surroundings(options: Options, ranks: int | None) -> None:
@@ -552,9 +556,11 @@ def check_started(options: Options, ranks: int) -> None:
 
 def settings(options: Options) -> dict:
     """This rank's options and environment variables, as far as all ranks must have the same."""
-    found = {flag(name): value for name, value in dataclasses.asdict(options).items()}
-    found |= {name: value for name, value in os.environ.items() if name.startswith("RINGPROP_")}
-    return {name: value for name, value in found.items() if name not in EACH_ITS_OWN}
+    from collectives.algorithms import ALGORITHMS
+
+    names = [*ALIKE, *(f"RINGPROP_{operation.upper()}" for operation in ALGORITHMS)]
+    found = {flag(name): value for name, value in dataclasses.asdict(options).items() if name not in EACH_ITS_OWN}
+    return found | {name: os.environ[name] for name in names if name in os.environ}
 
 
 def check_alike(everyone: list[dict]) -> None:
@@ -607,11 +613,11 @@ def check_memory(options: Options, network) -> None:
     if options.strategy_name in SHARDED and (options.offload or launcher.inside()):
         return  # on disk, or on many machines
     needed = 2 * network.layout.size * network.dtype.itemsize
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = limits.memory()
     if needed > there:
         raise OptionError(
             f"--model {options.model}: {network.layout.count:,} parameters and their gradients take "
-            f"{needed / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.0f}: use smaller layers"
+            f"{needed / 2**30:,.0f} GiB, and there are {there / 2**30:,.1f} here: use smaller layers"
         )
 
 

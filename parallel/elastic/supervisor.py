@@ -28,15 +28,23 @@ LOOK = 0.05  # seconds between two looks at what runs
 GRACE = 30.0  # seconds that a run has to save and end, when it is asked to
 
 
+def value_of(command: Sequence[str], flag: str) -> str | None:
+    """The value of a flag in a command: the last one counts, as for argparse, and --no-out takes it back."""
+    value, words = None, iter(command)
+    for word in words:
+        if word == flag:
+            value = next(words, None)
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+        elif word == f"--no-{flag[2:]}":
+            value = None
+    return value
+
+
 def directory_of(command: Sequence[str]) -> Path | None:
     """The directory of the run that a command makes: what follows --out, else --resume."""
-    for flag in ("--out", "--resume"):
-        for i, word in enumerate(command):
-            if word == flag and i + 1 < len(command):
-                return Path(command[i + 1])
-            if word.startswith(f"{flag}="):
-                return Path(word.partition("=")[2])
-    return None
+    value = value_of(command, "--out") or value_of(command, "--resume")
+    return Path(value) if value else None
 
 
 def last_step(directory: Path) -> int:
@@ -49,9 +57,28 @@ def last_step(directory: Path) -> int:
 
 
 def next_command(command: Sequence[str], directory: Path) -> list[str]:
-    """What begins the run, or continues it where a checkpoint was saved."""
-    resumes = any(word == "--resume" or word.startswith("--resume=") for word in command)
-    return [*command, *(["--resume", str(directory)] if last_step(directory) >= 0 and not resumes else [])]
+    """Return the command that begins the run, or continues it where a checkpoint was saved.
+
+    mpirun may start several programs, with a colon between them: each that names a directory is continued.
+    """
+    if last_step(directory) < 0:
+        return list(command)
+    continued: list[str] = []
+    for i, program in enumerate(programs(command)):
+        resumes = directory_of(program) is None or value_of(program, "--resume") is not None
+        continued += [*([":"] * (i > 0)), *program, *([] if resumes else ["--resume", str(directory)])]
+    return continued
+
+
+def programs(command: Sequence[str]) -> list[list[str]]:
+    """The parts of a command between colons."""
+    found: list[list[str]] = [[]]
+    for word in command:
+        if word == ":":
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
 
 
 class Supervisor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from itertools import takewhile
+from types import MappingProxyType
 
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CORE = "OPENBLAS_CORETYPE"
@@ -11,9 +13,16 @@ AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what the
 ZEN5 = 26  # AMD's name of that family of processors
 
 
-def settings(threads: int, cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
-    """Environment variables for so many threads of a process on this machine, and its kernels."""
-    return dict.fromkeys(THREADS, str(threads)) | kernels(cpuinfo)
+def settings(
+    threads: int, environment: Mapping[str, str] = MappingProxyType({}), cpuinfo: str = "/proc/cpuinfo"
+) -> dict[str, str]:
+    """Environment variables for so many threads of a process on this machine, and its kernels.
+
+    OpenBLAS and MKL read a variable of their own before OMP_NUM_THREADS: where the environment has that one, it counts
+    for them, too.
+    """
+    of_the_job = environment.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2": of nested loops, the outer first
+    return dict.fromkeys(THREADS, of_the_job or str(threads)) | kernels(cpuinfo)
 
 
 def kernels(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
@@ -36,5 +45,5 @@ def kernels(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
 
 def settle(threads: int | None = None) -> None:
     """Set them for this process and what it starts, but for what the user has set; without `threads` the kernels."""
-    for name, value in (kernels() if threads is None else settings(threads)).items():
+    for name, value in (kernels() if threads is None else settings(threads, os.environ)).items():
         os.environ.setdefault(name, value)

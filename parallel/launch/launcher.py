@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO
 
 from parallel.launch import blas, processes
+from parallel.launch.limits import cores
 
 TIMED_OUT = 124  # exit status of a job that was ended at its time limit, as with timeout(1)
 NOT_BEGUN = 123  # of one whose ranks should have survived others, and have ended before MPI had started
@@ -47,6 +48,11 @@ AWAY = 10.0  # seconds without one, in which this process itself was stopped, or
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
+# What launchers tell a rank: Open MPI, MPICH and Intel MPI, Cray, Slurm; the user's own settings are not among them.
+_OF_A_RANK = re.compile(
+    r"OMPI_(?!MCA_|ALLOW)|PMIX_(?!MCA_)|PMI2?_|PRTE_LAUNCHED|MPI_LOCAL(NRANKS|RANKID)|PALS_|SLURM_(PROCID|LOCALID|STEP)"
+)
+
 # From a wheel: no fabric to look for (a start takes 0.2 s instead of 1.2), no message about one.
 _NO_FABRIC = {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
 # Where Open MPI puts what ranks share, and its daemon what it tells them: by default into /dev/shm and /tmp, for good
@@ -57,8 +63,11 @@ _MEMORY_FILES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_d
 # A job that survives the death of ranks: what starts it, how ranks see that, and where they tell how they ended, for
 # mpiexec's own exit status does not.
 _SURVIVE = ("--with-ft", "ulfm", "--mca", "coll", "^han")
-FAULT_TOLERANT, ENDED = "OMPI_MCA_mpi_ft_enable", "RINGPROP_ENDED"
-BEGUN = "begun"  # beside that
+FAULT_TOLERANT, RECORD = "OMPI_MCA_mpi_ft_enable", "RINGPROP_RECORD"
+# The record of such a job: a file of two bytes, which are there from its start, as its disk may be full at its end.
+BEGUN, STATUS, NONE = 0, 1, 255  # where it says whether MPI has started, and the exit status; no status yet
+# Each of its ranks first leaves a file of its number beside the record: who has one, and no process, has died.
+MARK = '{ true > "$0/$OMPI_COMM_WORLD_RANK"; } 2> /dev/null; exec "$@"'
 JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
 
 
@@ -85,19 +94,26 @@ def size_from_environment() -> int | None:
     """How many ranks this process's launcher started; None if nothing launched it, or it does not tell."""
     if not inside():
         return None
-    if joined := number(JOINS):
-        return joined
+    return number(JOINS) or _launched_size()
+
+
+def _launched_size() -> int | None:
     return next((number(name) for name in _SIZE if name in os.environ), None)
 
 
 def inside() -> bool:
-    """Whether mpiexec, srun or the like started this process: then it must not launch ranks of its own."""
-    return rank_from_environment() is not None
+    """Whether mpiexec, srun or the like started this process as one of several ranks: it must not launch ranks itself.
+
+    A job of one that somebody else started, such as a notebook server under srun, is a process like any other.
+    """
+    if rank_from_environment() is None:
+        return False
+    return _launched_size() != 1 or processes.JOB in os.environ or joins()
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a launcher has told a rank: ranks that are started in it are another job's."""
+    return {name: value for name, value in environment.items() if not _OF_A_RANK.match(name)}
 
 
 def find_mpiexec() -> Path:
@@ -154,21 +170,31 @@ def joins() -> bool:
 
 def begun() -> None:
     """A rank of such a job: MPI has started on all, and from now on a death ends nobody else."""
-    if path := os.environ.get(ENDED):
-        Path(path).with_name(BEGUN).touch()
+    _record(BEGUN, 1)
 
 
 def ended(status: int) -> None:
     """A rank of a job that survives the death of others: all have ended, with this status."""
-    if path := os.environ.get(ENDED):
-        Path(path).write_text(str(status))
+    _record(STATUS, min(status, NONE - 1))
 
 
-def settings(ranks: int, mpiexec: Path) -> dict[str, str]:
-    """Default environment variables of a local job (measured with Open MPI 5.0 and MPICH 5.0)."""
-    chosen = blas.settings(max(1, cores() // ranks))
+def _record(place: int, value: int) -> None:
+    """Write one byte of the job's record; nothing in a job that has none."""
+    if path := os.environ.get(RECORD):
+        with contextlib.suppress(FileNotFoundError):  # the launcher was killed
+            file = os.open(path, os.O_WRONLY)
+            os.pwrite(file, bytes([value]), place)
+            os.close(file)
+
+
+def settings(ranks: int, mpiexec: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Default environment variables of a local job (measured with Open MPI 5.0, MPICH 5.0 and Intel MPI 2021.18)."""
+    chosen = blas.settings(max(1, cores() // ranks), environment)
     chosen["PYTHONUNBUFFERED"] = "1"  # what a rank printed before it was killed is not lost
     chosen["PYTHONFAULTHANDLER"] = "1"  # a rank that gets SIGABRT says where it was, even inside a C call
+    if "Intel" in _version(mpiexec):
+        # As below: no fabric, and no binding, which would put the ranks of every job on the same first cores.
+        return chosen | ({"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"} if beside_python(mpiexec) else {})
     if not _is_open_mpi(mpiexec):
         return chosen
     chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # allow more ranks than cores
@@ -234,8 +260,8 @@ class Job:
                 "start it without mpiexec or srun, or do not ask it for ranks"
             )
         mpiexec = find_mpiexec()
-        base = dict(os.environ if env is None else env)
-        environment = settings(ranks, mpiexec) | base
+        base = without_rank(os.environ if env is None else env)
+        environment = settings(ranks, mpiexec, base) | base
         self.ranks, self.name = ranks, os.urandom(8).hex()
         environment[processes.JOB] = self.name
         if timeout is not None:
@@ -254,18 +280,19 @@ class Job:
             self._directory, self._lock = made
             for name in _MEMORY_FILES:
                 environment.setdefault(name, str(self._directory))
-        self._ended, self._ended_at = None, math.inf
-        self._there: set[str] = set()  # the ranks at the last look, until all have begun
+        self._record, self._ended_at = None, math.inf
+        self._missing: set[str] = set()  # ranks that had started, and were not there at the last look
+        command = [sys.executable, "-m", "mpi4py", *map(str, args)]
         if survive:
-            self._told = Path(tempfile.mkdtemp(prefix="ringprop.", dir=self._directory))
-            self._ended = self._told / "ended"
-            environment[ENDED] = str(self._ended)
+            self._record = self._new_record()
+            environment[RECORD] = str(self._record)
+            command = ["sh", "-c", MARK, str(self._record.parent), *command]
         options = [*no_input, *(_SURVIVE if survive else ())]
         self._keeper = processes.start_keeper(self.name, self._directory, self._lock)
         try:
             with processes.signals_later():  # until mpiexec has the job's name nobody could find it, and end it
                 self._mpiexec = subprocess.Popen(
-                    [str(mpiexec), *options, "-n", str(ranks), sys.executable, "-m", "mpi4py", *map(str, args)],
+                    [str(mpiexec), *options, "-n", str(ranks), *command],
                     env=environment,
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
@@ -283,33 +310,57 @@ class Job:
         code = self._mpiexec.poll()
         if code is not None and code < 0:  # no rank's: that one mpiexec tells as a status
             self.trouble = self.trouble or f"mpiexec itself was ended by {signal.Signals(-code).name}"
-        if self._ended and code is None and self._ended.exists():  # mpiexec may wait for who never got to join
+        has_begun, status = self._read_record()
+        if code is None and status is not None:  # mpiexec may wait for who never got to join
             if time.monotonic() > self._ended_at + processes.GRACE:
                 processes.kill(self.name)
                 code = self._mpiexec.wait()
         else:
             self._ended_at = time.monotonic()
-        if code is not None and self._ended:
-            if self._ended.exists():
-                return int(self._ended.read_text())
-            if not self._told.joinpath(BEGUN).exists():
+        if code is not None and self._record:
+            if status is not None:
+                return status
+            if not has_begun:
                 return NOT_BEGUN
             return code if 0 < code <= LOST else LOST
         return LOST if self.trouble else code
 
+    def _new_record(self) -> Path:
+        """Make the record of a job whose ranks survive, in a directory of its own."""
+        for place in (self._directory, None):  # where memory is full a disk will do
+            try:
+                path = Path(tempfile.mkdtemp(prefix="ringprop.", dir=place), "record")
+                path.write_bytes(bytes([0, NONE]))
+                return path
+            except OSError as error:
+                said = error
+        self._clean_memory()
+        raise LaunchError(f"no place for the record of the job, 2 bytes: {said}") from said
+
+    def _read_record(self) -> tuple[bool, int | None]:
+        """Whether MPI has started on all ranks that survive others, and the status with which all have ended."""
+        if not self._record:
+            return True, None
+        try:
+            record = self._record.read_bytes()
+        except FileNotFoundError:  # the job has ended, and was cleaned up
+            return True, None
+        return bool(record[BEGUN]), None if record[STATUS] == NONE else record[STATUS]
+
     def _end_without_ranks(self) -> None:
         """End an mpiexec that stays though its ranks have gone, or stand still. Where processes cannot be seen, not."""
         now = time.monotonic()
-        starts = self._ended and not self._told.joinpath(BEGUN).exists()
+        starts = not self._read_record()[0]
         if now < self._looked + (SOON if starts else LOOK):
             return
         if now > self._looked + AWAY:  # this process stood still, and perhaps the ranks with it
             self._ranks_at = self._runs_at = now
         self._looked = now
+        started = {path.name for path in self._record.parent.glob("[0-9]*")} if starts else set()
         ranks = processes.find(self.name, only_ranks=True)
         if starts:
-            before, self._there = self._there, processes.numbers(ranks)
-            if 0 < len(self._there) < self.ranks and self._there == before:  # one has died, and MPI tells nobody
+            before, self._missing = self._missing, started - processes.numbers(ranks)
+            if before & self._missing:  # one has died, and MPI tells nobody
                 processes.send(ranks, signal.SIGKILL)
         if not (self._silent and ranks and all(map(processes.stopped, ranks))):
             self._runs_at = now
@@ -351,12 +402,19 @@ class Job:
                 out.close()
                 lines, self._partial = ([self._partial] if self._partial else []), b""
             for line in lines:
-                self._line(line.decode(errors="replace") + "\n")
+                self._say_line(line.decode(errors="replace") + "\n")
+
+    def _say_line(self, line: str) -> None:
+        try:
+            self._line(line)
+        except BaseException:  # nobody reads it any more: what the ranks say as they are ended is for nobody
+            self._line = lambda line: None
+            raise
 
     def say(self, message: str) -> None:
         """Say something of the launcher's own, where the ranks' output goes."""
         if self._line:
-            self._line(message)
+            self._say_line(message)
         else:
             print(message, end="", file=sys.stderr if self._out is None else self._out, flush=True)
 
@@ -410,8 +468,11 @@ class Job:
     def _clean(self) -> None:
         """The job has ended: nothing of it is left."""
         processes.end_keeper(self._keeper)
-        if self._ended:
-            shutil.rmtree(self._told, ignore_errors=True)
+        if self._record:
+            shutil.rmtree(self._record.parent, ignore_errors=True)
+        self._clean_memory()
+
+    def _clean_memory(self) -> None:
         if self._directory and self._lock is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
@@ -447,10 +508,10 @@ def run(
     with _signals_unwind(), Job(args, ranks, **how) as job:
         try:
             status = job.wait(timeout)
-        except SystemExit:  # SIGTERM
+        except (SystemExit, BrokenPipeError) as end:  # SIGTERM; nobody reads what the ranks say
             if patience:
                 job.ask(patience)
-                if job.poll() == 0:  # it was done, and had nothing to save
+                if job.poll() == 0 and isinstance(end, SystemExit):  # it was done, and had nothing to save
                     return 0
             raise
         if job.trouble:

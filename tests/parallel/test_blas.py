@@ -38,7 +38,7 @@ def test_only_amds_newer_processors_with_avx512_are_told_their_kernels(
     told.write_text(PROCESSOR.format(vendor=vendor, family=family, flags=flags))
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     assert blas.kernels(str(told)) == expected
-    assert blas.settings(3, str(told)) == dict.fromkeys(blas.THREADS, "3") | expected
+    assert blas.settings(3, {}, str(told)) == dict.fromkeys(blas.THREADS, "3") | expected
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     assert blas.kernels(str(told)) == {}, "the user has said it"
 
@@ -59,3 +59,10 @@ def test_the_library_takes_the_kernels_and_what_the_user_says_stays(monkeypatch)
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         if kernels and done.stdout.strip():
             assert done.stdout.split() == [kernels["OPENBLAS_CORETYPE"]]
+
+
+@pytest.mark.parametrize("given, expected", [("1", "1"), ("4,2", "4"), ("", "3")])
+def test_the_jobs_omp_num_threads_counts_for_every_library(given, expected):
+    """OpenBLAS and MKL would read a variable of their own first."""
+    found = blas.settings(3, {"OMP_NUM_THREADS": given})
+    assert {found[name] for name in blas.THREADS} == {expected}

@@ -136,10 +136,21 @@ def test_what_runs_ends_with_its_supervisor(tmp_path, nothing_left):
         time.sleep(0.01)
 
 
+def test_a_command_of_several_programs_goes_on_with_each(tmp_path):
+    """As mpirun starts them on hosts of several kinds."""
+    command = ["mpirun", "-n", "1", "a", "--out", "r", ":", "-n", "1", "b", "--out=r", ":", "-n", "1", "c"]
+    assert next_command(command, tmp_path) == command
+    Checkpoints(tmp_path / "checkpoints").save({"steps": np.array(3)}, {})
+    resume = ["--resume", str(tmp_path)]
+    assert next_command(command, tmp_path) == [*command[:6], *resume, *command[6:11], *resume, *command[11:]]
+    assert next_command([*command[:6], "--resume", "r"], tmp_path) == [*command[:6], "--resume", "r"]
+
+
 def test_commands(tmp_path):
     assert directory_of(["x", "--out", "a"]) == directory_of(["x", "--resume=a"]) == Path("a")
     assert directory_of(["x", "--resume", "b", "--out", "a"]) == Path("a")
-    assert directory_of(["x", "--out"]) is None
+    assert directory_of(["x", "--out"]) is None and directory_of(["x", "--out", "a", "--no-out"]) is None
+    assert directory_of(["x", "--out", "a", "--out=b"]) == Path("b"), "as argparse has it"
     assert last_step(tmp_path) == -1 and next_command(["x"], tmp_path) == ["x"]
     with pytest.raises(ValueError, match="add --out DIR"):
         Supervisor(["x"])

@@ -120,6 +120,67 @@ def test_a_death_before_all_have_begun_ends_a_job_whose_ranks_survive(monkeypatc
     assert "mpiexec itself" not in "".join(said)
 
 
+SLOW = """#!/bin/sh
+[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.0"; exit; }
+while [ "$1" != sh ]; do shift; done
+OMPI_COMM_WORLD_RANK=0 "$@" &
+until [ -e go ]; do sleep 0.05; done
+OMPI_COMM_WORLD_RANK=1 "$@"
+wait
+"""
+
+
+def test_a_slow_start_is_no_death(monkeypatch, tmp_path):
+    """The second rank is started long after the first: until then nobody has died."""
+    made, looks, numbers = tmp_path / "mpiexec", [], processes.numbers
+    made.write_text(SLOW)
+    made.chmod(0o755)
+
+    def looked(ranks):
+        looks.append(numbers(ranks))
+        if looks[-5:] == [{"0"}] * 5:
+            (tmp_path / "go").touch()
+        return looks[-1]
+
+    monkeypatch.setattr(launcher, "find_mpiexec", lambda: made)
+    monkeypatch.setattr(launcher, "SOON", 0.05)
+    monkeypatch.setattr(processes, "numbers", looked)
+    code = (
+        "import os, time; from parallel.launch import launcher\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    launcher.begun(); launcher.ended(7); open('done', 'w').close()\n"
+        "while not os.path.exists('done'): time.sleep(0.01)"
+    )
+    assert launcher.run(["-c", code], 2, cwd=tmp_path, survive=True, timeout=PATIENCE) == 7
+    assert {"0"} in looks
+
+
+@pytest.mark.skipif(bool(launcher.why_all_end()), reason=str(launcher.why_all_end()))
+def test_a_full_memory_leaves_the_status_of_a_job_whose_ranks_survive(tmp_path):
+    """What is written at the end has its place from the beginning."""
+    code = (
+        RANK + "import resource, signal; from parallel.launch import launcher\n"
+        "launcher.begun(); comm.Barrier()\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2, 2))\n"
+        "launcher.ended(3) if rank == 0 else None\n"
+        "comm.Barrier()"
+    )
+    assert launcher.run(["-c", code], 2, survive=True, timeout=PATIENCE) == 3
+
+
+def test_nobody_reads_what_ranks_say(nothing_left):
+    """As after `| head`: the error comes once, and the ranks have ended."""
+    heard = []
+
+    def receive(line):
+        heard.append(line)
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        launcher.run(["-c", "import time\nwhile True: print('more', flush=True); time.sleep(0.01)"], 2, stdout=receive)
+    assert len(heard) == 1
+
+
 def test_an_mpiexec_with_ranks_is_left_alone():
     lines = []
     with launcher.Job(["-c", STUBBORN], 2, stdout=lines.append) as job:
@@ -144,8 +205,8 @@ def test_environment_defaults_yield_to_the_user(monkeypatch):
     names = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
     code = f"import os, sys; print(*(os.environ[name] for name in {names}), sys.stdin.read())"
     status, lines = run(code, 1)  # reading stdin ends at once: it is closed
-    assert status == 0 and lines[-1].split() == ["7", str(launcher.cores()), str(launcher.cores())]
-    ours = launcher.settings(1000, launcher.find_mpiexec())
+    assert status == 0 and lines[-1].split() == ["7", "7", "7"], "OpenBLAS reads its own variable first"
+    ours = launcher.settings(1000, launcher.find_mpiexec(), {})
     assert ours["OPENBLAS_NUM_THREADS"] == "1"
 
 
@@ -322,8 +383,12 @@ def test_a_run_is_continued_as_it_was_started(monkeypatch, environment, start):
         ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, 5, 8),  # srun without PMI: still not ours to launch
         ({"SLURM_PROCID": "0"}, None, None),  # a batch script
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None, None),  # an interactive shell on a node
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}, 0, None),  # a notebook server under srun
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0, None),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "RINGPROP_JOB": "x"}, 0, 1),  # of this launcher
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "RINGPROP_JOINS": "4"}, 0, 4),
     ],
-    ids=["plain", "openmpi", "mpich", "srun-pmix", "srun", "sbatch", "salloc"],
+    ids=["plain", "openmpi", "mpich", "srun-pmix", "srun", "sbatch", "salloc", "hub", "hub-pmix", "own", "joins"],
 )
 def test_inside_by_environment(monkeypatch, environment, rank, size):
     for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"):
@@ -333,7 +398,7 @@ def test_inside_by_environment(monkeypatch, environment, rank, size):
         monkeypatch.setenv(name, value)
     assert launcher.rank_from_environment() == rank
     assert launcher.size_from_environment() == size
-    assert launcher.inside() == (rank is not None)
+    assert launcher.inside() == (size is not None)
     if launcher.inside():
         with pytest.raises(launcher.LaunchError, match=f"itself rank {rank} of an MPI job"):
             launcher.run(["-c", ""], 2)

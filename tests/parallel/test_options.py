@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from parallel.command import options, rules
-from parallel.command.options import FIELDS, TOPICS, TYPES, OptionError, Options, flag, names_of
-from parallel.command.parsing import help_text, parse
+from parallel.command.options import FIELDS, TOPICS, TYPES, OptionError, Options, flag, names_of, off_flag
+from parallel.command.parsing import help_text, parse, parser
 from parallel.launch.blas import THREADS
 
 ROOT = Path(__file__).parents[2]
@@ -141,3 +141,57 @@ def test_tables_of_rules_name_options_and_values_that_exist():
     assert named <= set(FIELDS)
     for name, (other, values) in rules.READ_BY.items():
         assert set(values) < set(FIELDS[other].metadata["choices"]), name
+
+
+def test_every_switch_and_every_option_without_a_default_can_be_taken_back(tmp_path):
+    """On the command line over a TOML file and the config.json of a run; there, and in the file, as no_x."""
+    taken_back = [name for name in FIELDS if TYPES[name] is bool or FIELDS[name].default is None]
+    assert {"elastic", "timeline", "memory", "inspect", "no_pictures", "mesh", "compress"} < set(taken_back)
+    for name in taken_back:
+        given = [flag(name)] if TYPES[name] is bool else [flag(name), {int: "3", str: "x"}[TYPES[name]]]
+        found = vars(parser().parse_args([*given, off_flag(name)]))
+        assert found == {name: FIELDS[name].default}, name
+        assert vars(parser().parse_args([off_flag(name), *given])) != found, "the last one counts"
+    for name in set(FIELDS) - set(taken_back):
+        assert not off_flag(name)
+    file, run = tmp_path / "some.toml", tmp_path / "run"
+    run.mkdir()
+    on = {"elastic": "shrink:min=1", "timeline": True, "memory": True, "inspect": True, "no_pictures": True}
+    off = ["--no-elastic", "--no-timeline", "--no-memory", "--no-inspect", "--pictures"]
+    (run / "config.json").write_text(json.dumps({"lr": 0.25, "ranks": 2} | on))
+    file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in on.items()))
+    for place in (["--config", str(file)], ["--resume", str(run)]):
+        kept, dropped = parse(place), parse([*place, *off])
+        assert all(getattr(kept, name) == value for name, value in on.items())
+        assert not any(getattr(dropped, name) for name in on)
+    file.write_text("no-elastic = true\nno_timeline = true\nno-memory = false\npictures = true\n")
+    found = parse(["--resume", str(run), "--config", str(file)])
+    assert (found.elastic, found.timeline, found.memory, found.no_pictures) == (None, False, True, False)
+    assert found.inspect and parse(["--resume", str(run), "--no-resume"]).resume is None
+    for text, words in (
+        ("no-elastic = 1", "no_elastic must be true or false, given 1"),
+        ('elastic = "shrink"\nno-elastic = true', "no_elastic and elastic contradict each other"),
+    ):
+        file.write_text(text)
+        with pytest.raises(OptionError, match=words):
+            parse(["--config", str(file)])
+    with pytest.raises(OptionError, match=r"that run has --seed 5, given 0"):
+        (run / "config.json").write_text(json.dumps({"seed": 5}))
+        parse(["--resume", str(run), "--seed", "0"])
+    with pytest.raises(OptionError, match=r"that run has --clip norm:1, given --no-clip: leave it out"):
+        (run / "config.json").write_text(json.dumps({"clip": "norm:1"}))
+        parse(["--resume", str(run), "--no-clip"])
+
+
+def test_ranks_need_only_have_alike_what_their_sums_depend_on(monkeypatch):
+    """A supervisor, mpiexec or a shell gives each host an environment of its own."""
+    here, there = Options(), Options(out="elsewhere", ranks=4)
+    monkeypatch.setenv("RINGPROP_SUPERVISED", "a")
+    first = rules.settings(here)
+    for name in ("RINGPROP_SUPERVISED", "RINGPROP_COMMAND", "RINGPROP_JOB", "RINGPROP_RECORD", "RINGPROP_DATA"):
+        monkeypatch.setenv(name, "another")
+    rules.check_alike([first, rules.settings(there)])
+    for name in ("RINGPROP_ALLREDUCE", "RINGPROP_REDUCE_SCATTER", "RINGPROP_TUNE", "RINGPROP_WATCH"):
+        with monkeypatch.context() as patch, pytest.raises(OptionError, match=f"disagree on {name}: .* has None, .* x"):
+            patch.setenv(name, "x")
+            rules.check_alike([first, rules.settings(there)])

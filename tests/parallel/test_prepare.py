@@ -115,7 +115,7 @@ WRONG = [
     ("--out /proc/ringprop", "--out /proc/ringprop: nothing can be written into /proc"),
     ("--out /proc/self/ringprop/run", "nothing can be written into /proc/self"),
     ("--strategy fsdp --offload /proc/ringprop", "--offload /proc/ringprop: nothing can be written into /proc"),
-    ("--model mlp:64,99999999999,10", "parameters and their gradients take 55,879 GiB, and this machine has"),
+    ("--model mlp:64,99999999999,10", "parameters and their gradients take 55,879 GiB, and there are"),
     ("--model mlp:64,9999999999999999999999,10", "parameters and their gradients take"),
     ("--model transformer:128,4,1000000000 --data stdlib", "transformer has at most 1000 blocks, given 1000000000"),
     ("--strategy pps", "--strategy pps: expected one of ddp"),
