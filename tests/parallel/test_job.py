@@ -32,7 +32,7 @@ HELD = f"""
 import sys, time
 from parallel.command import main
 
-def then_hold(threads):
+def then_hold(threads, asked=None):
     set_threads(threads)
     from nn.training import keeping
 
