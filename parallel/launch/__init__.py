@@ -3,6 +3,7 @@
 | file | holds |
 |---|---|
 | launcher.py | mpiexec and its ranks, none of which is ever left behind |
+| limits.py | cores and memory that containers and Slurm leave to this process |
 | blas.py | threads and kernels of NumPy's products |
 | processes.py | finding the processes of a job, and ending them |
 | notebook.py | %%mpi: a notebook cell on ranks |
