@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 OPTIONS = 1 << 20  # bytes of a file of options
 TABLE = 16 << 20  # bytes of a table, a manifest, a result, the records of a run: a hundred times a large one
-TEXT = 64 << 20  # bytes of a trace
+TRACE = 64 << 20  # bytes of a trace
 DIGITS = 300  # of a whole number in JSON: what a float can hold
 KINDS = (
     (stat.S_ISFIFO, "a FIFO"),

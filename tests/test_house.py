@@ -23,8 +23,8 @@ FLOORS = {
         "analysis",
     ),
     "collectives": (
-        "steps", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing", "report",
-        "puzzles", "choosing", "running", "communicator",
+        "steps", "reading", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing",
+        "report", "puzzles", "choosing", "running", "communicator",
     ),
     "parallel": (
         "launch", "reports", "mesh", "passes", "exchange", "trainer", "strategies", "planning",
@@ -35,7 +35,7 @@ FLOORS = {
 BELOW = {"nn": (), "collectives": (), "parallel": ("nn", "collectives")}
 
 FOREIGN = {
-    "nn": {"numpy", "matplotlib"},
+    "nn": {"numpy", "matplotlib", "PIL"},
     "collectives": {"numpy", "matplotlib", "PIL", "mpi4py"},
     "parallel": {"numpy", "matplotlib", "mpi4py", "threadpoolctl", "IPython"},
 }

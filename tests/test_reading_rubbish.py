@@ -254,6 +254,32 @@ def table(rng):
         yield json.dumps({"node": {"allreduce": [value, [None, "ring"]]}}).encode()
 
 
+def image(rng):
+    from PIL import Image
+
+    pixels = Image.frombytes("RGB", (9, 7), rng.randbytes(189))
+    for name in ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP"):
+        out = io.BytesIO()
+        pixels.save(out, name)
+        yield out.getvalue()
+    yield b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n{} loop\n%%EOF\n"
+    yield b"P6 60000 60000 255\n"
+    yield b"P6 8000 8000 255\n"
+    yield b"BM" + bytes(8) + struct.pack("<IIiiHHIIiiII", 54, 40, 30000, 30000, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+def profile(rng):
+    head = "layer,forward_ms,backward_ms,output_bytes,parameter_bytes\n"
+    yield (head + "Linear(4 10),0.453,0.474,1024000,16388000\nReLU,0.1,0.2,1024,0\n").encode()
+    yield from (f"{head}x,{value},1,1,1\n".encode() for value in VALUES)
+    yield from (b"", head.encode(), b"\0", b'"' + b"a" * 200_000, b"a," * 100_000)
+
+
+def schedule(rng):
+    yield b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    yield from (b"", b"\n" * 1000, b"0F0", b"9" * 5000 + b"F0", b'"' + b"0" * 200_000, b"0F0," * 10_000, b"\xff")
+
+
 WORDS = [b"null", b"true", b"-1", b"1e400", b"NaN", b'""', b"[]", b"{}", b"[[[", b"\0", b"\xff\xfe", b"1" + b"0" * 400]
 NUMBERS = [0, 1, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -300,14 +326,17 @@ def readers():
     from nn.data import DataError
     from nn.data.cifar import read_cifar
     from nn.data.idx import read_idx
+    from nn.data.photos import read_photo
     from nn.data.sources import load
     from nn.files.safetensors import TensorError, Tensors
     from nn.files.trained import FileError
     from nn.files.trained import load as load_network
     from nn.training.checkpoints import CheckpointError, Checkpoints
+    from parallel.command.axes import written
     from parallel.command.options import OptionError, Options
     from parallel.command.parsing import read_toml, resumed
     from parallel.command.rules import check
+    from parallel.planning.profile import read_profile
 
     def of_directory(path):
         for key in ("x_train", "y_train", "x_test", "y_test"):
@@ -363,6 +392,9 @@ def readers():
         "saved": (saved, "network.npz", load_network, FileError),
         "tensors": (tensors, "arrays.safetensors", of_tensors, TensorError),
         "saved tensors": (tensors, "network.safetensors", load_network, FileError),
+        "image": (image, "image.jpg", lambda path: read_photo(path)[0].sum(), DataError),
+        "profile": (profile, "profile.csv", read_profile, ValueError),
+        "schedule": (schedule, "schedule.csv", lambda path: written(str(path)), OptionError),
     }
 
 
@@ -466,7 +498,7 @@ def in_a_fork(call, *arguments):
     "name",
     [
         *("idx", "cifar", "npz", "npy", "checkpoint", "manifest", "config", "toml", "network", "table"),
-        *("saved", "tensors", "saved tensors"),
+        *("saved", "tensors", "saved tensors", "image", "profile", "schedule"),
     ],
 )
 def test_rubbish_is_refused(name, first, last):
@@ -474,6 +506,81 @@ def test_rubbish_is_refused(name, first, last):
     status, said, errors = in_a_fork(work, name, first * times, last * times)
     assert status == 0, errors
     assert int(said) > times * (last - first) / 4, "control: much of it is rubbish"
+
+
+def odd(name):
+    """In a process of its own: what is no file, or one without end, in the place of a reader's file."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    files, place, read, error = readers()[name]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(next(iter(files(random.Random(0)))))
+        if name != "manifest":
+            read(path)  # whatever is needed is imported
+        sizes = {"checkpoint": 0, "manifest": 1 << 32, "config": 1 << 32, "toml": 1 << 32}
+        kinds = {
+            "a FIFO": lambda: os.mkfifo(path),
+            "a link to one": lambda: (os.mkfifo(path.with_name("fifo")), path.symlink_to(path.with_name("fifo"))),
+            "a device": lambda: path.symlink_to("/dev/zero"),
+            "a directory": path.mkdir,
+            "a link to itself": lambda: path.symlink_to(path),
+            "a sparse file": lambda: (path.touch(), os.truncate(path, sizes.get(name, 1 << 32))),
+        }
+        if name == "checkpoint":
+            entry = CHECKPOINT["checkpoints"][0] | {"sha256": "0" * 64}
+            (path.parent / "manifest.json").write_text(json.dumps(CHECKPOINT | {"checkpoints": [entry]}))
+            read = readers()["manifest"][2]
+            read = (lambda of_manifest: lambda path: of_manifest(path.with_name("manifest.json")))(read)
+        for kind, make in kinds.items():
+            path.unlink()
+            make()
+            tracemalloc.start()
+            faulthandler.dump_traceback_later(LONGEST, exit=True)
+            try:
+                read(path)
+            except (error, OSError) as told:
+                assert str(path.parent) in str(told), f"{kind}: does not name the file: {told}"
+            else:
+                raise AssertionError(f"{kind} was read")
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                most = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+            assert most < SPARE, f"{kind} took {most:,} bytes"
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+                path.touch()
+    print("done")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "idx",
+        "cifar",
+        "npz",
+        "npy",
+        "checkpoint",
+        "manifest",
+        "config",
+        "toml",
+        "network",
+        "table",
+        "saved",
+        "tensors",
+        "saved tensors",
+        "image",
+        "profile",
+        "schedule",
+    ],
+)
+def test_only_files_are_read(name):
+    """A FIFO would hold whoever opens it, a device may never end, a sparse file takes memory but no disk."""
+    status, said, errors = in_a_fork(odd, name)
+    assert (status, said) == (0, "done\n"), errors
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import EQUAL, by_messages
+from collectives.reading import read_json
 
 ANY = float("inf")
 Rows = list[tuple[float, str]]  # (longest message in bytes for which it holds, algorithm), shortest first
@@ -297,7 +298,7 @@ def load(file: str | Path) -> dict[str, dict[str, Rows]]:
         where the file holds none, names what there is not, or its rows do not rise; the message names the file
     """
     try:
-        table = json.loads(Path(file).read_text())
+        table = read_json(file)
         for place, operations in table.items():
             if place not in TABLE:
                 raise ValueError(f"no place {place!r}: there are {', '.join(TABLE)}")

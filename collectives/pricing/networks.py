@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collectives.reading import read_json
+
 
 class Point(NamedTuple):
     """What messages of one length cost, measured; seconds.
@@ -306,7 +308,7 @@ class Network:
             The file is not JSON, or a field is missing, unknown or out of range; the message names the file.
         """
         try:
-            return cls.of(json.loads(Path(file).read_text()))
+            return cls.of(read_json(file))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
             raise ValueError(f"{file}: not a network description ({type(error).__name__}: {error})") from error
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.reading import open_file
+
 MOST_AXES = 64  # of an array of NumPy
 LARGEST_RATIO = 1032  # of DEFLATE: 258 bytes from two bits
 NUMBERS = "biuf"  # kinds of dtype: booleans, whole numbers, floats
@@ -97,7 +99,7 @@ def map_npy(path: Path) -> np.ndarray:
     OSError
         It is not there, or cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         shape, fortran, dtype, start = read_header(file.read(HEADER), os.fstat(file.fileno()).st_size)
         return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
 
@@ -110,6 +112,8 @@ class Archive(Mapping):
     path : path
     kinds : str
         Of dtype that are allowed.
+    compressed : bool
+        Whether arrays may be: a small file then makes a thousand times as much memory.
 
     Raises
     ------
@@ -119,14 +123,14 @@ class Archive(Mapping):
         It is not there, or cannot be read.
     """
 
-    def __init__(self, path: str | Path, kinds: str = NUMBERS):
-        self._raw = open(path, "rb")  # noqa: SIM115 - closed with the archive
+    def __init__(self, path: str | Path, kinds: str = NUMBERS, compressed: bool = True):
+        self._raw = open_file(path)  # closed with the archive
         try:
             self._zip = zipfile.ZipFile(self._raw)
         except Exception as error:  # of a damaged archive zipfile raises whatever its parts raise
             self._raw.close()
             raise ArrayError(_said(error)) from error
-        self._kinds, self._size = kinds, os.fstat(self._raw.fileno()).st_size
+        self._kinds, self._compressed, self._size = kinds, compressed, os.fstat(self._raw.fileno()).st_size
         self._members = {member.filename.removesuffix(".npy"): member for member in self._zip.infolist()}
 
     def check(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -135,6 +139,8 @@ class Archive(Mapping):
         ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: LARGEST_RATIO}.get(member.compress_type)
         if ratio is None:
             raise ArrayError(f"{member.filename}: compressed in a way that numpy.savez does not know")
+        if ratio > 1 and not self._compressed:
+            raise ArrayError(f"{member.filename}: compressed, and here only arrays that numpy.savez wrote are read")
         if member.file_size > ratio * min(member.compress_size, self._size):
             raise ArrayError(f"{member.filename}: {member.file_size} bytes cannot come from {member.compress_size}")
         try:
@@ -153,6 +159,13 @@ class Archive(Mapping):
                 return np.lib.format.read_array(file, allow_pickle=False)
         except Exception as error:
             raise ArrayError(f"{member.filename}: {_said(error)}") from error
+
+    def text(self, name: str, longest: int) -> str:
+        """A text of at most so many characters; errors are those of `__getitem__`."""
+        shape, dtype = self.check(name)
+        if shape != () or dtype.kind != TEXT or dtype.itemsize > 4 * longest:
+            raise ArrayError(f"{name} must be a text of at most {longest:,} characters, given {dtype}{shape}")
+        return str(self[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)

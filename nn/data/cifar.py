@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.reading import open_file
+
 from .dataset import DataError, check_labels
 
 PIXELS = 3 * 32 * 32
+LARGEST = 1 << 28  # bytes of a file: CIFAR-100 has 154 MB in one
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -25,7 +28,8 @@ def read_cifar(paths: Iterable[Path], label_bytes: int = 1, classes: int = 10) -
     """
     images, labels = [], []
     for path in paths:
-        content = np.fromfile(path, np.uint8)
+        with open_file(path, LARGEST) as file:
+            content = np.fromfile(file, np.uint8)
         record = label_bytes + PIXELS
         if len(content) == 0 or len(content) % record:
             raise DataError(

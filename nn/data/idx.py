@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from nn.data.arrays import LARGEST_RATIO, ArrayError, nbytes
+from nn.reading import open_file
 
 from .dataset import DataError
 
@@ -43,7 +44,7 @@ def read_idx(path: str | Path, ndim: int | None = None, dtype=None) -> np.ndarra
         says.
     """
     path = Path(path)
-    with open(path, "rb") as raw:
+    with open_file(path) as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         size = os.fstat(raw.fileno()).st_size

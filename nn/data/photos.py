@@ -5,43 +5,93 @@ What has to be done is done by plain means, and told in words, for a wrong sampl
 
 from __future__ import annotations
 
+import math
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from nn.data.dataset import DataError
+from nn.reading import open_file
 
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue: how bright they look (ITU-R BT.601)
 FITS = ("crop", "pad", "stretch")
+# Formats that are read, whatever the file is called. Of others some are handed to a program (PostScript).
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM")
+LARGEST = 256 << 20  # bytes of a file
+MOST_PIXELS = 1 << 26  # of an image that is decoded: 268 MB
+ENOUGH_PIXELS = 1 << 22  # of an image that is kept in floats: 100 MB
+ORIENTATION = 0x0112  # of EXIF
+# Orientation -> what Pillow calls the turn.
+TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 
-def read_photo(path: str | Path) -> np.ndarray:
-    """The image in a file, (height, width, channels) float64 in 0 .. 1; what is transparent lies on white.
+def read_photo(path: str | Path) -> tuple[np.ndarray, list[str]]:
+    """Read an image file: (height, width, channels) float64 in 0 .. 1, and what was done to it, in words.
+
+    Transparent pixels lie on white. An image is turned as its camera says (EXIF); one of more than ENOUGH_PIXELS is
+    averaged over squares of pixels.
 
     Raises
     ------
     DataError
-        It is no image that can be read.
+        It is no image of a format that is read, it is damaged, or it has more than MOST_PIXELS.
     OSError
-        There is no such file.
+        There is no such file, or it is no regular one.
     """
-    from matplotlib.image import imread
+    from PIL import Image
 
     path = Path(path)
-    with open(path, "rb"):
-        pass  # what is wrong with the name is said by the system
-    try:
-        raw = np.asarray(imread(path))
-    except Exception as error:  # a reader of images raises whatever its parts do
-        raise DataError(f"{path}: no image that can be read ({error})") from error
-    image = raw / (1 if raw.dtype.kind == "f" else np.iinfo(raw.dtype).max)
-    image = image[..., None] if image.ndim == 2 else image
-    if image.ndim != 3 or image.shape[2] not in (1, 2, 3, 4) or 0 in image.shape:
-        raise DataError(f"{path}: expected (height, width, channels), given {image.shape}")
-    if image.shape[2] in (2, 4):
-        image, opaque = image[..., :-1], image[..., -1:]
-        image = image * opaque + (1 - opaque)
-    return image.astype(np.float64)
+    with open_file(path, LARGEST) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of large images: those are refused below
+        try:
+            image = Image.open(file, formats=FORMATS)
+            width, height = image.size
+            if width * height <= MOST_PIXELS:
+                return _decoded(image)
+        except Exception as error:  # a reader of images raises whatever its parts do
+            why = f"{error}" if type(error) is not Image.UnidentifiedImageError else f"known are {', '.join(FORMATS)}"
+            raise DataError(f"{path}: no image that can be read ({why})") from error
+    raise DataError(
+        f"{path}: {width}x{height} are {width * height:,} pixels, and at most {MOST_PIXELS:,} are read: scale it down"
+    )
+
+
+def _decoded(image) -> tuple[np.ndarray, list[str]]:
+    """The pixels of an image of Pillow's, and what was done to them."""
+    from PIL import Image
+
+    done = []
+    turn = TURNS.get(image.getexif().get(ORIENTATION))
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel, grey
+        pixels = np.asarray(image)
+        most = 65535 if image.format == "PNG" or pixels.max(initial=0) > 255 else 255
+        image = Image.fromarray(np.clip(pixels * (255 / most), 0, 255).astype(np.float32))  # mode F
+    elif image.mode not in ("L", "LA", "RGB", "RGBA") or "transparency" in image.info:
+        clear = "transparency" in image.info or image.mode in ("PA", "La", "RGBa")
+        grey = image.mode in ("1", "L", "La")
+        image = image.convert({(True, True): "LA", (True, False): "L", (False, True): "RGBA"}.get((grey, clear), "RGB"))
+    side = math.ceil(math.sqrt(image.width * image.height / ENOUGH_PIXELS))
+    if side > 1:
+        before, image = image.size, image.reduce(side)
+        done.append(f"{before[0]}x{before[1]} averaged to {image.width}x{image.height}")
+    if turn:
+        image = image.transpose(Image.Transpose[turn])
+        done.append("turned as the camera says")
+    pixels = np.asarray(image, np.float64) / 255
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.shape[2] in (2, 4):
+        pixels, opaque = pixels[..., :-1], pixels[..., -1:]
+        pixels = pixels * opaque + (1 - opaque)
+    return pixels, done
 
 
 def fitted(image: np.ndarray, shape: tuple[int, int, int], fit: str = "crop") -> tuple[np.ndarray, list[str]]:

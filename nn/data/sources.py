@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn import reading
 from nn.data.arrays import Archive, ArrayError, map_npy
 
 from .cifar import CIFAR10_CLASSES, read_cifar
@@ -188,7 +189,7 @@ def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
     names = CIFAR10_CLASSES
     if name == "cifar100":
         path = found[files.pop()]
-        names = path.read_text(errors="replace").split()
+        names = reading.read_text(path, reading.OPTIONS, errors="replace").split()
         if len(names) != classes:
             raise DataError(f"{path}: expected the names of {classes} classes, one a line, given {len(names)}")
     parts = [found[file] for file in files[:-1]], [found[files[-1]]]

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.reading import open_file, read_bytes
+
 from .dataset import DataError, Dataset
 
+LARGEST = 1 << 30  # bytes of all texts of a directory: they are joined in memory
 SUFFIXES = (".c", ".h", ".md", ".py", ".rst", ".txt")
 VOCABULARY = tuple(repr(chr(i)) if 32 <= i < 127 else f"\\x{i:02x}" for i in range(256))
 
@@ -46,9 +49,10 @@ def read_text(path: str | Path) -> np.ndarray:
     """
     path = Path(path)
     if not path.is_dir():
-        if path.stat().st_size == 0:
-            raise DataError(f"{path}: the text is empty")
-        return np.memmap(path, np.uint8, "r")
+        with open_file(path) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise DataError(f"{path}: the text is empty")
+            return np.memmap(file, np.uint8, "r")
     files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     return _join(files, path)
 
@@ -70,4 +74,9 @@ def read_standard_library() -> np.ndarray:
 def _join(files: list[Path], root: Path) -> np.ndarray:
     if not files:
         raise DataError(f"{root}: no text found, expected files named *{' *'.join(SUFFIXES)}")
-    return np.frombuffer(b"".join(file.read_bytes() + b"\0" for file in files), np.uint8)
+    if (size := sum(file.stat().st_size for file in files)) > LARGEST:
+        raise DataError(
+            f"{root}: its texts have {size:,} bytes, and at most {LARGEST:,} are joined: write them into one file, "
+            "which is memory-mapped"
+        )
+    return np.frombuffer(b"".join(read_bytes(file, LARGEST) + b"\0" for file in files), np.uint8)

@@ -6,8 +6,9 @@
     the rest    the numbers, little-endian, in C order; offsets count from here
 
 Written and read by hand, for it is that short. What makes a file safe to read is checked, all of it, before an array
-is shown: the header has at most 100 MB and each name once, every array has exactly the bytes of its shape, and arrays
-cover the rest without overlap and without a hole. Source: the format as its authors publish it (safetensors, 2022).
+is shown: the header has at most 16 MiB (the format allows 100 MB) and each name once, every array has exactly the bytes
+of its shape, and arrays cover the rest without overlap and without a hole. Source: the format as its authors publish it
+(safetensors, 2022).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.reading import TABLE, open_file
 from nn.training.checkpoints import replacing
 
 DTYPES = {
@@ -28,7 +30,7 @@ DTYPES = {
 }
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 BFLOAT16 = "BF16"  # the upper half of a float32; NumPy has none, so it is read as float32
-LARGEST_HEADER = 100_000_000
+LARGEST_HEADER = TABLE  # of a network with 30,000 layers; as objects in memory it takes twenty times as much
 MOST_AXES = 64  # of an array of NumPy
 ALIGN = 8  # bytes: the numbers begin at a multiple
 
@@ -98,7 +100,7 @@ class Tensors(Mapping):
 
     def __init__(self, file: str | Path):
         self.file = Path(file)
-        with open(self.file, "rb") as raw:
+        with open_file(self.file) as raw:
             size = os.fstat(raw.fileno()).st_size
             length = int.from_bytes(raw.read(8), "little")
             if size < 8 or length > min(size - 8, LARGEST_HEADER):

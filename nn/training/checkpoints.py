@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nn.reading import open_file, read_json
 from nn.training.stored import PROGRESS, Fragment, Joined, Stored, with_places
 
 FORMAT = 2
@@ -51,7 +52,8 @@ def replacing(path: Path) -> Iterator[Hashed]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     file = None
     try:
-        with open(temporary, "wb") as raw:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as raw:  # a new file: never through a link that somebody else has put there
             file = Hashed(raw)
             yield file
             file.flush()
@@ -130,12 +132,12 @@ class Checkpoints:
 
     def _read_manifest(self) -> dict:
         try:
-            content = json.loads(self._manifest.read_text())
+            content = read_json(self._manifest)
         except FileNotFoundError:
             return {"checkpoints": []}
         except OSError as error:
             raise CheckpointError(f"{self._manifest} cannot be read ({error.strerror})") from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise CheckpointError(f"{self._manifest} is not JSON ({error}): was it edited?") from error
         found = content.get("format") if isinstance(content, dict) else None
         if found not in FORMATS or isinstance(found, bool):
@@ -342,7 +344,7 @@ def write_npz(out: Hashed, pairs: Iterable[tuple[str, np.ndarray]]) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

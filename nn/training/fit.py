@@ -28,6 +28,8 @@ from nn.training.batches import batches
 from nn.training.serial import NonFiniteLoss, Serial
 
 Samples = Loader | Dataset | tuple[np.ndarray, np.ndarray]  # also what has a Loader's `epoch`
+PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")  # what a checkpoint keeps of a Training
+MOST = 1 << 53  # epochs, batches, samples: what a float64 counts
 LOOKED_AT = 500  # samples of a batch that is not trained on
 
 
@@ -66,8 +68,7 @@ class Training:
 
     def progress(self) -> dict:
         """What a checkpoint keeps beside the trainer's state."""
-        keys = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")
-        return {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in PROGRESS}
 
 
 class Callback:
@@ -140,6 +141,7 @@ def fit(
     train = batches(train, trainer, batch, True, "fit: train")
     validation = validation if validation is None else batches(validation, trainer, LOOKED_AT, False, "fit: validation")
     test = test if test is None else batches(test, trainer, LOOKED_AT, False, "fit: test")
+    check_progress(progress or {}, getattr(train, "__len__", lambda: MOST)())
     training = Training(trainer, train, epochs, validation, **(progress or {}))
     for callback in callbacks:
         callback.on_begin(training)
@@ -150,6 +152,46 @@ def fit(
     if test is not None:
         training.result = evaluate(trainer, test)
     return training
+
+
+def check_progress(progress: Mapping, batches: int = MOST) -> None:
+    """Refuse a progress that no training has, as in a checkpoint that was edited: ValueError, in one line.
+
+    Parameters
+    ----------
+    progress : mapping
+        As `Training.progress` returns it; numbers that are missing are 0.
+    batches : int
+        Of an epoch, at most.
+    """
+
+    def refuse(what: str, given: object) -> None:
+        try:
+            shown = f"{given!r:.80}"
+        except ValueError:  # an integer of thousands of digits
+            shown = "a number that is too long to be shown"
+        raise ValueError(f"the progress of a training: {what}, given {shown}: was the checkpoint edited?")
+
+    def is_number(value: object, kinds: type = int | float) -> bool:
+        return isinstance(value, kinds) and not isinstance(value, bool)
+
+    if unknown := sorted(map(str, progress.keys() - set(PROGRESS))):
+        refuse(f"it has {', '.join(PROGRESS)}", unknown[0])
+    for name, most in (("epoch", MOST), ("batch", batches)):
+        if not is_number(value := progress.get(name, 0), int) or not 0 <= value <= most:
+            refuse(f"{name} must be a whole number in 0 .. {most}", value)
+    for name, most in (("samples", MOST), ("seconds", MOST), ("loss_sum", math.inf)):
+        if not is_number(value := progress.get(name, 0)) or (name != "loss_sum" and not 0 <= value <= most):
+            refuse(f"{name} must be a number, not negative", value)
+    history, epochs = progress.get("history", []), progress.get("epoch", 0)
+    if not isinstance(history, list) or len(history) != epochs:
+        refuse(f"history must be a list of the records of epoch {epochs} and those before it", history)
+    for epoch, record in enumerate(history, 1):
+        if not isinstance(record, dict) or record.get("epoch") != epoch:
+            refuse(f"history must have a record of epoch {epoch}", record)
+        for name in ("step", "loss", "seconds", *(key for key in record if str(key).startswith("validation_"))):
+            if not is_number(value := record.get(name)) or (name != "loss" and is_number(value, int) and value > MOST):
+                refuse(f"{name} of epoch {epoch} must be a number", value)
 
 
 def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:

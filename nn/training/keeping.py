@@ -21,8 +21,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from nn.reading import read_text
 from nn.training.callbacks import best_epoch
-from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints
+from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, write_atomically
 from nn.training.fit import Callback
 from nn.training.serial import Serial
 from nn.training.stored import Fragment
@@ -293,11 +294,11 @@ class KeepCheckpoints(Callback):
             if trainer.writer:
                 with suppress(OSError):  # a directory that cannot be written: said when that is tried
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_text(str(token))
+                    write_atomically(file, str(token).encode())
             token = int(trainer.sum(np.array([token], np.float64))[0])
             try:
-                sees = file.read_text() == str(token) and os.access(file.parent, os.W_OK)
-            except OSError:
+                sees = read_text(file, 100) == str(token) and os.access(file.parent, os.W_OK)
+            except (OSError, ValueError):
                 sees = False
             self.shared = not trainer.sum(np.array([not sees], np.float64))[0]
             if trainer.writer:

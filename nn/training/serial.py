@@ -23,8 +23,9 @@ from nn.core.pool import Memory
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from nn.training.loss_scale import LossScale
-from nn.training.stored import Fragment
+from nn.training.stored import Fragment, Stored, Whole
 
+MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
 BUFFERS = {"parameters", "gradients", "statistics"}
@@ -435,9 +436,14 @@ def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Ma
     if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(OWN)):
         return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
     for name, (shape, dtype) in expected.items():
-        array = state[name]
-        if not hasattr(array, "dtype"):
+        if isinstance(state, Stored | Whole):  # of files: an array is read when it is known to be right
+            other, its = state.kind(name)
+        elif not hasattr(array := state[name], "dtype"):
             return f"checkpoint entry {name}: expected an array, given {array!r:.80}"
-        if (array.shape, array.dtype) != (shape, dtype):
-            return f"checkpoint entry {name}: expected {dtype}{shape}, given {array.dtype}{array.shape}"
+        else:
+            other, its = array.shape, array.dtype
+        if (other, its) != (shape, dtype):
+            return f"checkpoint entry {name}: expected {dtype}{shape}, given {its}{other}"
+    if "steps" in expected and not 0 <= int(state["steps"]) <= MOST_STEPS:
+        return f"checkpoint entry steps: expected the number of steps made, given {int(state['steps'])}"
     return ""

@@ -18,9 +18,11 @@ import numpy as np
 from nn.core.layer import Spec, Split
 from nn.core.parts import check_part, join, part_shape
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError, nbytes
+from nn.reading import TABLE, parse_json
 
 PROGRESS, FRAGMENTS = "progress", "fragments"  # entries that are no arrays of the state
 MOST = 1 << 16  # parts of an array
+Kind = tuple[tuple[int, ...], np.dtype]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Stored(Mapping):
     """The arrays of a checkpoint of one file by name, each read when it is asked for: they need not all fit."""
 
     def __init__(self, path: Path):
-        self._file = Archive(path, NUMBERS + TEXT)
+        self._file = Archive(path, NUMBERS + TEXT, compressed=False)
         self._names = dict.fromkeys(self._file)
         for name in self._names:
             self._file.check(name)
@@ -83,6 +85,10 @@ class Stored(Mapping):
         if name not in self._names:
             raise KeyError(name)
         return self._file[name]
+
+    def kind(self, name: str) -> Kind:
+        """(shape, dtype) of an array, which is not read for that."""
+        return self._file.check(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -128,6 +134,11 @@ class Whole(Mapping):
         """Elements of a part."""
         spec, _, count = self._kinds[name]
         return math.prod(part_shape(name, spec, index, count) if count > 1 else spec.shape)
+
+    def kind(self, name: str) -> Kind:
+        """(shape, dtype) of an array, which is not read for that."""
+        spec, dtype, _ = self._kinds[name]
+        return spec.shape, dtype
 
     def __getitem__(self, name: str) -> np.ndarray:
         spec, dtype, count = self._kinds[name]
@@ -178,7 +189,7 @@ class Joined(Whole):
 
     def _open(self, path: Path) -> None:
         """Take up what a file says of its fragments."""
-        file = Archive(path, NUMBERS + TEXT)
+        file = Archive(path, NUMBERS + TEXT, compressed=False)
         self._files.append(file)
         places = _object(file, FRAGMENTS)
         if PROGRESS in file:
@@ -222,7 +233,7 @@ class _Place:
 
 def _object(file: Archive, name: str) -> dict:
     """An entry that is an object of JSON."""
-    found = json.loads(str(file[name]))
+    found = parse_json(file.text(name, TABLE))
     if not isinstance(found, dict):
         raise ValueError(f"{name} must be an object, given {found!r:.40}")
     return found

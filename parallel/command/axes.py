@@ -185,11 +185,11 @@ def arguments(options: Options, data: int) -> dict:
 
 def written(file: str) -> dict:
     """A schedule from a file, as PyTorch writes them."""
+    from nn.reading import TABLE, read_text
     from parallel.strategies.pipeline import actions, checking
 
     try:
-        with open(file, newline="", encoding="utf-8-sig") as text:
-            rows = actions.read(text)
+        rows = actions.read(read_text(file, TABLE, "utf-8-sig"))
         return {"schedule": rows, "micro_batches": checking.check(rows).micro_batches}
     except OSError as error:
         raise OptionError(f"--pipeline {file}: {error.strerror}") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import math
 import re
 import sys
@@ -165,13 +164,12 @@ def joined(argv: list[str]) -> list[str]:
 
 def read_toml(path: str) -> dict:
     """Options from a TOML file: keys as the flags, with _ or - between words."""
+    from nn.reading import read_bytes  # and with it NumPy, which --help does without
+
     try:
-        with open(path, "rb") as file:
-            text = file.read(LARGEST_FILE + 1)
-        if len(text) > LARGEST_FILE or any(line.count(b".") > MOST_DOTS for line in text.splitlines()):
-            raise OptionError(
-                f"--config {path} is no file of options: more than {LARGEST_FILE} bytes, or {MOST_DOTS} dots in a line"
-            )
+        text = read_bytes(path, LARGEST_FILE)
+        if any(line.count(b".") > MOST_DOTS for line in text.splitlines()):
+            raise OptionError(f"--config {path} is no file of options: more than {MOST_DOTS} dots in a line")
         values = {key.replace("-", "_"): value for key, value in tomllib.loads(text.decode()).items()}
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from None
@@ -212,15 +210,17 @@ def of_its_kind(where: str, name: str, value):
 
 def read_config(directory: Path) -> dict:
     """What the config.json of a run says, before anything is made of it."""
+    from nn.reading import OPTIONS, read_json
+
     try:
-        found = json.loads((directory / "config.json").read_text())
+        found = read_json(directory / "config.json", OPTIONS)
     except (FileNotFoundError, NotADirectoryError):
         raise OptionError(
             f"--resume {directory}: no config.json there, so this is not the directory of a run"
         ) from None
     except OSError as error:
         raise OptionError(f"--resume {directory}: config.json cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OptionError(f"--resume {directory}: config.json is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise OptionError(f"--resume {directory}: config.json holds no options")

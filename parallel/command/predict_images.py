@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="predict_images.py", description=__doc__)
     found.add_argument("run", metavar="RUN", help="directory of a run, or a file that nn.save wrote")
-    found.add_argument("images", metavar="IMAGE", nargs="+", help="image files: PNG, JPEG, ...")
+    found.add_argument("images", metavar="IMAGE", nargs="+", help=f"image files: {', '.join(photos.FORMATS)}")
     found.add_argument("--top", type=int, default=3, metavar="K", help="tell the K likeliest classes (default: 3)")
     found.add_argument(
         *("--fit",), choices=photos.FITS, default="crop", help="what is done where the sides' proportion differs"
@@ -71,7 +71,8 @@ def _check_numbers(run: str, key: str, value: object, counts: set[int]) -> None:
 def told(trained: nn.Trained, name: str, options: argparse.Namespace) -> list[str]:
     """The lines about one image."""
     about = trained.about
-    image, done = photos.fitted(photos.read_photo(name), trained.network.in_shape, options.fit)
+    image, before = photos.read_photo(name)
+    image, done = photos.fitted(image, trained.network.in_shape, options.fit)
     if options.invert:
         image = 1 - image
         done.append("inverted")
@@ -79,7 +80,7 @@ def told(trained: nn.Trained, name: str, options: argparse.Namespace) -> list[st
     x = (image * about.get("white", 1)) * scale + shift
     z = trained.predict(x[None].astype(trained.network.dtype))[0]
     names = about.get("class_names") or [str(i) for i in range(len(z))]
-    lines = [f"{name} ({', '.join(done)})"]
+    lines = [f"{name} ({', '.join(before + done)})"]
     if "border" in about and abs(photos.border(image) - about["border"]) > FAR:
         light, dark = ("light", "dark") if about["border"] < photos.border(image) else ("dark", "light")
         other = "leave out" if options.invert else "try"

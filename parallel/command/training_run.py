@@ -14,6 +14,7 @@ import numpy as np
 
 import nn
 from nn.training import callbacks, checkpoints, keeping
+from nn.training.fit import check_progress
 from parallel.command import axes, factory, trained_run
 from parallel.command.factory import Parts, prepare
 from parallel.command.options import Options, changed, flag
@@ -387,6 +388,7 @@ def load(trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict:
     for each in damaged:  # every rank has found it; one says so
         say(f"warning: {each.message}")
     try:
+        check_progress(progress)
         trainer.load_state(state)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from error

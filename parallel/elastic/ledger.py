@@ -19,10 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from nn.data.loader import Loader
+from nn.reading import read_bytes
 from nn.training.fit import Callback
 from nn.training.serial import Serial
 
 Place = tuple[int, int]  # epoch, batch
+LARGEST = 1 << 28  # bytes of a file: eight million lines
 LINE = np.dtype([(name, np.int64) for name in ("generation", "step", "first", "last")])
 
 
@@ -107,7 +109,7 @@ class Ledger(Callback):
     def _open(self, epoch: int, path: Path) -> None:
         if self.file >= 0:
             os.close(self.file)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self.file, self.epoch = os.open(path, flags, 0o666), epoch
 
     def on_epoch(self, training, record):
@@ -132,7 +134,7 @@ class Ledger(Callback):
         """
         steps = np.zeros(samples + 1, int)  # +1 where a slice begins, -1 where it ends
         for path in self.directory.glob(f"{epoch}-*.bin"):
-            content = path.read_bytes()
+            content = read_bytes(path, LARGEST)
             lines = np.frombuffer(content[: len(content) // LINE.itemsize * LINE.itemsize], LINE)
             lines = lines[lines["step"] < self._ends()[lines["generation"]]]
             np.add.at(steps, lines["first"], 1)

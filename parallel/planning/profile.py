@@ -23,6 +23,7 @@ from nn.core.network import Network
 from nn.layers.attention import TransformerBlock
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
+from nn.reading import TABLE, read_text
 
 COLUMNS = ("layer", "forward_ms", "backward_ms", "output_bytes", "parameter_bytes")
 HALF = 2  # bytes of a float16
@@ -76,9 +77,9 @@ def read_profile(path: str | Path) -> list[LayerProfile]:
         takes any time: with file and line
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin with a mark
-            reader = csv.DictReader(file)
-            there, rows = reader.fieldnames or (), [(reader.line_num, row) for row in reader]
+        text = io.StringIO(read_text(path, TABLE, "utf-8-sig"), newline="")  # spreadsheets begin with a mark
+        reader = csv.DictReader(text)
+        there, rows = reader.fieldnames or (), [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: expected a table in CSV, as UTF-8: {error}") from None
     if missing := [name for name in COLUMNS if name not in there]:

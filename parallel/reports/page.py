@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nn.reading import TABLE, read_bytes
 from parallel.reports.breakdown import PARTS, draw_breakdown
 from parallel.reports.runs import RunFiles
 from parallel.reports.timeline import excerpt
@@ -254,7 +255,7 @@ def inspected(run: RunFiles) -> list[str]:
     """The pictures of --inspect, as they are."""
     if not run.pictures:
         return []
-    shown = [embedded(path.read_bytes(), "png", name, name) for name, path in run.pictures.items()]
+    shown = [embedded(read_bytes(path, TABLE), "png", name, name) for name, path in run.pictures.items()]
     return ["<h3>Inspection</h3>", *shown]
 
 

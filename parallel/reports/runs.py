@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nn.reading import TABLE, TRACE, parse_json, read_json, read_text
 from parallel.reports.breakdown import PARTS
 
 PICTURES = ("confusion", "misclassified", "weights", "activations", "gradients", "regions")  # of --inspect
-LARGEST = 64 << 20  # bytes of a trace.json that is read
 
 
 @dataclass
@@ -84,33 +83,16 @@ def read_run(directory: str | Path) -> RunFiles:
     return run
 
 
-def parsed(text: str) -> Any:
-    """What a text in JSON says.
-
-    Raises
-    ------
-    ValueError
-        no JSON, or a whole number of more digits than a float holds, which nothing could draw
-    """
-
-    def whole(digits: str) -> int:
-        if len(digits) > 300:
-            raise ValueError(f"a number of {len(digits)} digits")
-        return int(digits)
-
-    return json.loads(text, parse_int=whole)
-
-
-def _object(run: RunFiles, name: str) -> dict[str, Any]:
+def _object(run: RunFiles, name: str, limit: int = TABLE) -> dict[str, Any]:
     """A JSON file that holds an object; {} and a word about it where it does not."""
     try:
-        found = parsed((run.directory / name).read_text())
+        found = read_json(run.directory / name, limit)
         if isinstance(found, dict):
             return found
         run.problems.append(f"{name} holds no object")
     except OSError as error:
         run.problems.append(f"{name} cannot be read ({error.strerror})")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         run.problems.append(f"{name} is not JSON ({error})")
     return {}
 
@@ -118,14 +100,17 @@ def _object(run: RunFiles, name: str) -> dict[str, Any]:
 def _lines(run: RunFiles) -> list[dict[str, Any]]:
     """The records of metrics.jsonl; a last line that was cut off is left out."""
     try:
-        text = (run.directory / "metrics.jsonl").read_text()
-    except (OSError, ValueError):
+        text = read_text(run.directory / "metrics.jsonl", TABLE)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        run.problems.append(f"metrics.jsonl cannot be read ({getattr(error, 'strerror', None) or error})")
         return []
     records = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            record = parsed(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line)
+        except ValueError:
             record = None
         if isinstance(record, dict):
             records.append(record)
@@ -136,11 +121,7 @@ def _lines(run: RunFiles) -> list[dict[str, Any]]:
 
 def _events(run: RunFiles) -> list[dict[str, Any]]:
     """trace.json as the events that it was made of."""
-    path = run.directory / "trace.json"
-    if not path.is_file():
-        return []
-    if path.stat().st_size > LARGEST:
-        run.problems.append(f"trace.json is larger than {LARGEST >> 20} MiB: open it in Perfetto")
+    if not (run.directory / "trace.json").exists():
         return []
     try:
         return [
@@ -151,7 +132,7 @@ def _events(run: RunFiles) -> list[dict[str, Any]]:
                 "start": 1e-6 * float(event["ts"]),
                 "end": 1e-6 * (float(event["ts"]) + float(event["dur"])),
             }
-            for event in _object(run, "trace.json").get("traceEvents", [])
+            for event in _object(run, "trace.json", TRACE).get("traceEvents", [])
             if event["ph"] == "X"
         ]
     except (KeyError, TypeError, ValueError):

@@ -132,14 +132,16 @@ def test_images_of_every_kind_are_read(tmp_path):
 
     image = np.linspace(0, 1, 48).reshape(4, 4, 3)
     imsave(tmp_path / "colour.png", image)
-    np.testing.assert_allclose(photos.read_photo(tmp_path / "colour.png")[..., :3], image, atol=1 / 255)
+    np.testing.assert_allclose(photos.read_photo(tmp_path / "colour.png")[0][..., :3], image, atol=1 / 255)
     Image.fromarray((image[..., 0] * 255).astype(np.uint8)).save(tmp_path / "grey.jpg", quality=100)
-    grey = photos.read_photo(tmp_path / "grey.jpg")
+    grey = photos.read_photo(tmp_path / "grey.jpg")[0]
     assert grey.shape == (4, 4, 1) and np.abs(grey[..., 0] - image[..., 0]).max() < 0.03
     clear = np.zeros((2, 2, 4))
     clear[0, 0] = (1, 0, 0, 1)
     imsave(tmp_path / "clear.png", clear)
-    np.testing.assert_array_equal(photos.read_photo(tmp_path / "clear.png"), [[[1, 0, 0], [1, 1, 1]], [[1, 1, 1]] * 2])
+    np.testing.assert_array_equal(
+        photos.read_photo(tmp_path / "clear.png")[0], [[[1, 0, 0], [1, 1, 1]], [[1, 1, 1]] * 2]
+    )
 
 
 def test_scaling_keeps_means_and_lines():

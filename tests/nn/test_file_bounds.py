@@ -1,0 +1,134 @@
+"""Files whose arrays are not what they should be take no memory for these: small files that unpack, wrong shapes."""
+
+import hashlib
+import io
+import json
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+import nn
+from nn.data.arrays import Archive, ArrayError
+from nn.training.serial import check_state
+from nn.training.stored import Stored
+
+LITTLE = 1 << 22  # bytes
+
+
+@pytest.fixture
+def traced():
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+
+def rewritten(path, change, how=zipfile.ZIP_STORED):
+    """The same archive, with other arrays by name, compressed or not."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file} | change
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", how) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array)
+    path.write_bytes(out.getvalue())
+
+
+@pytest.fixture
+def trainer():
+    network = nn.Network(nn.Sequential(nn.Linear(3, 2)), (3,))
+    return nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+
+
+def test_a_small_network_file_does_not_unpack(tmp_path, traced):
+    """2,000 x 2,000 zeros are 16 kB where they are compressed; nn.save compresses nothing."""
+    network = nn.Network(nn.Sequential(nn.Linear(2000, 2000)), (2000,))
+    file = nn.save(network, network.layout.zeros(np.float32), tmp_path / "network.npz")
+    rewritten(file, {}, zipfile.ZIP_DEFLATED)
+    assert file.stat().st_size < 40_000
+    tracemalloc.reset_peak()
+    before = traced()
+    with pytest.raises(nn.FileError, match=r"network.npz: .*compressed, and here only arrays"):
+        nn.load(file)
+    assert traced() - before < LITTLE
+
+
+def test_an_entry_of_a_wrong_shape_is_not_read(tmp_path, trainer, traced):
+    kept = nn.Checkpoints(tmp_path)
+    path = kept.save(trainer.state(), {})
+    rewritten(path, {"param/0.W": np.zeros((3000, 1000), np.float32)})
+    state = Stored(path)
+    tracemalloc.reset_peak()
+    before = traced()
+    expected = {name: (array.shape, array.dtype) for name, array in trainer.state().items()}
+    assert "param/0.W: expected float32(3, 2), given float32(3000, 1000)" in check_state(expected, state)
+    assert traced() - before < LITTLE
+    rewritten(path, {}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ArrayError, match="compressed, and here only"):
+        Stored(path)
+
+
+@pytest.mark.parametrize("steps", [-1, 1 << 60])
+def test_steps_that_cannot_have_been_made_are_refused(tmp_path, trainer, steps):
+    state = trainer.state() | {"steps": np.array(steps)}
+    with pytest.raises(ValueError, match=f"entry steps: expected the number of steps made, given {steps}"):
+        trainer.load_state(state)
+    assert trainer.steps == 0
+
+
+def test_texts_are_bounded(tmp_path):
+    np.savez(tmp_path / "texts.npz", short="abc", long="x" * 1000, number=np.arange(3))
+    archive = Archive(tmp_path / "texts.npz", "iU")
+    assert archive.text("short", 3) == "abc"
+    for name in ("long", "number"):
+        with pytest.raises(ArrayError, match=f"{name} must be a text of at most 999 characters"):
+            archive.text(name, 999)
+    archive.close()
+
+
+def test_a_temporary_name_leads_nowhere_else(tmp_path, monkeypatch):
+    """Whoever may write into the directory can guess the name that a file is first written under."""
+    (victim := tmp_path / "victim").write_text("mine")
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    (tmp_path / ".result.json.7.tmp").symlink_to(victim)
+    nn.training.checkpoints.write_atomically(tmp_path / "result.json", b"{}")
+    assert victim.read_text() == "mine" and not (tmp_path / "result.json").is_symlink()
+    assert (tmp_path / "result.json").read_bytes() == b"{}"
+
+
+def signed(directory, progress):
+    """A checkpoint whose progress somebody has changed, and its checksum with it."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    path = directory / manifest["checkpoints"][-1]["file"]
+    rewritten(path, {"progress": np.array(json.dumps(progress))})
+    manifest["checkpoints"][-1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_progress_that_no_training_has_is_refused(tmp_path, trainer):
+    """With the right checksum: one line that names it, before anything is trained."""
+    x, y = np.zeros((8, 3), np.float32), np.zeros(8, int)
+    good = nn.fit(trainer, (x, y), 2, batch=4).progress()
+    kept = nn.Checkpoints(tmp_path)
+    kept.save(trainer.state(), good)
+    record = good["history"][0]
+    wrong = [
+        {"epoch": 10**30}, {"epoch": -1}, {"epoch": 3}, {"epoch": True}, {"epoch": "2"}, {"batch": -1}, {"batch": 99},
+        {"history": []}, {"history": None}, {"history": [record, 7]}, {"history": [record, {}]},
+        {"history": [record, record]}, {"history": [record, good["history"][1] | {"loss": "x"}]},
+        {"samples": -1}, {"samples": 10**30}, {"seconds": -1.0}, {"seconds": "x"}, {"loss_sum": None}, {"foreign": 1},
+        {"history": [record, good["history"][1] | {"step": 10**200}]},
+    ]  # fmt: skip
+    for change in wrong:
+        signed(tmp_path, good | change)
+        _, progress, _ = kept.load()
+        with pytest.raises(ValueError, match="progress") as told:
+            nn.fit(trainer, (x, y), 3, batch=4, progress=progress)
+        assert len(str(told.value)) < 300 and "\n" not in str(told.value), change
+    for missing in ("epoch", "history"):
+        with pytest.raises(ValueError, match=r"progress.*history must be"):
+            nn.fit(trainer, (x, y), 3, progress={key: value for key, value in good.items() if key != missing})
+    signed(tmp_path, good)
+    assert nn.fit(trainer, (x, y), 3, batch=4, progress=kept.load()[1]).epoch == 3
