@@ -68,7 +68,7 @@ class Training:
 
     def progress(self) -> dict:
         """What a checkpoint keeps beside the trainer's state."""
-        return {key: getattr(self, key) for key in PROGRESS}
+        return {key: getattr(self, key) for key in PROGRESS} | {"history": self.history[:]}
 
 
 class Callback:

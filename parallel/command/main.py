@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from parallel.command.options import OptionError, Options
+from parallel.command.options import OptionError, Options, shortened
 from parallel.command.parsing import asks_for_help, parse
 from parallel.command.run_directory import continue_with, default_directory, remove_unfinished
 from parallel.launch import blas, launcher
@@ -282,7 +282,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
     """
     if os.environ.get("RINGPROP_TRACEBACK") and isinstance(error, Exception):
         traceback.print_exception(error)
-    said = str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")
+    said = shortened(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] "))
     if not launcher.inside():
         print(f"{begin}{said}", file=sys.stderr)
         return status

@@ -10,12 +10,24 @@ Nothing here imports NumPy or MPI, so that --help answers at once.
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from dataclasses import dataclass, field
+
+LONGEST_WORD, LONGEST_MESSAGE = 300, 2000  # characters
 
 
 class OptionError(ValueError):
     """An option that makes no sense; the message says which and what would."""
+
+    def __init__(self, message: str):
+        super().__init__(shortened(message))
+
+
+def shortened(message: str) -> str:
+    """A message in which no value of thousands of characters is repeated whole."""
+    message = re.sub(rf"(\S{{{LONGEST_WORD}}})\S+", r"\1...", message)
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
 
 
 def option(

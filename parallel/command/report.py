@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from parallel.command.options import FIELDS, TOPICS, names_of
+from parallel.command.options import FIELDS, TOPICS, names_of, shortened
 from parallel.command.version import commit, version
 
 
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
         made_by = f"ringprop {version()}" + (f", commit {commit()[:12]}" if commit() else "")
         write_page(page(runs, topics, made_by), out)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shortened(str(error))}", file=sys.stderr)
         return 1
     many = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     print(f"{out}: {many}, {out.stat().st_size / 1024:,.0f} KiB, to be opened in a browser")

@@ -10,7 +10,7 @@ import numpy as np
 import nn
 from nn.data import Data, photos
 from nn.data.text import VOCABULARY
-from parallel.command.options import OptionError, Options
+from parallel.command.options import OptionError, Options, shortened
 from parallel.command.parsing import resumed
 
 FILE = "network.npz"
@@ -74,7 +74,7 @@ def opened(place: str) -> nn.Trained:
 
 def said(error: Exception) -> str:
     """What an error says, without the system's number."""
-    return str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] ")
+    return shortened(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] "))
 
 
 def _buffers(network: nn.Network, state) -> list[np.ndarray]:

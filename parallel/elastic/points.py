@@ -80,7 +80,7 @@ class Keeper(Callback):
             self.point = self.trains = None
 
     def _note(self, training: Training) -> None:
-        self.progress = training.progress() | {"history": training.history[:]}
+        self.progress = training.progress()
 
     @property
     def end(self) -> Callback:

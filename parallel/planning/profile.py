@@ -216,7 +216,7 @@ def number(path, line: int, row: dict, column: str) -> float:
     try:
         return float(row[column])
     except (TypeError, ValueError):
-        raise ValueError(f"{path}, line {line}: {column} must be a number, given {row[column]!r}") from None
+        raise ValueError(f"{path}, line {line}: {column} must be a number, given {row[column]!r:.80}") from None
 
 
 def checked(layers: Sequence[LayerProfile], where="profile") -> list[LayerProfile]:
@@ -227,10 +227,10 @@ def checked(layers: Sequence[LayerProfile], where="profile") -> list[LayerProfil
     for i, layer in enumerate(layers):
         for field, value in zip(LayerProfile._fields[1:], layer[1:], strict=True):
             if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{where}: layer {i} ({layer.name}): {field} must be at least 0, given {value}")
+                raise ValueError(f"{where}: layer {i} ({layer.name:.80}): {field} must be at least 0, given {value}")
         if layer.weight_gradient > layer.backward * (1 + 1e-9):
             raise ValueError(
-                f"{where}: layer {i} ({layer.name}): weight_gradient is part of backward's {layer.backward:g} s, given "
-                f"{layer.weight_gradient:g}"
+                f"{where}: layer {i} ({layer.name:.80}): weight_gradient is part of backward's "
+                f"{layer.backward:g} s, given {layer.weight_gradient:g}"
             )
     return layers

@@ -195,3 +195,11 @@ def test_ranks_need_only_have_alike_what_their_sums_depend_on(monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(OptionError, match=f"disagree on {name}: .* has None, .* x"):
             patch.setenv(name, "x")
             rules.check_alike([first, rules.settings(there)])
+
+
+@pytest.mark.parametrize("name", ["lr", "model", "data", "strategy", "loss", "mesh", "schedule", "augment", "x" * 9000])
+def test_values_of_thousands_of_characters_are_not_repeated_whole(name, capsys):
+    from parallel.command.main import WRONG_OPTION, main
+
+    assert main([f"--{name}", "y" * 9000, "--ranks", "2"]) == WRONG_OPTION
+    assert len(capsys.readouterr().err) < 2000

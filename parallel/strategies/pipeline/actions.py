@@ -88,14 +88,14 @@ def parse(text: str) -> Action | Overlap | None:
     if match := OVERLAP.fullmatch(text):
         both = tuple(parse(part) for part in match[1].split(";"))
         if any(not isinstance(action, Action) or action.kind not in COMPUTE for action in both) or len(both) < 2:
-            raise ValueError(f"{text!r}: an overlap is of computations, such as (0F7;7B3)OVERLAP_F_B")
+            raise ValueError(f"{text!r:.80}: an overlap is of computations, such as (0F7;7B3)OVERLAP_F_B")
         return Overlap(both)
     match = ACTION.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is no action: expected stage, kind, micro-batch, such as 2F0, 1I3, 3SEND_F1")
+        raise ValueError(f"{text!r:.80} is no action: expected stage, kind, micro-batch, such as 2F0, 1I3, 3SEND_F1")
     stage, kind, micro_batch = match.groups()
     if (micro_batch is None) != (kind in SHARDING):
-        raise ValueError(f"{text!r}: {kind} goes {'without' if kind in SHARDING else 'with'} a micro-batch")
+        raise ValueError(f"{text!r:.80}: {kind} goes {'without' if kind in SHARDING else 'with'} a micro-batch")
     return Action(int(stage), kind, None if micro_batch is None else int(micro_batch))
 
 
