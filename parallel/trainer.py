@@ -28,7 +28,7 @@ from nn.training.serial import Serial, check_parts
 from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import homes_of
-from parallel.exchange.tail import Tail, differ
+from parallel.exchange.step_result import SizeCode, StepResult, disagreement
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
 
@@ -126,7 +126,7 @@ class Trainer(Serial):
                 samples, targets = self.pass_.take(x, y, micro)
                 computed.append((micro.first, samples))
                 loss = self.compute_gradients(samples, targets, total, micro, loss if micro.adds else 0.0)
-            summed = exchange.sum()
+            result = exchange.sum()
         except BaseException:  # ranks that survive the death of another begin this step again
             self.statistics[:] = self.statistics_before
             raise
@@ -134,7 +134,7 @@ class Trainer(Serial):
             context.ready, context.factors = None, {}
             if exchange.bad and not self.suspects:
                 self.suspects = computed
-        loss, overflowed = self.read(summed, total)
+        loss, overflowed = self.read(result, total)
         if not math.isfinite(loss):
             suspects, self.suspects = self.suspects or computed, []
             raise self.bad_step(loss, suspects)
@@ -152,14 +152,14 @@ class Trainer(Serial):
         loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
             if self.half and self.half.overflowed:
-                exchange.tail.tell_overflow()
+                exchange.message.set_overflow()
             exchange.add()
         return loss
 
     def tell(self, loss: float, total: int, micro: Samples) -> None:
         """The loss of an addend, where one ends: as soon as it is known."""
         if micro.addend is not None:
-            self.exchange.tell(loss, total, micro.addend == 0)
+            self.exchange.tell(loss, total)
 
     def forward(self, x: np.ndarray, training: bool, micro: Samples | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
@@ -177,28 +177,25 @@ class Trainer(Serial):
             if ready := self.run.context.ready:
                 ready(self.held.layout.size)  # whatever the root is
 
-    def read(self, summed: Tail, total: int) -> tuple[float, bool]:
+    def read(self, result: StepResult, total: int) -> tuple[float, bool]:
         """(loss of the batch, whether float16 overflowed) from the sums.
 
-        All ranks are here, and refuse a batch of which they disagree.
+        All ranks are here, and refuse a batch of which they were given different sizes.
         """
-        loss, mean, first = summed.read(self.exchange.addends, self.statistics)
-        mesh, wrong, overflowed = self.mesh, differ(mean, first) or differ(total, first), summed.overflowed
+        loss, samples, overflowed, buffers = result
+        mesh, agreed = self.mesh, samples is not None
         if mesh.model and not self.exchange.apart:  # of the ranks that have one network together, one knows the loss
-            told = np.array([loss if self.pass_.knows else 0.0, wrong, total, overflowed])
-            mesh.sum_model(told)
-            loss, wrong, overflowed = float(told[0]), told[1] > 0 or told[2] != total * mesh.model.size, told[3] > 0
-        if not wrong:
-            return loss, overflowed
-        self.statistics[:] = self.statistics_before
-        self.exchange.take_back()
-        totals = f"it is {first:g} on rank 0, {total} on rank {mesh.rank}"
-        if mesh.model:
-            everyone = mesh.model.allgather((mesh.rank, total, first))
-            totals = ", ".join(f"{mine} on rank {rank} ({other:g} on its first peer)" for rank, mine, other in everyone)
-        elif differ(mean, first):  # all ranks find it
-            totals = ", ".join(map(str, mesh.allgather(total)))
-        raise ValueError(f"step {self.steps}: ranks disagree on the size of the global batch: {totals}")
+            code = SizeCode(mesh.model.size, np.float64)
+            sums = np.array([loss if self.pass_.knows else 0.0, not agreed, overflowed, *code.encode(total)])
+            mesh.sum_model(sums)
+            loss, overflowed = float(sums[0]), sums[2] > 0
+            agreed = not sums[1] and code.decode(sums[3:]) is not None
+        if not agreed:
+            self.statistics[:] = self.statistics_before
+            raise ValueError(disagreement(self.steps, mesh.allgather(total)))
+        if buffers is not None:
+            self.statistics[:] = buffers
+        return loss, overflowed
 
     def check_open(self) -> None:
         """Refuse to train with what has been freed."""
@@ -232,7 +229,6 @@ class Trainer(Serial):
 
     def first_bad(self, parts):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
-        self.exchange.take_back()
         bad = {name for names in self.mesh.allgather(self.exchange.bad_parameters()) for name in names}
         for name in reversed(self.network.layout.specs):
             if name in bad:

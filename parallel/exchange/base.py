@@ -24,7 +24,7 @@ from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
 from nn.training.serial import check_state, state_kinds
 from nn.training.stored import Fragment
-from parallel.exchange.tail import Tail
+from parallel.exchange.step_result import StepMessage, StepResult
 from parallel.mesh import Mesh
 from parallel.passes.whole import Samples, Whole
 
@@ -39,8 +39,8 @@ class Exchange:
         The optimizer's moments that this rank holds.
     p, g : views
         Parameters and gradients as layers see them.
-    tail, summed : Tail
-        What this rank tells beside its gradients, and the sums.
+    message, summed : StepMessage
+        What this rank sends beside its gradients, and the sums.
     sharded : tuple of str
         Of "parameters", "gradients", "moments": what a rank has only a part of.
     adds_up : bool
@@ -103,12 +103,13 @@ class Exchange:
         self.allocate()
 
     def allocate(self) -> None:
-        """Flat buffers; behind the gradients the tail: one vector is summed."""
+        """Flat buffers; behind the gradients the step's message: one vector is summed."""
         layout = self.layout
         self.parameters = layout.zeros(self.dtype)
-        self.vector = np.zeros(layout.size + Tail.room(self.network), self.dtype)
-        self.gradients, self.tail = self.vector[: layout.size], Tail.of(self.vector[layout.size :], self.network)
-        self.summed = self.tail
+        self.vector = np.zeros(layout.size + StepMessage.elements(self.network, self.addends), self.dtype)
+        self.gradients = self.vector[: layout.size]
+        self.message = StepMessage.of(self.vector[layout.size :], self.addends)
+        self.summed = self.message
         self.slots = {name: layout.zeros(self.dtype) for name in self.optimizer.slots}
         self.first_values()
 
@@ -140,16 +141,16 @@ class Exchange:
         if micro and not micro.adds:
             self.gradients[:] = 0
 
-    def tell(self, loss: float, total: int, first: bool) -> None:
+    def tell(self, loss: float, total: int) -> None:
         """The loss of an addend; its statistics are there, too."""
-        self.tail.write(loss, total, first, self.statistics)
+        self.message.write(loss, total, self.statistics)
 
     def add(self) -> None:
         """All gradients of the addend are there."""
 
-    def sum(self) -> Tail:
-        """The sums over all addends of what was told."""
-        return self.summed
+    def sum(self) -> StepResult:
+        """Return the sums over all addends of what they sent."""
+        return self.summed.result()
 
     @property
     def addends(self) -> int:
@@ -171,9 +172,6 @@ class Exchange:
     def update(self) -> None:
         """One step of the optimizer."""
         self.optimizer.update(self.parameters, self.gradients, self.slots, self.step, self.region, self.sum_model)
-
-    def take_back(self) -> None:
-        """The step is refused: whatever was updated in it is as before."""
 
     def part_from(self, whole: Sequence[tuple[int, int]]) -> None:
         """Ranks have died, and this exchange is no more used but for its state.

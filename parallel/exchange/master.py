@@ -48,7 +48,7 @@ class Master(Exchange):
             tree.add(self.vector)
 
     def sum(self):
-        """Sum all on the master, which tells the ranks the sums of the tail."""
+        """Sum all on the master, which sends the sums of the message to all ranks."""
         communicator = self.mesh.communicator
         if self.trees:
             mine = self.trees[0].reduce_scatter()
@@ -59,7 +59,7 @@ class Master(Exchange):
         else:
             communicator.Reduce(self.vector, None, root=MASTER)
         communicator.Bcast(self.vector[self.layout.size :], root=MASTER)
-        return self.summed
+        return super().sum()
 
     def update(self):
         """The master's; the others get its parameters with the next broadcast, and are told if a clip finds no norm."""

@@ -196,7 +196,7 @@ class Messages(Exchange):
     def sum(self):
         if news := self.buckets.sum():
             self.say(news)
-        return self.summed
+        return super().sum()
 
     def describe(self):
         why = f" ({self.why})" if self.why else ""

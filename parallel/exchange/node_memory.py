@@ -40,7 +40,7 @@ from parallel.exchange.base import Exchange
 from parallel.exchange.gradient_factors import Factors, WideWeight, wide_layers
 from parallel.exchange.messages import Buckets
 from parallel.exchange.shadow import Shadow
-from parallel.exchange.tail import Tail
+from parallel.exchange.step_result import StepMessage
 
 
 def why_not(nodes: list[int]) -> str:
@@ -53,8 +53,8 @@ def why_not(nodes: list[int]) -> str:
     return ""
 
 
-# Words of the window's flags: how far gradients are finished; of which step the tail is written; from which sample to
-# which the rank tells factors, NONE where it made gradients.
+# Words of the window's flags: how far gradients are finished; of which step the message is written; from which sample
+# to which the rank tells factors, NONE where it made gradients.
 FINISHED, TOLD, FIRST, LAST, NONE = Word.FINISHED, Word.TOLD, Word.FIRST, Word.LAST, -1
 # Bytes of a block: those that are worth a claim; those of which a cache holds what is read and written.
 SUMS = 1 << 14, 1 << 18
@@ -157,9 +157,10 @@ class NodeMemory(Exchange):
         self.nodes, self.bucketing, self.limit, self.survives = nodes, bucketing, limit, survives
 
     def allocate(self):
-        """Parameters and moments once for the node; of gradients and tails each rank has its own, which others read."""
+        """Parameters and moments once for the node; gradients and messages of each rank, which others read."""
         communicator, nodes, network, optimizer = self.mesh.communicator, self.nodes, self.network, self.optimizer
-        rank, size, tail, dtype = self.mesh.rank, self.layout.size, Tail.room(network), self.dtype
+        rank, size, dtype = self.mesh.rank, self.layout.size, self.dtype
+        behind = StepMessage.elements(network, self.addends)
         here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
         node = note(MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here))))
         self.window = SharedWindow(node, self.limit)
@@ -169,9 +170,9 @@ class NodeMemory(Exchange):
         if len(set(nodes)) > 1:
             self.between = communicator.Split(self.window.rank, sorted(set(nodes)).index(nodes[rank]))
         self.parameters = self.window.common(size, dtype)
-        self.vector = self.window.empty(size + tail, dtype)
+        self.vector = self.window.empty(size + behind, dtype)
         parts = self.window.peers(self.vector).parts
-        self.gradients, self.tail = self.vector[:size], Tail.of(self.vector[size:], network)
+        self.gradients, self.message = self.vector[:size], StepMessage.of(self.vector[size:], self.addends)
         self._refuse_aliases(parts)
 
         cuts = (part(-(-size // ALIGN), self.count, peer) for peer in range(self.count))
@@ -182,10 +183,10 @@ class NodeMemory(Exchange):
         self.factors = Factors(self.window, wide_layers(network) if self.claims and self.pass_.by_samples else ())
         widest = max((layer.shape[1] for layer in self.factors.layers), default=0)
         room = min(size, max(PRODUCTS[1] // dtype.itemsize, widest)) if self.claims else hi - lo
-        self.sums = np.zeros(room + tail, dtype)  # the sums side by side: one message between nodes
-        self.summed = Tail.of(self.sums[room:], network)
+        self.sums = np.zeros(room + behind, dtype)  # the sums side by side: one message between nodes
+        self.summed = StepMessage.of(self.sums[room:], self.addends)
         self._parts, (_, self._adding) = parts, operation(MPI.SUM, dtype)
-        self._sum_tails = self._adding([each[size:] for each in parts], [self.sums[room:]])
+        self._sum_messages = self._adding([each[size:] for each in parts], [self.sums[room:]])
         self._plans: dict[tuple[WideWeight, ...], list[Block]] = {}  # by what is told by factors
         self.steps = self.numbers = 0  # begun, failed ones too; claimed in earlier ones
         self.whole = nodes[rank], 0
@@ -199,7 +200,7 @@ class NodeMemory(Exchange):
             for start, stop in pairwise([0, *self.buckets.stops[:-1], room]):
                 operands = [each[lo + start : lo + stop] for each in parts]
                 self._filling.append(self._adding(operands, [self.sums[start:stop]]))
-            self._filling[-1] += self._sum_tails
+            self._filling[-1] += self._sum_messages
         self.slots = {name: self.window.common(size, dtype) for name in optimizer.slots}
         self.shadow = self._shadow() if self.survives else None
         self.first_values()
@@ -300,8 +301,8 @@ class NodeMemory(Exchange):
         if self.buckets and self.buckets.early:
             self._fill(wait=False)
 
-    def tell(self, loss, total, first):
-        super().tell(loss, total, first)
+    def tell(self, loss, total):
+        super().tell(loss, total)
         if not self.network.mixed:
             self.window.flags.tell(TOLD, self.steps)
 
@@ -310,7 +311,7 @@ class NodeMemory(Exchange):
             self.window.flags.tell(TOLD, self.steps)
 
     def sum(self):
-        """Sum the tails; and the gradients, unless that is left to who updates them."""
+        """Sum the messages; and the gradients, unless that is left to who updates them."""
         flags = self.window.flags
         self.ready(len(self.parameters))
         flags.until(TOLD, self.steps, "the loss")
@@ -318,19 +319,19 @@ class NodeMemory(Exchange):
             self._fill(wait=True)
             if news := self.buckets.sum():
                 self.say(news)
-            return self.summed
-        for add in self._sum_tails:
+            return super().sum()
+        for add in self._sum_messages:
             add()
         if not self.claims:
             self.wait_for(len(self.parameters))
             self._blocks[0].add([])
-        return self.summed
+        return super().sum()
 
     def _fill(self, wait: bool) -> None:
         """Sum this rank's share, bucket by bucket, so far as all ranks of the node have finished it."""
         flags, stops = self.window.flags, self.buckets.stops
         while self.filled < len(stops):
-            last = self.filled == len(stops) - 1  # with the tails
+            last = self.filled == len(stops) - 1  # with the messages
             stop = self.share.stop if last else self.share.start + stops[self.filled]
             late = min(flags.told(FINISHED)) < self.before + stop or (last and min(flags.told(TOLD)) < self.steps)
             if late and not wait:

@@ -33,7 +33,7 @@ from mpi4py.MPI import IN_PLACE, MAX
 from nn.optim.optimizers import SGD
 from nn.training.serial import OWN
 from parallel.exchange.base import Exchange
-from parallel.exchange.tail import Tail
+from parallel.exchange.step_result import StepResult
 
 
 class Replicas(Exchange):
@@ -52,7 +52,7 @@ class Replicas(Exchange):
         In this epoch.
     """
 
-    apart, addends = True, 1
+    apart = True
     phases = (
         ("compute", "compute_gradients", False),
         ("communicate", "exchange.meet_replicas", True),
@@ -71,12 +71,9 @@ class Replicas(Exchange):
         self.settled, self.total = False, total
         return super().begin(step, samples, total, parts)
 
-    def tell(self, loss, total, first):
-        self.tail.head[0] = loss
-
     def sum(self):
         """Move, and meet where it is time; returns this replica's estimate of the loss, its part times the replicas."""
-        own = float(self.tail.head[0])
+        own = float(self.message.loss)
         self.bad |= not math.isfinite(own)
         if not self.bad and not self.error:
             self.move()
@@ -84,7 +81,7 @@ class Replicas(Exchange):
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
         if (self.since >= self.every or self.far()) and self.meet_replicas():
             loss = math.nan
-        return Tail(np.array([loss, self.total, self.total], np.float64), self.statistics)
+        return StepResult(loss, self.total)
 
     def move(self) -> None:
         """A step of this replica; of no samples, too, as that of data parallelism has all moments."""

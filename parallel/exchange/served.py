@@ -24,7 +24,7 @@ from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Memories, Pieces
 from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.push_pull import pull, push, roles, server_slices
-from parallel.exchange.tail import Tail, differ, head
+from parallel.exchange.step_result import StepMessage, StepResult, head_elements
 from parallel.passes.virtual_shards import refuse_norms
 
 
@@ -70,7 +70,9 @@ class Served(Exchange):
 
     def allocate(self):
         mesh, layout, network = self.mesh, self.layout, self.network
-        self.behind = head(network) + 1  # numbers behind every vector: the tail's, and whether the update was refused
+        self.behind = (
+            head_elements(self.addends, self.dtype) + 1
+        )  # numbers behind every vector: of the message, and whether the update was refused
         rank, servers = mesh.rank, len(self.hosts)
         self.works, self.serves = rank in self.workers, rank in self.hosts
         self.slices = server_slices(layout.size + network.state_layout.size, servers)
@@ -78,8 +80,9 @@ class Served(Exchange):
         self.pushed, self.replica = np.zeros((2, count + self.behind), self.dtype)
         self.parameters, self.gradients = self.replica[: layout.size], self.pushed[: layout.size]
         self.first_values()
-        self.tail, self.summed = (
-            Tail(vector[count:-1], vector[layout.size : count]) for vector in (self.pushed, self.replica)
+        self.message, self.summed = (
+            StepMessage(vector[count:-1], vector[layout.size : count], self.addends)
+            for vector in (self.pushed, self.replica)
         )
         self.shares = [slice(lo, max(lo, min(hi, layout.size))) for lo, hi in self.slices]
         self.regions = [layout.region(share.start, share.stop) for share in self.shares]
@@ -110,8 +113,8 @@ class Served(Exchange):
     def _forget_vectors(self) -> None:
         """What a rank that only serves has no use for."""
         self.parameters, self.p, self.g = self.held[: self.n], None, None
-        self.summed = Tail(self.held[-self.behind : -1], np.zeros_like(self.statistics))
-        del self.pushed, self.replica, self.gradients, self.tail
+        self.summed = StepMessage(self.held[-self.behind : -1], np.zeros_like(self.statistics), self.addends)
+        del self.pushed, self.replica, self.gradients, self.message
 
     def _allocate_sums(self) -> None:
         """What sums in another way than worker after worker: trees, or coded pieces."""
@@ -160,10 +163,10 @@ class Served(Exchange):
     def sum(self):
         """Push, let the servers update, pull."""
         if self.pieces:
-            loss, *overflows = self._sum_of_losses()
-            if any(overflows) or not math.isfinite(loss):  # what is left out stays as it is
-                told = np.array([loss, self.total * self.pass_.addends, self.total, *overflows])
-                return Tail(told, self.summed.statistics)
+            result = self._sum_of_heads()
+            # In a step that is not made, what the method has left out stays as it is.
+            if result.overflowed or result.samples is None or not math.isfinite(result.loss):
+                return result
         self.push()
         self.refused = None
         if self.serves:
@@ -175,10 +178,10 @@ class Served(Exchange):
         self.pull()
         if self.works and self.replica[-1]:
             self.refused = self.refused or FloatingPointError("the servers found a norm that is not finite")
-        return self.summed
+        return super().sum()
 
     def push(self) -> None:
-        """Gradients, statistics and the tail from the workers to the servers, which add them up."""
+        """Gradients, statistics and the message from the workers to the servers, which add them up."""
         if self.trees:
             mine, tail = (tree.reduce_scatter() if i == 0 else tree.allreduce() for i, tree in enumerate(self.trees))
             if self.serves:
@@ -193,16 +196,15 @@ class Served(Exchange):
             self.pushes += 1
 
     def serve(self) -> None:
-        """Update this server's slice, unless the tail forbids it: every server has it, and all do the same."""
-        self.held[self.n :] = self.sums[self.n :]  # statistics and tail are sums already
-        tail = Tail(self.sums[-self.behind : -1], self.summed.statistics)
-        loss, told, first = map(float, tail.head[:3])
-        if math.isfinite(loss) and not tail.overflowed and not differ(told / self.pass_.addends, first):
+        """Update this server's slice, unless the message forbids it: every server has it, and all do the same."""
+        self.held[self.n :] = self.sums[self.n :]  # statistics and message are sums already
+        result = StepMessage(self.sums[-self.behind : -1], np.empty(0), self.addends).result()
+        if math.isfinite(result.loss) and not result.overflowed and result.samples is not None:
             among = self._sum_small if len(self.hosts) > 1 else None
             self.optimizer.update(self.held[: self.n], self.sums[: self.n], self.slots, self.step, self.region, among)
 
     def pull(self) -> None:
-        """Parameters, statistics and the tail from the servers to the workers."""
+        """Parameters, statistics and the message from the servers to the workers."""
         self.mesh.communicator.Run(self.pulling, "pull")
 
     def update(self):
@@ -216,13 +218,13 @@ class Served(Exchange):
     def _maximum(self, array: np.ndarray) -> None:
         self.mesh.data.Allreduce(IN_PLACE, array, MAX)
 
-    def _sum_of_losses(self) -> np.ndarray:
-        """The loss, and in mixed precision the overflows, of all workers."""
-        told = np.zeros(self.behind - 3)
+    def _sum_of_heads(self) -> StepResult:
+        """Return what the messages of all workers say, without running statistics."""
+        head = np.zeros(self.behind - 1, self.dtype)
         if self.works:
-            told[0], told[1:] = self.tail.head[0], self.tail.head[3:]
-        self.mesh.sum_all(told)
-        return told
+            head[:] = self.message.head
+        self.mesh.sum_all(head)
+        return StepMessage(head, np.empty(0), self.addends).result()
 
     def tell_epoch(self, steps):
         if self.pieces:
@@ -326,7 +328,7 @@ class Served(Exchange):
         return {"bytes_sent": sent, "bytes_dense": whole * pairs / (len(self.hosts) * len(self.workers))}
 
     def bytes(self):
-        """Of vectors as they are: a server's slice and its sums have running statistics and the tail in them."""
+        """Of vectors as they are: a server's slice and its sums have running statistics and the message in them."""
         values = self.held.nbytes if self.serves else 0
         vectors = self.replica.nbytes if self.works else 0
         moments = sum(slot.nbytes for slot in self.slots.values()) + (self.memories.nbytes if self.memories else 0)

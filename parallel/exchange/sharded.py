@@ -26,7 +26,7 @@ from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.exchange import Pieces
 from parallel.exchange.fixed_tree import TreeSum
 from parallel.exchange.offload import shards
-from parallel.exchange.tail import Tail, head
+from parallel.exchange.step_result import StepMessage, head_elements
 from parallel.exchange.units import ShardRegion, Unit, UnitBuffers, UnitLayout
 from parallel.passes.virtual_shards import refuse_norms
 
@@ -120,19 +120,20 @@ class Sharded(Exchange):
         self.gradient_shard = self.gradients[: self.cut.size]
 
     def _allocate_sums(self) -> None:
-        """The tail, and what sums in another way than by reduce-scatter: a tree for each unit, or coded pieces."""
-        first = head(self.network)
-        message = np.zeros(first + self.network.state_layout.size, self.dtype)
-        self.message, self.tail = message, Tail(message[:first], message[first:])
+        """The message, and what sums in another way than by reduce-scatter: a tree for each unit, or coded pieces."""
+        head = head_elements(self.addends, self.dtype)
+        self.numbers = np.zeros(head + self.network.state_layout.size, self.dtype)
+        self.message = StepMessage(self.numbers[:head], self.numbers[head:], self.addends)
         if not self.pass_.fixed and not self.compressor:
             self.sends = "3, less what need not be gathered again for backward" if self.stage == 3 else "2"
-        self.summed, self.trees, self.pieces, self.updates, self.dense = self.tail, [], [], 0, 0
+        self.summed, self.trees, self.pieces, self.updates, self.dense = self.message, [], [], 0, 0
         mesh, ranks = self.mesh, range(self.mesh.count)
         if self.pass_.fixed:
             for unit in self.cut.units:
                 cuts = [(unit.block * r, unit.block * (r + 1)) for r in ranks]
                 self.trees.append(TreeSum(self.pass_.addends, cuts[-1][1], self.dtype, mesh.communicator, cuts))
-            self.trees.append(TreeSum(self.pass_.addends, len(message), self.dtype, mesh.communicator))  # of the tail
+            # Of the message:
+            self.trees.append(TreeSum(self.pass_.addends, len(self.numbers), self.dtype, mesh.communicator))
         if self.compressor:
             self.compressor.check(self.optimizer)
             mesh.agree({"compression": repr(self.compressor)})
@@ -253,21 +254,21 @@ class Sharded(Exchange):
         if self.trees:
             for unit in self.cut.units if self.stage == 1 else ():
                 self.reduce(self.cut.whole(self.gradients, unit), unit, self.landing)
-            self.trees[-1].add(self.message)
+            self.trees[-1].add(self.numbers)
 
     def sum(self):
         if self.trees:
-            *trees, of_tail = self.trees
+            *trees, of_message = self.trees
             for unit, tree in zip(self.cut.units, trees, strict=True):
                 self.gradient_shard[unit.blocks] = tree.reduce_scatter()
-            self.message[:] = of_tail.allreduce()
-            return self.summed
+            self.numbers[:] = of_message.allreduce()
+            return super().sum()
         for unit in self.cut.units if self.stage == 1 else ():
             block = self.landing[: unit.block]
             self.reduce(self.cut.whole(self.gradients, unit), unit, block)
             self.gradient_shard[unit.blocks] = block
-        self.mesh.sum(self.message)
-        return self.summed
+        self.mesh.sum(self.numbers)
+        return super().sum()
 
     def update(self):
         """Update this rank's blocks, unit after unit; a clip has seen the whole gradient before."""

@@ -24,9 +24,8 @@ import math
 import numpy as np
 from mpi4py import MPI
 
-from nn.core.network import Network
 from parallel.exchange.base import Exchange
-from parallel.exchange.tail import Tail, differ
+from parallel.exchange.step_result import StepMessage, StepResult, disagreement
 
 
 class Stale(Exchange):
@@ -38,7 +37,7 @@ class Stale(Exchange):
         S, at least 1.
     """
 
-    apart, addends, sends = True, 1, "2"
+    apart, sends = True, "2"
     phases = (
         ("compute", "compute_gradients", False),
         ("communicate", "exchange.wait", False),
@@ -52,7 +51,7 @@ class Stale(Exchange):
         super().allocate()
         threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.communicator = self.mesh.communicator.Dup(progress=threads)
-        self.idle = [Flight(np.zeros_like(self.vector), self.layout.size, self.network) for _ in range(self.delay + 1)]
+        self.idle = [Flight(np.zeros_like(self.vector), self.layout.size, self.addends) for _ in range(self.delay + 1)]
         self.flying: list[Flight] = []  # the oldest first
         self.settled = True
 
@@ -69,7 +68,7 @@ class Stale(Exchange):
             flight.request.Test()
 
     def sum(self):
-        own = float(self.tail.head[0])
+        own = float(self.message.loss)
         self.bad |= not math.isfinite(own)
         flight = self.idle.pop()
         flight.vector[:] = self.vector
@@ -79,7 +78,7 @@ class Stale(Exchange):
         loss = own * self.mesh.count if math.isfinite(own) else 0.0
         if len(self.flying) > self.delay and self.land():
             loss = math.nan
-        return Tail(np.array([loss, self.total, self.total], np.float64), self.statistics)
+        return StepResult(loss, self.total)
 
     def update(self):
         """`land` has applied what was due."""
@@ -94,15 +93,11 @@ class Stale(Exchange):
         """
         flight = self.flying.pop(0)
         self.wait(flight)
-        loss, told, first = map(float, flight.tail.head)
-        mean = told / self.mesh.count
-        if differ(mean, first) or differ(flight.total, first):
+        result = flight.message.result()
+        if result.samples is None:
             self.drop()
-            raise ValueError(
-                f"step {flight.step}: ranks disagree on the size of the global batch: it is {first:g} on rank 0, "
-                f"{flight.total} on rank {self.mesh.rank}"
-            )
-        if not math.isfinite(loss):
+            raise ValueError(disagreement(flight.step, self.mesh.allgather(flight.total)))
+        if not math.isfinite(result.loss):
             self.drop()
             return True
         try:
@@ -163,11 +158,12 @@ class Flight:
     vector : flat array
     size : int
         Of the gradients.
-    network : Network
+    addends : int
+        As for StepMessage.
     """
 
-    def __init__(self, vector: np.ndarray, size: int, network: Network):
-        self.vector, self.gradients, self.tail = vector, vector[:size], Tail.of(vector[size:], network)
+    def __init__(self, vector: np.ndarray, size: int, addends: int):
+        self.vector, self.gradients, self.message = vector, vector[:size], StepMessage.of(vector[size:], addends)
         self.request = None
         self.step = self.total = 0
         self.rate = 0.0

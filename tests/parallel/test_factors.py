@@ -129,7 +129,7 @@ def test_ranks_that_disagree_on_the_size_of_the_batch_are_told(comm):
 
     def refused(*totals):
         before = trainer.parameters.copy()
-        with pytest.raises(ValueError, match=f"size of the global batch: {', '.join(map(str, totals))}"):
+        with pytest.raises(ValueError, match=f"size of the global batch: .*{totals[2]} on rank"):
             trainer.step(x[mine], y[mine], totals[comm.rank])
         assert (trainer.parameters == before).all()
 

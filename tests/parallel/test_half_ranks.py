@@ -6,7 +6,7 @@ from equality import BATCH, SEED, batches, difference
 
 import nn
 from parallel.command.options import Options
-from parallel.exchange.tail import Tail
+from parallel.exchange.step_result import StepMessage
 
 CASES = (
     {"strategy": "ddp"},
@@ -133,7 +133,7 @@ def test_stages_that_ranks_compute_together_skip_together(comm):
 
 @pytest.mark.mpi(ranks=2)
 def test_control_a_rank_that_keeps_it_to_itself_is_found(comm, monkeypatch):
-    monkeypatch.setattr(Tail, "tell_overflow", lambda tail: None)
+    monkeypatch.setattr(StepMessage, "set_overflow", lambda message: None)
     many, _ = many_ranks(comm, {"strategy": "ddp"}, LARGE + 1)
     assert many.loss_scale.skipped == 0
     many.close()

@@ -39,11 +39,10 @@ def test_equals_one_process(comm, ranks):
     assert_equals_one_process(strategy, clips=(0, 1, 2) if ranks == 3 else (ranks % 3,))
 
 
-def told(comm, many):
-    """The master's tail, on all ranks, with nothing summed; the sizes of the batch agree."""
-    many.exchange.tail.head[:] = comm.bcast(many.exchange.tail.head)
-    many.exchange.tail.head[1] = 3 * many.exchange.tail.head[2]
-    return many.exchange.tail
+def unsummed(comm, many):
+    """Return the master's message on all ranks, with nothing summed."""
+    many.exchange.message.head[:] = comm.bcast(many.exchange.message.head)
+    return many.exchange.message.result()._replace(samples=16)
 
 
 @pytest.mark.mpi(ranks=3)
@@ -52,7 +51,7 @@ def test_controls_differ(comm):
     one, _ = one_process("mlp", "momentum")
     for method in ("sum", "broadcast"):
         many = make(comm, mlp)
-        setattr(many.exchange, method, lambda many=many: told(comm, many))
+        setattr(many.exchange, method, lambda many=many: unsummed(comm, many))
         train(many, "mlp")
         assert comm.bcast(difference(many.parameters, one.parameters)) > 1e-6, method
     one, _ = one_process("cnn", "momentum")

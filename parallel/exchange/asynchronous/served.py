@@ -41,7 +41,7 @@ from parallel.exchange.asynchronous.worker import Worker
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.push_pull import server_slices
 from parallel.exchange.served import Served
-from parallel.exchange.tail import Tail
+from parallel.exchange.step_result import StepResult
 from parallel.passes.virtual_shards import refuse_norms
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
@@ -80,7 +80,7 @@ class Asynchronous(Served):
         Whether all ranks have met since the last step.
     """
 
-    apart, addends = True, 1
+    apart = True
     joins = True
 
     def __init__(
@@ -185,7 +185,7 @@ class Asynchronous(Served):
 
     updates = 0  # that every server had made when all last met
 
-    def tell(self, loss, total, first):
+    def tell(self, loss, total):
         self.told = loss
 
     def add(self):
@@ -209,7 +209,7 @@ class Asynchronous(Served):
         loss = self.told * len(self.workers)
         if broken and self.settle():
             loss = math.nan
-        return Tail(np.array([loss, self.total, self.total], np.float64), self.statistics)
+        return StepResult(loss, self.total)
 
     def settle(self):
         """As for Exchange.

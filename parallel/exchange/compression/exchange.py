@@ -13,7 +13,7 @@ from nn.core.layout import Layout, Region
 from parallel.exchange.base import Exchange
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.wire import Wire
-from parallel.exchange.tail import Tail, head
+from parallel.exchange.step_result import StepMessage, head_elements
 from parallel.mesh import Mesh
 
 PREFIX = "compress/"
@@ -44,17 +44,18 @@ class Compressed(Exchange):
         self.compressor.attach(self.region, self.dtype, self.seed, (self.mesh.index, self.mesh.count))
         self.memories = Memories(self.mesh, self.layout, self.compressor.memory, self.compressor.shared, self.dtype)
         self.wire, self.reductions = Wire(self.mesh.communicator, self.parts), 0
-        first = head(self.network)
-        self.together = np.zeros(first + len(self.statistics))
-        self.tail = self.summed = Tail(self.together[:first], self.together[first:])
+        head = head_elements(self.addends, np.float64)
+        self.together = np.zeros(head + len(self.statistics))
+        self.message = self.summed = StepMessage(self.together[:head], self.together[head:], self.addends)
 
     def sum(self):
         """A step that will not be made leaves what the method keeps as it is."""
         self.wire.allreduce(self.together)
-        if math.isfinite(self.together[0]) and not self.tail.overflowed:
+        result = self.summed.result()
+        if math.isfinite(result.loss) and not result.overflowed and result.samples is not None:
             self.compressor.reduce(self.gradients, self.wire, self.step)
             self.reductions += 1
-        return self.summed
+        return result
 
     def tell_epoch(self, steps):
         self.compressor.tell_epoch(steps)

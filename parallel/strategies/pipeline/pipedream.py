@@ -45,7 +45,7 @@ from nn.optim.optimizers import Optimizer
 from nn.training.serial import micro_batches
 from parallel.exchange.base import Exchange
 from parallel.exchange.messages import Buckets, check_bucketing
-from parallel.exchange.tail import Tail
+from parallel.exchange.step_result import StepResult
 from parallel.mesh import Mesh
 from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.pipeline.actions import ACTION, parse
@@ -141,7 +141,7 @@ class Stashed(Exchange):
         self.updates += 1
 
     def sum(self):
-        return Tail(np.array([self.loss, self.total, self.total], np.float64), self.statistics)
+        return StepResult(self.loss, self.total)
 
     def update(self):
         """Every mini-batch has had its own, or will have it."""

@@ -1,0 +1,147 @@
+"""What travels with the gradients and is summed as they are (`StepMessage`), and what a step returns (`StepResult`).
+
+Ranks must be given the same size of the global batch: each divides its gradient by it. Whether they were, every rank
+learns from the same message, before anything is updated (`SizeCode`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from nn.core.layout import ALIGN
+from nn.core.network import Network
+
+LOSS, OVERFLOW, SIZE = 0, 1, 2  # places in a message's head; the code of the size comes last
+
+
+class StepResult(NamedTuple):
+    """What a step returns on every rank.
+
+    Attributes
+    ----------
+    loss : float
+        Mean loss of the global batch; of ranks that train apart, this rank's estimate of it.
+    samples : float or None
+        The size of the global batch; None if ranks were given different ones.
+    overflowed : bool
+        Whether a value was too large for float16 on any rank.
+    buffers : flat array or None
+        Running statistics, the mean over all ranks; None where they remain each rank's own.
+    """
+
+    loss: float
+    samples: float | None
+    overflowed: bool = False
+    buffers: np.ndarray | None = None
+
+
+class SizeCode:
+    """A size of the global batch as numbers whose sum over addends shows whether all are the same.
+
+    The bits of the size are digits of the numbers in base addends + 1, so a sum of addends never carries: each digit
+    of the sum counts the addends with that bit. If all have the same size, every digit is 0 or the number of addends;
+    if any two differ, some digit is neither. This is exact in float32 too, as a sum of sizes and of squares is not.
+
+    Parameters
+    ----------
+    addends : int
+    dtype : float32 or float64
+        Of the message.
+
+    Attributes
+    ----------
+    elements : int
+        Numbers of the code: 6 for 3 addends in float32.
+    """
+
+    def __init__(self, addends: int, dtype):
+        self.addends = addends
+        digits = max(1, int((np.finfo(dtype).nmant + 1) / math.log2(addends + 1)))
+        self.elements = -(-64 // digits)
+        self.powers = (addends + 1.0) ** np.arange(digits)
+        self.encoded: tuple[float, np.ndarray] = math.nan, np.empty(0)
+
+    def encode(self, size: float) -> np.ndarray:
+        """Return the numbers of a size, (elements,) float64; it may be a sum of class weights."""
+        if size != self.encoded[0]:
+            bits = np.zeros(self.elements * len(self.powers))
+            bits[:64] = np.unpackbits(np.array([size], np.float64).view(np.uint8))
+            self.encoded = size, bits.reshape(self.elements, -1) @ self.powers
+        return self.encoded[1]
+
+    def decode(self, sums: np.ndarray) -> float | None:
+        """Return the size that all addends agree on; None if they disagree."""
+        counts = (sums.astype(np.float64)[:, None] // self.powers % (self.addends + 1)).reshape(-1)[:64]
+        ones = counts == self.addends
+        if not (ones | (counts == 0)).all():
+            return None
+        return float(np.packbits(ones).view(np.float64)[0])
+
+
+class StepMessage:
+    """The numbers behind a vector of gradients.
+
+    Every **addend** of the sum, which is a rank or a virtual shard, writes its own; `result` reads the sums.
+
+    Parameters
+    ----------
+    head : array of `head_elements`
+    statistics : flat array in network.state_layout
+        Both are views of what travels.
+    addends : int
+    """
+
+    def __init__(self, head: np.ndarray, statistics: np.ndarray, addends: int):
+        self.head, self.statistics, self.addends = head, statistics, addends
+        self.code = SizeCode(addends, head.dtype)
+
+    @classmethod
+    def of(cls, array: np.ndarray, addends: int) -> StepMessage:
+        """Use an array of `elements` elements as a message."""
+        head = head_elements(addends, array.dtype)
+        return cls(array[:head], array[-(-head // ALIGN) * ALIGN :], addends)
+
+    @staticmethod
+    def elements(network: Network, addends: int) -> int:
+        """Return how many elements a vector has behind its gradients."""
+        return -(-head_elements(addends, network.dtype) // ALIGN) * ALIGN + network.state_layout.size
+
+    def write(self, loss: float, samples: float, statistics: np.ndarray) -> None:
+        """Write the numbers of one addend, in a global batch of that size."""
+        self.head[:SIZE] = loss, 0
+        self.head[SIZE:] = self.code.encode(samples)
+        if statistics.size:
+            self.statistics[:] = statistics
+
+    def set_overflow(self) -> None:
+        """Of an addend, after `write`: a value was too large for float16."""
+        self.head[OVERFLOW] = 1
+
+    @property
+    def loss(self) -> float:
+        return float(self.head[LOSS])
+
+    def result(self) -> StepResult:
+        """Read the sums over all addends."""
+        mean = self.statistics / self.addends if self.statistics.size else None
+        return StepResult(self.loss, self.code.decode(self.head[SIZE:]), bool(self.head[OVERFLOW]), mean)
+
+
+def head_elements(addends: int, dtype) -> int:
+    """Return how many elements of a message are in front of the running statistics."""
+    return SIZE + SizeCode(addends, dtype).elements
+
+
+def disagreement(step: int, sizes: list[float]) -> str:
+    """Say which rank was given which size of the global batch; `sizes` in the order of ranks."""
+    ranks: dict[float, list[int]] = {}
+    for rank, size in enumerate(sizes):
+        ranks.setdefault(size, []).append(rank)
+    found = (f"{size} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for size, who in ranks.items())
+    return (
+        f"step {step}: ranks disagree on the size of the global batch: {'; '.join(found)}. Nothing was updated; "
+        "give step(x, y, total) the same total on every rank"
+    )

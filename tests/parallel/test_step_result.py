@@ -1,0 +1,92 @@
+"""What a step returns on every rank, and what ranks do that were given different sizes of the global batch."""
+
+import numpy as np
+import pytest
+from equality import OPTIMIZERS, SEED
+
+import nn
+from parallel.exchange.step_result import SizeCode, StepMessage, disagreement
+
+STRATEGIES = {  # options of the command line
+    "node memory": {},
+    "node memory, clipped": {"clip": "global:1"},
+    "messages": {"node_memory": "off"},
+    "zero1": {"strategy": "zero1"},
+    "zero2, virtual shards": {"strategy": "zero2", "reproducible": 3},
+    "fsdp": {"strategy": "fsdp"},
+    "servers": {"strategy": "ps", "server_place": "workers"},
+    "3 servers": {"strategy": "ps", "server_place": "workers", "servers": 3},
+    "compressed": {"compress": "topk:0.1"},
+    "compressed servers": {"strategy": "ps", "server_place": "workers", "compress": "topk:0.1"},
+    "master": {"strategy": "dp"},
+    "virtual shards": {"reproducible": 3},
+    "pipeline": {"strategy": "pipeline", "pipeline": "gpipe:cuts=1/2,micro=2"},
+    "tensor": {"strategy": "tensor"},
+    "gradients a step late": {"consistency": "stale:1"},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_codes_show_every_disagreement(dtype):
+    rng = np.random.default_rng(0)
+    for addends in 1, 2, 3, 33, 1000:
+        code = SizeCode(addends, dtype)
+        for size in 1, 3, 64, 2**31 - 1, 4.5, 1e-3:
+            sums = sum(code.encode(size).astype(dtype) for _ in range(addends))
+            assert sums.dtype == dtype and code.decode(sums) == size
+            if addends > 1:
+                for other in size + 1, np.nextafter(size, np.inf), size - 2**-20:
+                    wrong = (sums - code.encode(size) + code.encode(other)).astype(dtype)
+                    assert code.decode(wrong) is None, (addends, size, other)
+    for _ in range(200):  # the mean of the sizes may be one of them
+        sizes, code = rng.integers(1, 9, 3), SizeCode(3, dtype)
+        sums = sum(code.encode(size) for size in sizes).astype(dtype)
+        assert (code.decode(sums) is None) == (len(set(sizes)) > 1)
+    assert SizeCode(3, np.float32).elements == 6
+
+
+def test_a_message_is_read_as_it_was_written():
+    network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), (3,), np.float32)
+    vectors = np.zeros((2, StepMessage.elements(network, 2)), np.float32)
+    statistics = np.arange(network.state_layout.size, dtype=np.float32)
+    for i, vector in enumerate(vectors):
+        message = StepMessage.of(vector, 2)
+        message.write(0.25, 12, statistics)
+        if i:
+            message.set_overflow()
+    result = StepMessage.of(vectors.sum(axis=0), 2).result()
+    assert result[:3] == (0.5, 12, True)
+    np.testing.assert_array_equal(result.buffers, statistics)
+
+
+def test_the_message_names_each_ranks_size():
+    assert disagreement(7, [4, 3, 4, 5]) == (
+        "step 7: ranks disagree on the size of the global batch: 4 on ranks 0, 2; 3 on rank 1; 5 on rank 3. "
+        "Nothing was updated; give step(x, y, total) the same total on every rank"
+    )
+
+
+@pytest.mark.mpi(ranks=3)
+def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(comm):
+    """Rank 0 of sizes 4, 3, 5 was given the mean, and once made the step while the others refused it."""
+    from collectives import Communicator
+    from parallel.command.options import Options
+    from parallel.command.registry import STRATEGIES as MAKERS
+
+    for case, options in STRATEGIES.items():
+        options = Options(seed=SEED, **options)
+        network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 9)), (8, 8, 1))
+        parts = network, nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]()
+        many = MAKERS[options.strategy](options, *parts, Communicator(comm))
+        index, count = many.shard[:2]
+        n = 0 if index is None else 3 if count == 1 else 1
+        x, y = np.ones((n, 8, 8, 1), np.float32), np.zeros(n, int)
+        before = many.parameters.copy()
+        with pytest.raises(ValueError, match=r"step 0: .* 4 on rank 0; 3 on rank 1; 5 on rank 2") as refused:
+            many.step(x, y, [4, 3, 5][comm.rank])
+            if options.consistency != "sync":  # found when the sum arrives
+                many.step(x, y, 3)
+        assert len(set(comm.allgather(str(refused.value)))) == 1, case
+        assert (many.parameters == before).all(), case
+        assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
+        many.close()
