@@ -101,7 +101,7 @@ def load(
     DataError
         They are there and wrong, or there is no data set of that name.
     """
-    directory = Path(data_dir or os.environ.get("RINGPROP_DATA") or "data")
+    directory = Path(data_dir or os.environ.get("RINGPROP_DATA") or "data").expanduser()
     train, test, *own = _open(str(name), directory, length, dtype)
     splits = [train, test]
     if validation and own:
@@ -134,7 +134,7 @@ def _open(name: str, directory: Path, length: int, dtype) -> list[Dataset]:
         path = _find(name, directory, ["input.txt"])["input.txt"]
         return text_datasets(read_text(path), name, length, dtype=dtype)
     if name.startswith("text:"):
-        path = Path(name.removeprefix("text:"))
+        path = Path(name.removeprefix("text:")).expanduser()
         if not path.exists():
             raise DataNotFound(f"{path}: no such file or directory; --data text:PATH names a text or a directory")
         return text_datasets(read_text(path), name, length, dtype=dtype)
@@ -204,7 +204,7 @@ def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
 
 def _arrays(name: str, dtype) -> list[Dataset]:
     """Arrays x_train, y_train, x_test, y_test of an .npz file or of .npy files in a directory; of validation, too."""
-    path, keys = Path(name), ("x_train", "y_train", "x_test", "y_test")
+    path, keys = Path(name).expanduser(), ("x_train", "y_train", "x_test", "y_test")
     own = "x_validation", "y_validation"
     if path.suffix != ".npz" and not path.is_dir():
         raise DataError(
@@ -234,6 +234,9 @@ def _arrays(name: str, dtype) -> list[Dataset]:
         if array.ndim == 0:
             raise DataError(f"{path}: {key} must have a first axis of samples, given a single number")
     xs, ys = arrays[::2], arrays[1::2]
+    for key, y in zip(keys[1::2], ys, strict=True):
+        if what := _store_instead(key, y, xs[0]):
+            raise DataError(f"{path}: {key} {y.dtype}{y.shape} must hold one class a sample: {what}")
     if len({y.dtype.kind == "f" for y in ys}) > 1:
         kinds = " and ".join(f"{key} {y.dtype}" for key, y in zip(keys[1::2], ys, strict=True))
         raise DataError(f"{path}: y must be classes (whole numbers) or values (floats) in all splits, given {kinds}")
@@ -255,6 +258,18 @@ def _arrays(name: str, dtype) -> list[Dataset]:
     ]
 
 
+def _store_instead(key: str, y: np.ndarray, x: np.ndarray) -> str:
+    """What to store in place of classes that are columns or one-hot rows; empty where they are neither."""
+    if y.dtype.kind not in "iub" or y.ndim != 2 or len(y) == 0:
+        return ""
+    ids = x.dtype.kind in "iub" and x.dtype != np.uint8  # then a target may be a sequence, too
+    if y.shape[1] == 1 and not ids:
+        return f"store {key}[:, 0]"
+    if not ids and y.min() == 0 and y.max() == 1 and (y.sum(axis=1) == 1).all():
+        return f"these rows are one-hot: store {key}.argmax(axis=1)"
+    return ""
+
+
 def _channels(x: np.ndarray) -> np.ndarray:
     # Grey images (n, H, W) get their channel axis; anything else is taken as it is.
     return x[..., None] if x.ndim == 3 and x.dtype == np.uint8 else x
@@ -265,10 +280,18 @@ def _values(y: np.ndarray) -> np.ndarray:
     return y[:, None] if y.ndim == 1 and y.dtype.kind == "f" else y
 
 
+def _spellings(file: str) -> tuple[str, ...]:
+    """The name of a file, and how some programs that unpack it write it: train-images.idx3-ubyte."""
+    return file, re.sub(r"-(idx\d-ubyte)$", r".\1", file)
+
+
 def _find(name: str, directory: Path, files: list[str], suffixes: tuple[str, ...] = ("",)) -> dict[str, Path]:
     """Path of each file, in directory/name or in directory itself; DataNotFound says what to do."""
     for place in (directory / name, directory):
-        found = {file: next((p for s in suffixes if (p := place / (file + s)).is_file()), None) for file in files}
+        found = {
+            file: next((p for n in _spellings(file) for s in suffixes if (p := place / (n + s)).is_file()), None)
+            for file in files
+        }
         if all(found.values()):
             return found
         if any(found.values()) and place != directory:

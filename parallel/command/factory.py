@@ -95,9 +95,9 @@ def asked_ranks(options: Options) -> int | None:
 def make(options: Options) -> Parts:
     """Data, network, loss and optimizer, if they fit each other."""
     found = datasets(options)
+    rules.check_targets(options, found)  # before layers, whose sizes follow from the targets
     built = network(options, found)
     rules.check_layers(options, found, built)
-    rules.check_targets(options, found)
     return Parts(found, built, loss(options, found), optimizer(options))
 
 

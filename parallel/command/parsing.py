@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 import re
 import sys
 import tomllib
@@ -36,6 +37,7 @@ from parallel.launch import launcher
 LARGEST_FILE, MOST_DOTS = 2**16, 100  # of a TOML file: reading a dotted key takes the square of its parts
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 HELP = ("-h", "--help")
+PATHS = ("out", "resume", "data", "data_dir", "offload")  # options that name a file or a directory
 OFF = {off_flag(name)[2:].replace("-", "_"): name for name in FIELDS if off_flag(name)}  # no_timeline -> timeline
 
 
@@ -128,8 +130,8 @@ def parse(argv: list[str] | None = None) -> Options:
     argparser = parser()
     given = vars(argparser.parse_args(joined(sys.argv[1:] if argv is None else argv)))
     try:
-        values = read_toml(given.pop("config")) if "config" in given else {}
-        values |= given
+        values = read_toml(os.path.expanduser(given.pop("config"))) if "config" in given else {}
+        values = expanded(values | given)
         if values.get("resume") is not None:
             values = resumed(values)
         options = Options(**values)
@@ -137,6 +139,14 @@ def parse(argv: list[str] | None = None) -> Options:
     except OptionError as error:
         argparser.error(str(error))
     return options
+
+
+def expanded(values: dict) -> dict:
+    """Options with ~ and ~user as directories: shells expand them in some places only, and no file of options does."""
+    return {
+        name: os.path.expanduser(value) if name in PATHS and isinstance(value, str) else value
+        for name, value in values.items()
+    }
 
 
 def fits(before: dict, values: dict) -> bool:

@@ -589,7 +589,10 @@ def check_targets(options: Options, data) -> None:
     """Refuse a loss that does not read the kind of targets that the data has."""
     targets, readers = ("classes", FOR_CLASSES) if data.classes else ("values", FOR_VALUES)
     if options.loss not in readers:
-        raise OptionError(f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}")
+        classes = "" if data.classes else "; if they are classes, store y.astype(int)"
+        raise OptionError(
+            f"--loss {options.loss}: the targets of {data.name} are {targets}: use {', '.join(readers)}{classes}"
+        )
     if options.mask and options.loss != "cross-entropy":
         raise OptionError(f"--loss {options.loss}: hidden bytes are told by cross-entropy: leave --loss out")
 
@@ -599,6 +602,11 @@ def check_layers(options: Options, data, network) -> None:
     from nn.layers.batch_normalization import BatchNorm
 
     x, _ = data.train.batch(slice(0, 1))
+    if x.dtype.kind in "iu" and not network.takes_ids and x.ndim > 2:
+        raise OptionError(
+            f"{options.data} holds {data.train.x.dtype} samples of shape {data.in_shape}, which are ids: of images "
+            "store x.astype(np.uint8), whose bytes are divided by 255, or floats"
+        )
     if (x.dtype.kind in "iu") != network.takes_ids:
         takes, holds, other = ("ids", "numbers", "mlp") if network.takes_ids else ("numbers", "ids", "transformer")
         raise OptionError(
