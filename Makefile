@@ -39,9 +39,10 @@ docs: $(VENV)/.docs gallery  ## write the documentation, docs/_build/html/index.
 gallery: $(VENV)/.train  ## draw every kind of picture into docs/pictures, for docs/gallery.md
 	$(BIN)/python scripts/gallery.py
 
-lint: $(VENV)/.lint  ## ruff check and format check; mypy on the public names
+lint: $(VENV)/.lint  ## ruff check and format check; the order of imports; mypy on the public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy --strict --ignore-missing-imports --follow-imports=silent tests/typed_program.py
 
 format: $(VENV)/.lint  ## let ruff fix and format

@@ -604,5 +604,5 @@ plt.show()
 #
 # *Sources: Young 1974 (the interval); Patterson, Gibson, Katz 1988 (RAID).*
 #
-# This was the last notebook. What now? `docs/` has the house and its rooms; `scripts/train.py --help` has all that you
+# This was the last notebook. What now? `docs/` describes the architecture; `scripts/train.py --help` has all that you
 # have learned behind one command; and every schedule that you can write in a dozen lines, the readers can check.

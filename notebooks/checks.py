@@ -28,7 +28,7 @@ from collectives.drawing.timeline import PALETTE
 # Colours that differ for every kind of colour blindness, and in grey (Okabe, Ito 2008): those of the library's figures.
 BLUE, ORANGE, GREEN, PINK, SKY, RED = PALETTE[:6]
 PALE = "#dfe3ea"
-ROOMS = tuple(str(Path(collectives.__file__).parents[1] / room) for room in ("nn", "collectives", "parallel"))
+PACKAGES = tuple(str(Path(collectives.__file__).parents[1] / package) for package in ("nn", "collectives", "parallel"))
 
 
 class NotYet(AssertionError):
@@ -145,7 +145,7 @@ def change(function, *arguments, **named):
         return function(*arguments, **named)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        others = (__file__, *ROOMS)  # the line of the learner's, not of the library that complains about it
+        others = (__file__, *PACKAGES)  # the line of the learner's, not of the library that complains about it
         own = [f for f in frames if f.line and not f.filename.startswith(others) and "site-packages" not in f.filename]
         where = f", at `{own[-1].line}`" if own else ""
         hint = " Make a new array: w = w - ..., not w -= ..." if "read-only" in str(error) else ""

@@ -57,6 +57,6 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE))
-    from door import run
+    from entry_point import run
 
     sys.exit(run(main))

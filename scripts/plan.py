@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 
-from door import module, run
+from entry_point import module, run
 from planning import (
     COLOURS,
     DIGITS,

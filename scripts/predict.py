@@ -17,7 +17,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from door import run
+from entry_point import run
 from planning import (
     MOMENTS,
     add_job_options,

@@ -7,7 +7,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
-from door import module, run
+from entry_point import module, run
 
 if __name__ == "__main__":
     sys.exit(run(lambda: module("parallel.command.report").main()))

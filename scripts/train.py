@@ -11,7 +11,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
-from door import module
+from entry_point import module
 
 if __name__ == "__main__":
     sys.exit(module("parallel.command.main").main())

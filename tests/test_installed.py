@@ -101,7 +101,7 @@ def test_the_command_finds_what_is_there(capsys, tmp_path, monkeypatch):
     assert re.match(r"ringprop \d+\.\d+\.\d+", capsys.readouterr().out)
     assert commands.main(["trian"]) == 2
     assert "no command 'trian': did you mean train?" in capsys.readouterr().err
-    (tmp_path / "door.py").write_text("")
+    (tmp_path / "entry_point.py").write_text("")
     (tmp_path / "train.py").write_text('"""Trains."""\nimport sys\nsys.exit(len(sys.argv))\n')
     monkeypatch.setattr(commands, "places", lambda: [tmp_path / "none", tmp_path])
     monkeypatch.setattr(sys, "argv", sys.argv)

@@ -217,7 +217,9 @@ def test_make_targets_exist(document):
 
 @pytest.mark.parametrize(("name", "function"), [("ring", "def ring"), ("shared_arrays", "def arrays")])
 def test_the_schedules_shown_are_those_that_run(name, function):
-    shown = [text for name in ("README.md", "docs/house.md") for _, text in blocks(name) if text.startswith(function)]
+    shown = [
+        text for name in ("README.md", "docs/architecture.md") for _, text in blocks(name) if text.startswith(function)
+    ]
     source = inspect.getsource(collectives.ALGORITHMS["allreduce"][name].rounds)
     source = re.sub(r'    """.*?"""\n', "", source[source.index("def ") :], count=1, flags=re.DOTALL)
     assert shown

@@ -2,7 +2,7 @@
 
 | file | holds |
 |---|---|
-| main.py | the door: options, ranks, threads, one message where something fails |
+| main.py | entry point: options, ranks, threads, one message where something fails |
 | options.py | every option, by topic |
 | parsing.py | flags, --help, TOML files, config.json |
 | rules.py | every refusal |

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 def there() -> dict[str, Path]:
     """The commands whose scripts are here, and these."""
     for directory in places():
-        if (directory / "door.py").is_file():
+        if (directory / "entry_point.py").is_file():
             return {name: directory / file for name, file in COMMANDS.items() if (directory / file).is_file()}
     return {}
 

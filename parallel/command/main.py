@@ -1,4 +1,4 @@
-"""The door of scripts/train.py: options, ranks, threads, and one clear message where something fails.
+"""Run scripts/train.py: options, ranks, threads, and one clear message where something fails.
 
 What is heavy (NumPy, MPI) is imported only once the number of threads is set, and never for --help.
 """

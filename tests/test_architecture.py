@@ -1,10 +1,12 @@
-"""The house: what may import what, read from the source. Imports inside functions, and for types alone, count too."""
+"""What the packages may use, and how their files, names and docstrings are kept.
+
+The order of imports is held by import-linter (setup.cfg, `make lint`).
+"""
 
 import ast
 import importlib
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Container, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,24 +18,8 @@ import nn
 import parallel
 
 ROOT = Path(__file__).parents[1]
-# The rooms of each package, those to come too, from the ground up: a file imports its own room and those before it.
-FLOORS = {
-    "nn": (
-        "keyed", "reading", "core", "initializers", "layers", "losses", "optim", "data", "training", "models", "files",
-        "analysis",
-    ),
-    "collectives": (
-        "steps", "reading", "progress", "algorithms", "failures", "node_memory", "pricing", "checking", "drawing",
-        "report", "puzzles", "choosing", "running", "communicator",
-    ),
-    "parallel": (
-        "launch", "reports", "mesh", "passes", "exchange", "trainer", "strategies", "planning",
-        "elastic", "command",
-    ),
-}  # fmt: skip
-# The packages that each may import.
-BELOW = {"nn": (), "collectives": (), "parallel": ("nn", "collectives")}
-
+PACKAGES = ("nn", "collectives", "parallel")
+# What each package may use beside the standard library and the project itself.
 FOREIGN = {
     "nn": {"numpy", "matplotlib", "PIL"},
     "collectives": {"numpy", "matplotlib", "PIL", "mpi4py"},
@@ -66,7 +52,7 @@ def module_of(path: Path) -> str:
 @cache
 def files() -> dict[str, Path]:
     """Every module of the three packages, and its file."""
-    found = (path for package in FLOORS for path in sorted((ROOT / package).rglob("*.py")))
+    found = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
     return {module_of(path): path for path in found}
 
 
@@ -99,38 +85,6 @@ def imports_in(text: str, package: str, known: Container[str] = frozenset()) -> 
         yield from names
 
 
-@cache
-def edges() -> dict[str, set[str]]:
-    """Every module -> the modules that it imports."""
-    known, found = set(files()), defaultdict(set)
-    for module, path in files().items():
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        found[module] = known.intersection(imports_in(path.read_text(), package, known)) - {module}
-    return found
-
-
-def room_of(module: str) -> str:
-    """core of nn.core.layer, losses of nn.losses, and "" of the package itself."""
-    return (module.split(".") + [""])[1]
-
-
-def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Every set of modules that import each other, however far around."""
-    reach: dict[str, set[str]] = {}
-    for start in graph:
-        seen, waiting = set(), [start]
-        while waiting:
-            new = graph.get(waiting.pop(), set()) - seen
-            seen |= new
-            waiting += new
-        reach[start] = seen
-    return {
-        frozenset(other for other in graph if other in reach[start] and start in reach[other])
-        for start in graph
-        if start in reach[start]
-    }
-
-
 def test_this_reads_imports():
     """Control: each form of import is found, and nothing else."""
     known = {"nn", "nn.data", "nn.data.loader", "nn.losses", "collectives.steps"}
@@ -148,60 +102,18 @@ if TYPE_CHECKING:
     assert sorted(found) == sorted(
         ["numpy", "nn.losses", "nn.data.loader", "nn.data", "nn.losses", "collectives.steps", "nn.data.loader", "nn"]
     )
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == {frozenset("abc")}
-    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == set()
-    assert len(files()) > 100 and sum(map(len, edges().values())) > 300
+    assert len(files()) > 100
 
 
-def test_packages_import_one_way():
-    """And of what others made only what CONTRIBUTING.md allows: importing nn must never start MPI."""
-    wrong = {
-        (module, other)
-        for module, others in edges().items()
-        for other in others
-        if (package := module.split(".")[0]) != (its := other.split(".")[0]) and its not in BELOW[package]
-    }
-    assert not wrong
+def test_packages_use_only_what_they_may():
     for module, path in files().items():
         names = {name.split(".")[0] for name in imports_in(path.read_text(), module)}
-        assert names - sys.stdlib_module_names - set(FLOORS) <= FOREIGN[module.split(".")[0]], module
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_every_room_has_its_floor(package):
-    assert {room_of(module) for module in files() if module.startswith(f"{package}.")} <= set(FLOORS[package])
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_the_floors_are_those_that_contributors_are_told(package):
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (row,) = re.findall(rf"^\| `{package}/` \| ([a-z_]+(?:, [a-z_]+)+) \|$", text, re.MULTILINE)
-    told = row.split(", ")
-    assert told == [room for room in FLOORS[package] if room in told] and len(told) > 5
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_rooms_import_one_way(package):
-    """A file imports its own room and those below, never the package as a whole; its `__init__` may import all."""
-    floor = {room: i for i, room in enumerate(FLOORS[package])}
-    wrong = {
-        (module, other)
-        for module, others in edges().items()
-        for other in others
-        if module.startswith(f"{package}.")
-        and other.split(".")[0] == package
-        and (other == package or floor[room_of(other)] > floor[room_of(module)])
-    }
-    assert wrong == set()
-
-
-def test_no_files_import_each_other_in_a_circle():
-    assert circles(edges()) == set()
+        assert names - sys.stdlib_module_names - set(PACKAGES) <= FOREIGN[module.split(".")[0]], module
 
 
 def test_modules_are_imported_under_their_names():
     known, found = set(files()), set()
-    places = [path for room in (*FLOORS, "scripts", "tests", "notebooks") for path in (ROOT / room).rglob("*.py")]
+    places = [path for folder in (*PACKAGES, "scripts", "tests", "notebooks") for path in (ROOT / folder).rglob("*.py")]
     renames = re.compile(r"^ *(from .*)?import (?!numpy as np$).* as |^ {4,}\w+ as \w+,$", re.MULTILINE)
     for path in places:
         text = path.read_text()
@@ -235,13 +147,13 @@ def test_a_folder_begins_with_a_map(folder):
 
 
 # Where every function and class that has no underscore says what it does.
-TOLD = ("nn", "parallel")
+DOCUMENTED = ("nn", "parallel")
 
 
 def test_public_names_say_what_they_do():
     missing = []
     for path in files().values():
-        if not path.relative_to(ROOT).as_posix().startswith(TOLD):
+        if not path.relative_to(ROOT).as_posix().startswith(DOCUMENTED):
             continue
         for node in tree_of(path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
