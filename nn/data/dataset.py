@@ -120,6 +120,16 @@ class Dataset:
         if self._class_names and len(self._class_names) != self.classes:
             raise DataError(f"{self.name}: {self.classes} classes but {len(self._class_names)} class names")
 
+    def first_bad(self) -> int | None:
+        """Index of the first sample with a value that is not finite; a memory map is looked through for it."""
+        if self.x.dtype.kind != "f":
+            return None
+        for lo in range(0, len(self), 256):
+            good = np.isfinite(self.x[lo : lo + 256].reshape(len(self.x[lo : lo + 256]), -1)).all(axis=1)
+            if not good.all():
+                return lo + int(np.argmin(good))
+        return None
+
     def __len__(self) -> int:
         return len(self.x)
 

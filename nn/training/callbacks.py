@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import warnings
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, write_atomically
+from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, json_text, write_atomically
 from nn.training.fit import Callback, Training
 
 
@@ -71,7 +70,7 @@ class Metrics(Callback):
 
     def on_begin(self, training):
         if training.trainer.writer:
-            lines = "".join(json.dumps(record) + "\n" for record in training.history)
+            lines = "".join(json_text(record) + "\n" for record in training.history)
             write_atomically(self.path, lines.encode())
 
     def on_epoch(self, training, record):

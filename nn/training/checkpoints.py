@@ -13,6 +13,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import warnings
 import zipfile
@@ -44,6 +45,19 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     with replacing(path) as file:
         file.write(content)
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """JSON of a record or a result: numbers that are not finite are null, for JSON has no NaN."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -17,6 +17,7 @@ are imported by the rules that need them: those of options alone must not wait f
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 import tempfile
@@ -747,6 +748,29 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
         asked = f"{flag(asked)} {getattr(options, asked)}"
         raise OptionError(f"{asked}: {error}") from error
     return found["data"]
+
+
+def check_normalization(options: Options, network, samples: int, readers: int) -> None:
+    """Refuse batches of which some rank normalises one value a channel: its variance is unknown."""
+    from nn.layers.batch_normalization import BatchNorm
+
+    alone = [
+        path
+        for path, layer, shape, _ in network.layers()
+        if isinstance(layer, BatchNorm) and math.prod(shape[:-1]) == 1
+    ]
+    if not alone or options.reproducible or axes.is_pipeline(options):
+        return  # virtual shards and micro-batches of pipelines are cut in other ways
+    shares = 1 if options.sync_batch_norm else readers
+    for total in {min(options.batch, samples), samples % options.batch or options.batch}:
+        sizes = {total * (i + 1) // shares - total * i // shares for i in range(shares)}
+        sizes = {size * (k + 1) // n - size * k // n for size in sizes for n in [options.accumulate] for k in range(n)}
+        if 1 in sizes:
+            raise OptionError(
+                f"layer {alone[0]} of {network.name}: a batch of {total} of the {samples:,} training samples leaves "
+                f"one sample to a rank or part, which batch normalisation cannot normalise: use another --batch than "
+                f"{options.batch}, or --limit"
+            )
 
 
 def check_loading(options: Options, data, loader, callbacks) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import shlex
 import time
 import warnings
@@ -180,7 +180,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], survivor=
     if rank == 0:
         for left in out.glob(".*.tmp"):  # of a process that was killed as it wrote
             left.unlink(missing_ok=True)
-        checkpoints.write_atomically(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+        checkpoints.write_atomically(out / "result.json", (checkpoints.json_text(result, 1) + "\n").encode())
         if not options.no_pictures:
             write_curves(training.history, out / "curves.png")
             write_staleness(training.history, out / "staleness.png")
@@ -191,6 +191,17 @@ def run(options: Options, parts: Parts, written: Callable[[], object], survivor=
                 figure.savefig(out / name, dpi=120, bbox_inches="tight")
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
+    for split, loss in (("test", result.get("loss")), ("validation", result.get("validation_loss"))):
+        if rank == 0 and loss is not None and not math.isfinite(loss):
+            bad = getattr(data, split).first_bad()
+            say(
+                f"warning: the {split} loss is {loss}: "
+                + (
+                    f"{split} sample {bad} holds a value that is not finite"
+                    if bad is not None
+                    else "outputs of the network are not finite"
+                )
+            )
     if memory:
         say("\n" + memory_table)
     say()

@@ -1,15 +1,19 @@
 """Data as other programs store them: found by the names that these give, or refused before ranks start."""
 
 import gzip
+import json
 import shutil
 
 import numpy as np
 import pytest
 
+import nn
 from nn import data
+from nn.training.checkpoints import json_text
 from parallel.command.factory import prepare
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import parse
+from parallel.command.rules import check_normalization
 
 CLASSES = np.arange(40) % 10
 IMAGES = np.random.default_rng(0).random((40, 8, 8, 1)).astype(np.float32)
@@ -61,3 +65,25 @@ def test_mnist_is_found_by_the_names_of_other_programs(tmp_path, monkeypatch):
         shutil.copyfileobj(file, packed)
     (place / "t10k-images.idx3-ubyte").unlink()
     assert len(data.load("mnist").test) == 10
+
+
+def test_json_has_no_nan_and_the_sample_is_named():
+    record = {"loss": float("nan"), "rows": [1.5, float("inf"), {"x": -float("inf")}], "n": 3}
+    assert json.loads(json_text(record), parse_constant=pytest.fail) == {
+        "loss": None, "rows": [1.5, None, {"x": None}], "n": 3,
+    }  # fmt: skip
+    some = data.Dataset(IMAGES.copy(), CLASSES)
+    assert some.first_bad() is None
+    some.x[7, 2] = np.nan  # as a memory map may hold it, which is not looked through when it is opened
+    assert some.first_bad() == 7
+
+
+def test_a_last_batch_of_one_sample_is_told_at_the_start():
+    network = nn.Network(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), (3,))
+    check_normalization(Options(batch=8), network, 32, 1)
+    check_normalization(Options(batch=8), network, 34, 1)
+    with pytest.raises(OptionError, match="a batch of 1 of the 33 training samples"):
+        check_normalization(Options(batch=8), network, 33, 1)
+    with pytest.raises(OptionError, match="a batch of 2 of the 34 training samples"):
+        check_normalization(Options(batch=8), network, 34, 2)
+    check_normalization(Options(batch=8, sync_batch_norm=True), network, 34, 2)
