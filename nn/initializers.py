@@ -8,6 +8,7 @@ Sources: LeCun et al. 1998, Efficient BackProp; Glorot and Bengio 2010; He et al
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,19 +35,26 @@ def ones(rng: np.random.Generator, shape: Shape) -> np.ndarray:
 
 def normal(std: float = 1.0) -> Initializer:
     """N(0, std^2), whatever the shape: std 1 is the choice of the classical digit experiment (Nielsen 2015)."""
-    return lambda rng, shape: std * rng.standard_normal(shape)
+    return Normal(std)
 
 
 def truncated_normal(std: float = 0.02, bound: float = 2.0) -> Initializer:
     """N(0, std^2) without what lies beyond `bound` standard deviations (drawn again)."""
+    return Normal(std, bound)
 
-    def draw(rng, shape):
+
+@dataclass(frozen=True)
+class Normal:
+    """What `normal` and `truncated_normal` return: an object, because closures cannot be pickled or compared."""
+
+    std: float
+    bound: float = math.inf
+
+    def __call__(self, rng: np.random.Generator, shape: Shape) -> np.ndarray:
         values = rng.standard_normal(shape)
-        while (outside := np.abs(values) > bound).any():
+        while self.bound < math.inf and (outside := np.abs(values) > self.bound).any():
             values[outside] = rng.standard_normal(int(outside.sum()))
-        return std * values
-
-    return draw
+        return self.std * values
 
 
 def lecun(rng: np.random.Generator, shape: Shape) -> np.ndarray:

@@ -22,9 +22,9 @@ import numpy as np
 from nn.core.network import Network, NotFinite
 from nn.data import Data
 from nn.losses import Loss
-from nn.optim.optimizers import Optimizer
+from nn.optim.optimizers import SGD, Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial, check_parts
+from nn.training.serial import Serial, check_parts, one_thread_at_a_time
 from nn.training.stored import Fragment
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import homes_of
@@ -70,7 +70,7 @@ class Trainer(Serial):
         seed: int = 0,
         name: str = "Trainer",
     ):
-        check_parts(network, loss, optimizer, seed)
+        check_parts(network, loss, optimizer, seed, self.searches)
         self.mesh, self.pass_, self.exchange, self.name, self.closed = mesh, pass_, exchange, name, False
         self.communicator, self.writer = mesh.communicator, mesh.rank == 0
         mesh.agree(facts(network, loss, optimizer, seed))
@@ -92,6 +92,12 @@ class Trainer(Serial):
         self.homes = homes_of(mesh, self.network, self.exchange)  # who has which part of the state
         self.pass_.join(self)
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"{self.name}: a trainer on ranks shares memory and messages with others, so it cannot be copied or "
+            "pickled: put its state() into another one with load_state, or look at a copy of one process, alone()"
+        )
+
     parameters = property(lambda self: self.exchange.parameters)
     gradients = property(lambda self: self.exchange.gradients)
     slots = property(lambda self: self.exchange.slots)
@@ -104,6 +110,7 @@ class Trainer(Serial):
 
     # ------------------------------------------------------------------------------------------------ a step
 
+    @one_thread_at_a_time
     def step(self, x, y, total=None, parts=1):
         """As for Serial.
 
@@ -282,11 +289,13 @@ class Trainer(Serial):
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
+    @one_thread_at_a_time
     def predict(self, x):
         """The network's outputs for samples, in evaluation mode (collective)."""
         self.settle()
         return self.pass_.predict(self, x)
 
+    @one_thread_at_a_time
     def evaluate(self, x, y):
         """As for Serial (collective)."""
         self.settle()
@@ -384,7 +393,8 @@ class Trainer(Serial):
         state = self.state()
         if not self.writer:
             return None
-        one = Serial(self.network, self.loss, self.optimizer, self.seed)
+        optimizer = SGD(self.optimizer.lr) if self.optimizer.searches else self.optimizer
+        one = Serial(self.network, self.loss, optimizer, self.seed)
         one.load_state({name: state[name] for name in one.state()})  # less what an exchange keeps of its own
         return one
 

@@ -113,7 +113,7 @@ def describe(layer: Layer) -> dict[str, Any]:
             )
         value = getattr(layer, argument)
         if callable(value) and (argument == "init" or argument.endswith("_init")):
-            named = next((key for key, function in BY_NAME.items() if function is value), None)
+            named = next((key for key, function in BY_NAME.items() if function == value), None)
             if named is None and parameter.default is not parameter.empty:
                 continue  # drawn from a function of one's own: the weights are what is kept
             value = {"initializer": named}

@@ -23,6 +23,7 @@ import numpy as np
 
 from nn.core.network import Network
 from nn.core.pool import Memory
+from nn.core.run import Run
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError
 from nn.files import safetensors
 from nn.files.description import brief, describe, make
@@ -43,6 +44,8 @@ class FileError(ValueError):
 
 class Trained:
     """A network with its weights and running statistics: what is left when training is over.
+
+    Several threads may predict at the same time. Copies and pickles predict alike.
 
     Parameters
     ----------
@@ -76,9 +79,31 @@ class Trained:
         if statistics is None:
             statistics = network.state_layout.zeros(network.dtype)
         self.statistics = _flat("statistics", statistics, network.state_layout.size, network.dtype)
-        self._p = network.layout.views(self.parameters)
-        self._run = network.run(self.statistics, memory=Memory())
-        self._run.micro_batch.training = False
+        self._make_views()
+
+    def _make_views(self) -> None:
+        self._p = self.network.layout.views(self.parameters)
+        self._idle: list[Run] = []  # one for each thread that has predicted at the same time as others
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name not in ("_p", "_idle")}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._make_views()
+
+    @contextlib.contextmanager
+    def _run(self) -> Iterator[Run]:
+        """Lend a Run, with memory of its own: no two threads have the same one at the same time."""
+        try:
+            run = self._idle.pop()
+        except IndexError:
+            run = self.network.run(self.statistics, memory=Memory())
+            run.micro_batch.training = False
+        try:
+            yield run
+        finally:
+            self._idle.append(run)
 
     def __repr__(self) -> str:
         return f"Trained({self.network!r})"
@@ -100,8 +125,9 @@ class Trained:
             x = x.astype(network.dtype, copy=False)
         network.check_input(x)
         y = np.empty((len(x), *network.out_shape), network.dtype)
-        for lo in range(0, len(x), batch):
-            y[lo : lo + batch] = network.forward(self._p, x[lo : lo + batch], self._run)[0]
+        with self._run() as run:
+            for lo in range(0, len(x), batch):
+                y[lo : lo + batch] = network.forward(self._p, x[lo : lo + batch], run)[0]
         return y
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -260,12 +286,29 @@ def _text(network: Network, about: Mapping[str, Any] | None) -> str:
     told["mixed"] = network.mixed
     text = json.dumps(told | {"root": describe(network.root), "about": checked("save", about)})
     again, _ = _network(text)
-    if _kinds(again) != _kinds(network):
+    if problem := _other(_kinds(network), _kinds(again)) or _changed(describe(network.root), describe(again.root)):
         raise ValueError(
             f"{network.name}: its layers are no longer what their constructors made, and files hold the constructors' "
-            f"arguments: {_other(_kinds(network), _kinds(again))}"
+            f"arguments: {problem}"
         )
     return text
+
+
+def _changed(before: Any, after: Any, place: str = "") -> str:
+    """What differs between two descriptions of a network, in words; '' if nothing."""
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        inside = before.get("layer", "")
+        pairs = ((before[key], after[key], inside or (f"{place}: {key}" if place else key)) for key in before)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = ((a, b, place) for a, b in zip(before, after, strict=True))
+    elif before == after:
+        return ""
+    else:
+        return (
+            f"{place} is {brief(before)}, of which the constructor makes {brief(after)}: it should keep its arguments "
+            "as they are given, under their names"
+        )
+    return next(filter(None, (_changed(*pair) for pair in pairs)), "")
 
 
 def _network(text: str) -> tuple[Network, dict]:

@@ -304,6 +304,8 @@ class QuasiNewton(Optimizer):
     c2: float = 0.9
     max_evaluations: int = 25
 
+    searches = True
+
     def __post_init__(self):
         super().__post_init__()
         if self.clip or self.weight_decay:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Optimizer:
 
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
     norms = False  # the update of an entry depends on the norm of its tensor
+    searches = False  # an update evaluates the batch several times: only trainers that can do so take it
     rate_inside = ()  # slots that gather steps, not gradients: a new rate needs schedules.MomentumCorrection
 
     lr: float
@@ -50,16 +51,20 @@ class Optimizer:
     clip: Clip | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.type == "float" and not isinstance(value, (int, float, np.floating)):
-                raise TypeError(f"{type(self).__name__}: {entry.name} must be a number, given {value!r:.80}")
-            limit = 1 if entry.name in BELOW_ONE else math.inf
-            if entry.type == "float" and not 0 <= value < limit:
-                raise ValueError(f"{type(self).__name__}: {entry.name} must be in [0, {limit}), given {value}")
-        if not isinstance(self.clip, Clip | None):
-            what = f"{type(self).__name__}: clip must be what clips"
-            raise TypeError(f"{what}, such as nn.ClipGlobalNorm(1.0), given {self.clip!r:.80}")
+        """For subclasses that compare their hyper-parameters with each other."""
+
+    def __setattr__(self, name: str, value) -> None:
+        """Set a hyper-parameter, between steps too; refuse a value that is out of its range."""
+        entry, owner = type(self).__dataclass_fields__.get(name), type(self).__name__
+        if entry is not None and entry.type in ("float", float):
+            if not isinstance(value, (int, float, np.integer, np.floating)):
+                raise TypeError(f"{owner}: {name} must be a number, given {value!r:.80}")
+            limit = 1 if name in BELOW_ONE else math.inf
+            if not 0 <= value < limit:
+                raise ValueError(f"{owner}: {name} must be in [0, {limit}), given {value}")
+        if name == "clip" and not isinstance(value, Clip | None):
+            raise TypeError(f"{owner}: clip must be what clips, such as nn.ClipGlobalNorm(1.0), given {value!r:.80}")
+        super().__setattr__(name, value)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -104,6 +109,15 @@ class Optimizer:
         """`update` without the clip, for who clips all of the gradients first and updates part after part."""
         raise TypeError(f"{type(self).__name__} does not define apply")
 
+    def moment(self, slots: Slots, name: str) -> Array:
+        """A slot of the trainer's; ValueError where a hyper-parameter that needs it was set after it was made."""
+        if name not in slots:
+            raise ValueError(
+                f"{type(self).__name__}: the trainer was made without {name!r}, when momentum was 0: give momentum to "
+                f"{type(self).__name__}(...) before a trainer is made with it"
+            )
+        return slots[name]
+
     def _blocks(self, w: np.ndarray, g: np.ndarray, region: Region) -> Iterator[tuple[slice, Array, Array, Array]]:
         """(slice, parameters, gradient with weight decay, not to be written, workspace), block by block.
 
@@ -140,7 +154,7 @@ class SGD(Optimizer):
 
     def apply(self, w, g, slots, step, region, sum_over_ranks):
         lr = float(self.lr)
-        velocity = slots["velocity"] if self.momentum else None
+        velocity = self.moment(slots, "velocity") if self.momentum else None
         for part, p, d, t in self._blocks(w, g, region):
             if self.momentum:
                 v = velocity[part]
@@ -186,6 +200,7 @@ class RMSprop(Optimizer):
 
     def apply(self, w, g, slots, step, region, sum_over_ranks):
         lr = float(self.lr)
+        velocity = self.moment(slots, "velocity") if self.momentum else None
         for part, p, d, t in self._blocks(w, g, region):
             squares = slots["squares"][part]
             average(squares, np.multiply(d, d, out=t), self.alpha, t)
@@ -193,7 +208,7 @@ class RMSprop(Optimizer):
             t += self.eps
             u = np.divide(d, t, out=t)
             if self.momentum:
-                v = slots["velocity"][part]
+                v = velocity[part]
                 v *= self.momentum
                 v += u
                 u = v

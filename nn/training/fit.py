@@ -201,6 +201,11 @@ def _several(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
         if not isinstance(callback, Callback):
             made = ", the class itself: call it" if isinstance(callback, type) else ""
             raise TypeError(f"fit: callbacks are instances of nn.Callback, given {callback!r:.80}{made}")
+        if never := [name for name in dir(callback) if name.startswith("on_") and not hasattr(Callback, name)]:
+            raise TypeError(
+                f"fit: {type(callback).__name__} has {', '.join(never)}, which is never called: callbacks are told "
+                f"{', '.join(name for name in dir(Callback) if name.startswith('on_'))}"
+            )
     return found
 
 
@@ -273,6 +278,9 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
     training.history.append(record)
     for callback in callbacks:
         callback.on_epoch(training, record)
+        for name, value in record.items():
+            if isinstance(value, np.generic):
+                record[name] = value.item()  # files of records hold Python's numbers
 
 
 def evaluate(trainer: Serial, data: Samples, batch: int = LOOKED_AT) -> dict[str, float]:

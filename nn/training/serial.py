@@ -12,8 +12,11 @@ step at a time:
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -29,6 +32,7 @@ MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
 BUFFERS = {"parameters", "gradients", "statistics"}
+REBUILT = {"run", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -45,8 +49,22 @@ class NonFiniteLoss(ArithmeticError):
         self.samples = list(samples)
 
 
+def one_thread_at_a_time(method):
+    """Let a trainer's method wait while another thread is in one of these: a Run, with its memory, serves one pass."""
+
+    @functools.wraps(method)
+    def locked(self, *arguments, **more):
+        with self.lock:
+            return method(self, *arguments, **more)
+
+    return locked
+
+
 class Serial:
     """One process: forward, backward, update.
+
+    Several threads may call `step`, `predict` and `evaluate`: they take turns. Copies and pickles are trainers of their
+    own, which go on from the same state.
 
     Parameters
     ----------
@@ -94,19 +112,20 @@ class Serial:
 
     shard = (0, 1)
     writer = True
+    searches = False  # whether a step may evaluate the batch several times, as QuasiNewton needs it
     communicator = pass_ = None
     apart = scattered = on_disk = False
     name, sends, notes = "Serial", "", ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
-        check_parts(network, loss, optimizer, seed)
+        check_parts(network, loss, optimizer, seed, self.searches)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
         held = self.held = self.hold(network)
         self.statistics = held.state_layout.zeros(network.dtype)
         held.state_layout.initialize(self.statistics, seed)
-        self.run = held.run(self.statistics, seed, Memory(), gy_free=True)
-        self.half, self.loss_scale = self.run.context.half, LossScale() if network.mixed else None
+        self.loss_scale = LossScale() if network.mixed else None
+        self.make_run()
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
@@ -124,6 +143,27 @@ class Serial:
         elif value is not buffer:
             buffer[...] = value
 
+    def make_run(self) -> None:
+        """What layers are told about a pass of this trainer."""
+        self.run = self.held.run(self.statistics, self.seed, Memory(), gy_free=True)
+        self.half, self.lock = self.run.context.half, threading.RLock()
+
+    def make_views(self) -> None:
+        """The buffers as layers and the optimizer see them."""
+        layout = self.network.layout
+        self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name not in REBUILT}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)  # a copied view would be an array of its own, which training does not change
+        self.make_run()
+        self.make_views()
+
+    def __copy__(self) -> Serial:
+        return copy.deepcopy(self)  # two trainers with one set of arrays would disagree about the number of steps
+
     def hold(self, network: Network) -> Network:
         """What this process holds and computes of the network: all of it."""
         return network
@@ -134,9 +174,9 @@ class Serial:
         self.parameters, self.gradients = layout.zeros(dtype), layout.zeros(dtype)
         self.slots = {name: layout.zeros(dtype) for name in self.optimizer.slots}
         layout.initialize(self.parameters, self.seed)
-        self.p, self.g = layout.views(self.parameters), layout.views(self.gradients)
-        self.region = layout.region()
+        self.make_views()
 
+    @one_thread_at_a_time
     def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None, parts: int = 1) -> float:
         """One optimizer step on this shard (x, y) of a global batch of `total` samples.
 
@@ -269,18 +309,21 @@ class Serial:
 
     def bad_parameter(self, name: str) -> NotFinite:
         """What is found where a parameter is not finite."""
-        return NotFinite(-1, f"parameter {name} (it was updated in step {self.steps - 1})", [])
+        when = f"it was updated in step {self.steps - 1}" if self.steps else "no step has updated it"
+        return NotFinite(-1, f"parameter {name} ({when})", [])
 
     def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears in the forward pass of a micro-batch."""
         self.run.micro_batch.sample, x = part
         return self.held.first_bad(self.p, x, self.run) if len(x) else None
 
+    @one_thread_at_a_time
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""
         self.run.micro_batch.training = False
         return self.network.forward(self.p, x, self.run)[0]
 
+    @one_thread_at_a_time
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Sums over a batch: [loss, correct, outputs], (3,) float64.
 
@@ -292,7 +335,10 @@ class Serial:
         """The sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.run)
         classes = y.dtype.kind in "iu" and y.shape == z.shape[:-1]  # not 0 and 1 as values of each output
-        correct = np.count_nonzero(z.argmax(axis=-1) == y) if classes else math.nan
+        right = z.argmax(axis=-1) == y if classes else None
+        if classes and not math.isfinite(loss):
+            right &= ~np.isnan(z).any(axis=-1)  # argmax returns the place of a NaN
+        correct = np.count_nonzero(right) if classes else math.nan
         return np.array([loss, correct, len(z) * self.terms], np.float64)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -393,8 +439,11 @@ class Serial:
         return self
 
 
-def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -> None:
-    """Refuse what no trainer can be made of: another thing, or a class where an instance is needed."""
+def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, searches: bool = False) -> None:
+    """Refuse what no trainer can be made of: another thing, or a class where an instance is needed.
+
+    `searches`: whether this trainer can evaluate a batch several times in a step.
+    """
     for name, given, kind, example in (
         ("network", network, Network, "nn.Network(layers, in_shape)"),
         ("loss", loss, Loss, "nn.CrossEntropyLoss()"),
@@ -404,6 +453,11 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int) -
             made = "the class itself: call it" if isinstance(given, type) and issubclass(given, kind) else "it is none"
             article = "an" if name == "optimizer" else "a"
             raise TypeError(f"a trainer takes {article} {name}, such as {example}, given {given!r:.80} ({made})")
+    if optimizer.searches and not searches:
+        raise TypeError(
+            f"{type(optimizer).__name__} evaluates a batch several times in a step: train with parallel.Sandblaster, "
+            "on one process too, or minimise with nn.LBFGS"
+        )
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 

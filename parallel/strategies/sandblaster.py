@@ -60,6 +60,8 @@ class Sandblaster(Trainer):
         If ranks were given different networks, losses, optimizers or settings.
     """
 
+    searches = True
+
     def __init__(
         self,
         network: Network,

@@ -298,3 +298,28 @@ def test_predictions_come_in_batches_of_any_size():
     model = nn.Trained(network, learn(trainer).parameters, trainer.statistics)
     x = samples(network, 11)
     np.testing.assert_allclose(model.predict(x, batch=4), trainer.predict(x), rtol=1e-6)
+
+
+def test_a_layer_that_changes_its_arguments_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("nn.files.description.LAYERS", dict(LAYERS))
+
+    @nn.register
+    class Percent(Layer):
+        def __init__(self, percent):
+            self.percent = percent / 100
+
+    for layer in (Percent(50), nn.Residual(nn.Sequential(nn.Tanh(), Percent(50)))):
+        net = nn.Network(nn.Sequential(nn.Linear(4, 4), layer), (4,))
+        with pytest.raises(ValueError, match=r"Percent: percent is 0\.5, of which the constructor makes 0\.005"):
+            nn.save(net, net.layout.zeros(np.float32), tmp_path / "net.npz")
+    assert not (tmp_path / "net.npz").exists()
+
+
+def test_outputs_of_another_shape_are_not_repeated():
+    class Mean(Layer):  # without specs
+        def forward(self, p, x, run):
+            return x.mean(-1, keepdims=True), None
+
+    net = nn.Network(nn.Sequential(nn.Linear(4, 3), Mean()), (4,))
+    with pytest.raises(nn.ShapeError, match=r"layer 1.*\(2, 3\).*\(2, 1\)"):
+        nn.Trained(net, net.layout.zeros(np.float32)).predict(np.zeros((2, 4)))

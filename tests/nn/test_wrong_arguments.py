@@ -252,3 +252,63 @@ def test_a_wrong_argument_gets_a_sentence(case):
     with pytest.raises(kind, match=f"(?s){said}") as told:
         call()
     assert "\n" not in str(told.value) and len(str(told.value)) < 400
+
+
+def test_hyper_parameters_are_checked_when_they_are_set_too():
+    one = trainer()
+    for wrong in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"SGD: lr must be in \[0, inf\)"):
+            one.optimizer.lr = wrong
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\)"):
+        one.optimizer.momentum = 1.0
+    with pytest.raises(TypeError, match="clip must be what clips"):
+        one.optimizer.clip = 1.0
+    assert (one.optimizer.lr, one.optimizer.momentum, one.optimizer.clip) == (0.1, 0.0, None)
+    one.optimizer.lr = np.float32(0.5)
+
+
+@pytest.mark.parametrize("kind", [nn.SGD, nn.RMSprop])
+def test_momentum_that_is_switched_on_midway(kind):
+    one = nn.Serial(network(), nn.CrossEntropyLoss(), kind(lr=0.1))
+    one.step(X, Y)
+    one.optimizer.momentum = 0.9
+    before = one.digest()
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__}: the trainer was made without 'velocity'.*before a trainer"
+    ):
+        one.step(X, Y)
+    assert one.digest() == before and one.steps == 1
+
+
+def test_outputs_that_are_not_numbers_are_not_right():
+    one = trainer()
+    one.parameters[:] = np.nan
+    assert nn.evaluate(one, (X, 0 * Y))["accuracy"] == 0
+
+
+def test_a_parameter_that_was_no_number_before_the_first_step():
+    one = trainer()
+    one.p[1].W[0, 0] = np.nan
+    with pytest.raises(nn.NonFiniteLoss, match=r"parameter 1\.W \(no step has updated it\)"):
+        one.step(X, Y)
+
+
+def test_numbers_of_numpy_in_a_record(tmp_path):
+    class Score(nn.Callback):
+        def on_epoch(self, training, record):
+            record["score"], record["count"] = np.float32(0.5), np.int64(3)
+
+    keep = nn.KeepCheckpoints(nn.Checkpoints(tmp_path / "kept"))
+    training = nn.fit(trainer(), DATA, 1, [Score(), nn.Metrics(tmp_path / "metrics.jsonl"), keep])
+    assert type(training.history[0]["score"]) is float and type(training.history[0]["count"]) is int
+
+
+def test_a_callback_method_that_nobody_calls():
+    class Keras(nn.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise AssertionError
+
+    with pytest.raises(
+        TypeError, match=r"Keras has on_epoch_end, which is never called.*on_begin, on_end, on_epoch, on_step"
+    ):
+        nn.fit(trainer(), DATA, 1, Keras())
