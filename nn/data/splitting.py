@@ -25,6 +25,8 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
         A share of the samples where it is below 1 (at least one sample), else their number.
     seed : int
         Draws the samples: the same ones on every rank.
+        Where targets are one class each, every class has its share, and is in both parts if it has two samples and
+        there is room.
     in_order : bool
         The last samples and not drawn ones: of a text, where a drawn sample stands between two that were learned.
 
@@ -51,7 +53,39 @@ def hold_out(train: Dataset, validation: float, seed: int = 0, in_order: bool = 
     if in_order:
         return _part(train, slice(left)), _part(train, slice(left, None))
     drawn = np.random.default_rng(np.random.SeedSequence([seed, *b"validation"])).permutation(len(train))
+    if train.y.dtype.kind in "iu" and train.y.ndim == 1:
+        drawn = _stratified(np.asarray(train.y)[drawn], count, drawn)
     return _part(train, np.sort(drawn[count:])), _part(train, np.sort(drawn[:count]))
+
+
+def _stratified(labels: np.ndarray, count: int, drawn: np.ndarray) -> np.ndarray:
+    """Reorder samples such that the first `count` have every class's share, rounded by largest remainders.
+
+    Parameters
+    ----------
+    labels : (N,) integers
+        Of the samples in the order in which they were drawn.
+    drawn : (N,) integers
+        The samples in that order.
+    """
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shares, caps = count * sizes / len(labels), sizes - 1  # one of each is left to train on
+    caps = caps if caps.sum() >= count else sizes
+    first = np.zeros(len(sizes), int)
+    first[classes[::-1]] = np.arange(len(labels))[::-1]  # where each class comes first: breaks ties as drawn
+    quotas = np.minimum(np.floor(shares).astype(int), caps)
+    while (left := count - quotas.sum()) > 0:  # classes that would be missing come before larger remainders
+        order = np.lexsort((first, quotas - shares, quotas > 0))
+        quotas[order[quotas[order] < caps[order]][:left]] += 1
+    for missing in np.flatnonzero((quotas == 0) & (caps > 0)):
+        if quotas.max() > 1:
+            quotas[quotas.argmax()] -= 1
+            quotas[missing] = 1
+    order = np.argsort(classes, kind="stable")
+    rank = np.empty(len(labels), int)  # which of its class a sample is
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = rank < quotas[classes]
+    return np.concatenate([drawn[chosen], drawn[~chosen]])
 
 
 def _part(dataset: Dataset, rows: slice | np.ndarray) -> Dataset:

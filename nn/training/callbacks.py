@@ -175,6 +175,10 @@ class RestoreBest(Callback):
                 state, progress, file = self.checkpoints.load("best")
                 if progress["epoch"] != best:
                     problem = f"{file} is of epoch {progress['epoch']}"
+                elif any(progress["history"][-1].get(key) != training.history[best - 1].get(key) for key in SAME):
+                    problem = (
+                        f"{file} is of another run, whose epoch {best} had another loss: is KeepCheckpoints missing?"
+                    )
             except (CheckpointError, OSError) as error:
                 problem = str(error)
         # All ranks meet here: where they share memory, none may load while another still reads what is there.
@@ -187,6 +191,9 @@ class RestoreBest(Callback):
                 problem or f"{failed} other ranks cannot read it: is {self.checkpoints.directory} on one host only?"
             )
             self.say(f"warning: the best epoch, {best}, cannot be put back, so the last one counts: {problem}")
+
+
+SAME = "step", "loss"  # what an epoch's record and that of its checkpoint agree about
 
 
 def check_metric(what: str, metric: str, record: dict) -> None:

@@ -101,8 +101,8 @@ def test_a_validation_split_of_its_own_is_taken(tmp_path):
 def test_of_a_memory_map_nothing_is_copied(tmp_path):
     count, shape = 10_000, (224, 224, 3)  # 1.5 GB of which the file system stores what is written
     x = np.lib.format.open_memmap(tmp_path / "x_train.npy", "w+", np.uint8, (count, *shape))
-    x[::100, 0, 0, 0] = marked = np.arange(0, count, 100) % 251
-    np.save(tmp_path / "y_train.npy", np.where(np.arange(count) % 100, 251, np.arange(count) % 251))
+    x[::100, 0, 0, 0] = marked = np.arange(0, count, 100) % 25
+    np.save(tmp_path / "y_train.npy", np.where(np.arange(count) % 100, 251, np.arange(count) % 25))
     np.save(tmp_path / "x_test.npy", np.zeros((5, *shape), np.uint8))
     np.save(tmp_path / "y_test.npy", np.arange(5))
     del x
@@ -132,3 +132,41 @@ def test_rows_of_a_memory_map_are_an_array_to_those_who_ask(tmp_path):
         assert np.array_equal(left.x, right.x) and np.array_equal(left.batch()[0], right.batch()[0])
         assert np.array_equal(left.batch(np.array([3, 1]))[0], right.batch(np.array([3, 1]))[0])
     assert np.allclose(mapped.moments(), read.moments())
+
+
+def labelled(*sizes):
+    """So many samples of each class, in order."""
+    y = np.repeat(np.arange(len(sizes)), sizes)
+    return Dataset(np.arange(len(y), dtype=np.float32)[:, None], y, "labelled")
+
+
+@pytest.mark.parametrize(
+    "sizes, validation, expected",
+    [
+        ((3, 297), 0.1, (1, 29)),
+        ((100, 200), 30, (10, 20)),
+        ((5, 5, 5, 85), 4, (1, 1, 1, 1)),
+        ((2, 2, 2, 94), 0.1, (1, 1, 1, 7)),
+        ((2, 2), 0.7, None),  # 3 of 4: no class can be in both parts
+        ((1, 9), 0.5, (0, 5)),  # one sample: it is trained on
+        ((2, 98), 0.95, (1, 94)),
+        ((50, 50), 1, None),
+        ((34, 33, 33), 10, (4, 3, 3)),
+    ],
+)
+def test_each_class_has_its_share_of_both_parts(sizes, validation, expected):
+    data, drawn = labelled(*sizes), set()
+    for seed in range(30):
+        train, held = hold_out(data, validation, seed)
+        counts = np.bincount(held.y, minlength=len(sizes))
+        assert expected is None or tuple(counts) == expected
+        assert sorted([*train.x[:, 0], *held.x[:, 0]]) == list(range(len(data)))
+        assert (np.diff(held.x[:, 0]) > 0).all(), "in the order of the data set"
+        drawn.add(tuple(held.x[:, 0]))
+    assert len(drawn) > 1, "the seed draws which"
+
+
+def test_more_classes_than_samples_held_out():
+    for seed in range(20):
+        counts = np.bincount(hold_out(labelled(*[4] * 50), 10, seed)[1].y)
+        assert counts.sum() == 10 and counts.max() == 1

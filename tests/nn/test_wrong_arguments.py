@@ -312,3 +312,29 @@ def test_a_callback_method_that_nobody_calls():
         TypeError, match=r"Keras has on_epoch_end, which is never called.*on_begin, on_end, on_epoch, on_step"
     ):
         nn.fit(trainer(), DATA, 1, Keras())
+
+
+class Measured(nn.Callback):
+    """A validation loss that is best in the second of three epochs."""
+
+    def on_epoch(self, training, record):
+        record["validation_loss"] = [3.0, 1.0, 2.0][record["epoch"] - 1]
+
+
+def test_the_best_of_another_run_is_not_put_back(tmp_path):
+    """One in the same directory, whose best epoch has the same number."""
+    checkpoints, lines, at = nn.Checkpoints(tmp_path), [], {}
+    best = nn.RestoreBest(checkpoints, "validation_loss", say=lines.append)
+    keep = nn.KeepCheckpoints(checkpoints, best="validation_loss")
+    first = trainer(seed=9)
+    nn.fit(first, DATA, 3, [Measured(), keep, best])
+    assert best.epoch == 2 and not lines
+    second = trainer(seed=1)
+
+    class Digest(nn.Callback):
+        def on_epoch(self, training, record):
+            at[record["epoch"]] = training.trainer.digest()
+
+    nn.fit(second, DATA, 3, [Measured(), Digest(), best])
+    assert best.epoch == 3 and second.digest() == at[3] != first.digest()
+    assert len(lines) == 1 and "is of another run, whose epoch 2 had another loss" in lines[0]

@@ -1,12 +1,16 @@
 """The same bits on any number of ranks: the tree, its schedule, and sha256 of whole trainings."""
 
+import copy
+import gc
 import hashlib
+import pickle
 import re
 from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import nn
 from collectives.checking.simulator import simulate
@@ -315,6 +319,35 @@ def test_float64_equals_serial():
             assert abs(one.step(x, y) - many.step(x, y)) < 1e-13
         np.testing.assert_allclose(many.parameters, one.parameters, atol=1e-14)
         assert np.allclose(many.evaluate(x, y), one.evaluate(x, y), rtol=1e-6)
+
+
+def test_blas_has_its_threads_again_when_the_last_of_them_is_closed_or_deleted():
+    def threads():
+        return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+    def make():
+        network = nn.Network(nn.Linear(6, 3), (6,))
+        return ReproducibleSerial(network, nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
+
+    gc.collect()  # trainers of other tests
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        first, second = make(), make()
+        assert threads() == {1}
+        first.close()
+        first.close()
+        assert threads() == {1}, "the second one needs it"
+        del second
+        gc.collect()
+        assert threads() == before != {1}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_trainers_of_ranks_are_not_copied(copied):
+    trainer = ReproducibleSerial(nn.Network(nn.Linear(6, 3), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled.*state\(\).*load_state.*alone\(\)"):
+        copied(trainer)
+    copied(trainer.alone())
 
 
 def test_what_cannot_be_is_refused_with_its_reason():

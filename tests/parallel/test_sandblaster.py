@@ -344,8 +344,8 @@ def test_bad_input_is_refused():
         QuasiNewton(history=0)
     with pytest.raises(ValueError, match="chunk must be at least 1 sample, given 0"):
         Sandblaster(network(), loss, QuasiNewton(), chunk=0)
-    with pytest.raises(TypeError, match=r"use parallel\.Sandblaster"):
-        nn.Serial(network(), loss, QuasiNewton()).step(*data())
+    with pytest.raises(TypeError, match=r"train with parallel\.Sandblaster"):
+        nn.Serial(network(), loss, QuasiNewton())
     for layer, words in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
         with pytest.raises(ValueError, match=words):
             Sandblaster(nn.Network(nn.Sequential(layer, nn.Linear(6, 3)), (6,)), loss, QuasiNewton())
