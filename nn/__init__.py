@@ -4,7 +4,7 @@ Start with nn/core/layer.py (the contract of a layer), nn/core/run.py (what laye
 four equations of backprop), then nn/training/serial.py.
 """
 
-from nn import data, models
+from nn import data, metrics, models
 from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Branches, Recompute, Residual
 from nn.core.layer import Layer, Sequential, ShapeError, Spec, Split
@@ -136,6 +136,7 @@ __all__ = [
     "fit",
     "gradcheck",
     "load",
+    "metrics",
     "models",
     "register",
     "save",

@@ -6,7 +6,8 @@ z is the network's output for this batch; its last axis holds the outputs of one
 one a position in (N, T, V). `value` is the sum of the rows' losses over `total`, `gz` its gradient with respect to z.
 
 `total` is what the caller says: for the mean over the **global** batch, the number of rows of that whole batch,
-wherever they are. Then sums over micro-batches, shards or ranks, uneven ones included, need no correction.
+wherever they are, or their total weight (`Loss.weighted`). Then sums over micro-batches, shards or ranks, uneven ones
+included, need no correction.
 
 Values and gradients have the dtype of z. Each loss is a handful of NumPy calls: for a batch of ten they cost more than
 the arithmetic. Sources: Nielsen 2015 (quadratic), Bridle 1990 (softmax), Huber 1964, Szegedy et al. 2016 (smoothing).
@@ -21,10 +22,29 @@ import numpy as np
 from nn.core.layer import check_numbers
 from nn.core.run import Run
 from nn.layers.activations import row_maxima
+from nn.metrics import Accuracy, BinaryAccuracy, Metric
 
 
 class Loss:
-    """Base of the losses. Targets are class indices, one a row, or an array of the output's shape."""
+    """Base of the losses. Targets are class indices, one a row, or an array of the output's shape.
+
+    Attributes
+    ----------
+    metric : Metric
+        What evaluation measures beside the loss, where it can: the share of outputs that are right.
+    weighted : bool
+        Whether rows count differently in the mean. If so, `count(target)` is the weight of some, and
+        the mean divides by the weight of the whole batch.
+    targets : {"classes", "values", ""}
+        What targets must be; "" where either will do.
+    ignore_index : int or None
+        The target of rows that have no loss.
+    """
+
+    metric: Metric = Accuracy()
+    weighted = False
+    targets = ""
+    ignore_index: int | None = None
 
     def __call__(self, z: np.ndarray, target: np.ndarray, total: float, run: Run) -> tuple[float, np.ndarray]:
         """(sum of the rows' losses / total, its gradient with respect to z in an array of its own).
@@ -40,6 +60,10 @@ class Loss:
     def rows(self, out_shape: tuple[int, ...]) -> int:
         """Rows of a sample that have a loss: 1, or the positions of a sequence."""
         return math.prod(out_shape[:-1])
+
+    def kept(self, target: np.ndarray) -> np.ndarray | None:
+        """Return a mask of the rows that are not ignored, of the shape of the targets; None if no row can be."""
+        return None
 
     def __repr__(self):
         return f"{type(self).__name__}()"
@@ -69,6 +93,8 @@ class QuadraticLoss(Loss):
 class MSELoss(Loss):
     """Mean squared error of a row: 1/D sum (z - y)^2 over its D outputs."""
 
+    targets = "values"
+
     def __call__(self, z, target, total, run):
         gz = _difference(z, target, run.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
@@ -80,6 +106,8 @@ class MSELoss(Loss):
 
 class MAELoss(Loss):
     """Mean absolute error of a row: 1/D sum |z - y|; the gradient's sign is 0 where z = y."""
+
+    targets = "values"
 
     def __call__(self, z, target, total, run):
         gz = _difference(z, target, run.empty(z.shape, z.dtype))
@@ -95,6 +123,8 @@ class HuberLoss(Loss):
 
     With c = d clipped to +-delta both cases are c d - c^2/2, and the gradient is c.
     """
+
+    targets = "values"
 
     def __init__(self, delta: float = 1.0):
         check_numbers("HuberLoss", delta=delta)
@@ -119,7 +149,11 @@ class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy of sigmoid(z) against targets in [0, 1], mean over a row; gradient sigmoid(z) - y.
 
     From the logits, -y log s - (1-y) log(1-s) = max(z, 0) - z y + log(1 + exp(-|z|)): no overflow, no log of zero.
+    Evaluation's accuracy is binary: an output is right where it is positive and the target above 1/2, or neither.
     """
+
+    metric = BinaryAccuracy()
+    targets = "values"
 
     def __call__(self, z, target, total, run):
         check_same(z, target)
@@ -152,13 +186,16 @@ class NLLLoss(Loss):
     class_weights : array (V,) or None
         A row's loss is multiplied by the weight of its class.
     ignore_index : int or None
-        Rows with this target, such as padding, have no loss and no gradient.
+        Rows with this target, such as padding, have no loss and no gradient. Any integer, also one that is no class.
 
     Notes
     -----
-    Every row counts once in `total`, unless the caller says otherwise. The mean that divides by the *weights* of the
-    rows that are not ignored (PyTorch's reduction="mean") has total = the sum of `count(target)` over the global batch.
+    With either, the mean divides by the **weights** of the rows that are not ignored, as PyTorch's reduction="mean"
+    does: `total` is then the sum of `count(target)` over the global batch. `nn.fit` and `nn.evaluate` see to it; with
+    `trainer.step` on several ranks it is the argument `total_weight`.
     """
+
+    targets = "classes"
 
     def __init__(self, class_weights: np.ndarray | None = None, ignore_index: int | None = None):
         if ignore_index is not None and not isinstance(ignore_index, int | np.integer):
@@ -187,12 +224,36 @@ class NLLLoss(Loss):
         gz.reshape(-1)[at] = weights * (-1 / total)
         return value / total, gz
 
+    @property
+    def weighted(self) -> bool:
+        return self.class_weights is not None or self.ignore_index is not None
+
     def count(self, target: np.ndarray) -> float:
-        """What these targets weigh: rows that are not ignored, each as much as its class."""
-        return float(self.weights(target.reshape(-1), np.float64)[2].sum())
+        """Return the weight of these targets: the sum of the class weights of all rows that are not ignored.
+
+        Raises
+        ------
+        ValueError
+            A class without a weight.
+        """
+        labels, known = target.reshape(-1), math.inf if self.class_weights is None else len(self.class_weights)
+        bad = (target < 0) | (target >= known) if self.class_weights is not None else np.zeros(0, bool)
+        if self.ignore_index is not None and bad.any():
+            bad &= target != self.ignore_index
+        if bad.any():
+            refuse(target, bad, f"is out of range: there are {known} class weights, 0 to {known - 1}")
+        return float(self.weights(labels, np.float64)[2].sum())
+
+    def kept(self, target):
+        return None if self.ignore_index is None else target != self.ignore_index
 
     def check(self, z: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The targets, one a row, or an error."""
+        if z.shape[-1] == 1:
+            raise ValueError(
+                f"{type(self).__name__}: the network has one output, and softmax makes it 1 whatever it is: give two "
+                "outputs, or use BCEWithLogitsLoss for two classes, MSELoss for values"
+            )
         check_classes(target, z, self.ignore_index)
         if self.class_weights is not None and len(self.class_weights) != z.shape[-1]:
             raise ValueError(
@@ -304,6 +365,8 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
     def __repr__(self):
         return super().__repr__().replace("ignore_index=-1", f"hidden={self.hidden}")
 
+    weighted = False  # each sample has as many rows that count
+
     def rows(self, out_shape):
         return self.hidden
 
@@ -311,26 +374,40 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
 def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = None) -> None:
     """Refuse targets that are not one class index 0 ... V-1 (or ignore_index) for each row of z."""
     check_array(target)
-    if target.dtype.kind not in "iu":
-        one_hot = ": of one-hot rows these are y.argmax(axis=-1)" if target.shape == z.shape else ""
-        raise TypeError(f"targets must be integer class indices, given dtype {target.dtype}{one_hot}")
-    if target.shape != z.shape[:-1]:
-        raise ValueError(f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}")
     classes = z.shape[-1]
-    # One look is enough: as an unsigned number, a negative class is larger than any other.
-    if target.size and np.maximum.reduce(target.view(target.dtype.str.replace("i", "u")), axis=None) >= classes:
+    if target.shape == z.shape and classes > 1:
+        raise (ValueError if target.dtype.kind in "iu" else TypeError)(
+            f"targets must be integer class indices, one for each output row, given {target.dtype}{target.shape}: "
+            "of one-hot rows these are y.argmax(axis=-1)"
+        )
+    if target.dtype.kind not in "iu":
+        raise TypeError(
+            f"targets must be integer class indices, given dtype {target.dtype}: y.astype(np.int64) makes them of "
+            "whole numbers; for values, use MSELoss"
+        )
+    if target.shape != z.shape[:-1]:
+        column = f": y.reshape{z.shape[:-1]} has that shape" if target.shape == (*z.shape[:-1], 1) else ""
+        raise ValueError(
+            f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}{column}"
+        )
+    # As an unsigned number, a negative class is larger than any that the type holds: then one look is enough.
+    largest = np.iinfo(target.dtype).max
+    unsigned = target.view(target.dtype.str.replace("i", "u")) if classes <= largest else target
+    signed_look = unsigned is target and target.dtype.kind == "i"
+    if target.size and (np.maximum.reduce(unsigned, axis=None) >= classes or (signed_look and target.min() < 0)):
         bad = (target < 0) | (target >= classes)
         if ignore_index is not None:
             bad &= target != ignore_index
         if bad.any():
-            refuse(target, bad, f"is out of range: the network has {classes} outputs, 0 to {classes - 1}")
+            stored = f"; {target.dtype} holds none above {largest}, so store labels as int64" if signed_look else ""
+            refuse(target, bad, f"is out of range: the network has {classes} outputs, 0 to {classes - 1}{stored}")
 
 
 def check_same(z: np.ndarray, target: np.ndarray) -> None:
     """Refuse targets that are not an array of the outputs' shape."""
     check_array(target)
     if target.shape != z.shape:
-        column = ": y[:, None] has that shape" if (*target.shape, 1) == z.shape else ""
+        column = ": y[..., None] has that shape" if (*target.shape, 1) == z.shape else ""
         raise ValueError(f"targets: expected the outputs' shape {z.shape}, given {target.shape}{column}")
 
 

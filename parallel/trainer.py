@@ -111,19 +111,20 @@ class Trainer(Serial):
     # ------------------------------------------------------------------------------------------------ a step
 
     @one_thread_at_a_time
-    def step(self, x, y, total=None, parts=1):
+    def step(self, x, y, total=None, parts=1, total_weight=None):
         """As for Serial.
 
         Raises
         ------
         ValueError
             Also where this rank was not told the size of the global batch, or ranks were told different ones, which
-            they find in the message with the loss.
+            they find in the message with the loss, or different total weights.
         RuntimeError
             The trainer is closed.
         """
         self.check_open()
         total = self.size_of_batch(x, y, total, parts)
+        self.total_weight = self.weight_of_batch(x, y, total, total_weight)
         self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, parts)
@@ -219,6 +220,29 @@ class Trainer(Serial):
         total = len(x) if total is None else total
         self.check_batch(x, y, total, parts)
         return total
+
+    def weight_of_batch(self, x, y, total, total_weight):
+        """As for Serial (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
+        if not self.whole_loss.weighted or self.apart:
+            return super().weight_of_batch(x, y, total, total_weight)
+        weight = problem = None
+        try:
+            weight = super().weight_of_batch(x, y, total, total_weight)
+        except (TypeError, ValueError) as error:
+            problem = error
+        weights, problems = zip(*self.mesh.allgather((weight, problem and str(problem))), strict=True)
+        if problem:
+            raise problem
+        for rank, other in enumerate(problems):
+            if other:
+                raise ValueError(f"rank {rank}: {other}")
+        if len({each for each in weights if each is not None}) > 1:
+            listed = ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(weights))
+            raise ValueError(
+                f"step {self.steps}: total_weight differs: {listed}; it is the sum of loss.count(y) over the global "
+                "batch, the same on all ranks"
+            )
+        return weight
 
     def update(self) -> None:
         self.exchange.update()

@@ -41,6 +41,8 @@ class Dataset:
         One name a class; none takes the numbers.
     scale, shift : float, array (C,) or None
         A batch is x * scale + shift.
+    ignore_index : int or None
+        A label that is no class: of samples that a loss with this `ignore_index` leaves out.
     dtype : float32 or float64
         Of the batches; ids and classes are int64.
 
@@ -65,6 +67,7 @@ class Dataset:
         class_names: Sequence[str] = (),
         scale: float | np.ndarray | None = None,
         shift: float | np.ndarray | None = None,
+        ignore_index: int | None = None,
         dtype=np.float32,
     ):
         self.name = name
@@ -73,13 +76,13 @@ class Dataset:
             self.x, self.y = np.asarray(x), np.asarray(y)
         except ValueError as error:  # lists of lists of different lengths
             raise DataError(f"{name}: samples must be arrays of one shape, and so must targets ({error})") from None
-        self.scale, self.shift = scale, shift
+        self.scale, self.shift, self.ignore_index = scale, shift, ignore_index
         self.dtype = np.dtype(dtype)
         self._check()
         if self.y.dtype.kind == "b":
             self.y = self.y.view(np.uint8)
         if not classes and self.y.dtype.kind in "iu":
-            classes = max(1, int(self.y.max()) + 1)
+            classes = max(1, int(self._labels().max(initial=0)) + 1)
         self.classes, self._class_names = classes, tuple(class_names)
         self._check_targets()
 
@@ -116,7 +119,7 @@ class Dataset:
         if self.classes and self.y.dtype.kind == "f":
             raise DataError(f"{self.name}: labels of {self.classes} classes must be integers, given {self.y.dtype}")
         if self.classes and self.y.ndim == 1:
-            check_labels(self.y, self.classes, self.name)
+            check_labels(self.y, self.classes, self.name, self.ignore_index)
         if self._class_names and len(self._class_names) != self.classes:
             raise DataError(f"{self.name}: {self.classes} classes but {len(self._class_names)} class names")
 
@@ -129,6 +132,10 @@ class Dataset:
             if not good.all():
                 return lo + int(np.argmin(good))
         return None
+
+    def _labels(self) -> np.ndarray:
+        """Targets without those that are to be ignored."""
+        return self.y if self.ignore_index is None else self.y[self.y != self.ignore_index]
 
     def __len__(self) -> int:
         return len(self.x)
@@ -264,12 +271,25 @@ def instead_of_dataset(given) -> str:
     return f"expected a Dataset, given {given!r:.80}"
 
 
-def check_labels(labels: np.ndarray, classes: int, where) -> None:
-    """Raise DataError, which names the first wrong label and `where` it is, unless all are 0 .. classes - 1."""
+def check_labels(labels: np.ndarray, classes: int, where, ignore_index: int | None = None) -> None:
+    """Raise DataError, which names the first wrong label and `where` it is, unless all are 0 .. classes - 1.
+
+    `ignore_index` is allowed, too.
+    """
     wrong = (labels < 0) | (labels >= classes)
+    if ignore_index is not None:
+        wrong &= labels != ignore_index
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise DataError(f"{where}: label {labels[at]} of sample {at}: expected 0 to {classes - 1} ({classes} classes)")
+        hint = ""
+        if labels[at] < 0:
+            hint = (
+                f". Samples to leave out: a loss and a Dataset with ignore_index={labels[at]}. "
+                "Values to regress on: floats"
+            )
+        raise DataError(
+            f"{where}: label {labels[at]} of sample {at}: expected 0 to {classes - 1} ({classes} classes){hint}"
+        )
 
 
 def _along(rows: np.ndarray, channels) -> np.ndarray:

@@ -112,6 +112,7 @@ class Loader:
         self.dtype = np.dtype(dataset.dtype if dtype is None else dtype)
         self.prefetch = (2 if dataset.mapped or self.transforms else 0) if prefetch is None else prefetch
         self.timeline = timeline
+        self._order: tuple[int, np.ndarray] | None = None  # (epoch, order) that `targets` was asked for last
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -124,6 +125,16 @@ class Loader:
         if not self.shuffle:
             return np.arange(n)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0, epoch))).permutation(n)
+
+    def targets(self, epoch: int, step: int) -> np.ndarray:
+        """Return the targets of the whole global batch at a step of an epoch, on every rank.
+
+        Without messages: a loss whose rows count differently needs their weight, wherever the samples are.
+        """
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, self.order(epoch)
+        _, targets = self.dataset.raw(self._order[1][step * self.batch : (step + 1) * self.batch])
+        return self.dataset.targets(targets, self.dtype)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         """Iterate over an epoch from a step on: (x, y, total) a step.

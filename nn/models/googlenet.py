@@ -156,6 +156,17 @@ class AuxiliaryLoss(Loss):
     def __repr__(self):
         return f"AuxiliaryLoss({self.loss!r}, {self.weight})"
 
+    weighted = property(lambda self: self.loss.weighted)
+    ignore_index = property(lambda self: self.loss.ignore_index)
+    targets = property(lambda self: self.loss.targets)
+
+    def count(self, target):
+        """As of the loss of one row: each has the same targets."""
+        return self.loss.count(target)
+
+    def kept(self, target):
+        return self.loss.kept(target)
+
     def __call__(self, z, target, total, run):
         if z.ndim == 2:  # evaluation
             return self.loss(z, target, total, run)

@@ -2,7 +2,8 @@
 
     fit(trainer, data, epochs=90, schedule=Warmup(MultiStep(3.2, (3000, 6000, 8000)), 500, start=0.1))
 
-All count in steps from the start of training, and none keeps anything, so a resumed run needs nothing to go on with.
+All count in steps from the start of a call of `fit`, those before a resume included, and none keeps anything, so a
+resumed run needs nothing to go on with.
 Those that listen to what `fit` measures, and all by their names, are in nn/training/schedules.py.
 
 Sources: Goyal et al. 2017 (linear scaling, gradual warm-up); Loshchilov and Hutter 2017 (cosine).
@@ -112,7 +113,7 @@ class Cosine:
 class Warmup:
     """In front of any schedule: from `start` to its rate at step `steps`, in equal increments a step.
 
-    The schedule's own steps count from the start of training, warm-up included.
+    The schedule's own steps count from the start of training, warm-up included, so it must last longer.
     """
 
     schedule: Schedule
@@ -121,6 +122,11 @@ class Warmup:
 
     def __post_init__(self):
         _at_least_one(self, steps=self.steps)
+        if isinstance(self.schedule, Cosine | Polynomial) and self.steps >= self.schedule.steps:
+            raise ValueError(
+                f"Warmup: {self.steps} steps of warm-up leave none of {self.schedule!r}, whose steps count from the "
+                "start of training"
+            )
 
     def __call__(self, step: int) -> float:
         if step >= self.steps:

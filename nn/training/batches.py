@@ -18,7 +18,8 @@ def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) ->
     Parameters
     ----------
     data : Loader, Dataset or (x, y)
-        Arrays (N, *in_shape) and (N, ...). Floats that are one number a sample are targets (N, 1).
+        Arrays (N, *in_shape) and (N, ...). Floats that are one number a sample are targets (N, 1); whole numbers
+        are floats, too, where the loss compares values.
     trainer : Serial or a strategy of `parallel`
         Its seed orders the samples.
     batch : int
@@ -40,7 +41,7 @@ def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) ->
             _check_shard(data.shard, trainer, what)
         return data
     if isinstance(data, tuple | list) and len(data) == 2:
-        data = _of_arrays(*data, what)
+        data = _of_arrays(*data, what, trainer)
     if not isinstance(data, Dataset):
         given = instead_of_dataset(data) if isinstance(data, Data) else f"given {_kind(data)}"
         raise TypeError(f"{what}: expected arrays (x, y), a Dataset or a Loader; {given}")
@@ -48,12 +49,16 @@ def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) ->
     return Loader(data, batch, trainer.seed, shuffle, trainer.shard, dtype=trainer.network.dtype)
 
 
-def _of_arrays(x: Any, y: Any, what: str) -> Dataset:
+def _of_arrays(x: Any, y: Any, what: str, trainer: Serial) -> Dataset:
     for name, array in (("x", x), ("y", y)):
         if not isinstance(array, np.ndarray):
             made = "np.asarray(x, np.float32)" if name == "x" else "np.asarray(y)"
             raise TypeError(f"{what}: {name} must be an array, given {_kind(array)}: {made} makes one")
-    return Dataset(x, y[:, None] if y.ndim == 1 and y.dtype.kind == "f" else y, what)
+    loss = trainer.whole_loss
+    if loss.targets == "values" and y.dtype.kind in "biu":  # whole numbers, but no classes
+        y = y.astype(trainer.network.dtype)
+    column = y.ndim == 1 and y.dtype.kind == "f"
+    return Dataset(x, y[:, None] if column else y, what, ignore_index=loss.ignore_index)
 
 
 def _check_shape(dataset: Dataset, trainer: Serial, what: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 
+from nn.metrics import check_mode
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, json_text, write_atomically
 from nn.training.fit import Callback, Training
 
@@ -33,7 +36,7 @@ class Progress(Callback):
         if self.quiet or now - self.last < self.every:
             return
         self.last = now
-        mean = training.loss_sum / max(1, training.samples)
+        mean = training.loss_sum / (training.weight or 1)
         self.say(
             f"epoch {training.epoch + 1}/{training.epochs}  step {training.batch}/{len(training.train)}  "
             f"loss {mean:.4f}  {self.count / (now - self.started):,.0f} {self.unit}/s{self._left(training)}"
@@ -67,14 +70,45 @@ class Metrics(Callback):
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.last: str | None = None  # line of the file
 
     def on_begin(self, training):
         if training.trainer.writer:
-            lines = "".join(json_text(record) + "\n" for record in training.history)
-            write_atomically(self.path, lines.encode())
+            lines = [_line(record) for record in training.history]
+            self.last = lines[-1] if lines else None
+            write_atomically(self.path, "".join(lines).encode())
 
     def on_epoch(self, training, record):
-        self.on_begin(training)  # written whole each time: a full disk leaves no half line
+        if not training.trainer.writer:
+            return
+        if len(training.history) > 1 and _line(training.history[-2]) != self.last:
+            self.on_begin(training)  # a later callback has added to the record of the epoch before
+            return
+        self.last = _line(record)
+        append_or_nothing(self.path, self.last.encode())
+
+    def on_end(self, training):
+        if training.trainer.writer and training.history and _line(training.history[-1]) != self.last:
+            self.on_begin(training)
+
+
+def _line(record: dict) -> str:
+    return json_text(record) + "\n"
+
+
+def append_or_nothing(path: Path, line: bytes) -> None:
+    """Append to a file; where that fails, as on a full disk, it is as it was before, without half a line."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        try:
+            if (written := os.write(file, line)) < len(line):
+                raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were written", str(path))
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+    finally:
+        os.close(file)
 
 
 class EarlyStopping(Callback):
@@ -84,7 +118,9 @@ class EarlyStopping(Callback):
     ----------
     patience : int
     metric : str
-        "validation_accuracy" (larger is better) or "validation_loss" (smaller is better).
+        Entry of the epochs' records, such as "validation_accuracy" or "validation_loss".
+    mode : {"min", "max"} or None
+        Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
     checkpoints : Checkpoints or None
         Where `KeepCheckpoints` keeps "best": needed where a resumed run's best epoch was before the stop. Where that
         cannot be read the last epoch counts, as with `RestoreBest`.
@@ -95,17 +131,26 @@ class EarlyStopping(Callback):
         After training: the epoch whose weights the trainer has.
     """
 
-    def __init__(self, patience: int, metric: str = "validation_accuracy", checkpoints: Checkpoints | None = None):
+    def __init__(
+        self,
+        patience: int,
+        metric: str = "validation_accuracy",
+        checkpoints: Checkpoints | None = None,
+        mode: str | None = None,
+    ):
         if not isinstance(patience, int | np.integer):
             raise TypeError(f"EarlyStopping: patience is a number of epochs, given {patience!r:.80}")
         if patience < 1:
             raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
         if checkpoints is not None:
             check_checkpoints("EarlyStopping", checkpoints)
-        self.patience, self.metric, self.checkpoints = patience, metric, checkpoints
+        if mode is not None:
+            check_mode("EarlyStopping", mode)
+        self.patience, self.metric, self.checkpoints, self.mode = patience, metric, checkpoints, mode
         self.best: dict[str, np.ndarray] | None = None
 
     def on_begin(self, training):
+        training.direction(self.metric, self.mode)  # refused now, not after an epoch
         told = bool(training.history) and all(self.metric in record for record in training.history)
         if told and not training.batch:  # a run that had stopped, and was killed before its end
             self._decide(training)
@@ -117,7 +162,7 @@ class EarlyStopping(Callback):
 
     def _decide(self, training: Training) -> int:
         """Stop where it is time to; returns the index of the best epoch."""
-        best = best_epoch(training.history, self.metric)
+        best = best_epoch(training.history, self.metric, training.direction(self.metric, self.mode))
         training.stop = len(training.history) - 1 - best >= self.patience
         return best
 
@@ -127,9 +172,9 @@ class EarlyStopping(Callback):
             return
         if self.best is not None:
             training.trainer.restore(self.best)
-            self.epoch = best_epoch(training.history, self.metric) + 1
+            self.epoch = best_epoch(training.history, self.metric, training.direction(self.metric, self.mode)) + 1
         elif self.checkpoints:
-            saved = RestoreBest(self.checkpoints, self.metric)
+            saved = RestoreBest(self.checkpoints, self.metric, mode=self.mode)
             saved.on_end(training)
             self.epoch = saved.epoch
 
@@ -142,7 +187,7 @@ class RestoreBest(Callback):
     Parameters
     ----------
     checkpoints : Checkpoints
-    metric : str
+    metric, mode
         As of `KeepCheckpoints`.
     say : callable or None
         Told on rank 0 why the best could not be read.
@@ -153,10 +198,17 @@ class RestoreBest(Callback):
         After training: the epoch whose weights the trainer has.
     """
 
-    def __init__(self, checkpoints: Checkpoints, metric: str = "validation_accuracy", say=None):
+    def __init__(
+        self, checkpoints: Checkpoints, metric: str = "validation_accuracy", say=None, mode: str | None = None
+    ):
         check_checkpoints("RestoreBest", checkpoints)
-        self.checkpoints, self.metric = checkpoints, metric
+        if mode is not None:
+            check_mode("RestoreBest", mode)
+        self.checkpoints, self.metric, self.mode = checkpoints, metric, mode
         self.say = say or (lambda line: print(line, flush=True))
+
+    def on_begin(self, training):
+        training.direction(self.metric, self.mode)  # refused now, not after an epoch
 
     def on_epoch(self, training, record):
         check_metric("RestoreBest", self.metric, record)
@@ -165,7 +217,7 @@ class RestoreBest(Callback):
         trainer, self.epoch = training.trainer, training.epoch
         if not training.history:
             return
-        best = best_epoch(training.history, self.metric) + 1
+        best = best_epoch(training.history, self.metric, training.direction(self.metric, self.mode)) + 1
         if best == training.epoch:
             return  # the trainer has it
         problem = ""
@@ -199,14 +251,19 @@ SAME = "step", "loss"  # what an epoch's record and that of its checkpoint agree
 def check_metric(what: str, metric: str, record: dict) -> None:
     """Refuse to choose by what is not measured, after the first epoch."""
     if metric not in record:
-        raise ValueError(f"{what}: {metric!r} is not in the record ({', '.join(record)}): no validation data?")
+        hint = ""
+        if metric.startswith("validation_"):
+            hint = ": no validation data?"
+            if "validation_loss" in record:
+                hint = ": the loss does not measure it on such targets; choose another, or give fit metrics=[...]"
+        raise ValueError(f"{what}: {metric!r} is not in the record ({', '.join(record)}){hint}")
 
 
-def best_epoch(history: list[dict], metric: str) -> int:
-    """Index of the first record with the best value of `metric`: of losses the smallest, of all else the largest.
+def best_epoch(history: list[dict], metric: str, mode: str) -> int:
+    """Index of the first record with the best value of `metric`: with mode "min" the smallest, else the largest.
 
     NaN is worse than any.
     """
-    sign = 1 if metric.endswith("loss") else -1
+    sign = 1 if mode == "min" else -1
     values = [math.inf if math.isnan(record[metric]) else sign * record[metric] for record in history]
     return values.index(min(values))

@@ -17,18 +17,22 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nn.data.dataset import Dataset
 from nn.data.loader import Loader
+from nn.metrics import Metric, direction
+from nn.optim.learning_rates import Cosine, Polynomial, Warmup
 from nn.training.batches import batches
 from nn.training.serial import NonFiniteLoss, Serial
 
 Samples = Loader | Dataset | tuple[np.ndarray, np.ndarray]  # also what has a Loader's `epoch`
-PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history")  # what a checkpoint keeps of a Training
+PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history", "weight", "first_epoch", "first_step")
 MOST = 1 << 53  # epochs, batches, samples: what a float64 counts
 LOOKED_AT = 500  # samples of a batch that is not trained on
 
@@ -40,13 +44,15 @@ class Training:
     Attributes
     ----------
     history : list of dict
-        One record an epoch: epoch, step, loss (mean over the epoch), images_per_second, seconds; with validation data
-        also validation_loss and, where there are classes, validation_accuracy; in mixed precision also loss_scale and
-        skipped_steps.
+        One record an epoch: epoch, step, loss (mean over the epoch), lr (of its last step), images_per_second, seconds;
+        with validation data also validation_loss, validation_accuracy where there are classes, and one entry for each
+        of `metrics`; in mixed precision also loss_scale and skipped_steps.
     stop : bool
         A callback sets it to end after this epoch (alike on all ranks: decide from the history).
     result : dict
         Loss and accuracy on the test data, once training has ended; empty without test data.
+    first_epoch, first_step : int
+        Epochs and steps that the trainer had made before this run: the order of samples goes on from there.
     """
 
     trainer: Serial
@@ -61,6 +67,18 @@ class Training:
     history: list[dict] = field(default_factory=list)
     stop: bool = False
     result: dict = field(default_factory=dict)
+    weight: float = 0.0  # of the losses in loss_sum: samples, or their total weight
+    first_epoch: int = 0
+    first_step: int = 0
+
+    @property
+    def step(self) -> int:
+        """Steps of this run, those before a resume included: what schedules count."""
+        return self.trainer.steps - self.first_step
+
+    def direction(self, metric: str, mode: str | None = None) -> str:
+        """Return "min" or "max": which way an entry of the records gets better. See `nn.metrics.direction`."""
+        return direction(metric, mode, self.trainer.metrics)
 
     def meet(self) -> None:
         """Shards that train apart come together, with one loss: where an epoch ends, or a checkpoint is kept."""
@@ -98,8 +116,11 @@ def fit(
     accumulate: int = 1,
     test: Samples | None = None,
     batch: int = 32,
+    metrics: Metric | Iterable[Metric] = (),
 ) -> Training:
     """Train for `epochs` epochs: the only loop there is.
+
+    Called again, it trains on: samples come in the orders of the next epochs; a schedule starts anew.
 
     Parameters
     ----------
@@ -113,7 +134,8 @@ def fit(
     validation : as train, or None
         Evaluated after every epoch, each shard on its own part; callbacks may choose by it.
     schedule : callable or None
-        Step -> learning rate; without it the optimizer's own stays.
+        Step of this call, from 0 -> learning rate; without it the optimizer's own stays. A `Plateau` is a callback,
+        too, and need not be given twice.
     progress : dict or None
         `Training.progress()` of the run to continue, after trainer.load_state.
     accumulate : int
@@ -122,6 +144,8 @@ def fit(
         Evaluated once, at the very end, with the parameters that the callbacks have left: the `result`.
     batch : int
         Samples of a step over all ranks, where `train` is no Loader.
+    metrics : Metric, or some
+        What validation and test measure beside the loss and its own metric; see nn/metrics.py.
 
     Returns
     -------
@@ -138,20 +162,93 @@ def fit(
     if not isinstance(progress, Mapping | None):
         raise TypeError(f"fit: progress is what a checkpoint tells, a dict, given {progress!r:.80}: is it a callback?")
     callbacks = _several(callbacks)
+    schedule, callbacks = _with_plateau(schedule, callbacks)
     train = batches(train, trainer, batch, True, "fit: train")
     validation = validation if validation is None else batches(validation, trainer, LOOKED_AT, False, "fit: validation")
     test = test if test is None else batches(test, trainer, LOOKED_AT, False, "fit: test")
-    check_progress(progress or {}, getattr(train, "__len__", lambda: MOST)())
-    training = Training(trainer, train, epochs, validation, **(progress or {}))
-    for callback in callbacks:
-        callback.on_begin(training)
-    while training.epoch < epochs and not training.stop:
-        _epoch(training, callbacks, schedule, accumulate)
-    for callback in callbacks:
-        callback.on_end(training)
-    if test is not None:
-        training.result = evaluate(trainer, test)
+    check_progress(progress or {}, _length(train) if hasattr(train, "__len__") else MOST)
+    training = Training(trainer, train, epochs, validation, **_from(progress, trainer, train))
+    if schedule:
+        _check_schedule(schedule, training)
+    with _measuring(trainer, metrics):
+        for callback in callbacks:
+            callback.on_begin(training)
+        while training.epoch < epochs and not training.stop:
+            _epoch(training, callbacks, schedule, accumulate)
+        for callback in callbacks:
+            callback.on_end(training)
+        if test is not None:
+            training.result = _scores(trainer, test)
     return training
+
+
+def _from(progress: Mapping | None, trainer: Serial, train) -> dict:
+    """Where a run begins: where `progress` says, or behind what the trainer has made."""
+    if progress:
+        # Checkpoints of before weights were counted: every sample weighed 1.
+        return {"weight": float(progress.get("samples", 0)), **progress}
+    return {"first_step": trainer.steps, "first_epoch": -(-trainer.steps // max(1, _length(train)))}
+
+
+def _length(train) -> int:
+    """Steps of an epoch; 0 where data cannot say."""
+    return len(train) if hasattr(train, "__len__") else 0
+
+
+def _with_plateau(schedule, callbacks: list[Callback]) -> tuple[Callable[[int], float] | None, list[Callback]]:
+    """The schedule and the callbacks, where one that is both was given as one of them only."""
+    inner = schedule
+    while isinstance(inner, Warmup):
+        inner = inner.schedule
+    if isinstance(inner, Callback):
+        return schedule, callbacks if inner in callbacks else [inner, *callbacks]
+    rates = [callback for callback in callbacks if callable(callback)]
+    if rates and (schedule is not None or len(rates) > 1):
+        others = ", ".join(map(repr, [schedule] * (schedule is not None) + rates[schedule is None :]))
+        raise ValueError(f"fit: {rates[0]!r} sets the learning rate, and so does {others}: give one of them")
+    return (rates[0] if rates else schedule), callbacks
+
+
+def _check_schedule(schedule, training: Training) -> None:
+    """Refuse a schedule that has ended, with rate 0, before the last epoch; warn of one that starts anew too early."""
+    inner = schedule
+    while isinstance(inner, Warmup):
+        inner = inner.schedule
+    if not isinstance(inner, Cosine | Polynomial):
+        return
+    steps, epochs = _length(training.train), training.epochs
+    if inner.end == 0 and epochs > training.epoch and inner.steps <= (epochs - 1) * steps:
+        raise ValueError(
+            f"fit: {schedule!r} ends with rate 0 at step {inner.steps}, and {epochs} epochs of {steps} steps are "
+            f"{epochs * steps}: nothing is learned in the last. A schedule counts steps: steps={epochs * steps}"
+        )
+    if training.first_step and not training.step and inner.steps > epochs * steps:
+        warnings.warn(
+            f"fit: {schedule!r} starts anew, as in every call of fit, and ends after the {epochs * steps} steps of "
+            "this one; to go on with it, give all epochs, and progress=training.progress() of the call before",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def _measuring(trainer: Serial, metrics: Metric | Iterable[Metric]):
+    """The trainer measures these metrics, too; one of the same name stands in for the loss's own."""
+    metrics = [metrics] if isinstance(metrics, Metric) else list(metrics)
+    for metric in metrics:
+        if not isinstance(metric, Metric):
+            raise TypeError(
+                f"metrics are instances of nn.metrics.Metric, given {metric!r:.80}; nn.metrics.Metric(function, mode) "
+                "makes one of a function (z, y) -> values"
+            )
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names) or "loss" in names:
+        raise ValueError(f"metrics: names must differ, and from 'loss', given {', '.join(names)}")
+    before = trainer.metrics
+    trainer.metrics = (*(metric for metric in before if metric.name not in names), *metrics)
+    try:
+        yield
+    finally:
+        trainer.metrics = before
 
 
 def check_progress(progress: Mapping, batches: int = MOST) -> None:
@@ -177,10 +274,10 @@ def check_progress(progress: Mapping, batches: int = MOST) -> None:
 
     if unknown := sorted(map(str, progress.keys() - set(PROGRESS))):
         refuse(f"it has {', '.join(PROGRESS)}", unknown[0])
-    for name, most in (("epoch", MOST), ("batch", batches)):
+    for name, most in (("epoch", MOST), ("batch", batches), ("first_epoch", MOST), ("first_step", MOST)):
         if not is_number(value := progress.get(name, 0), int) or not 0 <= value <= most:
             refuse(f"{name} must be a whole number in 0 .. {most}", value)
-    for name, most in (("samples", MOST), ("seconds", MOST), ("loss_sum", math.inf)):
+    for name, most in (("samples", MOST), ("weight", MOST), ("seconds", MOST), ("loss_sum", math.inf)):
         if not is_number(value := progress.get(name, 0)) or (name != "loss_sum" and not 0 <= value <= most):
             refuse(f"{name} must be a number, not negative", value)
     history, epochs = progress.get("history", []), progress.get("epoch", 0)
@@ -232,22 +329,25 @@ def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
     if not error.samples or not hasattr(training.train, "order"):
         return error
     first = training.batch * training.train.batch
-    found = [int(training.train.order(training.epoch)[first + i]) for i in error.samples[:5]]
+    order = training.train.order(training.first_epoch + training.epoch)
+    found = [int(order[first + i]) for i in error.samples[:5]]
     return NonFiniteLoss(f"{error} In the data set: samples {found}.", error.samples)
 
 
 def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumulate: int) -> None:
     trainer = training.trainer
     clock = time.perf_counter()
-    for x, y, total in training.train.epoch(training.epoch, training.batch):
+    for x, y, total in training.train.epoch(training.first_epoch + training.epoch, training.batch):
         if schedule:
-            trainer.optimizer.lr = _rate(schedule(trainer.steps), trainer.steps)
+            trainer.optimizer.lr = _rate(schedule(training.step), training.step)
         try:
-            loss = trainer.step(x, y, total, accumulate)
+            loss = trainer.step(x, y, total, accumulate, _total_weight(training, y, total))
         except NonFiniteLoss as error:
             raise _in_data_set(training, error) from None
         training.batch += 1
-        training.loss_sum += loss * total
+        weight = trainer.weight_in_epoch(total)
+        training.loss_sum += loss * weight
+        training.weight += weight
         training.samples += total
         now = time.perf_counter()
         training.seconds, clock = training.seconds + now - clock, now
@@ -265,15 +365,16 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
     record = {
         "epoch": training.epoch,
         "step": trainer.steps,
-        "loss": training.loss_sum / max(1, training.samples),
+        "loss": training.loss_sum / training.weight if training.weight else math.nan,
+        "lr": float(trainer.optimizer.lr),
         "seconds": training.seconds,
     }
     spent = training.seconds - (training.history[-1]["seconds"] if training.history else 0.0)
     record["images_per_second"] = training.samples / max(1e-9, spent)
     record |= trainer.mixed_precision()
-    training.batch, training.loss_sum, training.samples = 0, 0.0, 0
+    training.batch, training.loss_sum, training.weight, training.samples = 0, 0.0, 0.0, 0
     if training.validation is not None:
-        scores = evaluate(trainer, training.validation)
+        scores = _scores(trainer, training.validation)
         record |= {f"validation_{name}": score for name, score in scores.items()}
     training.history.append(record)
     for callback in callbacks:
@@ -283,16 +384,47 @@ def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumula
                 record[name] = value.item()  # files of records hold Python's numbers
 
 
-def evaluate(trainer: Serial, data: Samples, batch: int = LOOKED_AT) -> dict[str, float]:
-    """{"loss", "accuracy"} over data as `fit` takes them, in batches of `batch` where there is no Loader.
+def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None:
+    """What a step is told of the weight of its global batch: the loader knows all its targets, on every rank."""
+    loss, train = training.trainer.whole_loss, training.train
+    if not loss.weighted or len(y) == total or not hasattr(train, "targets"):
+        return None
+    return loss.count(train.targets(training.first_epoch + training.epoch, training.batch))
 
-    Of a Loader, the batches are cut for trainer.shard; exact for uneven shards. Without "accuracy" where the targets
-    are no classes.
+
+def evaluate(
+    trainer: Serial, data: Samples, batch: int = LOOKED_AT, metrics: Metric | Iterable[Metric] = ()
+) -> dict[str, float]:
+    """Return {"loss", "accuracy"} and other metrics over data as `fit` takes them.
+
+    Parameters
+    ----------
+    trainer : Serial or a strategy of `parallel`
+    data : Loader, Dataset or (x, y)
+        Of a Loader, the batches are cut for trainer.shard; exact for uneven shards.
+    batch : int
+        Samples of a batch, where `data` is no Loader.
+    metrics : Metric, or some
+        What else to measure; see nn/metrics.py.
+
+    Returns
+    -------
+    dict
+        Without "accuracy" where targets are no classes. Rows that the loss ignores are in no mean. NaN where no row is
+        left.
     """
     _check_trainer("evaluate", trainer)
-    sums = np.zeros(3)
-    for x, y, _ in batches(data, trainer, batch, False, "evaluate").epoch(0):
+    with _measuring(trainer, metrics):
+        return _scores(trainer, batches(data, trainer, batch, False, "evaluate"))
+
+
+def _scores(trainer: Serial, data) -> dict[str, float]:
+    sums = trainer.no_scores()
+    for x, y, _ in data.epoch(0):
         sums += trainer.evaluate(x, y)
-    loss, correct, count = trainer.sum(sums)
-    scores = {"loss": float(loss / max(1, count)), "accuracy": float(correct / max(1, count))}
-    return scores if math.isfinite(correct) else {"loss": scores["loss"]}
+    loss, weight, *values = map(float, trainer.sum(sums))
+    scores = {"loss": loss / weight if weight else math.nan}
+    for metric, total, count in zip(trainer.metrics, values[::2], values[1::2], strict=True):
+        if count or not math.isnan(total):  # else it does not apply
+            scores[metric.name] = metric.result(total / count) if count else math.nan
+    return scores

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from nn.metrics import check_mode
 from nn.reading import read_text
 from nn.training.callbacks import best_epoch
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, write_atomically
@@ -104,8 +105,9 @@ class KeepCheckpoints(Callback):
     steps : int or None
         Also save every so many steps within an epoch.
     best : str or None
-        The record's entry that decides, "validation_accuracy" (larger is better) or "validation_loss" (smaller is
-        better); without validation data there is no best.
+        The record's entry that decides, such as "validation_accuracy"; without validation data there is no best.
+    mode : {"min", "max"} or None
+        Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
     later : bool
         Whether a thread writes, while training goes on: the files are the same, and at the end of training, and before
         the next save, they are there. Not where the state is too large for memory, or for that of one rank.
@@ -128,16 +130,21 @@ class KeepCheckpoints(Callback):
         best: str | None = "validation_accuracy",
         later: bool = False,
         termination: Termination | None = None,
+        mode: str | None = None,
     ):
         check_checkpoints("KeepCheckpoints", checkpoints)
         if not isinstance(steps, int | np.integer | None) or (steps or 0) < 0:
             raise ValueError(f"KeepCheckpoints: steps must be a number of steps, or None, given {steps!r:.80}")
         self.checkpoints, self.steps, self.best = checkpoints, steps, best
-        self.later, self.termination = later, termination
+        self.later, self.termination, self.mode = later, termination, mode
+        if mode is not None:
+            check_mode("KeepCheckpoints", mode)
         self.stage = self.writing = None  # what all ranks are writing; this one
         self.shared: bool | None = None
 
     def on_begin(self, training):
+        if self.best is not None:
+            training.direction(self.best, self.mode)  # refused now, not after an epoch
         self.training, self.since = training, time.perf_counter()
         self.met, self.next = training.trainer.steps, training.trainer.steps + 1  # steps at which ranks meet
         if self.termination:
@@ -151,7 +158,10 @@ class KeepCheckpoints(Callback):
             self._meet(saves)
 
     def on_epoch(self, training, record):
-        is_best = self.best in record and best_epoch(training.history, self.best) == len(training.history) - 1
+        is_best = False
+        if self.best in record:
+            mode = training.direction(self.best, self.mode)
+            is_best = best_epoch(training.history, self.best, mode) == len(training.history) - 1
         # The best first: a run killed after it makes this epoch again, and finds it the best.
         self._save(("best", None) if is_best else (None,))
         self._meet(True)

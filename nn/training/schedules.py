@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from nn import keyed
+from nn.metrics import check_mode, direction
 from nn.optim.learning_rates import (
     Constant,
     Cosine,
@@ -28,7 +29,9 @@ from nn.training.fit import Callback
 
 
 class Plateau(Callback):
-    """lr times `factor` when `metric` has not improved for more than `patience` epochs. Also a callback of `fit`.
+    """lr times `factor` when `metric` has not improved for more than `patience` epochs.
+
+    A schedule that is a callback, too; given to `fit` as either, it is both.
 
     Parameters
     ----------
@@ -38,10 +41,11 @@ class Plateau(Callback):
     patience : int
         Epochs without improvement to put up with.
     metric : str
-        Entry of an epoch's record: "loss" (of training) or "validation_loss" (smaller is better),
-        "validation_accuracy" (larger is better).
+        Entry of an epoch's record, such as "validation_loss", "validation_accuracy", or "loss" (of training).
     threshold : float
         Relative change that counts as an improvement.
+    mode : {"min", "max"} or None
+        Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
     """
 
     def __init__(
@@ -51,12 +55,16 @@ class Plateau(Callback):
         patience: int = 10,
         metric: str = "validation_loss",
         threshold: float = 1e-4,
+        mode: str | None = None,
     ):
         if not 0 < factor < 1 or patience < 0:
             raise ValueError(
                 f"Plateau: factor must be in (0, 1) and patience not negative, given {factor} and {patience}"
             )
         self.lr, self.factor, self.patience, self.metric, self.threshold = lr, factor, patience, metric, threshold
+        if mode is not None:
+            check_mode("Plateau", mode)
+        self.mode = mode
         self.restart()
 
     def __repr__(self):
@@ -67,13 +75,18 @@ class Plateau(Callback):
 
     def restart(self) -> None:
         """Forget all that was observed."""
-        self.now, self.bad_epochs, self.best = self.lr, 0, math.inf if self.metric.endswith("loss") else -math.inf
+        self.now, self.bad_epochs, self.best = self.lr, 0, None
 
-    def observe(self, value: float) -> None:
-        """Take note of an epoch's metric."""
-        smaller = self.metric.endswith("loss")
-        margin = abs(self.best) * self.threshold if math.isfinite(self.best) else 0.0
-        if value < self.best - margin if smaller else value > self.best + margin:
+    def observe(self, value: float, mode: str | None = None) -> None:
+        """Take note of an epoch's metric; `mode` as `direction` finds it, where none was given."""
+        mode = mode or direction(self.metric, self.mode)
+        finite = self.best is not None and math.isfinite(self.best)
+        margin = abs(self.best) * self.threshold if finite else 0.0
+        if self.best is None:
+            better = not math.isnan(value)
+        else:
+            better = value < self.best - margin if mode == "min" else value > self.best + margin
+        if better:
             self.best, self.bad_epochs = value, 0
             return
         self.bad_epochs += 1
@@ -82,6 +95,7 @@ class Plateau(Callback):
 
     def on_begin(self, training):
         self.restart()
+        training.direction(self.metric, self.mode)  # refused now, not after an epoch
         for record in training.history:  # of a resumed run
             self.on_epoch(training, record)
 
@@ -90,7 +104,7 @@ class Plateau(Callback):
             raise ValueError(
                 f"Plateau: {self.metric!r} is not in the record ({', '.join(record)}): no validation data?"
             )
-        self.observe(record[self.metric])
+        self.observe(record[self.metric], training.direction(self.metric, self.mode))
 
 
 class MomentumCorrection(Callback):
@@ -109,10 +123,10 @@ class MomentumCorrection(Callback):
         self.schedule = schedule
 
     def on_begin(self, training):
-        self.lr = self.schedule(training.trainer.steps)  # a checkpoint holds what is corrected already
+        self.lr = self.schedule(training.step)  # a checkpoint holds what is corrected already
 
     def on_step(self, training, loss):
-        trainer, lr = training.trainer, self.schedule(training.trainer.steps)
+        trainer, lr = training.trainer, self.schedule(training.step)
         if self.lr and self.lr != lr:  # a rate of 0 has put nothing into the velocity
             for name in trainer.optimizer.rate_inside:
                 trainer.rescale(name, lr / self.lr)

@@ -24,6 +24,7 @@ import numpy as np
 from nn.core.network import Network, NotFinite
 from nn.core.pool import Memory
 from nn.losses import Loss
+from nn.metrics import Metric
 from nn.optim.optimizers import Optimizer
 from nn.training.loss_scale import LossScale
 from nn.training.stored import Fragment, Stored, Whole
@@ -129,6 +130,9 @@ class Serial:
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
+        self.whole_loss = loss  # what targets weigh; strategies may compute a part of it, as `loss`
+        self.metrics: tuple[Metric, ...] = (loss.metric,)
+        self.total_weight: float | None = None  # of the step's global batch
         self.steps = 0
         self.allocate()
         self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
@@ -177,7 +181,14 @@ class Serial:
         self.make_views()
 
     @one_thread_at_a_time
-    def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None, parts: int = 1) -> float:
+    def step(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        total: int | None = None,
+        parts: int = 1,
+        total_weight: float | None = None,
+    ) -> float:
         """One optimizer step on this shard (x, y) of a global batch of `total` samples.
 
         Parameters
@@ -189,6 +200,9 @@ class Serial:
         parts : int
             Into how many micro-batches the shard is cut, which are computed one after the other: less memory for
             activations, the same step. Nothing is sent to other ranks before the last one.
+        total_weight : float or None
+            Of a loss whose rows count differently (`ignore_index`, `class_weights`): the sum of `loss.count(y)` over
+            the global batch, by which the mean divides. None where this shard is the whole batch. 0 gives a loss of 0.
 
         Returns
         -------
@@ -199,11 +213,13 @@ class Serial:
         ------
         ValueError
             The global batch is empty; a shard of it may be. There are no parts, or not as many targets as samples.
+            The total weight is missing.
         NonFiniteLoss
             Before the update, so parameters and running statistics are those of the step before.
         """
         total = len(x) if total is None else total
         self.check_batch(x, y, total, parts)
+        self.total_weight = self.weight_of_batch(x, y, total, total_weight)
         self.begin_step()
         loss, cuts = 0.0, micro_batches(len(x), parts)
         for i, rows in enumerate(cuts):
@@ -225,8 +241,9 @@ class Serial:
         samples = len(x)
         if not isinstance(parts, (int, np.integer)) or parts < 1:
             raise ValueError(f"step: parts must be a whole number, at least 1, given {parts!r:.80}")
-        if not isinstance(total, (int, float, np.number)):
-            raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}")
+        if not isinstance(total, (int, np.integer)):
+            weight = ": a sum of loss.count(y) is the argument total_weight" if isinstance(total, float) else ""
+            raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
         if hasattr(y, "__len__") and len(y) != samples:
             raise ValueError(f"step {self.steps} of {self.network.name}: {samples} samples but {len(y)} targets")
         if not total >= max(1, samples):
@@ -234,6 +251,44 @@ class Serial:
                 f"step {self.steps} of {self.network.name}: a shard of {samples} samples in a batch of {total}; "
                 "a batch needs at least one"
             )
+
+    def weight_of_batch(self, x: np.ndarray, y: np.ndarray, total: int, total_weight: float | None) -> float | None:
+        """What the losses of this step are divided by; None for all rows of `total` samples, each as much as others.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no weight; or it is not told, and cannot be known from a shard.
+        """
+        if not self.whole_loss.weighted:
+            if total_weight is not None:
+                raise ValueError(f"step: the rows of {self.whole_loss!r} count alike: leave out total_weight")
+            return None
+        if total_weight is None:
+            if len(x) == total:
+                total_weight = self.weight(y)
+            elif len(x):
+                raise ValueError(
+                    f"step {self.steps}: the rows of {self.whole_loss!r} count differently, and this shard has "
+                    f"{len(x)} of {total} samples: give total_weight, the sum of loss.count(y) over the global batch"
+                )
+            else:
+                return None
+        if not isinstance(total_weight, (int, float, np.number)):
+            raise TypeError(f"step: total_weight is the sum of loss.count(y), given {total_weight!r:.80}")
+        if not 0 <= total_weight < math.inf:
+            raise ValueError(f"step: total_weight must be in [0, inf), given {total_weight}")
+        return float(total_weight)
+
+    def mean_over(self, total: int) -> float:
+        """What the losses of a step are divided by, where the global batch has `total` samples."""
+        if self.total_weight is None:
+            return total * self.terms
+        return self.total_weight or 1.0  # where all rows are ignored, the sum of their losses is 0, too
+
+    def weight_in_epoch(self, total: int) -> float:
+        """What a step's loss weighs in the mean over an epoch: its samples, or its total weight."""
+        return total if self.total_weight is None else self.total_weight
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, first: int = 0, adds: bool = False) -> float:
         """Gradients of these samples' part of the mean loss into `gradients`; returns that part of the loss.
@@ -247,7 +302,7 @@ class Serial:
                 self.gradients[:] = 0
             return 0.0
         z, saved = self.network.forward(self.p, x, self.run)
-        loss, gz = self.loss(z, y, total * self.terms, self.run)
+        loss, gz = self.loss(z, y, self.mean_over(total), self.run)
         self.network.backward(self.p, self.g, gz, saved, self.run)
         return loss
 
@@ -325,21 +380,32 @@ class Serial:
 
     @one_thread_at_a_time
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Sums over a batch: [loss, correct, outputs], (3,) float64.
+        """Sums over a batch: [loss, weight, sum and number of the values of each of `metrics`...], float64.
 
-        Correct counts outputs whose largest entry is y; it is NaN where targets are no classes.
+        The loss's mean is loss / weight. Rows that the loss ignores are in no sum. The sum of the loss's own metric is
+        NaN where it does not apply, such as accuracy where targets are no classes.
         """
-        return self.score(self.predict(x), y) if len(x) else np.zeros(3)
+        return self.score(self.predict(x), y) if len(x) else self.no_scores()
 
     def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.run)
-        classes = y.dtype.kind in "iu" and y.shape == z.shape[:-1]  # not 0 and 1 as values of each output
-        right = z.argmax(axis=-1) == y if classes else None
-        if classes and not math.isfinite(loss):
-            right &= ~np.isnan(z).any(axis=-1)  # argmax returns the place of a NaN
-        correct = np.count_nonzero(right) if classes else math.nan
-        return np.array([loss, correct, len(z) * self.terms], np.float64)
+        sums = [loss, self.weight(y)]
+        kept = self.whole_loss.kept(y)
+        if kept is not None:
+            z, y = z[kept], y[kept]
+        for metric in self.metrics:
+            measured = type(metric) is not type(self.whole_loss.metric) or metric.applies(z, y)
+            sums += metric.sums(z, y) if measured else (math.nan, 0)
+        return np.array(sums, np.float64)
+
+    def no_scores(self) -> np.ndarray:
+        """The sums of `evaluate` over no samples."""
+        return np.zeros(2 + 2 * len(self.metrics))
+
+    def weight(self, y: np.ndarray) -> float:
+        """What these samples weigh in a mean of losses: their rows, each as much as the loss says."""
+        return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.terms)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array over all shards."""

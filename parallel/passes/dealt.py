@@ -82,15 +82,15 @@ class Dealt(Whole):
     def compute_loss(self, trainer, outputs: np.ndarray | None, y: np.ndarray, total: int):
         """(loss of this rank's addend, gradient with respect to all outputs on the master); of whole batches the loss
         is the master's."""
-        terms, losses = total * trainer.terms, np.zeros(self.mesh.size)
+        over, losses = trainer.mean_over(total), np.zeros(self.mesh.size)
         gz = None
         if self.master and not self.fixed:
-            losses[MASTER], gz = trainer.loss(outputs, y, terms, trainer.run)
+            losses[MASTER], gz = trainer.loss(outputs, y, over, trainer.run)
         elif self.master:
             gz = np.empty_like(outputs)
             for rank, (lo, hi) in enumerate(self.in_a_row()):
                 if hi > lo:
-                    losses[rank], gz[lo:hi] = trainer.loss(outputs[lo:hi], y[lo:hi], terms, trainer.run)
+                    losses[rank], gz[lo:hi] = trainer.loss(outputs[lo:hi], y[lo:hi], over, trainer.run)
         if self.fixed:
             self.mesh.communicator.Bcast(losses, root=MASTER)
         return float(losses[self.mesh.rank]), gz
@@ -113,7 +113,7 @@ class Dealt(Whole):
         return found
 
     def evaluate(self, trainer, x, y):
-        sums = np.zeros(3)
+        sums = trainer.no_scores()
         for _, outputs, targets in self._outputs(trainer, x, y):
             for lo, hi in (self.in_a_row() if self.fixed else [(0, len(targets))]) if self.master else ():
                 if hi > lo:

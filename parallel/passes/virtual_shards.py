@@ -99,7 +99,7 @@ class VirtualShards(Whole):
             ]
 
     def rounded(self, scores):
-        return np.array([fixed_point(scores[0]), *scores[1:]])
+        return np.array([fixed_point(score) for score in scores])
 
     def describe(self):
         return f"{self.shards} virtual shards, summed in one tree: the same bits on any number of ranks"

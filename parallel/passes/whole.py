@@ -133,7 +133,7 @@ class Whole:
 
     def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
         """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""
-        return trainer.loss(z, y, total * trainer.terms, trainer.run) if len(z) or trainer.everyone else (0.0, None)
+        return trainer.loss(z, y, trainer.mean_over(total), trainer.run) if len(z) or trainer.everyone else (0.0, None)
 
     def predict(self, trainer, x: np.ndarray) -> np.ndarray:
         """The outputs for samples, in evaluation mode."""
@@ -141,7 +141,7 @@ class Whole:
 
     def evaluate(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `Serial.evaluate` over samples; where several ranks have the outputs, one tells."""
-        sums = np.zeros(3)
+        sums = trainer.no_scores()
         for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)
             z = trainer.forward(samples, False)[0]

@@ -145,7 +145,7 @@ class WeirdTrick(Whole):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples, accumulate=adds or number > 0)
             z, saved = self.forward(1, x)
-            value, gz = trainer.loss(z, targets, total * trainer.terms, self.runs[1])
+            value, gz = trainer.loss(z, targets, trainer.mean_over(total), self.runs[1])
             loss += value
             gx = self.halves[1].backward(p, g, gz, saved, self.runs[1])
             self.moves.take_back(gx, one, ga)
@@ -180,7 +180,7 @@ class WeirdTrick(Whole):
 
     def evaluate(self, trainer, x, y):
         z = self.predict(trainer, x)
-        return trainer.score(z, y) if len(x) else np.zeros(3)
+        return trainer.score(z, y) if len(x) else trainer.no_scores()
 
     def look(self, trainer, part):
         """As Whole. All ranks go on together, or none: from the activations on each sees everybody's."""

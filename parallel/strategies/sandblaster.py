@@ -88,7 +88,14 @@ class Sandblaster(Trainer):
         self.same_batch, self.samples = same_batch, None
         super().__init__(network, loss, optimizer, mesh, Chunks(chunk), exchange, seed, "Sandblaster")
 
-    def step(self, x: np.ndarray, y: np.ndarray, total: int | None = None, parts: int = 1) -> float:
+    def step(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        total: int | None = None,
+        parts: int = 1,
+        total_weight: float | None = None,
+    ) -> float:
         """One iteration of L-BFGS on a batch; returns the loss before it.
 
         Parameters
@@ -99,6 +106,8 @@ class Sandblaster(Trainer):
             Samples of the batch; None on one process only.
         parts : int
             1: a batch is cut into chunks already.
+        total_weight : float or None
+            As for Serial.
 
         Raises
         ------
@@ -107,6 +116,7 @@ class Sandblaster(Trainer):
         """
         self.check_open()
         total = self.agreed(len(x), total, parts)
+        self.total_weight = self.weight_of_batch(x, y, total, total_weight)
         chunks = -(-total // self.pass_.size)
 
         def compute(number: int) -> float:

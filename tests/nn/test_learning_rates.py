@@ -50,7 +50,7 @@ def test_plateau_equals_pytorch_and_finds_its_place_again(metric):
     mode = "min" if metric == "validation_loss" else "max"
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, factor=0.5, patience=2)
     ours = Plateau(0.1, 0.5, 2, metric)
-    training = SimpleNamespace(history=[])
+    training = SimpleNamespace(history=[], direction=nn.metrics.direction)
     ours.on_begin(training)
     rates = []
     for value in np.random.default_rng(0).random(40):

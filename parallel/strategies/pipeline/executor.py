@@ -266,10 +266,6 @@ class PipelinePass(whole.Whole):
         """The parameters that an action computes with."""
         return stage.p
 
-    def divisor(self, samples: int, total: int) -> int:
-        """By what the loss of so many samples is divided: the global batch."""
-        return total
-
     def made(self, stage: OwnStage, action: Action) -> None:
         """The gradients of a micro-batch are there."""
 
@@ -341,7 +337,7 @@ class PipelinePass(whole.Whole):
 
     def evaluate(self, trainer, x, y):
         """As Whole, on one rank with the last stage; nothing elsewhere."""
-        sums = np.zeros(3)
+        sums = trainer.no_scores()
         trainer.run.micro_batch.training = False
         for rows, z in self.outputs(x):
             sums += trainer.score(z, y[rows])

@@ -254,7 +254,7 @@ class PipeDreamPass(PipelinePass):
             self.stream.run()
             told = max(step - self.delay, min((*self.losses, *self.stream.values)))
             exchange.loss = self.know(told)
-        self.late -= exchange.loss * total
+        self.late -= exchange.loss * trainer.weight_in_epoch(total)
         if not math.isfinite(exchange.loss):
             self.drain()
         return exchange.loss

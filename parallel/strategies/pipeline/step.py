@@ -176,9 +176,8 @@ class Step:
         batch = self.batches[place] = MicroBatch(step=line.trainer.steps, sample=self.first + mine.start)
         output, saved = stage.network.forward(line.version(stage, action), x, stage.run, batch)
         if action.stage == line.last:
-            over = line.divisor(mine.stop - mine.start, self.total)
-            loss, gy = line.trainer.loss(output, self.y[mine], over * line.trainer.terms, stage.run)
-            self.value += float(loss) * (over / self.total)
+            loss, gy = line.trainer.loss(output, self.y[mine], line.trainer.mean_over(self.total), stage.run)
+            self.value += float(loss)
         self.kept[place] = None if line.recompute else saved, gy
         return output
 

@@ -41,8 +41,8 @@ class Mini(NamedTuple):
     ----------
     sample, step : int
         Place of the first sample in the global batch, and the step that this is.
-    share : float
-        Of that batch.
+    weight, share : float
+        What its losses are divided by, and how much of the global batch's that is.
     rate : float
         The step's learning rate.
     """
@@ -51,6 +51,7 @@ class Mini(NamedTuple):
     y: np.ndarray
     sample: int
     step: int
+    weight: float
     share: float
     rate: float
 
@@ -93,7 +94,7 @@ class Stream:
         self.done = dict(self.posted)
         self.sending: list[tuple[MPI.Request, np.ndarray, int]] = []
         self.values: dict[int, float] = {}  # step -> this rank's part of its loss
-        self.totals: dict[int, int] = {}
+        self.totals: dict[int, float] = {}
         self.told: dict[int, list] = {}  # step -> what ranks of the last stage say of it
         self.speakers = placement.replicas[line.last]
 
@@ -104,11 +105,13 @@ class Stream:
         self.latest = x
         if self.seat.stage == 0:
             x = x.copy()  # who gave it may write into it before its last backward pass
+        trainer = self.line.trainer
         for rows in micro_batches(total, min(total, self.line.micro_batches)):
-            share = (rows.stop - rows.start) / total
-            self.minis[self.given] = Mini(x[rows], y[rows], first + rows.start, step, share, rate)
+            weight = trainer.weight(y[rows])
+            share = weight / trainer.mean_over(total)
+            self.minis[self.given] = Mini(x[rows], y[rows], first + rows.start, step, weight or 1.0, share, rate)
             self.given += 1
-        self.values[step], self.totals[step], self.told[step] = 0.0, total, []
+        self.values[step], self.totals[step], self.told[step] = 0.0, trainer.weight_in_epoch(total), []
         for rank in self.speakers:
             if rank != self.line.rank:
                 array = np.empty(2)
@@ -167,7 +170,7 @@ class Stream:
                 )
         return sum(parts[rank] for rank in self.speakers)
 
-    def forget(self, step: int) -> int:
+    def forget(self, step: int) -> float:
         """A step whose loss is known; returns the samples of its batch."""
         del self.values[step], self.told[step]
         return self.totals.pop(step)
@@ -227,7 +230,7 @@ class Stream:
         gy = None
         if self.last:
             trainer = line.trainer
-            loss, gy = trainer.loss(output, mini.y, len(x) * trainer.terms, stage.run)
+            loss, gy = trainer.loss(output, mini.y, mini.weight, stage.run)
             self.values[mini.step] += float(loss) * mini.share
             self.bad = self.bad or not math.isfinite(loss)
         self.kept[b] = saved, gy, version, batch

@@ -1,0 +1,234 @@
+"""Metrics: how good outputs are, beside the loss. A metric is a mean over all rows, and knows which way is better.
+
+    nn.fit(trainer, data, epochs=5, validation=held_out, metrics=[nn.metrics.TopKAccuracy(5)])
+    largest = nn.metrics.Metric(lambda z, y: abs(z - y).max(axis=-1), mode="min", name="largest_error")
+    nn.evaluate(trainer, test, metrics=largest)
+
+The record of an epoch then has "validation_top_5_accuracy" beside "validation_loss" and "validation_accuracy", and
+callbacks that choose (EarlyStopping, RestoreBest, KeepCheckpoints, Plateau) know that larger is better.
+
+Sums of values and their numbers are added up over batches and ranks, so that uneven batches need no correction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+MODES = ("min", "max")
+
+
+class Metric:
+    """The mean of `function(z, y)` over all rows, batches and ranks.
+
+    Parameters
+    ----------
+    function : callable
+        Outputs z (N, ..., D) and targets y -> array of any shape: its entries are what the mean is of. Rows that the
+        loss ignores are left out; then z is (rows, D) and y (rows,).
+    mode : {"min", "max"}
+        Whether smaller or larger is better.
+    name : str or None
+        Entry of a record, such as "largest_error"; None takes the function's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> within = Metric(lambda z, y: abs(z - y) < 0.1, "max", "within")
+    >>> within.sums(np.array([[1.0], [2.0]]), np.array([[1.05], [3.0]]))
+    (1.0, 2)
+    """
+
+    def __init__(self, function: Callable[[np.ndarray, np.ndarray], np.ndarray], mode: str, name: str | None = None):
+        if not callable(function):
+            raise TypeError(f"Metric: expected a function (z, y) -> values, given {function!r:.80}")
+        self.function, self.mode, self.name = function, mode, name or getattr(function, "__name__", "")
+        check_mode("Metric", mode)
+        if not self.name.isidentifier():
+            raise ValueError(f"Metric: a name is a word such as 'largest_error', given {self.name!r:.80}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, mode={self.mode!r})"
+
+    def applies(self, z: np.ndarray, y: np.ndarray) -> bool:
+        """Return whether targets y are of the kind that the metric compares z with."""
+        return True
+
+    def values(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return the numbers that the metric is the mean of."""
+        return np.asarray(self.function(z, y))
+
+    def sums(self, z: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """Return (sum of the values, how many there are), to be added up."""
+        values = self.values(z, y)
+        return float(np.sum(values, dtype=np.float64)), values.size
+
+    def result(self, mean: float) -> float:
+        """Return the metric, from the mean of all values."""
+        return mean
+
+
+class Accuracy(Metric):
+    """Share of rows whose largest output is at the target's class. A row with NaN is wrong."""
+
+    def __init__(self):
+        super().__init__(_right, "max", "accuracy")
+
+    def applies(self, z, y):
+        return _are_classes(z, y)
+
+
+class BinaryAccuracy(Metric):
+    """Share of outputs on the right side of 0 (logits): positive where the target is above 1/2. NaN is wrong."""
+
+    def __init__(self):
+        super().__init__(_on_the_right_side, "max", "accuracy")
+
+    def applies(self, z, y):
+        return y.shape == z.shape
+
+
+class TopKAccuracy(Metric):
+    """Share of rows where the target's class is among the k largest outputs. A row with NaN is wrong."""
+
+    def __init__(self, k: int = 5):
+        if not isinstance(k, int | np.integer) or k < 1:
+            raise ValueError(f"TopKAccuracy: k must be a whole number, at least 1, given {k!r:.80}")
+        self.k = int(k)
+        super().__init__(self._among, "max", f"top_{k}_accuracy")
+
+    def _among(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+        _check_classes(self.name, z, y)
+        own = np.take_along_axis(z, y[..., None].astype(np.intp), axis=-1)
+        return ((z > own).sum(axis=-1) < self.k) & ~np.isnan(z).any(axis=-1)
+
+
+class MeanAbsoluteError(Metric):
+    """Mean of |z - y|."""
+
+    def __init__(self):
+        super().__init__(_absolute_error, "min", "mae")
+
+
+class MeanSquaredError(Metric):
+    """Mean of (z - y)^2."""
+
+    def __init__(self):
+        super().__init__(_squared_error, "min", "mse")
+
+
+class RootMeanSquaredError(Metric):
+    """Square root of the mean of (z - y)^2, in the units of y."""
+
+    def __init__(self):
+        super().__init__(_squared_error, "min", "rmse")
+
+    def result(self, mean):
+        return math.sqrt(mean)
+
+
+class Perplexity(Metric):
+    """exp of the mean cross-entropy (natural logarithm) of logits z: 1 at best, V where all V classes are alike."""
+
+    def __init__(self):
+        super().__init__(_cross_entropy, "min", "perplexity")
+
+    def result(self, mean):
+        return math.exp(mean) if mean < 709 else math.inf
+
+
+def _right(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    _check_classes("accuracy", z, y)
+    best = z.argmax(axis=-1)  # of a row with NaN, the place of that
+    right = best == y
+    if np.isnan(z).any():
+        right &= ~np.isnan(z).any(axis=-1)
+    return right
+
+
+def _on_the_right_side(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    _check_same_shape(z, y)
+    return ((z > 0) == (y > 0.5)) & ~np.isnan(z)
+
+
+def _absolute_error(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    _check_same_shape(z, y)
+    return np.abs(z - y)
+
+
+def _squared_error(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    _check_same_shape(z, y)
+    return np.square(z - y)
+
+
+def _check_same_shape(z: np.ndarray, y: np.ndarray) -> None:
+    if y.shape != z.shape:  # broadcast, they would give a number, and a wrong one
+        raise ValueError(f"metric: expected targets of the outputs' shape {z.shape}, given {y.shape}")
+
+
+def _are_classes(z: np.ndarray, y: np.ndarray) -> bool:
+    return y.dtype.kind in "iu" and y.shape == z.shape[:-1]  # not 0 and 1 as values of each output
+
+
+def _check_classes(name: str, z: np.ndarray, y: np.ndarray) -> None:
+    if not _are_classes(z, y):
+        raise ValueError(f"metric {name}: expected classes, integers of shape {z.shape[:-1]}, given {y.dtype}{y.shape}")
+
+
+def _cross_entropy(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    _check_classes("perplexity", z, y)
+    z = z - z.max(axis=-1, keepdims=True)
+    own = np.take_along_axis(z, y[..., None].astype(np.intp), axis=-1)[..., 0]
+    return np.log(np.exp(z).sum(axis=-1, dtype=np.float64)) - own
+
+
+WORDS = {  # last words of names whose direction is known
+    "loss": "min",
+    "accuracy": "max",
+    "error": "min",
+    "mae": "min",
+    "mse": "min",
+    "rmse": "min",
+    "perplexity": "min",
+}
+
+
+def direction(name: str, mode: str | None = None, metrics: Iterable[Metric] = ()) -> str:
+    """Return "min" or "max": which way the entry `name` of a record gets better.
+
+    Parameters
+    ----------
+    name : str
+        Such as "validation_accuracy".
+    mode : {"min", "max"} or None
+        As the caller says; None asks the metrics, then the last word of the name.
+    metrics : iterable of Metric
+        Those that are measured.
+
+    Raises
+    ------
+    ValueError
+        Nobody knows.
+
+    Examples
+    --------
+    >>> direction("validation_mae"), direction("f1", "max")
+    ('min', 'max')
+    """
+    if mode is not None:
+        check_mode(f"metric {name!r}", mode)
+        return mode
+    plain = name.removeprefix("validation_")
+    known = {metric.name: metric.mode for metric in metrics}
+    found = known.get(plain) or WORDS.get(plain.rpartition("_")[2])
+    if found is None:
+        raise ValueError(f"metric {name!r}: is smaller or larger better? Say mode='min' or mode='max'")
+    return found
+
+
+def check_mode(what: str, mode: str) -> None:
+    """Refuse a direction that is none."""
+    if mode not in MODES:
+        raise ValueError(f"{what}: mode must be 'min' or 'max', given {mode!r:.80}")
