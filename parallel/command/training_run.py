@@ -117,6 +117,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], survivor=
         progress = go_on(trainer, kept, say, survivor, point)
     else:
         progress = resume(options, trainer, kept, say)
+    if progress and schedule:
+        describe_rate(options, schedule, trainer, progress, say)
     if rank == 0 and not (again and (out / "config.json").exists()):
         write_headers(out, options, world)
     if options.profile:
@@ -405,6 +407,17 @@ def load(trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict:
         raise ValueError(f"{file}: {error}") from error
     say(f"continuing from {file}: epoch {progress['epoch']}, step {trainer.steps}")
     return progress
+
+
+def describe_rate(options: Options, schedule, trainer: nn.Serial, progress: dict, say) -> None:
+    """Say how long the schedule of a resumed run lasts, and at what rate it goes on: more epochs stretch it."""
+    step = trainer.steps - progress.get("first_step", 0)
+    before = progress["history"][-1].get("lr") if progress["history"] else None
+    now = schedule(step)
+    line = f"schedule {options.schedule or 'constant'} over {options.epochs} epochs: the learning rate is {now:.3g}"
+    if before is not None and not math.isclose(now, before, rel_tol=0.01):
+        line += f", it was {before:.3g} at the end of epoch {progress['history'][-1]['epoch']}"
+    say(line)
 
 
 def describe_ranks(trainer: nn.Serial, options: Options) -> str:

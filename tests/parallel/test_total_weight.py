@@ -11,9 +11,9 @@ SEED, SAMPLES, BATCH = 5, 35, 8  # the last batch has 3 samples
 EVERYTHING = [
     *({"strategy": name} for name in ("ddp", "dp", "ps", "zero1", "zero2", "fsdp", "tensor")),
     {"strategy": "ddp", "node_memory": "off"},
-    {"strategy": "pipeline", "micro_batches": 3},
-    {"strategy": "ddp", "reproducible": True},
-    {"strategy": "dp", "reproducible": True},
+    {"strategy": "pipeline", "pipeline": "1f1b:micro=3"},
+    {"strategy": "ddp", "reproducible": 4},
+    {"strategy": "dp", "reproducible": 4},
 ]
 
 
