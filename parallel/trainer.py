@@ -125,6 +125,7 @@ class Trainer(Serial):
         self.check_open()
         total = self.size_of_batch(x, y, total, parts)
         self.total_weight = self.weight_of_batch(x, y, total, total_weight)
+        self.exchange.resume()
         self.begin_step()
         context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, parts)
@@ -287,7 +288,7 @@ class Trainer(Serial):
     # ------------------------------------------------------------------------------------------------ meetings
 
     def settle(self) -> None:
-        """Ranks that train apart come together (collective): whatever asks for the state, or evaluates, does this.
+        """Ranks that train apart come together, as at the end of an epoch (collective). This is a part of training.
 
         Raises
         ------
@@ -295,6 +296,12 @@ class Trainer(Serial):
             On all ranks, where one had a loss that is not finite since they last met.
         """
         if self.exchange.settle():
+            suspects, self.suspects = self.suspects, []
+            raise self.bad_step(math.nan, suspects)
+
+    def show_synchronized(self) -> None:
+        """Show what `settle` would give, until the next step: whoever asks for the state, or evaluates, does this."""
+        if self.exchange.look():
             suspects, self.suspects = self.suspects, []
             raise self.bad_step(math.nan, suspects)
 
@@ -316,13 +323,13 @@ class Trainer(Serial):
     @one_thread_at_a_time
     def predict(self, x):
         """The network's outputs for samples, in evaluation mode (collective)."""
-        self.settle()
+        self.show_synchronized()
         return self.pass_.predict(self, x)
 
     @one_thread_at_a_time
     def evaluate(self, x, y):
         """As for Serial (collective)."""
-        self.settle()
+        self.show_synchronized()
         return self.pass_.evaluate(self, x, y)
 
     def sum(self, values):
@@ -333,7 +340,7 @@ class Trainer(Serial):
     # ------------------------------------------------------------------------------------------------ the state
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
-        self.settle()
+        self.show_synchronized()
         yield "steps", np.array(self.steps)
         if self.loss_scale:
             yield "loss_scale", self.loss_scale.array
@@ -341,7 +348,7 @@ class Trainer(Serial):
 
     def fragments(self):
         """As for Serial (collective)."""
-        self.settle()
+        self.show_synchronized()
         if self.writer:
             yield Fragment("steps", np.array(self.steps))
             if self.loss_scale:
@@ -355,26 +362,28 @@ class Trainer(Serial):
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
-        self.settle()
+        self.exchange.before_load()
         small = self.homes.load(state, ("steps", *dict(self.small())))
         for name, array in self.small():
             array[...] = small[name]
+        self.exchange.forget()
         self.steps = int(small["steps"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        self.settle()
+        self.show_synchronized()
         small = {name: array.copy() for name, array in self.small()} | {"steps": np.array(self.steps)}
         return self.exchange.snapshot() | small
 
     def restore(self, snapshot) -> None:
-        self.settle()
+        self.exchange.before_load()
         self.exchange.restore(snapshot)
         for name, array in self.small():
             array[...] = snapshot[name]
+        self.exchange.forget()
         self.steps = int(snapshot["steps"])
 
     def digest(self):
-        self.settle()
+        self.show_synchronized()
         sha = hashlib.sha256()
         self.homes.digest(sha)
         return self.mesh.bcast(sha.hexdigest())
@@ -387,7 +396,7 @@ class Trainer(Serial):
         ReplicaError
             On every rank: the first parameter that differs, and on which ranks.
         """
-        self.settle()
+        self.show_synchronized()
         if self.mesh.data is None:  # a rank that computes no gradients
             return
         mine = {name: _digest(array) for name, array in (*self.small(), *self.exchange.replicas())}

@@ -419,7 +419,7 @@ def near(given: Shape, sample: Shape) -> str:
 
 def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
     """Indices in the global batch of the samples with a value that is not finite."""
-    rows = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    rows = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))  # of no samples too
     return [run.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
 
 

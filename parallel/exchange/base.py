@@ -165,6 +165,23 @@ class Exchange:
         """
         return False
 
+    def look(self) -> bool:
+        """Show, until `resume`, what `settle` would give: of ranks that train apart (collective).
+
+        Says whether any loss was not finite, where it cannot be looked at without settling.
+        """
+        return self.settle()
+
+    def resume(self) -> None:
+        """Go on training from what this rank had before `look`."""
+
+    def before_load(self) -> None:
+        """Another state is about to be checked, and loaded (collective)."""
+        self.settle()
+
+    def forget(self) -> None:
+        """Another state was loaded: nothing is needed that belongs to the one before (collective)."""
+
     def counted(self) -> dict[str, object]:
         """What ranks that train apart have counted since it was asked last, for the record of an epoch (collective)."""
         return {}

@@ -9,8 +9,9 @@ Outer      all take a step from where they last were, along the mean  DiLoCo
 Elastic    each moves towards a centre that all know, and the centre  EASGD
            towards all
 
-Where all must be one (the end of an epoch, an evaluation, a checkpoint: `settle`) they meet as well, with their
-moments, whose mean all take; after `Elastic` the centre is what is looked at, and the replicas go on where they were.
+At the end of an epoch, and for a checkpoint (`settle`), they meet as well, with their moments, whose mean all take;
+after `Elastic` the centre is what is looked at, and the replicas go on where they were. Looking in between (an
+evaluation, the state, a digest) shows what a meeting would give, and changes nothing.
 
 A loss that is not finite moves nothing, and is told where all meet: then all end.
 
@@ -32,11 +33,11 @@ from mpi4py.MPI import IN_PLACE, MAX
 
 from nn.optim.optimizers import SGD
 from nn.training.serial import OWN
-from parallel.exchange.base import Exchange
+from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.step_result import StepResult
 
 
-class Replicas(Exchange):
+class Replicas(LocalUpdate):
     """What all have in common: steps apart, and when to meet.
 
     Parameters
@@ -50,9 +51,10 @@ class Replicas(Exchange):
         Steps since all last met.
     meetings : int
         In this epoch.
+    met : bool
+        Whether no replica has moved since all met.
     """
 
-    apart = True
     phases = (
         ("compute", "compute_gradients", False),
         ("communicate", "exchange.meet_replicas", True),
@@ -65,11 +67,15 @@ class Replicas(Exchange):
     def allocate(self):
         super().allocate()
         self.since = self.meetings = 0
-        self.settled, self.error = True, ""
+        self.met, self.error = True, ""
 
     def begin(self, step, samples, total, parts):
-        self.settled, self.total = False, total
+        self.met = False
         return super().begin(step, samples, total, parts)
+
+    def forget(self):
+        super().forget()
+        self.since, self.met, self.error = 0, True, ""
 
     def sum(self):
         """Move, and meet where it is time; returns this replica's estimate of the loss, its part times the replicas."""
@@ -115,36 +121,29 @@ class Replicas(Exchange):
                 raise FloatingPointError(error or "the update of another rank: a norm that is not finite")
             return True
         self.bring_together()
-        self.since, self.meetings = 0, self.meetings + 1
+        self.since, self.meetings, self.met = 0, self.meetings + 1, True
         return False
 
     def bring_together(self) -> None:
         """Replicas become one, or come closer."""
         raise TypeError(f"{type(self).__name__} does not say how")
 
-    def mean(self, array: np.ndarray) -> None:
-        """The mean over replicas, in place."""
-        self.mesh.sum(array)
-        array /= self.mesh.count
-
-    def settle(self):
-        if self.settled:
-            return False
-        if self.since and self.meet_replicas():
-            return True
+    def synchronize(self):
+        if not self.met:
+            self.bring_together()
         for buffer in (*self.slots.values(), self.statistics):
             if buffer.size:
                 self.mean(buffer)
+
+    def settle(self):
+        self.resume()
+        if self.settled:
+            return False
+        if not self.met and self.meet_replicas():
+            return True
+        self.synchronize()
         self.settled = True
         return False
-
-    def load(self, state):
-        super().load(state)
-        self.since = 0
-
-    def restore(self, snapshot):
-        super().restore(snapshot)
-        self.since = 0
 
     def counted(self):
         found, self.meetings = self.meetings, 0
@@ -189,6 +188,11 @@ class Averaged(Replicas):
         self.farthest = max(self.farthest, float(apart[0]))
         return bool(apart[0] > self.drift)
 
+    def trained(self):
+        yield from super().trained()
+        if self.drift:
+            yield self.last
+
     def spread(self):
         if self.drift:
             self.last[:] = self.parameters
@@ -232,6 +236,11 @@ class Outer(Replicas):
         np.subtract(self.last, self.parameters, out=self.gradients)
         self.outer.update(self.last, self.gradients, self.outer_slots, 0, self.region)
         self.parameters[:] = self.last
+
+    def trained(self):
+        yield from super().trained()
+        yield self.last
+        yield from self.outer_slots.values()
 
     def spread(self):
         self.last[:] = self.parameters
@@ -307,12 +316,13 @@ class Elastic(Replicas):
         self.mesh.sum(d)
         c += d
 
-    def settle(self):
-        before = self.settled
-        bad = super().settle()
-        if not before:
-            self._swap()
-        return bad
+    def trained(self):
+        yield from super().trained()
+        yield self.other
+
+    def synchronize(self):
+        super().synchronize()
+        self._swap()
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         yield from super().entries()
@@ -340,7 +350,6 @@ class Elastic(Replicas):
         self.other[:] = self.parameters
         for name, array in self.named(self.prefix(self.mesh.index), self.other):
             array[...] = state.get(name, array)
-        self.since = 0
 
     def bytes(self):
         found = super().bytes()

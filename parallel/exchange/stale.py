@@ -6,8 +6,8 @@
     update      | of k-S     | of k+1-S   | of k+2-S
 
 All ranks apply the same sums in the same order, so they hold the same parameters; in the first S steps nothing is
-applied. Where all is to be looked at (the end of an epoch, a checkpoint: `settle`) what is on its way is waited for and
-applied, so nothing is lost, and the next S steps apply nothing again.
+applied. At the end of an epoch, and for a checkpoint (`settle`), what is on its way is waited for and applied, so
+nothing is lost, and the next S steps apply nothing again. Looking in between shows the same, and changes nothing.
 
 The loss travels behind the gradients, and so comes S steps late as well: a step returns the loss of its own part of the
 batch times the ranks, and a loss that is not finite is told S steps later, to all at once. Its gradients, and those
@@ -24,11 +24,11 @@ import math
 import numpy as np
 from mpi4py import MPI
 
-from parallel.exchange.base import Exchange
+from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.step_result import StepMessage, StepResult, disagreement
 
 
-class Stale(Exchange):
+class Stale(LocalUpdate):
     """Every rank has all parameters, and applies the sums of gradients some steps late.
 
     Parameters
@@ -37,7 +37,7 @@ class Stale(Exchange):
         S, at least 1.
     """
 
-    apart, sends = True, "2"
+    sends = "2"
     phases = (
         ("compute", "compute_gradients", False),
         ("communicate", "exchange.wait", False),
@@ -53,11 +53,6 @@ class Stale(Exchange):
         self.communicator = self.mesh.communicator.Dup(progress=threads)
         self.idle = [Flight(np.zeros_like(self.vector), self.layout.size, self.addends) for _ in range(self.delay + 1)]
         self.flying: list[Flight] = []  # the oldest first
-        self.settled = True
-
-    def begin(self, step, samples, total, parts):
-        self.settled, self.total = False, total
-        return super().begin(step, samples, total, parts)
 
     def part(self, micro):
         return self.poke
@@ -65,7 +60,8 @@ class Stale(Exchange):
     def poke(self, end: int = 0) -> None:
         """Between layers: move what is on its way."""
         for flight in self.flying:
-            flight.request.Test()
+            if flight.request:
+                flight.request.Test()
 
     def sum(self):
         own = float(self.message.loss)
@@ -93,6 +89,7 @@ class Stale(Exchange):
         """
         flight = self.flying.pop(0)
         self.wait(flight)
+        self.idle.append(flight)
         result = flight.message.result()
         if result.samples is None:
             self.drop()
@@ -109,8 +106,9 @@ class Stale(Exchange):
 
     def wait(self, flight: Flight) -> None:
         """Until that sum has come."""
-        flight.request.Wait()
-        self.idle.append(flight)
+        if flight.request:
+            flight.request.Wait()
+            flight.request = None
 
     def apply(self, flight: Flight) -> None:
         """Update with a sum, at the rate of its own step."""
@@ -123,18 +121,37 @@ class Stale(Exchange):
     def drop(self) -> None:
         """Training ends: what is on its way comes, and is not applied."""
         while self.flying:
-            self.wait(self.flying.pop(0))
+            flight = self.flying.pop(0)
+            self.wait(flight)
+            self.idle.append(flight)
         self.bad, self.settled = False, True
 
+    def forget(self):
+        super().forget()
+        self.drop()
+
+    def synchronize(self):
+        for flight in self.flying:
+            self.wait(flight)
+            result = flight.message.result()
+            if result.samples is None or not math.isfinite(result.loss):  # training will end here
+                break
+            try:
+                self.apply(flight)
+            except FloatingPointError:
+                break
+        if self.statistics.size:
+            self.mean(self.statistics)
+
     def settle(self):
+        self.resume()
         if self.settled:
             return False
         while self.flying:
             if self.land():
                 return True
         if self.statistics.size:
-            self.mesh.sum(self.statistics)
-            self.statistics /= self.mesh.count
+            self.mean(self.statistics)
         self.settled = True
         return False
 

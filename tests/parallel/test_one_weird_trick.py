@@ -130,6 +130,9 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
         bad[3, 2, 2] = np.nan
     with pytest.raises(nn.NonFiniteLoss, match=r"the input on rank 1 \(samples \[11\] of the batch\)"):
         many.step(bad, y, total)
+    n = 1 - comm.rank  # the other rank has no samples
+    with pytest.raises(nn.NonFiniteLoss, match="the input on rank 0"):
+        many.step(np.full_like(x[:n], np.nan), y[:n], 1)
     assert all(np.array_equal(before[name], array) for name, array in many.entries())
     huge = dict(many.held.layout.items(many.parameters))["6.W"]
     huge *= 1e200

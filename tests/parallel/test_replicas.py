@@ -140,6 +140,7 @@ def test_however_replicas_meet_they_may_be_several_ranks(comm):
         train(many, "mlp")
         assert many.counted() == pytest.approx(counted)
         many.check_replicas()
+        many.settle()  # as for a checkpoint that a run continues from
         found = comm.bcast(many.state())
         assert found.keys() == want.keys()
         for entry, array in want.items():
@@ -385,6 +386,59 @@ def test_a_loss_that_is_not_finite_is_told_where_all_meet(comm):
     with pytest.raises(FloatingPointError, match="norm"):
         train(many, "mlp")
     free(many)
+
+
+@pytest.mark.mpi(ranks=2)
+def test_looking_between_meetings_changes_nothing(comm):
+    """It shows what a meeting would give; training goes on as if nobody had looked. Once it added meetings."""
+
+    def run(name, options, look):
+        many = make(comm, name, nn.Adam(0.01), alone, **options)
+        for i, batch in enumerate(batches("mlp", many.shard)):
+            many.step(*batch)
+            if look and i % 2:
+                held = many.state()
+                assert np.isfinite(many.evaluate(*batch[:2])[0])
+                many.check_replicas()
+                assert many.digest() == many.digest() and many.predict(batch[0]).shape == (len(batch[0]), 10)
+                assert len(set(comm.allgather(many.parameters.tobytes()))) == 1, "all see the same"
+                many.snapshot()
+                again = many.state()
+                assert all(np.array_equal(held[entry], again[entry]) for entry in held), name
+                with pytest.raises(ValueError, match="lacks"):
+                    many.load_state({})
+        own = many.counted()
+        many.settle()
+        found = many.state(), own
+        free(many)
+        return found
+
+    for name, options in STRATEGIES:
+        (want, counted), (found, counted_too) = (run(name, options, look) for look in (False, True))
+        assert counted == counted_too, name
+        for entry, array in want.items():
+            np.testing.assert_array_equal(found[entry], array, err_msg=f"{name}: {entry}")
+
+
+@pytest.mark.mpi(ranks=2)
+def test_after_a_loss_that_is_not_finite_the_state_is_that_of_all(comm):
+    for name, options in STRATEGIES:
+        many = make(comm, name, **options)
+        data = batches("mlp", many.shard)
+        many.step(*data[0])
+        x, y, total = data[1]
+        with pytest.raises(nn.NonFiniteLoss):
+            many.step(x * np.nan if comm.rank == 1 else x, y, total)
+            many.settle()
+        for _ in range(2):
+            many.check_replicas()
+            state = many.state()
+            assert len(set(comm.allgather(many.parameters.tobytes()))) == 1, name
+            assert all(np.isfinite(array).all() for array in state.values())
+            many.step(*data[2])
+        many.settle()
+        many.check_replicas()
+        free(many)
 
 
 @pytest.mark.mpi(ranks=2)
