@@ -618,10 +618,17 @@ def check_layers(options: Options, data, network) -> None:
 
 
 def check_memory(options: Options, network) -> None:
-    """Refuse a network whose parameters and gradients alone, once, are more than this machine's memory."""
-    if options.strategy_name in SHARDED and (options.offload or launcher.inside()):
-        return  # on disk, or on many machines
-    needed = 2 * network.layout.size * network.dtype.itemsize
+    """Refuse a network of which this machine must hold more than its memory: parameters and gradients alone, once.
+
+    In a job of many machines a strategy that divides the network needs no more than all have together. ZeRO-1 keeps
+    parameters and gradients whole on every rank, ZeRO-2 parameters.
+    """
+    name, elsewhere = options.strategy_name, launcher.inside()
+    parts = any(size > 1 for axis, size in axes.mesh(options).items() if axis in ("pipeline", "tensor"))
+    if (parts or name in ("fsdp", "pipeline", "tensor", "owt")) and (elsewhere or options.offload):
+        return
+    arrays = 1 if name == "zero2" and (elsewhere or options.offload) else 2
+    needed = arrays * network.layout.size * network.dtype.itemsize
     there = limits.memory()
     if needed > there:
         raise OptionError(

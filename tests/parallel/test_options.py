@@ -203,3 +203,28 @@ def test_values_of_thousands_of_characters_are_not_repeated_whole(name, capsys):
 
     assert main([f"--{name}", "y" * 9000, "--ranks", "2"]) == WRONG_OPTION
     assert len(capsys.readouterr().err) < 2000
+
+
+def test_memory_is_asked_of_the_strategies_that_keep_the_network_whole(monkeypatch):
+    """Strategies that divide a network may train one that no machine holds; ZeRO-1 and 2 keep it whole on each."""
+    from types import SimpleNamespace
+
+    from parallel.command import rules
+    from parallel.command.options import Options
+
+    monkeypatch.setattr(rules.limits, "memory", lambda: 2**20)
+    network = SimpleNamespace(layout=SimpleNamespace(size=2**19, count=2**19), dtype=SimpleNamespace(itemsize=4))
+
+    def fits(inside, **options):
+        monkeypatch.setattr(rules.launcher, "inside", lambda: inside)
+        try:
+            rules.check_memory(Options(**options), network)
+        except rules.OptionError:
+            return False
+        return True
+
+    for strategy in "ddp", "zero1", "zero2", "ps":
+        assert not fits(True, strategy=strategy) and not fits(False, strategy=strategy), strategy
+    for case in {"strategy": "pipeline"}, {"strategy": "tensor"}, {"strategy": "fsdp"}, {"mesh": "pipeline=16"}:
+        assert fits(True, **case) and not fits(False, **case), case
+    assert fits(False, strategy="fsdp", offload="/tmp") and not fits(False, strategy="zero1", offload="/tmp")
