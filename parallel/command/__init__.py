@@ -13,5 +13,5 @@
 | trained_run.py, predict_images.py, sample.py | the network that it leaves, and using it |
 | report.py | a page about some runs |
 | commands.py, version.py | the command `ringprop`, which finds the scripts; which ringprop this is |
-| run_directory.py | its directory, and how to go on from it |
+| run_directory.py, run_lock.py | its directory, and how to go on from it; only one process trains there |
 """

@@ -20,15 +20,17 @@ from pathlib import Path
 from parallel.command.options import OptionError, Options, shortened
 from parallel.command.parsing import asks_for_help, parse
 from parallel.command.run_directory import continue_with, default_directory, remove_unfinished
+from parallel.command.run_lock import RunHeld, RunLock
 from parallel.launch import blas, launcher
 
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
 UNHEARD = 128 + signal.SIGPIPE  # where nobody reads what is written
 SIGNALLED = 128  # and the number of the signal
-# Of Open MPI, where ranks survive others.
+# Of Open MPI: where ranks survive others; where mpiexec, or one of its processes, is told twice to end.
 NOISE = re.compile(
     r"NBC_Progress: an error|LAUNCHER JOB OBJECT NOT FOUND|\[\S+:\d+\] pmix_ptl_base: send_msg: write failed"
+    r"|(\S+: a|A)bort is (already )?in progress\.\.\."
 )
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
@@ -59,10 +61,13 @@ def main(argv: list[str] | None = None) -> int:
             if not options.out:
                 options.out = default_directory(options)
                 argv += [] if options.resume else ["--out", options.out]
+            if not options.find_lr:
+                with held(options):  # refused before there are ranks, of which the first will hold it
+                    pass
             return start_ranks(options, argv)
     except OptionError as error:
         return fail(error, WRONG_OPTION)
-    except launcher.LaunchError as error:
+    except (launcher.LaunchError, RunHeld) as error:
         return fail(error)
     heed_interrupts()
     set_threads(max(1, launcher.cores() // here), options.threads)
@@ -171,14 +176,27 @@ def start_ranks(options: Options, argv: list[str]) -> int:
     except SystemExit as end:  # SIGTERM
         status = end.code
     except BrokenPipeError:
+        status = UNHEARD
+    with contextlib.suppress(RunHeld, OSError), held(options):  # one rank ends all, another may be writing
         remove_unfinished(Path(options.resume or options.out))
+    if status == UNHEARD:
         return unheard(options)
-    remove_unfinished(Path(options.resume or options.out))  # one rank ends all, another may be writing
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     elif status > SIGNALLED or status == launcher.LOST:
         print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
     return status
+
+
+@contextlib.contextmanager
+def held(options: Options) -> Iterator[None]:
+    """In this block nobody trains in the run's directory; raises RunHeld where somebody does."""
+    lock = RunLock()
+    lock.hold(Path(options.resume or options.out))
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def unheard(options: Options) -> int:

@@ -29,6 +29,7 @@ from parallel.command.rules import (
     settings,
 )
 from parallel.command.run_directory import default_directory, files_in, what_next, write_headers
+from parallel.command.run_lock import RunHeld, RunLock
 from parallel.launch import launcher
 from parallel.reports import inspection
 from parallel.reports.breakdown import Breakdown, draw_breakdown
@@ -49,7 +50,15 @@ def train(options: Options, written: Callable[[], object] = lambda: None) -> dic
         Whatever makes the run impossible or worthless, with a message that says what to do.
     """
     np.seterr(all="ignore")  # a loss that is not finite is an error of its own
-    parts = prepare(options)
+    parts, lock = prepare(options), RunLock()
+    try:
+        return _train(options, parts, written, lock)
+    finally:
+        lock.release()
+
+
+def _train(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock) -> dict:
+    """A run, or several of them where ranks die and the others go on."""
     if options.elastic and launcher.inside():
         from parallel.elastic import recovery
 
@@ -59,19 +68,21 @@ def train(options: Options, written: Callable[[], object] = lambda: None) -> dic
 
         def attempt(survivor):
             options.mesh, options.servers, options.server_place = given  # others where ranks are lost
-            return run(options, parts, written, survivor)
+            return run(options, parts, written, lock, survivor)
 
         return recovery.survive(policy, attempt, options.watch)
-    return run(options, parts, written)
+    return run(options, parts, written, lock)
 
 
-def run(options: Options, parts: Parts, written: Callable[[], object], survivor=None) -> dict:
+def run(options: Options, parts: Parts, written: Callable[[], object], lock: RunLock, survivor=None) -> dict:
     """A run on these ranks, from the first message between them to result.json.
 
     Parameters
     ----------
     written : callable
         As of `train`.
+    lock : RunLock
+        Of the run's directory, which rank 0 holds.
     survivor : parallel.elastic.recovery.Survivor or None
         Of a run that goes on where ranks die, and calls this again then.
     """
@@ -80,7 +91,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], survivor=
     point, again = None, survivor is not None and survivor.again  # called again, as ranks have died
     if survivor:
         options.out, point = survivor.begin(options.out)
-    world = ranks(options, survivor)
+    world = ranks(options, lock, survivor)
     if survivor and world is None:  # too many for the mesh
         survivor.write_down(Path(options.out))
         survivor.wait()
@@ -308,13 +319,14 @@ def go_on(trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, poin
     return load(trainer, kept, say) if saved else None
 
 
-def ranks(options: Options, survivor=None):
+def ranks(options: Options, lock: RunLock, survivor=None):
     """A Communicator over all ranks, or None where this process is the only one and nothing launched it.
 
-    `options.out` is a directory from now on, the same on all. `survivor` as of `run`.
+    `options.out` is a directory from now on, the same on all, and no other run's. `lock`, `survivor` as of `run`.
     """
     if not launcher.inside():
         options.out = options.out or default_directory(options)
+        hold(options, lock)
         return None
     from collectives.failures.launch_check import starting
 
@@ -330,12 +342,38 @@ def ranks(options: Options, survivor=None):
                 options.server_place = "workers"
             options.servers = min(options.servers, train - (options.server_place == "own"))
         options.out = root.bcast((options.out or default_directory(options)) if root.rank == 0 else None)
+        if root.rank:
+            lock.release()  # another rank is the first one now
+        known = root.allgather(survivor.held)
+        survivor.held = hold(options, lock, root, next(filter(None, known), ""))
         return survivor.communicator(train, allreduce=options.allreduce, watch=options.watch)
     with starting(options.watch):
         world = communicator(options)
     check_started(options, world.size)
     options.out = world.bcast((options.out or default_directory(options)) if world.rank == 0 else None)
+    hold(options, lock, world)
     return world
+
+
+def hold(options: Options, lock: RunLock, comm=None, known: str = "") -> str:
+    """Hold the lock of the run's directory on rank 0; return what it says (collective).
+
+    Raises
+    ------
+    RunHeld
+        On all ranks: another process trains there.
+    """
+    content = refused = ""
+    if not options.find_lr and (comm is None or comm.rank == 0):
+        try:
+            content = lock.hold(Path(options.out), known)
+        except RunHeld as error:
+            refused = str(error)
+    if comm is not None:
+        content, refused = comm.bcast((content, refused))
+    if refused:
+        raise RunHeld(refused)
+    return content
 
 
 def communicator(options: Options):

@@ -68,6 +68,7 @@ class Survivor:
         self.termination = Termination()  # who was asked to end, and recovers first, still is
         self.heart: Heartbeat | None = None
         self.identities: dict[int, str] = {}  # number of each member -> its process
+        self.held = ""  # what the lock of the run's directory says of its holder
         self.idle: list[int] = []  # ranks that are too many for the mesh
         self.tried = -1, 0  # the furthest step from which training has gone on; deaths since then
 

@@ -578,7 +578,12 @@ def test_what_cannot_be_is_refused(monkeypatch):
 
 def test_noise_of_the_launcher_is_left_out():
     out = io.StringIO()
-    for line in ("[vm:7] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 24]\n", "[vm:7] pmix: other\n"):
+    for line in (
+        "[vm:7] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 24]\n",
+        "Abort is in progress...hit ctrl-c again to forcibly terminate\n",
+        "prterun: abort is already in progress...hit ctrl-c again to forcibly terminate\n",
+        "[vm:7] pmix: other\n",
+    ):
         without_banners(out)(line)
     assert out.getvalue() == "[vm:7] pmix: other\n"
 
