@@ -8,6 +8,7 @@ defined here is the MPI library's own. A call whose arguments have been seen bef
 messages: the plan is found by address, size, dtype and flags of the arrays, and by the operation (plan_cache.py).
 """
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -666,7 +667,9 @@ BEGUN = """RuntimeError
 for name in COLLECTIVE:
     method = vars(Communicator).get(name)
     if method and name not in ("Run", "Irun"):
-        method.__doc__ = (method.__doc__ or "").rstrip() + CALL + (BEGUN if name.startswith("I") else WAITING)
+        about = CALL + (BEGUN if name.startswith("I") else WAITING)
+        # From Python 3.13 on docstrings are without their indentation: these must be so, too, or none is.
+        method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{inspect.cleandoc(about)}\n"
 
 LIBRARY = "Alltoallw Create Split_type Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent"
 OF_OBJECTS = "allgather allreduce alltoall barrier bcast exscan gather reduce scan scatter"
