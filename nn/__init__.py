@@ -1,7 +1,7 @@
 """A neural-network engine in NumPy, whose backprop you can read. It knows nothing of ranks or MPI.
 
 Start with nn/core/layer.py (the contract of a layer), nn/core/run.py (what layers are told) and nn/layers/dense.py (the
-four equations of backprop), then nn/training/serial.py.
+four equations of backprop), then nn/training/trainer.py.
 """
 
 from nn import data, metrics, models
@@ -45,7 +45,7 @@ from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
 from nn.training.checkpoints import CheckpointError, Checkpoints
 from nn.training.fit import Callback, Training, evaluate, fit
 from nn.training.keeping import KeepCheckpoints
-from nn.training.serial import NonFiniteLoss, Serial
+from nn.training.trainer import NonFiniteLoss, Trainer
 
 __all__ = [
     "GELU",
@@ -116,7 +116,6 @@ __all__ = [
     "RestoreBest",
     "Run",
     "Sequential",
-    "Serial",
     "ShapeError",
     "SiLU",
     "Sigmoid",
@@ -127,6 +126,7 @@ __all__ = [
     "Tanh",
     "TiedLinear",
     "Trained",
+    "Trainer",
     "Training",
     "TransformerBlock",
     "Vectors",

@@ -383,7 +383,7 @@ plt.show()
 #
 # The model is the same line as above, only wider: 64 pixels in, ten numbers out, $z = xW + b$, and the largest is the
 # answer. `CrossEntropyLoss` turns the ten numbers into probabilities and says how surprised they are by the truth; what
-# its gradient looks like is the next notebook's. `nn.Serial` makes one step: gradient, update. The batch size is an
+# its gradient looks like is the next notebook's. `nn.Trainer` makes one step: gradient, update. The batch size is an
 # argument of the `Loader`, and nothing else.
 
 # %%
@@ -400,7 +400,7 @@ plt.show()
 def learn(B, rate, epochs=8):
     """(validation accuracy after every epoch, steps, trainer)"""
     network = nn.Network(nn.Sequential(nn.Linear(64, 10)), in_shape=(64,), dtype=np.float64)
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=rate), seed=0)
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=rate), seed=0)
     loader = nn.Loader(data.train, batch=B, seed=0)
     training = nn.fit(trainer, loader, epochs=epochs, validation=nn.Loader(data.validation, batch=500, shuffle=False))
     return [record["validation_accuracy"] for record in training.history], trainer.steps, trainer
@@ -435,7 +435,7 @@ plt.show()
 
 # %%
 network = nn.Network(nn.Sequential(nn.Linear(64, 10)), in_shape=(64,), dtype=np.float64)
-trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.5), seed=0)
+trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.5), seed=0)
 W, b = trainer.p[0].W.copy(), trainer.p[0].b.copy()
 batch, digits = images[:32], labels[:32]
 Y = np.eye(10)[digits]

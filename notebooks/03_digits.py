@@ -55,7 +55,7 @@ def classifier(*hidden, rate=0.3, steps=1000):
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     network = nn.Network(nn.Sequential(*layers, nn.Linear(sizes[-1], 2)), in_shape=(2,), dtype=np.float64)
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=rate, momentum=0.9), seed=3)
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=rate, momentum=0.9), seed=3)
     for _ in range(steps):
         trainer.step(points, spiral, len(points))
     return trainer, np.mean(inspection.predict(trainer, points).argmax(axis=1) == spiral)
@@ -161,7 +161,7 @@ def new_trainer(scale=1.0, rate=3.0):
         in_shape=(64,),
         dtype=np.float64,
     )
-    trainer, rng = nn.Serial(network, nn.QuadraticLoss(), nn.SGD(lr=rate), seed=0), np.random.default_rng(1)
+    trainer, rng = nn.Trainer(network, nn.QuadraticLoss(), nn.SGD(lr=rate), seed=0), np.random.default_rng(1)
     for layer, (inputs, outputs) in ((0, (64, HIDDEN)), (2, (HIDDEN, 10))):
         trainer.p[layer].W[...] = scale * first_weights(rng, inputs, outputs)
         trainer.p[layer].b[...] = 0
@@ -219,7 +219,7 @@ assert worst < 1e-10
 few = nn.data.Dataset(x_train[:200], y_train[:200], dtype=np.float64)
 layers = nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)
 network = nn.Network(nn.Sequential(*layers), in_shape=(64,), dtype=np.float64)
-student = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.2), seed=0)
+student = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.2), seed=0)
 history = nn.fit(student, nn.Loader(few, batch=10, seed=0), epochs=120, validation=data.validation).history
 training_cost = np.array([record["loss"] for record in history])
 validation_cost = np.array([record["validation_loss"] for record in history])

@@ -372,7 +372,7 @@ print(f"gradcheck of Conv2d: {nn.gradcheck(nn.Conv2d(3, 4, 3, padding=1), rng.st
 # %%
 def train(*layers, epochs=12):
     network = nn.Network(nn.Sequential(*layers), in_shape=(8, 8, 1), dtype=np.float64)
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1, momentum=0.9), seed=0)
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1, momentum=0.9), seed=0)
     nn.fit(trainer, nn.Loader(data.train, batch=32, seed=0), epochs)
     return trainer
 

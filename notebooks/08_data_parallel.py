@@ -198,7 +198,7 @@ def train(trainer, epochs=4):
     return [trainer.step(*batch) for epoch in range(epochs) for batch in loader.epoch(epoch)]
 
 
-one = nn.Serial(*work())
+one = nn.Trainer(*work())
 losses = train(one)
 w_one = one.parameters.copy()
 print(f"{len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}, {one.network.layout.count:,} parameters")

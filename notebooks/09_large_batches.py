@@ -91,7 +91,7 @@ def new_network():
 
 def train(batch, optimizer, schedule=None, seed=0, epochs=EPOCHS):
     """Validation error in percent after every epoch."""
-    trainer = nn.Serial(new_network(), nn.CrossEntropyLoss(), optimizer, seed=seed)
+    trainer = nn.Trainer(new_network(), nn.CrossEntropyLoss(), optimizer, seed=seed)
     loader = nn.Loader(data.train, batch, seed=seed)
     schedule = schedule and schedule(len(loader))
     try:

@@ -371,7 +371,7 @@ def five_steps(trainer):
     return [trainer.step(*batch) for batch, _ in zip(batches, range(5), strict=False)]
 
 
-one = nn.Serial(*work())
+one = nn.Trainer(*work())
 five_steps(one)
 alone = one.state()
 print(one.network.summary().splitlines()[-1])

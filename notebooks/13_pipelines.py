@@ -461,7 +461,7 @@ def steps(trainer, count=8):
     return [trainer.step(*batch) for batch in batches[:count]]
 
 
-one = nn.Serial(*work())
+one = nn.Trainer(*work())
 losses_one = steps(one)
 alone = one.state()
 

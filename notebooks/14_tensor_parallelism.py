@@ -457,7 +457,7 @@ def train(trainer, steps=80):
     return [trainer.step(*sequences(32, seed=step)) for step in range(steps)]
 
 
-one = nn.Serial(*work())
+one = nn.Trainer(*work())
 losses_one = train(one)
 alone = one.state()
 print(one.network.summary())

@@ -150,7 +150,7 @@ data = nn.data.load("digits", flat=True, normalise=True)
 
 def new_trainer():
     layers = nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.1), nn.Linear(48, 10)
-    return nn.Serial(
+    return nn.Trainer(
         nn.Network(nn.Sequential(*layers), (64,)), nn.CrossEntropyLoss(), nn.SGD(0.05, momentum=0.9), seed=1
     )
 
@@ -458,9 +458,9 @@ from parallel.launch import launcher
 if launcher.inside():
     main.set_threads(1)
     from parallel.elastic import recovery
-    from parallel.trainer import Trainer
+    from parallel.trainer import DistributedTrainer
 
-    own = Trainer.update
+    own = DistributedTrainer.update
 
     def update(trainer):
         members = recovery.current and recovery.current.members
@@ -471,7 +471,7 @@ if launcher.inside():
             os.kill(os.getpid(), signal.SIGKILL)
         own(trainer)
 
-    Trainer.update = update
+    DistributedTrainer.update = update
 sys.exit(main.main())
 """
 OPTIONS = ["--model=mlp:64,8,10", "--limit=200", "--epochs=3", "--no-pictures", "--reproducible=6", "--watch=100"]

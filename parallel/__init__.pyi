@@ -31,4 +31,4 @@ from parallel.strategies.zero import ReproducibleZeRO2 as ReproducibleZeRO2
 from parallel.strategies.zero import ZeRO1 as ZeRO1
 from parallel.strategies.zero import ZeRO2 as ZeRO2
 from parallel.trainer import CheckReplicas as CheckReplicas
-from parallel.trainer import Trainer as Trainer
+from parallel.trainer import DistributedTrainer as DistributedTrainer

@@ -1,6 +1,6 @@
 """The trainer of many ranks, made of three parts: what computes, what brings ranks together, and who they are.
 
-    trainer = Trainer(network, loss, optimizer, mesh, pass_, exchange)
+    trainer = DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange)
 
 pass_     what this rank computes of a step (passes/): its samples at once or in parts, or virtual shards
 exchange  how gradients and parameters of ranks meet (exchange/): it owns the buffers
@@ -8,7 +8,7 @@ mesh      which ranks there are (mesh.py)
 
 A strategy (strategies/) chooses the parts. Each rank computes the gradient of its samples, divided by the size of the
 **global** batch, so that the sum over ranks is the gradient of the batch, uneven parts included. What a step is, is
-`Trainer.step`, from top to bottom.
+`DistributedTrainer.step`, from top to bottom.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import SGD, Optimizer
 from nn.training.fit import Callback
-from nn.training.serial import Serial, check_parts, one_thread_at_a_time
 from nn.training.stored import Fragment
+from nn.training.trainer import Trainer, check_parts, one_thread_at_a_time
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import homes_of
 from parallel.exchange.step_result import SizeCode, StepResult, disagreement
 from parallel.mesh import Mesh, Ranks, ReplicaError, agree
 from parallel.passes.whole import Samples, Whole
 
-__all__ = ["CheckReplicas", "ReplicaError", "Trainer", "agree", "data_facts"]
+__all__ = ["CheckReplicas", "DistributedTrainer", "ReplicaError", "agree", "data_facts"]
 
 GROUPS = ("data", "tensor", "space", "branch")  # the axes along which layers may ask other ranks
 
 
-class Trainer(Serial):
-    """`Serial` on many ranks.
+class DistributedTrainer(Trainer):
+    """`Trainer` on many ranks.
 
     Parameters
     ----------
     network, loss, optimizer, seed
-        As for Serial, alike on all ranks.
+        As for Trainer, alike on all ranks.
     mesh : Mesh
     pass_ : Whole or one of its kind
     exchange : Exchange
@@ -68,7 +68,7 @@ class Trainer(Serial):
         pass_: Whole,
         exchange: Exchange,
         seed: int = 0,
-        name: str = "Trainer",
+        name: str = "DistributedTrainer",
     ):
         check_parts(network, loss, optimizer, seed, self.searches)
         self.mesh, self.pass_, self.exchange, self.name, self.closed = mesh, pass_, exchange, name, False
@@ -112,7 +112,7 @@ class Trainer(Serial):
 
     @one_thread_at_a_time
     def step(self, x, y, total=None, parts=1, total_weight=None):
-        """As for Serial.
+        """As for Trainer.
 
         Raises
         ------
@@ -223,7 +223,7 @@ class Trainer(Serial):
         return total
 
     def weight_of_batch(self, x, y, total, total_weight):
-        """As for Serial (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
+        """As for Trainer (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
         if not self.whole_loss.weighted or self.apart:
             return super().weight_of_batch(x, y, total, total_weight)
         weight = problem = None
@@ -328,7 +328,7 @@ class Trainer(Serial):
 
     @one_thread_at_a_time
     def evaluate(self, x, y):
-        """As for Serial (collective)."""
+        """As for Trainer (collective)."""
         self.show_synchronized()
         return self.pass_.evaluate(self, x, y)
 
@@ -347,7 +347,7 @@ class Trainer(Serial):
         yield from self.homes.entries(self.running())
 
     def fragments(self):
-        """As for Serial (collective)."""
+        """As for Trainer (collective)."""
         self.show_synchronized()
         if self.writer:
             yield Fragment("steps", np.array(self.steps))
@@ -427,7 +427,7 @@ class Trainer(Serial):
         if not self.writer:
             return None
         optimizer = SGD(self.optimizer.lr) if self.optimizer.searches else self.optimizer
-        one = Serial(self.network, self.loss, optimizer, self.seed)
+        one = Trainer(self.network, self.loss, optimizer, self.seed)
         one.load_state({name: state[name] for name in one.state()})  # less what an exchange keeps of its own
         return one
 

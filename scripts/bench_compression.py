@@ -171,7 +171,7 @@ def work(task: dict) -> None:
         mine, theirs = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
         return lambda _: world.Sendrecv(mine, other, recvbuf=theirs, source=other)
 
-    serial, small = nn.Serial(*parts()), np.zeros(16)
+    serial, small = nn.Trainer(*parts()), np.zeros(16)
     gradients = np.empty_like(serial.gradients)
     trainers = {"ddp": DistributedDataParallel(*parts(), communicator)}
     for method in ("none", *task["methods"]):

@@ -243,7 +243,7 @@ class Ours(Measured):
         names = {"activation": "sigmoid", "output_activation": "sigmoid"} if case.sigmoid else {}
         network = nn.models.build(case.model, case.in_shape, case.classes, np.float32, **names)
         loss = losses.QuadraticLoss() if case.sigmoid else losses.CrossEntropyLoss()
-        self.trainer = nn.Serial(network, loss, optimizers.SGD(case.lr))
+        self.trainer = nn.Trainer(network, loss, optimizers.SGD(case.lr))
 
     def step(self, x, y) -> None:
         self.trainer.step(x, y)

@@ -129,7 +129,7 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Iter
     x, y = rng.random((256, *shape), np.float32), rng.integers(0, 10, 256)
     arguments = nn.models.build(model, shape, 10), nn.CrossEntropyLoss(), nn.SGD(0.01)
     with threadpool_limits(1, user_api="blas"):
-        plain = nn.Serial(*arguments)
+        plain = nn.Trainer(*arguments)
         line = Pipeline(*arguments, Communicator(MPI.COMM_SELF), micro_batches=MICRO_BATCHES)
         times: dict[str, list[float]] = {"plain": [], "line": []}
         for _ in range(steps + 1):  # the first one plans
@@ -142,7 +142,7 @@ def one_stage(case: str, model: str, shape: tuple[int, ...], steps: int) -> Iter
                 times[name].append(1e3 * (time.process_time() - start))
         line.close()
     ours, peer = (median(times[name][1:]) for name in ("line", "plain"))
-    yield Row(case, ours, peer, "nn.Serial, as many micro-batches", note=f"{steps} steps by turns, processor time")
+    yield Row(case, ours, peer, "nn.Trainer, as many micro-batches", note=f"{steps} steps by turns, processor time")
 
 
 def shared_rows(where: str, found: dict) -> Iterator[Row]:
@@ -458,7 +458,7 @@ def measured_job(world, build: Callable, x, y, parts: int, repeats: int):
     from parallel.planning.layer_times import measure_layers
 
     quiet_barrier(world)
-    times = measure_layers(nn.Serial(build(), nn.CrossEntropyLoss(), nn.SGD(0.01)), x, y, repeats, parts)
+    times = measure_layers(nn.Trainer(build(), nn.CrossEntropyLoss(), nn.SGD(0.01)), x, y, repeats, parts)
     layers = [each.forward for each in times.layers], [each.backward for each in times.layers]
     told = world.allgather((*layers, [each.weight_gradient for each in times.layers], times.update, times.head))
     both = [np.mean(each, axis=0).tolist() for each in zip(*told, strict=True)]

@@ -180,7 +180,7 @@ def speeds(world, name: str, quick: bool, meeting: str) -> dict:
 
     case, loss = CASES[name], nn.CrossEntropyLoss()
     batches = make_batches(case)
-    alone = nn.Serial(network_of(case), loss, nn.SGD(case.lr))
+    alone = nn.Trainer(network_of(case), loss, nn.SGD(case.lr))
     many = DistributedDataParallel(network_of(case), loss, nn.SGD(case.lr), world)
     sides: dict[str, tuple[Callable, list]] = {
         "one": (lambda x, y: alone.step(x, y), batches),

@@ -157,7 +157,7 @@ def regions():
     x = np.concatenate([moon, -moon]) + rng.normal(0, 0.08, (2 * n, 2))
     y = np.repeat([0, 1], n)
     layers = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2))
-    trainer = nn.Serial(nn.Network(layers, (2,), "float64"), nn.CrossEntropyLoss(), nn.Adam(0.03))
+    trainer = nn.Trainer(nn.Network(layers, (2,), "float64"), nn.CrossEntropyLoss(), nn.Adam(0.03))
     nn.fit(trainer, (x, y), epochs=60, batch=30)
     xs, ys, classes = inspection.decision_regions(trainer, (-2, -1.3), (2, 1.3))
     return pictures.regions(xs, ys, classes, x, y)
@@ -170,7 +170,7 @@ def rates():
 
     data = nn.data.load("digits", validation=0.1)
     network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10)), data.in_shape)
-    trainer, loader = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data.train, 32)
+    trainer, loader = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data.train, 32)
     batches = (batch for epoch in range(100) for batch in loader.epoch(epoch))
     return pictures.rate_search(inspection.find_learning_rate(trainer, batches))
 

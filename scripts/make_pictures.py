@@ -21,7 +21,7 @@ from parallel import strategies
 from parallel.exchange.base import Exchange
 from parallel.mesh import AXES, Mesh
 from parallel.passes.whole import Whole
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 def kinds(part: type) -> list[str]:
@@ -52,9 +52,9 @@ def trainer_parts():
         axes.add_patch(Rectangle((left, bottom), width, height, facecolor=color, edgecolor="#444444"))
 
     box(2.2, 3.2, 4.6, 0.9, "#eeeeee")
-    axes.text(4.5, 4.02, "Trainer", **title)
-    asks = asked(Trainer, "step", "evaluate", "entries", "load_state")
-    axes.text(4.5, 3.72, f"{asks}\nnn.fit cannot tell it from nn.Serial", **text)
+    axes.text(4.5, 4.02, "DistributedTrainer", **title)
+    asks = asked(DistributedTrainer, "step", "evaluate", "entries", "load_state")
+    axes.text(4.5, 3.72, f"{asks}\nnn.fit cannot tell it from nn.Trainer", **text)
     step = asked(Exchange, "begin", "part", "tell", "add", "sum", "update", gap=2)
     for i, (name, color, does, found) in enumerate(
         (

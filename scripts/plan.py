@@ -81,7 +81,7 @@ def measured_job(options):
             from nn.models.googlenet import AuxiliaryLoss
 
             loss = AuxiliaryLoss(loss)
-        times = measure_layers(nn.Serial(model, loss, optimizer), *random_batch(model, samples), options.repeats)
+        times = measure_layers(nn.Trainer(model, loss, optimizer), *random_batch(model, samples), options.repeats)
     if options.save_profile:
         Path(options.save_profile).write_text(write_profile(times.layers))
     return job_of(model, times, samples, options.batch, moments, in_node_memory(options), not options.no_overlap)

@@ -171,7 +171,7 @@ PUBLIC = {
     EarlyStopping Embedding Flatten GlobalAvgPool2d GlobalMaxPool2d HuberLoss KeepCheckpoints Layer LayerNorm Layout
     LeakyReLU LearnedPositions Linear Loader LocalResponseNorm LogSoftmax MAELoss MSELoss MaskedCrossEntropyLoss
     MaxPool2d Memory Metrics MultiHeadAttention NLLLoss Network NonFiniteLoss Progress QuadraticLoss RMSNorm RMSprop
-    ReLU Recompute Region Reshape Residual RestoreBest Run Sequential Serial ShapeError SiLU Sigmoid
+    ReLU Recompute Region Reshape Residual RestoreBest Run Sequential Trainer ShapeError SiLU Sigmoid
     SinusoidalPositions Softmax Spec Tanh TiedLinear Training TransformerBlock Vectors data evaluate fit gradcheck
     models save load register Trained FileError
     """,
@@ -203,7 +203,7 @@ def test_files_of_tests_have_names_of_their_own():
 
 
 def test_nobody_asks_a_trainer_or_its_parts_what_attributes_they_have():
-    """What all have is in the protocol: nn.Serial, parallel.Trainer, and the bases of passes and exchanges."""
+    """What all have is in the protocol: nn.Trainer, DistributedTrainer, and the bases of passes and exchanges."""
     found = []
     for module, path in files().items():
         for node in nodes_of(path.read_text()):

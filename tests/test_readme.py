@@ -241,7 +241,7 @@ def test_examples_of_collectives_run_and_print_what_is_shown(tmp_path, monkeypat
 
 def test_examples_of_the_api_train_the_same_network(tmp_path):
     """Both forms run as programs, on one process and on two ranks: the same parameters to rounding."""
-    serial = next(text for text in examples() if "nn.Serial(" in text)
+    serial = next(text for text in examples() if "nn.Trainer(" in text)
     *imports, line = next(text for text in examples() if "DistributedDataParallel(" in text).strip().splitlines()
     lines = [line if old.startswith("trainer = ") else old for old in serial.splitlines()]
     assert lines != serial.splitlines()
@@ -260,7 +260,7 @@ def test_examples_of_the_api_train_the_same_network(tmp_path):
 
 def test_examples_of_using_a_network_run(tmp_path):
     """What was saved and loaded predicts the digits."""
-    serial, using = (next(text for text in examples() if word in text) for word in ("nn.Serial(", "nn.save("))
+    serial, using = (next(text for text in examples() if word in text) for word in ("nn.Trainer(", "nn.save("))
     check = "assert (trained.predict(x).argmax(axis=1) == y).mean() > 0.5\n"
     (tmp_path / "using.py").write_text(f"{serial}\n{using}\n{check}")
     subprocess.run([sys.executable, "using.py"], cwd=tmp_path, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)

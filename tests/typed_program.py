@@ -30,7 +30,7 @@ layers: nn.Sequential = nn.Sequential(
 network: nn.Network = nn.Network(layers, data.in_shape)
 loss: nn.CrossEntropyLoss = nn.CrossEntropyLoss(label_smoothing=0.1)
 optimizer: nn.AdamW = nn.AdamW(lr=0.001, weight_decay=0.1, clip=nn.ClipGlobalNorm(1.0))
-trainer: nn.Serial = nn.Serial(network, loss, optimizer, seed=1)
+trainer: nn.Trainer = nn.Trainer(network, loss, optimizer, seed=1)
 
 
 class Count(nn.Callback):
@@ -73,7 +73,7 @@ class Scale(nn.Layer):
 
 
 def on_ranks(world: collectives.Communicator) -> None:
-    many: nn.Serial = parallel.DistributedDataParallel(network, loss, optimizer, world)
+    many: nn.Trainer = parallel.DistributedDataParallel(network, loss, optimizer, world)
     many = parallel.FullyShardedDataParallel(network, loss, optimizer, world)
     nn.fit(many, nn.Loader(data.train, 32, shard=many.shard), 1)
     x, y = np.ones(4), np.empty(4)

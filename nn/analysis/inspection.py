@@ -1,6 +1,6 @@
 """Looking into a network: what it confuses, what its layers do, where the time goes, which learning rate it takes.
 
-Everything here works on a trainer (nn.Serial, or a strategy's own part) and leaves it as it was. Numbers and tables are
+Everything here works on a trainer and leaves it as it was. Numbers and tables are
 made here, pictures of them in nn/analysis/pictures.py. Sources: Smith 2017 (learning-rate range test).
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from nn.core.layer import Layer
 from nn.training.fit import evaluate
-from nn.training.serial import NonFiniteLoss, Serial
+from nn.training.trainer import NonFiniteLoss, Trainer
 
 
-def predict(trainer: Serial, x: np.ndarray, batch: int = 500) -> np.ndarray:
+def predict(trainer: Trainer, x: np.ndarray, batch: int = 500) -> np.ndarray:
     """The network's outputs for many samples, a batch at a time."""
     if not len(x):
         return np.zeros((0, *trainer.network.out_shape), trainer.network.dtype)
@@ -106,7 +106,7 @@ def distribution(name: str, values: np.ndarray, bins: int = 40) -> Distribution:
     )
 
 
-def activations(trainer: Serial, x: np.ndarray, bins: int = 40) -> list[Distribution]:
+def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distribution]:
     """The output of every layer for a batch, in forward order, in evaluation mode.
 
     Layers that only show their input in another form, such as Flatten, are left out: they have no units of their own.
@@ -126,7 +126,7 @@ def activations(trainer: Serial, x: np.ndarray, bins: int = 40) -> list[Distribu
     return found
 
 
-def gradients(trainer: Serial, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
+def gradients(trainer: Trainer, x: np.ndarray, y: np.ndarray, bins: int = 40) -> list[Distribution]:
     """The gradient of every parameter for a batch, first layer first; the trainer's gradient buffer is overwritten."""
     before = trainer.snapshot()
     trainer.compute_gradients(x, y, len(x))
@@ -147,13 +147,13 @@ def distribution_table(rows: Iterable[Distribution]) -> str:
     return table(cells)
 
 
-def dead_units(trainer: Serial, x: np.ndarray) -> dict[str, tuple[int, int]]:
+def dead_units(trainer: Trainer, x: np.ndarray) -> dict[str, tuple[int, int]]:
     """Layer -> (units that are 0 for every sample of x and every place, units), for layers that have any."""
     return {d.name: (d.dead, d.units) for d in activations(trainer, x) if d.dead}
 
 
 def decision_regions(
-    trainer: Serial, low: tuple[float, float], high: tuple[float, float], points: int = 200
+    trainer: Trainer, low: tuple[float, float], high: tuple[float, float], points: int = 200
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Classes that a network of two inputs tells apart: (x, y, class at [y, x]) on a grid."""
     if trainer.network.in_shape != (2,):
@@ -176,7 +176,7 @@ class LayerTime:
 
 
 def profile(
-    trainer: Serial, x: np.ndarray, y: np.ndarray, total: int | None = None, repeats: int = 10
+    trainer: Trainer, x: np.ndarray, y: np.ndarray, total: int | None = None, repeats: int = 10
 ) -> list[LayerTime]:
     """Time of every layer's forward and backward in a training step, in forward order, after a step of warm-up.
 
@@ -224,7 +224,7 @@ def profile_table(rows: Sequence[LayerTime]) -> str:
 
 
 @contextmanager
-def calls(trainer: Serial, around: Callable[[str, str, str, Callable], object]) -> Iterator[None]:
+def calls(trainer: Trainer, around: Callable[[str, str, str, Callable], object]) -> Iterator[None]:
     """Within this context, everything that a training step calls goes through `around`.
 
     Parameters
@@ -271,7 +271,7 @@ class RateSearch:
 
 
 def find_learning_rate(
-    trainer: Serial,
+    trainer: Trainer,
     batches: Iterable,
     low: float = 1e-5,
     high: float = 10.0,

@@ -1,6 +1,6 @@
 """A layer with an input shape: layout of its parameters, and one pass forward and backward.
 
-A Network holds no arrays either. Whoever trains it owns the buffers (see nn/training/serial.py):
+A Network holds no arrays either. Whoever trains it owns the buffers (see nn/training/trainer.py):
 
     network = Network(Sequential(Linear(784, 30), Sigmoid(), Linear(30, 10)), in_shape=(784,))
     w, g = network.layout.zeros(np.float32), network.layout.zeros(np.float32)

@@ -30,7 +30,7 @@ from nn.files.description import brief, describe, make
 from nn.optim.optimizers import Optimizer
 from nn.training.checkpoints import replacing, write_npz
 from nn.training.loss_scale import LossScale
-from nn.training.serial import Serial, state_kinds
+from nn.training.trainer import Trainer, state_kinds
 
 FORMAT = 1
 LONGEST = 1 << 18  # letters of a description; ResNet-50's has 22,000
@@ -155,7 +155,7 @@ def save(
     network : Network
         The whole one.
     weights : trainer, Trained, mapping or flat array
-        `Serial` or a strategy of `parallel` (then all ranks call this, and one writes); a checkpoint's arrays by name;
+        `Trainer` or a strategy of `parallel` (then all ranks call this, and one writes); a checkpoint's arrays by name;
         or an array in network.layout, where there are no running statistics.
     file : path
         .npz, or .safetensors for that format. It is there whole or not at all.
@@ -207,7 +207,7 @@ def on_writer(network: Network, weights: Any, write: Callable[[Trained], None]) 
             write(trained)
     except (OSError, TypeError, ValueError) as found:
         error = found
-    if isinstance(weights, Serial) and weights.sum(np.array([error is not None]))[0]:
+    if isinstance(weights, Trainer) and weights.sum(np.array([error is not None]))[0]:
         raise error or OSError("the first rank could not write the network")
     if error:
         raise error

@@ -1,6 +1,6 @@
 """L-BFGS: full-batch minimisation with the curvature of the last few steps, and a strong Wolfe line search.
 
-    trainer = Serial(network, loss, SGD(0.1))        # owns the buffers; its optimizer is not used
+    trainer = Trainer(network, loss, SGD(0.1))        # owns the buffers; its optimizer is not used
     lbfgs = LBFGS(Vectors(trainer.parameters, trainer.gradients), lambda: trainer.compute_gradients(x, y, len(x)))
     lbfgs.minimize(iterations=100)
 

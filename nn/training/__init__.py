@@ -2,7 +2,7 @@
 
 | file | holds |
 |---|---|
-| serial.py | `Serial`, the trainer of one process |
+| trainer.py | `Trainer`, the trainer of one process |
 | fit.py | `fit`, the one loop that every strategy runs, and `Callback` |
 | loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |

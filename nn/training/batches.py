@@ -9,10 +9,10 @@ import numpy as np
 from nn.core.network import near
 from nn.data.dataset import Data, Dataset, instead_of_dataset
 from nn.data.loader import Loader
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 
-def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) -> Any:
+def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -> Any:
     """A loader of the trainer's part of every batch; one that is given already, whatever has its `epoch`, is taken.
 
     Parameters
@@ -20,7 +20,7 @@ def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) ->
     data : Loader, Dataset or (x, y)
         Arrays (N, *in_shape) and (N, ...). Floats that are one number a sample are targets (N, 1); whole numbers
         are floats, too, where the loss compares values.
-    trainer : Serial or a strategy of `parallel`
+    trainer : Trainer or a strategy of `parallel`
         Its seed orders the samples.
     batch : int
         Samples over all ranks; not used where there is a loader.
@@ -49,7 +49,7 @@ def batches(data: Any, trainer: Serial, batch: int, shuffle: bool, what: str) ->
     return Loader(data, batch, trainer.seed, shuffle, trainer.shard, dtype=trainer.network.dtype)
 
 
-def _of_arrays(x: Any, y: Any, what: str, trainer: Serial) -> Dataset:
+def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:
     for name, array in (("x", x), ("y", y)):
         if not isinstance(array, np.ndarray):
             made = "np.asarray(x, np.float32)" if name == "x" else "np.asarray(y)"
@@ -61,7 +61,7 @@ def _of_arrays(x: Any, y: Any, what: str, trainer: Serial) -> Dataset:
     return Dataset(x, y[:, None] if column else y, what, ignore_index=loss.ignore_index)
 
 
-def _check_shape(dataset: Dataset, trainer: Serial, what: str) -> None:
+def _check_shape(dataset: Dataset, trainer: Trainer, what: str) -> None:
     network = trainer.network
     if dataset.in_shape != network.in_shape:
         hint = near((len(dataset), *dataset.in_shape), network.in_shape)
@@ -75,7 +75,7 @@ def _check_shape(dataset: Dataset, trainer: Serial, what: str) -> None:
         )
 
 
-def _check_shard(shard: tuple[int | None, ...], trainer: Serial, what: str) -> None:
+def _check_shard(shard: tuple[int | None, ...], trainer: Trainer, what: str) -> None:
     """Refuse other parts of a batch than the trainer's: sums over ranks would be of another batch, without a sign."""
     expected = trainer.shard
     if tuple(shard) != expected and not tuple(shard[:2]) == expected[:2] == (0, 1):  # all of it, however it is cut

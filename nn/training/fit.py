@@ -1,9 +1,9 @@
 """Training: the one loop that every strategy runs.
 
-`fit` asks a trainer for one optimizer step after the other; whether that is `Serial` (serial.py), which does it in one
-process, or a class of `parallel`, which does the same on many ranks, it cannot tell:
+`fit` asks a trainer for one optimizer step after the other. That is a `Trainer` (trainer.py) of one process, or a
+strategy of `parallel`, which does the same on many ranks:
 
-    trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.1))
+    trainer = Trainer(network, CrossEntropyLoss(), SGD(lr=0.1))
     fit(trainer, Loader(data.train, batch=64), epochs=5, test=Loader(data.test, batch=500, shuffle=False))
     fit(trainer, (x, y), epochs=5, batch=64)                 # arrays: a Loader is made of them
 
@@ -29,7 +29,7 @@ from nn.data.loader import Loader
 from nn.metrics import Metric, direction
 from nn.optim.learning_rates import Cosine, Polynomial, Warmup
 from nn.training.batches import batches
-from nn.training.serial import NonFiniteLoss, Serial
+from nn.training.trainer import NonFiniteLoss, Trainer
 
 Samples = Loader | Dataset | tuple[np.ndarray, np.ndarray]  # also what has a Loader's `epoch`
 PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history", "weight", "first_epoch", "first_step")
@@ -55,7 +55,7 @@ class Training:
         Epochs and steps that the trainer had made before this run: the order of samples goes on from there.
     """
 
-    trainer: Serial
+    trainer: Trainer
     train: object
     epochs: int
     validation: object = None
@@ -106,7 +106,7 @@ class Callback:
 
 
 def fit(
-    trainer: Serial,
+    trainer: Trainer,
     train: Samples,
     epochs: int,
     callbacks: Callback | Iterable[Callback] = (),
@@ -124,7 +124,7 @@ def fit(
 
     Parameters
     ----------
-    trainer : Serial or a strategy of `parallel`
+    trainer : Trainer or a strategy of `parallel`
     train : Loader, Dataset or (x, y)
         Of a Loader, global batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). Of a Dataset or
         of two arrays, (N, *in_shape) and (N, ...), batches of `batch` samples in an order that trainer.seed decides.
@@ -182,7 +182,7 @@ def fit(
     return training
 
 
-def _from(progress: Mapping | None, trainer: Serial, train) -> dict:
+def _from(progress: Mapping | None, trainer: Trainer, train) -> dict:
     """Where a run begins: where `progress` says, or behind what the trainer has made."""
     if progress:
         # Checkpoints of before weights were counted: every sample weighed 1.
@@ -231,7 +231,7 @@ def _check_schedule(schedule, training: Training) -> None:
 
 
 @contextmanager
-def _measuring(trainer: Serial, metrics: Metric | Iterable[Metric]):
+def _measuring(trainer: Trainer, metrics: Metric | Iterable[Metric]):
     """The trainer measures these metrics, too; one of the same name stands in for the loss's own."""
     metrics = [metrics] if isinstance(metrics, Metric) else list(metrics)
     for metric in metrics:
@@ -316,10 +316,10 @@ def _rate(rate: float, step: int) -> float:
     raise ValueError(f"fit: schedule({step}) must be a learning rate, in [0, inf), given {rate!r:.80}")
 
 
-def _check_trainer(what: str, trainer: Serial) -> None:
-    if not isinstance(trainer, Serial):
+def _check_trainer(what: str, trainer: Trainer) -> None:
+    if not isinstance(trainer, Trainer):
         raise TypeError(
-            f"{what} takes a trainer first, nn.Serial(network, loss, optimizer) or one of `parallel`, given "
+            f"{what} takes a trainer first, nn.Trainer(network, loss, optimizer) or one of `parallel`, given "
             f"{trainer!r:.80}"
         )
 
@@ -393,13 +393,13 @@ def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None
 
 
 def evaluate(
-    trainer: Serial, data: Samples, batch: int = LOOKED_AT, metrics: Metric | Iterable[Metric] = ()
+    trainer: Trainer, data: Samples, batch: int = LOOKED_AT, metrics: Metric | Iterable[Metric] = ()
 ) -> dict[str, float]:
     """Return {"loss", "accuracy"} and other metrics over data as `fit` takes them.
 
     Parameters
     ----------
-    trainer : Serial or a strategy of `parallel`
+    trainer : Trainer or a strategy of `parallel`
     data : Loader, Dataset or (x, y)
         Of a Loader, the batches are cut for trainer.shard; exact for uneven shards.
     batch : int
@@ -418,7 +418,7 @@ def evaluate(
         return _scores(trainer, batches(data, trainer, batch, False, "evaluate"))
 
 
-def _scores(trainer: Serial, data) -> dict[str, float]:
+def _scores(trainer: Trainer, data) -> dict[str, float]:
     sums = trainer.no_scores()
     for x, y, _ in data.epoch(0):
         sums += trainer.evaluate(x, y)

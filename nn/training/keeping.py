@@ -26,8 +26,8 @@ from nn.reading import read_text
 from nn.training.callbacks import best_epoch
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, write_atomically
 from nn.training.fit import Callback
-from nn.training.serial import Serial
 from nn.training.stored import Fragment
+from nn.training.trainer import Trainer
 
 EVERY = 0.1  # seconds between two meetings of ranks, roughly: of so many steps as that takes
 ROOM = 600  # bytes of a line that ranks tell each other
@@ -343,11 +343,11 @@ def checked(fragments: Iterable[Fragment]) -> Iterator[Fragment]:
         yield each
 
 
-def _ranks(trainer: Serial) -> int:
+def _ranks(trainer: Trainer) -> int:
     return trainer.communicator.size if trainer.communicator else 1
 
 
-def _tell(trainer: Serial, line: str) -> list[str]:
+def _tell(trainer: Trainer, line: str) -> list[str]:
     """What every rank has to say, in ROOM bytes (collective)."""
     rank = trainer.communicator.rank if trainer.communicator else 0
     lines = np.zeros((_ranks(trainer), ROOM))

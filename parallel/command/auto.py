@@ -79,7 +79,7 @@ def measured_job(options: Options, parts: Parts, world, network: Network, say) -
         return dataclasses.replace(job, update=update)
     plain = nn.Network(parts.network.root, parts.network.in_shape, parts.network.dtype, parts.network.name)
     world.Barrier()
-    mine = measure_layers(nn.Serial(plain, parts.loss, parts.optimizer, options.seed), x, y, REPEATS)
+    mine = measure_layers(nn.Trainer(plain, parts.loss, parts.optimizer, options.seed), x, y, REPEATS)
     figures = np.array([[layer.forward, layer.backward, layer.weight_gradient] for layer in mine.layers])
     mean = np.mean(world.allgather(figures), axis=0)
     update, head = np.mean(world.allgather((mine.update, mine.head)), axis=0)

@@ -16,10 +16,10 @@ from parallel.exchange import compression
 from parallel.strategies import settings
 
 if TYPE_CHECKING:
-    from parallel.trainer import Trainer
+    from parallel.trainer import DistributedTrainer
 
 
-def ddp(options, network, loss, optimizer, communicator) -> Trainer:
+def ddp(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Data parallelism: gradients are summed in node memory or by messages, dense, compressed, or in a fixed order."""
     from parallel.strategies import data_parallel
 
@@ -37,7 +37,7 @@ def ddp(options, network, loss, optimizer, communicator) -> Trainer:
     return data_parallel.DistributedDataParallel(*arguments, **summing(options, communicator))
 
 
-def model_parallel(options) -> Callable[..., Trainer] | None:
+def model_parallel(options) -> Callable[..., DistributedTrainer] | None:
     """What makes the trainer where ranks have parts of the network, or of its images; None where each has all."""
     if axes.is_pipeline(options):
         return pipeline
@@ -62,7 +62,7 @@ def summing(options, communicator) -> dict:
     }
 
 
-def dp(options, network, loss, optimizer, communicator) -> Trainer:
+def dp(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """One master scatters samples and reduces gradients."""
     from parallel.strategies.master_worker import DataParallel, ReproducibleMasterWorker
 
@@ -73,7 +73,7 @@ def dp(options, network, loss, optimizer, communicator) -> Trainer:
     return DataParallel(*arguments)
 
 
-def ps(options, network, loss, optimizer, communicator) -> Trainer:
+def ps(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Workers and parameter servers."""
     from parallel.strategies.parameter_server import ParameterServer
 
@@ -83,7 +83,7 @@ def ps(options, network, loss, optimizer, communicator) -> Trainer:
     return ParameterServer(*arguments, **summed(options), **how, limit=options.watch or math.inf)
 
 
-def downpour(options, network, loss, optimizer, communicator) -> Trainer:
+def downpour(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Replicas and servers, each at a step of its own."""
     from parallel.strategies.downpour import Downpour
 
@@ -93,7 +93,7 @@ def downpour(options, network, loss, optimizer, communicator) -> Trainer:
     return Downpour(*arguments, **keys, compressor=compressor, limit=options.watch or math.inf)
 
 
-def replicas(options, network, loss, optimizer, communicator) -> Trainer:
+def replicas(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Replicas that meet now and then, by the name of the strategy."""
     from parallel.strategies import local_sgd
 
@@ -116,7 +116,7 @@ def several(options, ranks: int) -> dict:
     return found
 
 
-def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
+def sandblaster(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """L-BFGS, by a coordinator, shards and replicas; on one process, too."""
     from parallel.strategies.sandblaster import Sandblaster
 
@@ -129,7 +129,7 @@ def sandblaster(options, network, loss, optimizer, communicator) -> Trainer:
     )
 
 
-def sharded(options, network, loss, optimizer, communicator) -> Trainer:
+def sharded(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """ZeRO: moments, gradients, parameters in shards, by the name of the strategy."""
     from parallel.strategies import zero
 
@@ -145,7 +145,7 @@ def cutting(options) -> dict:
     return {"unit_bytes": int(options.unit * 2**20), "offload": options.offload, **more}
 
 
-def together(options, network, loss, optimizer, communicator) -> Trainer:
+def together(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Ranks compute rows of the same images, or branches; several such groups share every batch."""
     from parallel.strategies.operators.strategy import BranchParallel, SpatialParallel
 
@@ -160,7 +160,7 @@ def together(options, network, loss, optimizer, communicator) -> Trainer:
     return make(network, loss, optimizer, communicator, options.seed, **{axis: ranks}, **how)
 
 
-def pipeline(options, network, loss, optimizer, communicator) -> Trainer:
+def pipeline(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Stages of the network on different ranks; several such pipelines share every batch."""
     from parallel.strategies.pipeline.pipedream import PipeDream
     from parallel.strategies.pipeline.strategy import Pipeline
@@ -193,7 +193,7 @@ def summed(options) -> dict:
     return {"compressor": compressor, "shards": options.reproducible or 0}
 
 
-def tensor(options, network, loss, optimizer, communicator) -> Trainer:
+def tensor(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Ranks compute every layer together; several such groups share every batch. Perhaps in a pipeline's stages."""
     from parallel.strategies.tensor.tensor_parallel import TensorParallel
 
@@ -213,7 +213,7 @@ def tensor(options, network, loss, optimizer, communicator) -> Trainer:
     )
 
 
-def owt(options, network, loss, optimizer, communicator) -> Trainer:
+def owt(options, network, loss, optimizer, communicator) -> DistributedTrainer:
     """Convolutions data-parallel, linear layers model-parallel."""
     from parallel.strategies.one_weird_trick import OneWeirdTrick
 

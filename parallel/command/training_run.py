@@ -235,7 +235,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     return result
 
 
-def introduce(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:
+def introduce(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:
     """What is trained, on what, how."""
     say(parts.network.summary())
     say(f"{parts.data.name}: {describe_splits(parts.data)}")
@@ -256,7 +256,7 @@ def finishing(keeper: keeping.KeepCheckpoints):
         keeper.wait()
 
 
-def leave_network(options: Options, parts: Parts, trainer: nn.Serial, say) -> None:
+def leave_network(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:
     """Write the network, for whoever uses it: scripts/predict_images.py, nn.load (every rank: shards meet here)."""
     file = Path(options.out) / trained_run.FILE
     try:
@@ -308,7 +308,7 @@ def describe(result: dict) -> str:
     return f"{score} after {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def go_on(trainer: nn.Serial, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
+def go_on(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress."""
     if point:
         trainer.load_state(point.state())
@@ -387,7 +387,7 @@ def communicator(options: Options):
     return Communicator(MPI.COMM_WORLD, allreduce=options.allreduce, watch=options.watch)
 
 
-def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
+def make_trainer(options: Options, parts: Parts, world) -> nn.Trainer:
     """The trainer of --strategy on these ranks; of one process, where `world` is None."""
     _, network, loss, optimizer = parts
     if world is None and options.reproducible:
@@ -395,7 +395,7 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Serial:
 
         return ReproducibleSerial(network, loss, optimizer, options.seed, options.reproducible)
     if world is None and options.strategy_name != "sandblaster":
-        return nn.Serial(network, loss, optimizer, options.seed)
+        return nn.Trainer(network, loss, optimizer, options.seed)
     from parallel.command.registry import STRATEGIES
 
     return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
@@ -425,13 +425,13 @@ def replica_checks(steps: int) -> nn.Callback:
     return CheckReplicas(steps)
 
 
-def resume(options: Options, trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict | None:
+def resume(options: Options, trainer: nn.Trainer, kept: checkpoints.Checkpoints, say) -> dict | None:
     """Load the last whole checkpoint where --resume asks for it; refuse to overwrite a run otherwise."""
     check_checkpoints(options)
     return None if options.resume is None else load(trainer, kept, say)
 
 
-def load(trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict:
+def load(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say) -> dict:
     """Load the last whole checkpoint; returns its progress."""
     with warnings.catch_warnings(record=True) as damaged:
         warnings.simplefilter("always")
@@ -447,7 +447,7 @@ def load(trainer: nn.Serial, kept: checkpoints.Checkpoints, say) -> dict:
     return progress
 
 
-def describe_rate(options: Options, schedule, trainer: nn.Serial, progress: dict, say) -> None:
+def describe_rate(options: Options, schedule, trainer: nn.Trainer, progress: dict, say) -> None:
     """Say how long the schedule of a resumed run lasts, and at what rate it goes on: more epochs stretch it."""
     step = trainer.steps - progress.get("first_step", 0)
     before = progress["history"][-1].get("lr") if progress["history"] else None
@@ -458,7 +458,7 @@ def describe_rate(options: Options, schedule, trainer: nn.Serial, progress: dict
     say(line)
 
 
-def describe_ranks(trainer: nn.Serial, options: Options) -> str:
+def describe_ranks(trainer: nn.Trainer, options: Options) -> str:
     """How many ranks train and how, and which options have no effect on one process."""
     count = trainer.communicator.size if trainer.communicator else 1
     if count == 1:

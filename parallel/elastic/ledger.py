@@ -21,7 +21,7 @@ import numpy as np
 from nn.data.loader import Loader
 from nn.reading import read_bytes
 from nn.training.fit import Callback
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 Place = tuple[int, int]  # epoch, batch
 LARGEST = 1 << 28  # bytes of a file: eight million lines
@@ -84,7 +84,7 @@ class Ledger(Callback):
         """What another member may not know."""
         return self.begun, self.start, self.again, self.checked
 
-    def loader(self, loader: Loader, trainer: Serial) -> Noted:
+    def loader(self, loader: Loader, trainer: Trainer) -> Noted:
         """A loader whose batches are written down, as what the trainer's next step trains."""
         return Noted(loader, self, trainer)
 
@@ -169,7 +169,7 @@ class Ledger(Callback):
 class Noted:
     """A loader whose batches are written in a ledger as they are handed out."""
 
-    def __init__(self, loader: Loader, ledger: Ledger, trainer: Serial):
+    def __init__(self, loader: Loader, ledger: Ledger, trainer: Trainer):
         self._loader, self._ledger, self._trainer = loader, ledger, trainer
         # Of ranks that compute the same samples together the first writes.
         self._writes = not any(place for axis, place in trainer.mesh.places.items() if axis != "data")

@@ -30,7 +30,7 @@ class Point(NamedTuple):
     progress : dict
         As `Training.progress`.
     state : callable () -> dict of arrays
-        As `Trainer.load_state` takes it.
+        As `DistributedTrainer.load_state` takes it.
     everywhere : bool
         Whether all members have the state; otherwise the first one.
     """

@@ -17,8 +17,8 @@ import numpy as np
 from nn.core.layout import ALIGN
 from nn.core.network import Network
 from nn.core.parts import cut, join, part_shape
-from nn.training.serial import OWN, check_state, state_kinds
 from nn.training.stored import Fragment
+from nn.training.trainer import OWN, check_state, state_kinds
 from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
 

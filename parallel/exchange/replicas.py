@@ -32,7 +32,7 @@ import numpy as np
 from mpi4py.MPI import IN_PLACE, MAX
 
 from nn.optim.optimizers import SGD
-from nn.training.serial import OWN
+from nn.training.trainer import OWN
 from parallel.exchange.local_update import LocalUpdate
 from parallel.exchange.step_result import StepResult
 

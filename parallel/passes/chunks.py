@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nn.training.serial import micro_batches
+from nn.training.trainer import micro_batches
 from parallel.passes.whole import Samples, Whole
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.steps import part
 from nn.core.network import Network, NotFinite
-from nn.training.serial import micro_batches
+from nn.training.trainer import micro_batches
 from parallel.mesh import Mesh
 
 
@@ -140,7 +140,7 @@ class Whole:
         return trainer.forward(x, False)[0]
 
     def evaluate(self, trainer, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The sums of `Serial.evaluate` over samples; where several ranks have the outputs, one tells."""
+        """The sums of `Trainer.evaluate` over samples; where several ranks have the outputs, one tells."""
         sums = trainer.no_scores()
         for micro in self.divide(len(x), len(x), 1):
             samples, targets = self.take(x, y, micro)

@@ -1,6 +1,6 @@
 """A profile by measurement: seconds of every child of a network's root, forward and in both halves of backward.
 
-    times = measure_layers(nn.Serial(network, loss, nn.SGD(0.1)), x, y)
+    times = measure_layers(nn.Trainer(network, loss, nn.SGD(0.1)), x, y)
     times.layers, times.update, times.head
 
 Each layer is timed alone in whole training steps. Of the repetitions the middle half counts, by the time of the whole
@@ -23,7 +23,7 @@ import numpy as np
 from nn.analysis.inspection import calls
 from nn.core.network import Network
 from nn.core.run import MicroBatch
-from nn.training.serial import Serial, micro_batches
+from nn.training.trainer import Trainer, micro_batches
 from parallel.planning.job import Job
 from parallel.planning.profile import LayerProfile, checked, count_layers
 
@@ -38,7 +38,7 @@ class Times(NamedTuple):
     head: float
 
 
-def measure_layers(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int = 5, parts: int = 1) -> Times:
+def measure_layers(trainer: Trainer, x: np.ndarray, y: np.ndarray, repeats: int = 5, parts: int = 1) -> Times:
     """Measure a training step, layer by layer; the trainer is left as it was.
 
     Parameters
@@ -67,7 +67,7 @@ def measure_layers(trainer: Serial, x: np.ndarray, y: np.ndarray, repeats: int =
     return Times(checked(layers), update, max(0.0, (whole[STEP] - update) / parts - computed))
 
 
-def clocked(trainer: Serial, call: Callable[[], object]) -> dict[tuple[str, str], float]:
+def clocked(trainer: Trainer, call: Callable[[], object]) -> dict[tuple[str, str], float]:
     """Seconds of a call, under STEP, and of what the trainer calls in it: (path, "forward" or "backward")."""
     spent: dict[tuple[str, str], float] = defaultdict(float)
 
@@ -112,7 +112,7 @@ def sample_bytes(network: Network) -> tuple[float, float]:
     return item * math.prod(network.in_shape) + 8.0, float(item * math.prod(network.out_shape))
 
 
-def halves(trainer: Serial, x: np.ndarray, y: np.ndarray, terms: int, parts: int) -> None:
+def halves(trainer: Trainer, x: np.ndarray, y: np.ndarray, terms: int, parts: int) -> None:
     """Of every micro-batch forward, loss, and a backward that puts the weights' gradients off."""
     network, run = trainer.network, trainer.run
     for i, rows in enumerate(micro_batches(len(x), parts)):

@@ -17,12 +17,12 @@ LOOKED_AT = 512  # samples for distributions and dead units
 TOLD = 20  # classes whose confusion is told as a table
 
 
-def profile(trainer: nn.Serial, loader: nn.Loader) -> str:
+def profile(trainer: nn.Trainer, loader: nn.Loader) -> str:
     """A table of the time of every layer, forward and backward, in a training step of this rank's part."""
     return inspection.profile_table(inspection.profile(trainer, *next(loader.epoch(0))))
 
 
-def find_rate(trainer: nn.Serial, train: nn.Loader, validation: nn.Loader | None, out: Path, write: bool) -> str:
+def find_rate(trainer: nn.Trainer, train: nn.Loader, validation: nn.Loader | None, out: Path, write: bool) -> str:
     """Try growing learning rates; the picture, and the rate at which the validation loss falls fastest.
 
     The loss of a batch of validation samples; without them, of the training batches.
@@ -39,7 +39,7 @@ def find_rate(trainer: nn.Serial, train: nn.Loader, validation: nn.Loader | None
     return f"the {whose} loss falls fastest at a learning rate of {search.suggestion:.2g} ({out}/learning_rates.png)"
 
 
-def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
+def inspect(trainer: nn.Trainer, data: Data, out: Path) -> str:
     """Pictures and tables of a trained network into DIR/inspection; returns what they show, in words."""
     out.mkdir(exist_ok=True)
     said = []
@@ -70,7 +70,7 @@ def inspect(trainer: nn.Serial, data: Data, out: Path) -> str:
     return "\n".join([*said, f"more in {out}/: {', '.join(sorted(path.name for path in out.iterdir()))}"])
 
 
-def first_weights(trainer: nn.Serial) -> tuple[str, np.ndarray] | None:
+def first_weights(trainer: nn.Trainer) -> tuple[str, np.ndarray] | None:
     """(heading, weights) of the first layer that has any, where these can be looked at: its inputs are pixels."""
     shape = trainer.network.in_shape
     if len(shape) != 3:
@@ -84,7 +84,7 @@ def first_weights(trainer: nn.Serial) -> tuple[str, np.ndarray] | None:
     return None
 
 
-def _classes(trainer: nn.Serial, data: Data, out: Path) -> list[str]:
+def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
     """What a classifier gets wrong."""
     test = data.test
     x, y = test.batch(np.arange(len(test)))

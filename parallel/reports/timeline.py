@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from nn.training.checkpoints import write_atomically
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 from parallel.reports.breakdown import wrap
 
 MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit
@@ -58,7 +58,7 @@ class Timeline:
 
         return timed
 
-    def watch(self, trainer: Serial) -> None:
+    def watch(self, trainer: Trainer) -> None:
         """Let every step of this trainer leave its events: its phases, as breakdown.py has them."""
         for name, method, together in trainer.phases:
             wrap(trainer, method, partial(self.timed, name, together))

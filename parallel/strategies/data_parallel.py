@@ -29,7 +29,7 @@ from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
 from parallel.strategies import settings
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 NODE_MEMORY = ("auto", "on", "off")
 
@@ -47,13 +47,13 @@ def DistributedDataParallel(
     first_bucket: float = 1.0,
     limit: float = 300.0,
     survives: bool = False,
-) -> Trainer:
-    """`Serial` on many ranks; one line of a program differs.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks; one line of a program differs.
 
     Parameters
     ----------
     network, loss, optimizer, seed
-        As for Serial, alike on all ranks.
+        As for Trainer, alike on all ranks.
     communicator : collectives.Communicator
         Its ranks share every global batch.
     node_memory : {"auto", "on", "off"}
@@ -79,7 +79,9 @@ def DistributedDataParallel(
         If ranks were given different networks, losses or optimizers.
     """
     exchange = summing(communicator, node_memory, overlap, bucket, first_bucket, limit, survives)
-    return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, "DistributedDataParallel")
+    return DistributedTrainer(
+        network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, "DistributedDataParallel"
+    )
 
 
 def summing(
@@ -107,7 +109,7 @@ def summing(
 
 def StaleDataParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, delay: int = 1, **options
-) -> Trainer:
+) -> DistributedTrainer:
     """Data parallelism whose sums of gradients are applied some steps late, while the next steps compute.
 
     Parameters
@@ -131,12 +133,12 @@ def StaleDataParallel(
         return DistributedDataParallel(network, loss, optimizer, communicator, seed, **options)
     settings.refuse(bool(options), f"{', '.join(options)}: late gradients are summed by messages")
     settings.check_apart(network)
-    return Trainer(network, loss, optimizer, mesh, Whole(), Stale(delay), seed, "StaleDataParallel")
+    return DistributedTrainer(network, loss, optimizer, mesh, Whole(), Stale(delay), seed, "StaleDataParallel")
 
 
 def CompressedDataParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, compressor: Compressor
-) -> Trainer:
+) -> DistributedTrainer:
     """Data parallelism with fewer bytes.
 
     The sum of the gradients is that of what each rank's message stands for. All ranks hold the same parameters, bit for
@@ -157,12 +159,12 @@ def CompressedDataParallel(
         Ranks that were given different methods.
     """
     exchange, name = Compressed(compressor), "CompressedDataParallel"
-    return Trainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), Whole(), exchange, seed, name)
 
 
 def ReproducibleDataParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 8
-) -> Trainer:
+) -> DistributedTrainer:
     """Data parallelism with the same bits on any number of ranks: passes/virtual_shards.py says how.
 
     Parameters
@@ -180,4 +182,4 @@ def ReproducibleDataParallel(
         If ranks were given different networks, losses, optimizers or numbers of shards.
     """
     pass_, name = VirtualShards(shards), "ReproducibleDataParallel"
-    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, FixedTree(), seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, FixedTree(), seed, name)

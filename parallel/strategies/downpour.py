@@ -21,7 +21,7 @@ from parallel.exchange.asynchronous.served import LIMIT, Asynchronous
 from parallel.exchange.compression.base import Compressor
 from parallel.strategies import settings
 from parallel.strategies.parameter_server import served_mesh
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 def Downpour(
@@ -43,8 +43,8 @@ def Downpour(
     tensor: int = 1,
     way: str = "pairs",
     **schedule,
-) -> Trainer:
-    """`Serial` on many ranks, asynchronously.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks, asynchronously.
 
     Parameters
     ----------
@@ -78,4 +78,4 @@ def Downpour(
     exchange = Asynchronous(communicator.size, servers, place, compressor, **how)
     mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     mesh.agree({"Downpour": f"{servers} on {place}, {found!r}"})
-    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Downpour")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Downpour")

@@ -12,7 +12,7 @@ from parallel.exchange.replicas import Averaged, Elastic, Outer, Replicas
 from parallel.mesh import Mesh
 from parallel.strategies import settings
 from parallel.strategies.replica_pass import replica_pass
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 def LocalSGD(
@@ -27,7 +27,7 @@ def LocalSGD(
     pipeline: int = 1,
     tensor: int = 1,
     **how,
-) -> Trainer:
+) -> DistributedTrainer:
     """Replicas that take their mean every so many steps; each step, with any optimizer but LARS and LAMB, is data
     parallelism's where that is 1 and the optimizer SGD.
 
@@ -70,7 +70,7 @@ def DiLoCo(
     pipeline: int = 1,
     tensor: int = 1,
     **how,
-) -> Trainer:
+) -> DistributedTrainer:
     """Rounds of inner steps, then a step of an outer SGD along the mean difference.
 
     Parameters
@@ -108,7 +108,7 @@ def EASGD(
     pipeline: int = 1,
     tensor: int = 1,
     **how,
-) -> Trainer:
+) -> DistributedTrainer:
     """Replicas and a centre that move towards each other every so many steps; the centre is what is evaluated and kept.
 
     Parameters
@@ -145,9 +145,9 @@ def _replicas(
     pipeline: int = 1,
     tensor: int = 1,
     **how,
-) -> Trainer:
+) -> DistributedTrainer:
     settings.check_apart(network)
     pass_ = replica_pass(loss, pipeline, tensor, **how)
     mesh = Mesh(communicator, pipeline=pipeline, tensor=tensor)
     mesh.agree({"how replicas meet": repr(found)})
-    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)

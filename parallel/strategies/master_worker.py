@@ -21,22 +21,22 @@ from parallel.mesh import Mesh
 from parallel.passes.dealt import Dealt
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
-def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0) -> Trainer:
-    """`Serial` on many ranks, with rank 0 as the master; parameters are those of DistributedDataParallel.
+def DataParallel(network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0) -> DistributedTrainer:
+    """`Trainer` on many ranks, with rank 0 as the master; parameters are those of DistributedDataParallel.
 
     `shard` is the whole batch on the master and nothing elsewhere: workers get their samples from the master, in
     evaluation too. Their parameters are those of the last broadcast, and they have no moments.
     """
     pass_, name = Dealt(Whole()), "DataParallel"
-    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
 
 
 def ReproducibleMasterWorker(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, shards: int = 8
-) -> Trainer:
+) -> DistributedTrainer:
     """`DataParallel`, the same bits on any number of ranks.
 
     The ranks compute the outputs of a virtual shard each, and so its gradients; the master computes the loss of each,
@@ -55,4 +55,4 @@ def ReproducibleMasterWorker(
         More ranks than shards; synchronised statistics, which need all shards at once.
     """
     pass_, name = Dealt(VirtualShards(shards)), "ReproducibleMasterWorker"
-    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, Master(), seed, name)

@@ -39,7 +39,7 @@ from parallel.strategies.along_data import BUCKETING
 from parallel.strategies.join import UnevenTotal
 from parallel.strategies.tensor.boundary import shapes, split
 from parallel.strategies.tensor.moves import sum_as_one
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 class WeirdTrick(Whole):
@@ -209,13 +209,13 @@ def OneWeirdTrick(
     *,
     scheme: str = "all",
     bucketing: dict | None = None,
-) -> Trainer:
-    """`Serial` on many ranks: convolutions data-parallel, fully-connected layers model-parallel.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks: convolutions data-parallel, fully-connected layers model-parallel.
 
     Parameters
     ----------
     network, loss, optimizer, seed
-        As for Serial, alike on all ranks; the network a Sequential of convolutions and then linear layers.
+        As for Trainer, alike on all ranks; the network a Sequential of convolutions and then linear layers.
     communicator : collectives.Communicator
     scheme : {"all", "turns", "shares", "features"}
         How activations move from the ones to the others; see above.
@@ -230,4 +230,4 @@ def OneWeirdTrick(
         If ranks were given different networks, losses or optimizers.
     """
     mesh, pass_ = Mesh(communicator, tensor=communicator.size), WeirdTrick(loss, scheme, bucketing or BUCKETING)
-    return Trainer(network, loss, optimizer, mesh, pass_, Exchange(), seed, "OneWeirdTrick")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, Exchange(), seed, "OneWeirdTrick")

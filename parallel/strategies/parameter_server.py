@@ -30,7 +30,7 @@ from parallel.passes.whole import Whole
 from parallel.strategies import settings
 from parallel.strategies.capabilities import IN_STEP, ON_WORKERS
 from parallel.strategies.replica_pass import replica_pass
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 def ParameterServer(
@@ -51,8 +51,8 @@ def ParameterServer(
     tensor: int = 1,
     way: str = "pairs",
     **schedule,
-) -> Trainer:
-    """`Serial` on many ranks with parameter servers.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks with parameter servers.
 
     `shard` is a worker's part of every batch; a rank that only serves has index None, and no samples.
 
@@ -105,7 +105,7 @@ def ParameterServer(
     mesh, pass_ = served_mesh(communicator, exchange, loss, pipeline, tensor, way=way, limit=limit, **schedule)
     pass_ = VirtualShards(shards) if shards else pass_
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}ParameterServer"
-    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, name)
 
 
 def served_mesh(communicator, exchange: Served, loss: Loss, pipeline: int, tensor: int, **how) -> tuple[Mesh, Whole]:
@@ -116,11 +116,11 @@ def served_mesh(communicator, exchange: Served, loss: Loss, pipeline: int, tenso
     return Mesh(communicator, exchange.workers, pipeline=pipeline, tensor=tensor), pass_
 
 
-def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> Trainer:
+def CompressedParameterServer(*arguments, compressor: Compressor, **options) -> DistributedTrainer:
     """`ParameterServer` with compressed gradients."""
     return ParameterServer(*arguments, compressor=compressor, **options)
 
 
-def ReproducibleParameterServer(*arguments, shards: int = 8, **options) -> Trainer:
+def ReproducibleParameterServer(*arguments, shards: int = 8, **options) -> DistributedTrainer:
     """`ParameterServer`, the same bits on any number of ranks."""
     return ParameterServer(*arguments, shards=shards, **options)

@@ -25,11 +25,11 @@ from parallel.exchange.commanded.post import LIMIT
 from parallel.exchange.commanded.shards import Commanded
 from parallel.mesh import Mesh, agree
 from parallel.passes.chunks import Chunks
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
-class Sandblaster(Trainer):
-    """`Serial` with L-BFGS, on a coordinator, replicas and shards; on one process all of them are there, too.
+class Sandblaster(DistributedTrainer):
+    """`Trainer` with L-BFGS, on a coordinator, replicas and shards; on one process all of them are there, too.
 
     `shard` is the whole batch on a replica, and nothing elsewhere. The sum of a gradient has the same bits for any
     number of replicas and shards; dot products depend on the number of shards, by rounding.
@@ -107,7 +107,7 @@ class Sandblaster(Trainer):
         parts : int
             1: a batch is cut into chunks already.
         total_weight : float or None
-            As for Serial.
+            As for Trainer.
 
         Raises
         ------

@@ -8,16 +8,18 @@ from nn.optim.optimizers import Optimizer
 from parallel.exchange.fixed_tree import FixedTree
 from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
-def ReproducibleSerial(network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0, shards: int = 8) -> Trainer:
+def ReproducibleSerial(
+    network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0, shards: int = 8
+) -> DistributedTrainer:
     """One process that computes, bit for bit, what any number of ranks compute with as many virtual shards.
 
     Parameters
     ----------
     network, loss, optimizer, seed
-        As for Serial.
+        As for Trainer.
     shards : int
         V: into how many virtual shards every batch is cut.
 
@@ -27,4 +29,4 @@ def ReproducibleSerial(network: Network, loss: Loss, optimizer: Optimizer, seed:
         Where the network cannot be: synchronised statistics need all shards at once.
     """
     pass_, name = VirtualShards(shards), "ReproducibleSerial"
-    return Trainer(network, loss, optimizer, Mesh(), pass_, FixedTree(), seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(), pass_, FixedTree(), seed, name)

@@ -24,14 +24,14 @@ from parallel.mesh import Mesh
 from parallel.passes.virtual_shards import VirtualShards
 from parallel.passes.whole import Whole
 from parallel.strategies.capabilities import CAPABILITIES
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 UNIT_BYTES = 1 << 20
 
 
 def ZeRO1(
     network, loss, optimizer, communicator, seed=0, unit_bytes=UNIT_BYTES, offload=None, *, compressor=None, shards=0
-) -> Trainer:
+) -> DistributedTrainer:
     """The optimizer's state is sharded; parameters and gradients are whole on every rank.
 
     Parameters
@@ -61,7 +61,7 @@ def ZeRO1(
 
 def ZeRO2(
     network, loss, optimizer, communicator, seed=0, unit_bytes=UNIT_BYTES, offload=None, *, compressor=None, shards=0
-) -> Trainer:
+) -> DistributedTrainer:
     """Gradients are sharded too: a unit's are reduced as soon as they are finished, then its memory serves the next.
 
     Between nodes a unit's are on their way while the next one computes. Parameters are those of ZeRO1.
@@ -82,7 +82,7 @@ def FullyShardedDataParallel(
     *,
     compressor=None,
     shards=0,
-) -> Trainer:
+) -> DistributedTrainer:
     """Parameters are sharded too: a unit's are gathered before its forward and again before its backward.
 
     With virtual shards they are gathered for each: use no more of them than ranks where messages are dear.
@@ -100,17 +100,17 @@ def FullyShardedDataParallel(
     return _zero(3, "FullyShardedDataParallel", *given, compressor, shards, unit_bytes, offload, prefetch)
 
 
-def ReproducibleZeRO1(*arguments, shards: int = 8, **options) -> Trainer:
+def ReproducibleZeRO1(*arguments, shards: int = 8, **options) -> DistributedTrainer:
     """`ZeRO1`, the same bits on any number of ranks."""
     return ZeRO1(*arguments, shards=shards, **options)
 
 
-def ReproducibleZeRO2(*arguments, shards: int = 8, **options) -> Trainer:
+def ReproducibleZeRO2(*arguments, shards: int = 8, **options) -> DistributedTrainer:
     """`ZeRO2`, the same bits on any number of ranks."""
     return ZeRO2(*arguments, shards=shards, **options)
 
 
-def ReproducibleFullyShardedDataParallel(*arguments, shards: int = 8, **options) -> Trainer:
+def ReproducibleFullyShardedDataParallel(*arguments, shards: int = 8, **options) -> DistributedTrainer:
     """`FullyShardedDataParallel`, the same bits on any number of ranks."""
     return FullyShardedDataParallel(*arguments, shards=shards, **options)
 
@@ -136,8 +136,8 @@ def sharding(
     return Sharded(stage, unit_bytes, offload, together, prefetch, compressor)
 
 
-def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> Trainer:
+def _zero(stage, name, network, loss, optimizer, communicator, seed, compressor, shards, *cut) -> DistributedTrainer:
     exchange = sharding(communicator, stage, *cut, compressor)
     pass_ = VirtualShards(shards) if shards else Whole()
     name = f"{'Compressed' * bool(compressor)}{'Reproducible' * bool(shards)}{name}"
-    return Trainer(network, loss, optimizer, Mesh(communicator), pass_, exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, Mesh(communicator), pass_, exchange, seed, name)

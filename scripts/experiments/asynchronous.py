@@ -152,7 +152,7 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
 
     data, one = parts.data, ranks.size == 1
     made = factory.network(asked, data), parts.loss, factory.optimizer(asked)
-    trainer = nn.Serial(*made) if one else STRATEGIES[asked.strategy_name](asked, *made, Communicator(ranks))
+    trainer = nn.Trainer(*made) if one else STRATEGIES[asked.strategy_name](asked, *made, Communicator(ranks))
     chunks = asked.strategy_name == "sandblaster"  # a step is a line search over all samples, dealt out in chunks
     works = one or chunks or trainer.mesh.index is not None
     apart = not one and name_of(asked.strategy) in ("ps", "downpour")
@@ -206,7 +206,7 @@ def accuracies(made, data, copies: list) -> list[float]:
     """Of parameters on the test data."""
     import nn
 
-    trainer = nn.Serial(*made[:2], nn.SGD(0.1))  # which makes no step
+    trainer = nn.Trainer(*made[:2], nn.SGD(0.1))  # which makes no step
     test = nn.Loader(data.test, 500, shuffle=False)
     found = []
     for parameters in copies:

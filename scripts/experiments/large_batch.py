@@ -66,7 +66,7 @@ def run(name: str, options: Options, data: nn.data.Data, seed: int) -> dict:
     """Train once; the test error in percent after every epoch."""
     options = dataclasses.replace(options, seed=seed)
     network = factory.network(options, data)
-    trainer = nn.Serial(network, factory.loss(options, data), factory.optimizer(options), seed)
+    trainer = nn.Trainer(network, factory.loss(options, data), factory.optimizer(options), seed)
     train, _, test = factory.loaders(options, data, trainer.shard)
     schedule, hooks = factory.schedule(options, train)
     if name == "constant warm-up":

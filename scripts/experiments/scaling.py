@@ -189,7 +189,7 @@ def one_point(world, task: dict, batch: int) -> dict:
     network = model_of(SimpleNamespace(**task))
     make = lambda: (model_of(SimpleNamespace(**task)), nn.CrossEntropyLoss(), nn.SGD(1e-3))
     words, micro, cuts = options_of(task["strategy"], network, world.size)
-    one = nn.Serial(*make())
+    one = nn.Trainer(*make())
     trainer = one if world.size == 1 else MAKE[words["strategy"]](Options(**words), *make(), world)
     parts = {"ps": world.size - 1, "tensor": 1}.get(task["strategy"], micro or world.size)
     share = -(-batch // parts)

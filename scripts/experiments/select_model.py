@@ -157,14 +157,14 @@ class Candidate:
     """What one trial trains with."""
 
     data: nn.data.Data
-    trainer: nn.Serial
+    trainer: nn.Trainer
     loaders: factory.Loaders
 
 
 def prepared(options: Options) -> Candidate:
     """Refuses what cannot be."""
     data, network, loss, optimizer = factory.prepare(options, one_process=True)
-    trainer = nn.Serial(network, loss, optimizer, options.seed)
+    trainer = nn.Trainer(network, loss, optimizer, options.seed)
     return Candidate(data, trainer, factory.loaders(options, data, trainer.shard))
 
 

@@ -29,7 +29,7 @@ COPIES = {
 def trainer(optimizer, mixed=False, loss=None):
     layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
     network = nn.Network(nn.Sequential(*layers), (6,), mixed=mixed)
-    return nn.Serial(network, loss or nn.CrossEntropyLoss(), optimizer, seed=3)
+    return nn.Trainer(network, loss or nn.CrossEntropyLoss(), optimizer, seed=3)
 
 
 def losses(one, steps=4):
@@ -126,7 +126,7 @@ def test_threads_predict_with_one_network(kind):
     """Batches of several sizes, each thread's own: what each gets is what it would get alone."""
     layers = nn.Linear(6, 256), nn.LeakyReLU(0.1), nn.Linear(256, 256), nn.LayerNorm(256), nn.Dropout(0.5)
     network = nn.Network(nn.Sequential(*layers, nn.LeakyReLU(0.2), nn.Linear(256, 3)), (6,), mixed=kind == "mixed")
-    one = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+    one = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
     one.step(X, Y)
     model = one if kind == "trainer" else nn.Trained(network, one.parameters.copy(), one.statistics.copy())
     inputs = [RNG.standard_normal((samples, 6)).astype(np.float32) for samples in (512, 300, 3, 64)]

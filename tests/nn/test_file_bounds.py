@@ -11,8 +11,8 @@ import pytest
 
 import nn
 from nn.data.arrays import Archive, ArrayError
-from nn.training.serial import check_state
 from nn.training.stored import Stored
+from nn.training.trainer import check_state
 
 LITTLE = 1 << 22  # bytes
 
@@ -39,7 +39,7 @@ def rewritten(path, change, how=zipfile.ZIP_STORED):
 @pytest.fixture
 def trainer():
     network = nn.Network(nn.Sequential(nn.Linear(3, 2)), (3,))
-    return nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    return nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
 
 
 def test_a_small_network_file_does_not_unpack(tmp_path, traced):

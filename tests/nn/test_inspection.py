@@ -16,14 +16,14 @@ from nn.layers.dense import Linear
 from nn.layers.reshaping import Flatten
 from nn.losses import CrossEntropyLoss
 from nn.optim.optimizers import SGD
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 PNG = b"\x89PNG"
 
 
 def make_trainer(root=None, inputs=2, momentum=0.9):
     root = root or Sequential(Linear(inputs, 8), ReLU(), Sequential(Linear(8, 8), Tanh()), Linear(8, 2))
-    return Serial(Network(root, (inputs,)), CrossEntropyLoss(), SGD(0.1, momentum))
+    return Trainer(Network(root, (inputs,)), CrossEntropyLoss(), SGD(0.1, momentum))
 
 
 def data(n=64, inputs=2):
@@ -90,7 +90,7 @@ def test_predictions_in_batches_are_those_of_one():
 def test_pixels_that_are_always_black_are_no_dead_units():
     """Flatten shows them as units, but they are the data's."""
     layers = Sequential(Flatten(), Linear(6, 4), ReLU())
-    trainer = Serial(Network(layers, (2, 3, 1)), CrossEntropyLoss(), SGD(0.1))
+    trainer = Trainer(Network(layers, (2, 3, 1)), CrossEntropyLoss(), SGD(0.1))
     trainer.p[1].b[:] = 1
     x = np.zeros((5, 2, 3, 1), np.float32)
     assert inspection.dead_units(trainer, x) == {}

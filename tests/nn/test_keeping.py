@@ -22,7 +22,7 @@ FOREVER = 10**9
 
 def trainer():
     network = nn.Network(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), (6,), np.float64)
-    return nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(0.05))
+    return nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(0.05))
 
 
 def samples():

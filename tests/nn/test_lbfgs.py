@@ -13,7 +13,7 @@ from nn.layers.dense import Linear
 from nn.losses import CrossEntropyLoss
 from nn.optim.lbfgs import LBFGS, Point, Vectors, between
 from nn.optim.optimizers import SGD
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 
 def problem(function, start, **options):
@@ -82,7 +82,7 @@ def test_a_network_reaches_the_minimum_that_scipy_finds():
     optimize = pytest.importorskip("scipy.optimize")
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((200, 6)), rng.integers(0, 3, 200)
-    trainer = Serial(Network(Linear(6, 3), (6,), np.float64), CrossEntropyLoss(), SGD(0.1))
+    trainer = Trainer(Network(Linear(6, 3), (6,), np.float64), CrossEntropyLoss(), SGD(0.1))
     start = trainer.parameters.copy()
 
     def function(w):
@@ -102,9 +102,9 @@ def test_beats_gradient_descent_on_a_network_in_float32():
     x = rng.standard_normal((100, 4)).astype(np.float32)
     y = (x[:, 0] * x[:, 1] > 0).astype(np.int64)
     network = Network(Sequential(Linear(4, 16), Tanh(), Linear(16, 2)), (4,))
-    descent = Serial(network, CrossEntropyLoss(), SGD(0.5))
+    descent = Trainer(network, CrossEntropyLoss(), SGD(0.5))
     plain = [descent.step(x, y) for _ in range(100)]
-    trainer = Serial(network, CrossEntropyLoss(), SGD(0.5))
+    trainer = Trainer(network, CrossEntropyLoss(), SGD(0.5))
     vectors = Vectors(trainer.parameters, trainer.gradients)
     lbfgs = LBFGS(vectors, lambda: trainer.compute_gradients(x, y, len(x)))
     losses = [lbfgs.step() for _ in range(40)]

@@ -99,7 +99,7 @@ def train(optimizer, schedule, corrected, epochs=3, continued=None):
     """(trainer, progress) after training with a schedule on five batches an epoch."""
     rng = np.random.default_rng(1)
     data = nn.data.Dataset(rng.random((20, 6)), rng.integers(0, 3, 20), dtype=np.float64)
-    trainer = nn.Serial(nn.Network(nn.Linear(6, 3), (6,), np.float64), nn.CrossEntropyLoss(), optimizer)
+    trainer = nn.Trainer(nn.Network(nn.Linear(6, 3), (6,), np.float64), nn.CrossEntropyLoss(), optimizer)
     before, progress = continued or (None, None)
     if before:
         trainer.load_state(before.state())

@@ -42,7 +42,7 @@ def test_only_sequences_of_ids_can_be_masked():
 def test_loss_is_the_mean_over_hidden_positions_and_their_ids_are_counted():
     data = masked(text(10), 0.3)
     network = nn.models.build("encoder:16,2,1", (10,), 256, "float64")
-    trainer = nn.Serial(network, nn.MaskedCrossEntropyLoss(3), nn.SGD(0.1))
+    trainer = nn.Trainer(network, nn.MaskedCrossEntropyLoss(3), nn.SGD(0.1))
     x, y = data.batch(slice(0, 8))
     z = trainer.predict(x)
     log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
@@ -58,7 +58,7 @@ def test_an_encoder_learns_to_tell_hidden_ids():
     letters = np.random.default_rng(1).integers(97, 107, 200).astype(np.uint8)
     samples = np.repeat(letters[:, None], 8, axis=1)
     data = masked(nn.data.Dataset(samples, samples, classes=256), 0.25)
-    trainer = nn.Serial(
+    trainer = nn.Trainer(
         nn.models.build("encoder:16,2,1", (8,), 256), nn.MaskedCrossEntropyLoss(2), nn.Adam(0.01), seed=0
     )
     training = nn.fit(trainer, nn.Loader(data, 20), 30, validation=nn.Loader(data, 200, shuffle=False))

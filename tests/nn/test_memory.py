@@ -12,7 +12,7 @@ from nn.core.pool import ALIGN, SMALL, VIEWS, Memory
 from nn.losses import CrossEntropyLoss
 from nn.models import build
 from nn.optim.optimizers import SGD
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 LARGE = (SMALL, 4)  # 64 KiB of float32
 
@@ -161,7 +161,7 @@ def test_the_search_stays_short_with_many_micro_batches_in_flight(first):
 def test_a_training_step_allocates_nothing_large(spec, in_shape, batch):
     """After the first steps the pool has all that a step needs: it stays as it is, and NumPy takes little besides."""
     network = build(spec, in_shape, 10)
-    trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.01, momentum=0.9))
+    trainer = Trainer(network, CrossEntropyLoss(), SGD(lr=0.01, momentum=0.9))
     rng = np.random.default_rng(0)
     if len(in_shape) == 1 and not spec.startswith("mlp"):
         x, y = rng.integers(0, 10, (batch, *in_shape)), rng.integers(0, 10, (batch, *in_shape))
@@ -185,7 +185,7 @@ def test_a_training_step_allocates_nothing_large(spec, in_shape, batch):
 
 def test_training_on_batches_of_many_sizes_holds_what_the_largest_needs():
     def held(sizes):
-        trainer = Serial(build("mlp:4,16,16,10", (4,), 10), CrossEntropyLoss(), SGD(lr=0.01))
+        trainer = Trainer(build("mlp:4,16,16,10", (4,), 10), CrossEntropyLoss(), SGD(lr=0.01))
         for n in sizes:
             trainer.step(np.zeros((n, 4), np.float32), np.zeros(n, int))
         return trainer.run.context.memory.nbytes

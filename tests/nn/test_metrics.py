@@ -15,7 +15,7 @@ X, Y = RNG.standard_normal((48, 6)), RNG.integers(0, 3, 48)
 
 def trainer(loss=None, outputs=3, shape=(6,), seed=0, lr=0.1):
     layers = nn.Sequential(nn.Linear(shape[-1], outputs))
-    return nn.Serial(nn.Network(layers, shape, np.float64), loss or nn.CrossEntropyLoss(), nn.SGD(lr=lr), seed)
+    return nn.Trainer(nn.Network(layers, shape, np.float64), loss or nn.CrossEntropyLoss(), nn.SGD(lr=lr), seed)
 
 
 # ------------------------------------------------------------------------------------------------ labels
@@ -261,7 +261,7 @@ def test_fit_again_trains_on():
 
     def spied():
         network = nn.Network(nn.Sequential(Spy(), nn.Linear(1, 2)), (1,))
-        return nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.01))
+        return nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.01))
 
     x, y = np.arange(12.0)[:, None], np.arange(12) % 2
     one = spied()

@@ -23,7 +23,7 @@ def small(dtype=np.float32, mixed=True):
 
 
 def trainer(network=None, optimizer=None):
-    return nn.Serial(network or small(), nn.CrossEntropyLoss(), optimizer or nn.Adam(0.01), SEED)
+    return nn.Trainer(network or small(), nn.CrossEntropyLoss(), optimizer or nn.Adam(0.01), SEED)
 
 
 def batch(number=0, samples=16):
@@ -246,7 +246,7 @@ def test_training_ends_where_float32_does(model):
     for on in False, True:
         network = nn.models.build(model, train.x.shape[1:], train.classes)
         network.mixed = on
-        one = nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(0.003), SEED)
+        one = nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(0.003), SEED)
         training = nn.fit(one, nn.Loader(train, batch=32, shard=(0, 1)), epochs=4)
         losses.append(training.history[-1]["loss"])
     assert losses[1] != losses[0] and abs(losses[1] - losses[0]) < 0.02, losses
@@ -268,7 +268,7 @@ def test_what_layers_with_parameters_take_is_float16():
 
     inner = nn.Residual(nn.Sequential(Spy(12, 12), nn.Sigmoid(), Spy(12, 12)))
     network = nn.Network(nn.Sequential(Spy(6, 12), inner, nn.Tanh(), Spy(12, 4)), (6,), mixed=True)
-    one = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    one = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     one.loss_scale.array[0] = 2.0**10
     x = np.random.default_rng(2).standard_normal((7, 6)).astype(np.float32)
     outputs = []

@@ -18,7 +18,7 @@ from nn.models import MODELS, build
 from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 from nn.models.resnet import Subsample
 from nn.optim.optimizers import SGD
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 IMAGENET = (224, 224, 3), 1000
 SIZES = {  # parameters, from the papers or, where they do not say, from the tables of other implementations
@@ -225,7 +225,7 @@ def torch():
 
 def follow(torch, network, forward, batches, lr=0.05, momentum=0.9, loss=None):
     """The largest relative difference of a parameter after the last batch."""
-    trainer = Serial(network, CrossEntropyLoss(), SGD(lr, momentum), seed=1)
+    trainer = Trainer(network, CrossEntropyLoss(), SGD(lr, momentum), seed=1)
     theirs = {k: torch.from_numpy(v.copy()).requires_grad_() for k, v in network.layout.items(trainer.parameters)}
     optimizer = torch.optim.SGD(list(theirs.values()), lr=lr, momentum=momentum)
     first = {name: w.detach().numpy().copy() for name, w in theirs.items()}
@@ -318,7 +318,7 @@ def test_resnet_follows_pytorch(torch):
 def test_the_classical_experiment_learns():
     """784-30-10, sigmoid on both layers, quadratic cost: one step is the four equations written out."""
     network = build("mlp:6,4,3", (6,), 3, np.float64, "sigmoid", "normal", "sigmoid")
-    trainer = Serial(network, QuadraticLoss(), SGD(lr=3.0), seed=2)
+    trainer = Trainer(network, QuadraticLoss(), SGD(lr=3.0), seed=2)
     W1, b1, W2, b2 = (dict(network.layout.items(trainer.parameters))[n].copy() for n in ("0.W", "0.b", "2.W", "2.b"))
     rng = np.random.default_rng(0)
     x, y = rng.random((5, 6)), rng.integers(0, 3, 5)

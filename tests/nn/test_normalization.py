@@ -21,7 +21,7 @@ from nn.layers.dense import Linear
 from nn.layers.normalization import BatchNorm1d, BatchNorm2d, LayerNorm, LocalResponseNorm, RMSNorm
 from nn.losses import CrossEntropyLoss
 from nn.optim.optimizers import SGD
-from nn.training.serial import Serial
+from nn.training.trainer import Trainer
 
 WITHIN = [LayerNorm(6), LayerNorm(6, bias=False), RMSNorm(6), LocalResponseNorm(4, alpha=0.5, k=2.0)]
 BATCH = [(BatchNorm1d(5), (4, 5)), (BatchNorm1d(5), (4, 3, 5)), (BatchNorm2d(5), (4, 3, 7, 5))]
@@ -252,7 +252,7 @@ def test_more_micro_batches_than_samples_leave_some_empty():
     found = set()
     for parts in 2, 5:
         layers = Sequential(Linear(4, 3), BatchNorm1d(3, synchronized=True))
-        trainer = Serial(Network(layers, (6, 4), np.float64), CrossEntropyLoss(), SGD(0.1), seed=1)
+        trainer = Trainer(Network(layers, (6, 4), np.float64), CrossEntropyLoss(), SGD(0.1), seed=1)
         loss = trainer.step(sample((2, 6, 4)), np.array([[0, 1, 1, 2, 0, 1]] * 2), parts=parts)
         found.add((loss, trainer.digest()))
     assert len(found) == 1

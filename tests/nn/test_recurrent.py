@@ -105,7 +105,7 @@ def test_several_layers_are_pytorchs(steps=3):
     """Two layers and a projection trained beside PyTorch's: the same losses."""
     torch = pytest.importorskip("torch")
     network = nn.Network(nn.Sequential(nn.LSTM(5, 6), nn.LSTM(6, 6, last=True), nn.Linear(6, 3)), (7, 5), np.float64)
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.5))
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.5))
     w = dict(network.layout.items(trainer.parameters))
     lstm, out = torch.nn.LSTM(5, 6, 2, batch_first=True, dtype=torch.float64), torch.nn.Linear(6, 3).double()
     pairs = {out.weight: w["2.W"], out.bias: w["2.b"]}
@@ -144,7 +144,7 @@ def test_what_has_to_be_remembered_is_learned(kind):
     x = rng.standard_normal((256, 6, 4)).astype(np.float32)
     y = x[:, 0].argmax(1)
     layers = nn.Sequential(kind(4, 24, last=True), nn.Linear(24, 4))
-    trainer = nn.Serial(nn.Network(layers, (6, 4)), nn.CrossEntropyLoss(), nn.Adam(lr=0.02))
+    trainer = nn.Trainer(nn.Network(layers, (6, 4)), nn.CrossEntropyLoss(), nn.Adam(lr=0.02))
     for step in range(100):
         part = slice(step % 4 * 64, step % 4 * 64 + 64)
         trainer.step(x[part], y[part])

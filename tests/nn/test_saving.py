@@ -123,7 +123,7 @@ def test_every_model_comes_back_the_same():
 def small(seed=0):
     layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     network = nn.Network(layers, (3,), name="small")
-    return network, nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01), seed)
+    return network, nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01), seed)
 
 
 def learn(trainer, steps=3):
@@ -153,7 +153,7 @@ def test_what_weights_may_come_from(tmp_path):
 def test_training_goes_on_from_a_saved_network(tmp_path):
     network, trainer = small()
     after = nn.load(nn.save(network, learn(trainer), tmp_path / "x.npz"))
-    other = nn.Serial(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01), seed=5)
+    other = nn.Trainer(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01), seed=5)
     other.load_state(after.state(other.optimizer))
     np.testing.assert_array_equal(other.predict(samples(network)), trainer.predict(samples(network)))
     assert other.steps == 0 and not any(slot.any() for slot in other.slots.values())
@@ -167,11 +167,11 @@ def test_sizes_may_be_numbers_of_numpy(tmp_path):
 
 def test_mixed_precision_comes_back(tmp_path):
     network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), mixed=True)
-    trainer = learn(nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01)))
+    trainer = learn(nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01)))
     after = nn.load(nn.save(network, trainer, tmp_path / "x.npz"))
     assert after.network.mixed and not small()[0].mixed
     np.testing.assert_array_equal(after.predict(samples(network)), trainer.predict(samples(network)))
-    other = nn.Serial(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01))
+    other = nn.Trainer(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01))
     other.load_state(after.state(other.optimizer))
     assert (learn(other).parameters != trainer.parameters).any() and other.loss_scale.scale == trainer.loss_scale.scale
 

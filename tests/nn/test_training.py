@@ -18,7 +18,7 @@ def data(n=50, seed=0, dtype=np.float64):
 
 def trainer(seed=0, lr=0.3, momentum=0.9, dtype=np.float64):
     network = nn.Network(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), (6,), dtype)
-    return nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(lr, momentum), seed)
+    return nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr, momentum), seed)
 
 
 def loader(batch=8, **options):
@@ -28,7 +28,7 @@ def loader(batch=8, **options):
 def test_a_step_is_backprop_by_hand():
     """Sigmoid layers and quadratic cost: the four equations, written out."""
     network = nn.Network(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 2), nn.Sigmoid()), (6,), np.float64)
-    t = nn.Serial(network, nn.QuadraticLoss(), nn.SGD(3.0))
+    t = nn.Trainer(network, nn.QuadraticLoss(), nn.SGD(3.0))
     x, y = data().x[:7], data().y[:7]
     w1, b1, w2, b2 = (t.p[i].__dict__[k].copy() for i in (0, 2) for k in "Wb")
     a1 = 1 / (1 + np.exp(-(x @ w1 + b1)))
@@ -321,7 +321,7 @@ def test_progress_counts_what_the_data_are(shape, unit):
     network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), shape)
     lines = []
     progress = nn.Progress(every=0.0, say=lines.append)
-    nn.fit(nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data, 4), 1, [progress])
+    nn.fit(nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1)), nn.Loader(data, 4), 1, [progress])
     assert len(lines) == 4 and all(f" {unit} " in line for line in lines)
 
 

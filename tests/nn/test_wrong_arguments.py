@@ -18,7 +18,7 @@ def network():
 
 
 def trainer(seed=3):
-    return nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(lr=0.1), seed)
+    return nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(lr=0.1), seed)
 
 
 class Count(nn.Callback):
@@ -56,10 +56,10 @@ def test_one_callback_or_several():
 def test_one_number_a_sample_is_a_column():
     values = X.sum(axis=(1, 2, 3))
     net = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), (6, 6, 1))
-    training = nn.fit(nn.Serial(net, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 3)
+    training = nn.fit(nn.Trainer(net, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 3)
     assert training.history[-1]["loss"] < training.history[0]["loss"]
     wide = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), (6, 6, 1), np.float64)
-    nn.fit(nn.Serial(wide, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 1)  # converted to the network's dtype
+    nn.fit(nn.Trainer(wide, nn.MSELoss(), nn.SGD(lr=0.01)), (X, values), 1)  # converted to the network's dtype
 
 
 @pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.MSELoss(), nn.QuadraticLoss()], ids=repr)
@@ -68,7 +68,7 @@ def test_whole_numbers_for_every_output_are_no_classes(loss, outputs):
     """0 and 1 as values: there is no largest output that could be right; of logits each is on one side of 0."""
     net = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(36, outputs)), (6, 6, 1))
     values = RNG.integers(0, 2, (40, outputs))
-    assert set(nn.evaluate(nn.Serial(net, loss, nn.SGD(lr=0.1)), (X, values))) == {"loss"} | (
+    assert set(nn.evaluate(nn.Trainer(net, loss, nn.SGD(lr=0.1)), (X, values))) == {"loss"} | (
         {"accuracy"} if isinstance(loss, nn.BCEWithLogitsLoss) else set()
     )
 
@@ -167,10 +167,10 @@ WRONG = {
     ),
     "schedule of NaN": (lambda: fit(DATA, 1, schedule=lambda step: np.nan), ValueError, r"schedule\(0\) .*given nan"),
     "schedule below 0": (lambda: fit(DATA, 1, schedule=lambda step: -0.1), ValueError, r"schedule\(0\) .*given -0\.1"),
-    "loss's class": (lambda: nn.Serial(network(), nn.MSELoss, RATE), TypeError, "takes a loss.*class itself: call it"),
-    "layers for a network": (lambda: nn.Serial(nn.Linear(3, 2), LOSS, RATE), TypeError, r"Network\(layers, in_shape\)"),
-    "rate for an optimizer": (lambda: nn.Serial(network(), LOSS, 0.1), TypeError, "takes an optimizer.*given 0.1"),
-    "swapped": (lambda: nn.Serial(network(), RATE, LOSS), TypeError, r"takes a loss, such as .*given SGD"),
+    "loss's class": (lambda: nn.Trainer(network(), nn.MSELoss, RATE), TypeError, "takes a loss.*class itself: call it"),
+    "layer as network": (lambda: nn.Trainer(nn.Linear(3, 2), LOSS, RATE), TypeError, r"Network\(layers, in_shape\)"),
+    "rate for an optimizer": (lambda: nn.Trainer(network(), LOSS, 0.1), TypeError, "takes an optimizer.*given 0.1"),
+    "swapped": (lambda: nn.Trainer(network(), RATE, LOSS), TypeError, r"takes a loss, such as .*given SGD"),
     # about a step
     "step of a list": (lambda: trainer().step(X.tolist(), Y), TypeError, r"given a list: use np\.asarray"),
     "targets of a list": (lambda: trainer().step(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
@@ -194,16 +194,16 @@ WRONG = {
         lambda: nn.KeepCheckpoints(nn.Checkpoints("d"), steps="5"), ValueError, "steps must be a number .*given '5'"
     ),
     "no seed of a trainer": (
-        lambda: nn.Serial(network(), LOSS, RATE, None), ValueError, "seed must be .*not negative, given None"
+        lambda: nn.Trainer(network(), LOSS, RATE, None), ValueError, "seed must be .*not negative, given None"
     ),
-    "seed below 0": (lambda: nn.Serial(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
+    "seed below 0": (lambda: nn.Trainer(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
     "state of nothing": (lambda: trainer().load_state(None), ValueError, "a state is a dict of arrays.*given None"),
     "state of a Trained": (lambda: trainer().load_state(trained()), ValueError, "a state is a dict .*given Trained"),
     "state of lists": (
         lambda: trainer().load_state({name: [1] for name in trainer().state()}), ValueError, r"an array, given \[1\]"
     ),
     # about files
-    "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Serial"),
+    "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Trainer"),
     "load a network": (lambda: nn.load(network()), TypeError, r'a path, such as "digits\.npz", given Network'),
     "load a directory": (lambda: nn.load("."), IsADirectoryError, r"name the file in it, such as network\.npz"),
     "about": (lambda: nn.save(network(), trainer(), "a.npz", about=[1]), TypeError, r"must be a dict, given \[1\]"),
@@ -271,7 +271,7 @@ def test_hyper_parameters_are_checked_when_they_are_set_too():
 
 @pytest.mark.parametrize("kind", [nn.SGD, nn.RMSprop])
 def test_momentum_that_is_switched_on_midway(kind):
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), kind(lr=0.1))
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), kind(lr=0.1))
     one.step(X, Y)
     one.optimizer.momentum = 0.9
     before = one.digest()

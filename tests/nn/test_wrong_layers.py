@@ -15,7 +15,7 @@ Y = RNG.integers(0, 3, 64)
 
 def trainer(*layers, in_shape=(6,), loss=None, **more):
     network = nn.Network(nn.Sequential(*layers), in_shape, **more)
-    return nn.Serial(network, loss or nn.CrossEntropyLoss(), nn.SGD(0.1))
+    return nn.Trainer(network, loss or nn.CrossEntropyLoss(), nn.SGD(0.1))
 
 
 class Wide(nn.Layer):
@@ -70,7 +70,7 @@ def test_what_forward_returns(inside, samples):
 
 def test_a_network_that_is_one_layer():
     def one(layer, in_shape=(6,)):
-        return nn.Serial(nn.Network(layer, in_shape), nn.MSELoss(), nn.SGD(0.1))
+        return nn.Trainer(nn.Network(layer, in_shape), nn.MSELoss(), nn.SGD(0.1))
 
     with pytest.raises(TypeError, match=r"Alone.*a pair"):
         one(Alone()).predict(X[:2])

@@ -97,16 +97,16 @@ if launcher.inside():
     from nn.training import callbacks, checkpoints
     from parallel.command import training_run
     from parallel.elastic import newcomers, recovery
-    from parallel.trainer import Trainer
+    from parallel.trainer import DistributedTrainer
     before(recovery.Survivor, "communicator", "start")
-    before(Trainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
-    before(Trainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
-    before(Trainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
-    before(Trainer, "evaluate", lambda trainer: f"evaluation after step {{trainer.steps}}")
+    before(DistributedTrainer, "compute_gradients", lambda trainer: f"step {{trainer.steps}}")
+    before(DistributedTrainer, "read", lambda trainer: f"sum of step {{trainer.steps}}")
+    before(DistributedTrainer, "update", lambda trainer: f"update of step {{trainer.steps}}")
+    before(DistributedTrainer, "evaluate", lambda trainer: f"evaluation after step {{trainer.steps}}")
     before(checkpoints.Checkpoints, "_write_manifest", "checkpoint")
     before(callbacks.RestoreBest, "on_end", "end")
     before(training_run, "leave_network", "result")
-    before(Trainer, "close", "close")
+    before(DistributedTrainer, "close", "close")
     before(recovery.Membership, "agree", "agreement")
     before(recovery.Membership, "recover", "recovery")
     before(recovery.Membership, "_refill", "others are brought in")

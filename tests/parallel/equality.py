@@ -71,8 +71,8 @@ def train(trainer, model: str, steps: int = STEPS) -> list[float]:
 
 @cache
 def one_process(model: str, optimizer: str, clip: int = 0, steps: int = STEPS):
-    """(trainer after the steps, losses) of nn.Serial."""
-    trainer = nn.Serial(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), seed=SEED)
+    """(trainer after the steps, losses) of nn.Trainer."""
+    trainer = nn.Trainer(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), seed=SEED)
     return trainer, train(trainer, model, steps)
 
 

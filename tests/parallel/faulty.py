@@ -37,7 +37,7 @@ def patch(kind: str, phase: str) -> None:
         """Do that, and go on."""
 
         def do(real, arguments):
-            strike(next((each for each in arguments if isinstance(each, trainer.Trainer)), arguments[0]))
+            strike(next((each for each in arguments if isinstance(each, trainer.DistributedTrainer)), arguments[0]))
             return real()
 
         return do
@@ -100,7 +100,7 @@ def patch(kind: str, phase: str) -> None:
         "corrupted part": spoil("part"),
         "truncated manifest": spoil("manifest"),
     }
-    many = trainer.Trainer
+    many = trainer.DistributedTrainer
     places = {
         "start": (training_run, "resume", 1),
         "step": (many, "step", 8),

@@ -74,7 +74,7 @@ def train(trainer, parts=1, sizes=(10, 10, 3)):
 
 def one_process(network, optimizer, micro_batches):
     """(trainer, losses): the same micro-batches, one after the other."""
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), optimizer, SEED)
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), optimizer, SEED)
     return trainer, train(trainer, micro_batches)
 
 

@@ -73,7 +73,7 @@ def test_one_worker_is_one_process_with_any_optimizer(comm):
         for name, rule in {**OPTIMIZERS, "adagrad": lambda: nn.Adagrad(0.05)}.items():
             if servers == 2 and name in ("lars", "lamb"):
                 continue
-            one = nn.Serial(mlp(), nn.CrossEntropyLoss(), rule(), SEED)
+            one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), rule(), SEED)
             losses = train(one, "mlp")
             for make, options in (server, {"consistency": "async"}), (downpour, {}):
                 many = make(ranks, optimizer=rule(), servers=servers, **options)
@@ -89,7 +89,7 @@ def test_one_worker_is_one_process_with_any_optimizer(comm):
 @pytest.mark.mpi(ranks=4)
 def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
     """Bound 0, or as long as all start warm: with SGD to 1e-12 what one process computes, wherever servers are."""
-    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     train(one, "mlp")
     for servers, place in (1, "own"), (2, "own"), (1, "workers"), (4, "workers"):
         ends = set()
@@ -309,7 +309,7 @@ def test_compensation_is_its_formula():
 def test_compensated_servers_compute_what_the_formula_says(comm):
     """In step the order is that of workers, so it can be computed here; nothing is late for the first of them."""
     many = server(comm, consistency="ssp:0", delay_compensation=True)
-    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     w, mean_square = one.parameters.copy(), 0.0
     shards = [batches("mlp", (i, 2)) for i in range(2)]
     for step in range(5):

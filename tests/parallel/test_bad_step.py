@@ -47,7 +47,7 @@ def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_one_process(parts):
-    assert_a_bad_step_changes_nothing(nn.Serial(cnn(False), nn.CrossEntropyLoss(), nn.Adam(0.01)), parts)
+    assert_a_bad_step_changes_nothing(nn.Trainer(cnn(False), nn.CrossEntropyLoss(), nn.Adam(0.01)), parts)
 
 
 @pytest.mark.mpi(ranks=3)
@@ -70,7 +70,7 @@ def test_every_strategy(comm):
 
 
 def test_a_clip_that_finds_no_finite_norm_leaves_running_statistics():
-    trainer = nn.Serial(cnn(synchronized=False), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](CLIPS[1]))
+    trainer = nn.Trainer(cnn(synchronized=False), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](CLIPS[1]))
     before, parameters = trainer.statistics.copy(), trainer.parameters.copy()
 
     backward = trainer.compute_gradients

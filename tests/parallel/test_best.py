@@ -46,7 +46,7 @@ def test_the_best_epoch_is_put_back_on_all_ranks(comm, strategy, reproducible, t
     best, training = train(trainer, directory, 4)
     assert best.epoch == 2 and training.epoch == 4
     trainer.check_replicas()
-    alone = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9))
+    alone = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9))
     train(alone, f"{directory}/{comm.rank}", 2)
     state = trainer.state()
     for name, array in alone.state().items():

@@ -62,7 +62,7 @@ def test_early_stopping_puts_the_best_back_and_leaves_the_last_checkpoint(comm, 
     comm.Barrier()
     for name, epoch in (None, 4), ("best", 2):
         state, progress, _ = kept.load(name)
-        one = nn.Serial(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]())
+        one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]())
         one.load_state({key: state[key] for key in one.state()})
         digest = comm.bcast(scores.digests[epoch - 1])
         assert (one.digest(), one.steps, progress["epoch"]) == (digest, 3 * epoch, epoch), name
@@ -157,10 +157,10 @@ def test_ranks_compare_their_parameters_at_the_end_of_a_run(comm, shared_tmp_pat
     """Once, also where nobody asks for it every so many steps."""
     from parallel.command.options import Options
     from parallel.command.training_run import train
-    from parallel.trainer import Trainer
+    from parallel.trainer import DistributedTrainer
 
     compared = []
-    monkeypatch.setattr(Trainer, "check_replicas", lambda self: compared.append(self.steps))
+    monkeypatch.setattr(DistributedTrainer, "check_replicas", lambda self: compared.append(self.steps))
     options = Options(model="mlp:2,8,3", data="spirals", limit=90, epochs=1, validation=0, batch=30, no_pictures=True)
     options.out = str(shared_tmp_path)
     with np.errstate():

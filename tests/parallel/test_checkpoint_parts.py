@@ -124,7 +124,7 @@ def test_each_rank_writes_its_own_and_any_strategy_goes_on(comm, shared_tmp_path
         found = try_parts(comm, shared_tmp_path / str(i), given, name)
         before = before if own else found
     stored, digest = before
-    one = nn.Serial(network(""), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), 77)
+    one = nn.Trainer(network(""), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), 77)
     one.load_state({key: stored[key] for key in stored if not key.startswith(OWN)})
     assert one.digest() == digest
 

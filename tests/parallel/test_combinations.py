@@ -48,7 +48,7 @@ def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
         model = convolutional
     build = MODELS[model] if isinstance(model, str) else model
     options = Options(batch=BATCH, seed=SEED, **given)
-    one = nn.Serial(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    one = nn.Trainer(build(), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
     losses = [one.step(*batch) for batch in batches("mlp", (0, 1), 3)]
     many, found = train(comm, options, build(), OPTIMIZERS[optimizer](CLIPS[clip]))
     case = f"{given}, {optimizer}, {CLIPS[clip]}"
@@ -90,7 +90,7 @@ def test_methods_that_leave_something_out_keep_ranks_alike_and_send_less(comm):
     for strategy in ("zero1", "zero2", "fsdp"):
         for method, least in ("fp16", 3.5), ("qsgd:7", 10), ("terngrad", 20):
             options = Options(batch=BATCH, seed=SEED, strategy=strategy, compress=method, unit=0.004)
-            one = nn.Serial(MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+            one = nn.Trainer(MODELS["mlp"](), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
             losses = [one.step(*batch) for batch in batches("mlp", (0, 1), 3)]
             many, found = train(comm, options, MODELS["mlp"](), nn.SGD(0.1))
             np.testing.assert_allclose(found, losses, rtol=0.1)

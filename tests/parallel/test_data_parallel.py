@@ -218,7 +218,7 @@ def test_ranks_that_measured_differently_overlap_alike(comm, nodes):
 def test_gradients_that_are_ready_are_final(model):
     """What is sent during backprop is not written any more."""
     network = MODELS[model]() if model in MODELS else nn.models.build(model, (8, 8, 1), 10, "float64")
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     sent = []
     trainer.run.context.ready = lambda end: sent.append((end, trainer.gradients[:end].copy()))
     x, y, total = batches(model if model in MODELS else "cnn", (0, 1))[0]
@@ -373,7 +373,7 @@ def test_join_ranks_with_0_1_and_5_batches(comm):
     rng = np.random.default_rng(4)
     counts = ([], [3], [4, 1, 0, 2, 5])  # of samples in the batches of each rank
     data = [[(rng.random((n, 8, 8, 1)), rng.integers(0, 10, n)) for n in each] for each in counts]
-    one = nn.Serial(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
+    one = nn.Trainer(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
     losses = []
     for batch in range(5):
         here = [each[batch] for each in data if len(each) > batch and len(each[batch][0])]
@@ -410,7 +410,7 @@ def test_resume_is_bit_exact_and_portable(comm):
         first, again = (distributed(comm, cnn(), OPTIMIZERS["lamb"](), **options) for _ in range(2))
         train(first, "cnn", 3)
         state = {name: array.copy() for name, array in first.state().items()}
-        one = nn.Serial(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["lamb"](), SEED)
+        one = nn.Trainer(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["lamb"](), SEED)
         one.load_state(state)
         for trainer in first, again, one:
             if trainer is again:

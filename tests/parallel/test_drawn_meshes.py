@@ -103,7 +103,7 @@ def case_of(ranks, number):
 @cache
 def reference(network, given, optimizer, parts, sizes):
     """(trainer, losses) of one process."""
-    one = nn.Serial(NETWORKS[network](*given), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), SEED)
+    one = nn.Trainer(NETWORKS[network](*given), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](), SEED)
     return one, train(one, parts, sizes)
 
 

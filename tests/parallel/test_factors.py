@@ -83,7 +83,7 @@ def steps(comm, trainer, sizes, gradients_of=()):
     """Train on batches of these sizes; the difference to one process."""
     from collectives.steps import part
 
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), SEED)
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), SEED)
     for size in sizes:
         x, y = batch(size)
         mine = slice(*part(size, comm.size, comm.rank))

@@ -88,7 +88,7 @@ def undisturbed() -> np.ndarray:
 def finish(options: Options, kept: nn.Checkpoints | None) -> np.ndarray:
     """Train to the end, on one process, from the last checkpoint where there is one."""
     data, network, loss, optimizer = factory.prepare(options)
-    one, progress = nn.Serial(network, loss, optimizer, options.seed), None
+    one, progress = nn.Trainer(network, loss, optimizer, options.seed), None
     if kept:
         state, progress, _ = kept.load()
         one.load_state({name: array for name, array in state.items() if not name.startswith("exchange/")})

@@ -37,7 +37,7 @@ def halved(network):
 
 
 def one_process(build, parts=1):
-    one = nn.Serial(halved(build()), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+    one = nn.Trainer(halved(build()), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
     return one, train(one, parts)
 
 
@@ -157,7 +157,7 @@ def test_evaluation_moves_what_it_computes(comm):
     """Nothing is rounded there, on one process or on many."""
     from collectives import Communicator
 
-    one = nn.Serial(halved(heads()), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+    one = nn.Trainer(halved(heads()), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
     x = np.random.default_rng(1).integers(0, 9, (5, 6))
     expected = one.predict(x)
     for name, options in ("Pipeline", {"micro_batches": MICRO}), ("TensorParallel", {"way": "sequence"}):

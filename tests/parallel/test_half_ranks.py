@@ -42,7 +42,7 @@ def steps(trainer, parts=1, count=5):
 
 
 def one_process():
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.Adam(0.01, eps=1e-4), SEED)
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.Adam(0.01, eps=1e-4), SEED)
     return one, steps(one)
 
 

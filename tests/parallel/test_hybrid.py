@@ -24,7 +24,7 @@ import nn
 from nn.core.layer import Sequential
 from nn.models.transformer import transformer as layers_of
 from nn.optim import clipping
-from nn.training.serial import NonFiniteLoss
+from nn.training.trainer import NonFiniteLoss
 from parallel.command.options import Options
 
 MICRO = 3  # which divides none of the batches' shares
@@ -41,7 +41,7 @@ MODELS = NETWORKS | {"transformer": transformer}
 @cache
 def reference(name, kind, sizes=(10, 10, 3)):
     """(trainer, losses) of one process."""
-    one = nn.Serial(MODELS[name](), nn.CrossEntropyLoss(), OPTIMIZERS[kind](), SEED)
+    one = nn.Trainer(MODELS[name](), nn.CrossEntropyLoss(), OPTIMIZERS[kind](), SEED)
     return one, train(one, MICRO, sizes)
 
 
@@ -210,7 +210,7 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
     """Evaluation and outputs, too, are those of one process."""
     ranks = world(comm)
     x, y, total = list(batches(transformer(1)))[1]
-    one = nn.Serial(transformer(1), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+    one = nn.Trainer(transformer(1), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
     state = one.state()
     for mesh in (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 4), (1, 4, 1), (4, 1, 1), (1, 2, 2):
         schedule = "interleaved" if mesh[1] == 2 else "zb-h1"
@@ -221,7 +221,7 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
         state = comm.bcast(many.state())
         assert difference(state, one.state()) < 1e-12, mesh
         digest = many.digest()
-        back = nn.Serial(transformer(1), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+        back = nn.Trainer(transformer(1), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         back.load_state(state)
         assert back.digest() == digest, mesh
         snapshot = many.snapshot()

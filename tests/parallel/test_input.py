@@ -27,7 +27,7 @@ def test_evaluation_is_exact_for_uneven_shards(comm, tmp_path):
     from parallel import DistributedDataParallel, ReproducibleDataParallel
 
     communicator, loss = Communicator(comm), nn.CrossEntropyLoss()
-    one = nn.Serial(network(), loss, nn.SGD(0.1))
+    one = nn.Trainer(network(), loss, nn.SGD(0.1))
     many = (
         DistributedDataParallel(network(), loss, nn.SGD(0.1), communicator),
         ReproducibleDataParallel(network(), loss, nn.SGD(0.1), communicator, shards=7),

@@ -405,9 +405,9 @@ def test_the_limit_is_of_mpi_and_not_of_what_a_busy_machine_loads_after_it():
 # Ranks, or one process, that are asked to end when all is written, as they part.
 ASKED_LAST = """
 import os, signal, sys
-from nn import Serial
+from nn import Trainer
 from parallel.command import main
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 def asked_first(close):
     def asked(self):
@@ -415,7 +415,7 @@ def asked_first(close):
         close(self)
     return asked
 
-Serial.close, Trainer.close = asked_first(Serial.close), asked_first(Trainer.close)
+Trainer.close, DistributedTrainer.close = asked_first(Trainer.close), asked_first(DistributedTrainer.close)
 sys.exit(main.main())
 """
 
@@ -512,7 +512,7 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
         assert found["chosen_epoch"] == chosen + 1 < 6 and found["epochs"] == 6 and found["steps"] == lines[-1]["step"]
         assert found["validation_accuracy"] == scores[chosen]
         assert f"after epoch {chosen + 1}, the best of 6 on the validation data" in said
-        trainer = nn.Serial(nn.models.build("mlp:64,16,10", data.in_shape, 10), nn.CrossEntropyLoss(), nn.SGD(1, 0.9))
+        trainer = nn.Trainer(nn.models.build("mlp:64,16,10", data.in_shape, 10), nn.CrossEntropyLoss(), nn.SGD(1, 0.9))
         trainer.load_state(nn.Checkpoints(best.parent).load("best")[0])
         for split, accuracy in ((data.validation, scores[chosen]), (data.test, found["accuracy"])):
             assert nn.evaluate(trainer, nn.Loader(split, 500, shuffle=False))["accuracy"] == accuracy
@@ -575,7 +575,7 @@ def test_a_run_closes_its_trainer(tmp_path, monkeypatch):
     from parallel.command.parsing import parse
 
     closed = []
-    monkeypatch.setattr(nn.Serial, "close", lambda trainer: closed.append(trainer.steps))
+    monkeypatch.setattr(nn.Trainer, "close", lambda trainer: closed.append(trainer.steps))
     training_run.train(parse([*SMALL, "--out", str(tmp_path / "run")]))
     training_run.train(parse([*SMALL, "--find-lr", "--out", str(tmp_path / "rate")]))
     assert closed == [12, 0]

@@ -38,7 +38,7 @@ def test_every_strategy(comm):
     """Synchronised statistics and dropout included."""
     from parallel import join
 
-    one = nn.Serial(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
+    one = nn.Trainer(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
     losses = []
     for batch in range(max(map(len, COUNTS))):
         here = [each[batch] for each in data() if len(each) > batch and len(each[batch][0])]

@@ -18,7 +18,7 @@ def test_every_way_of_sharing_is_one_process(comm):
     from parallel.command.options import Options
     from parallel.command.registry import STRATEGIES
 
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
     losses = [one.step(*batch) for batch in batches("transformer", (0, 1), 3)]
     ways = (
         {},

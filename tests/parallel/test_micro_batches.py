@@ -29,7 +29,7 @@ def test_every_strategy(comm):
     from collectives import Communicator
     from parallel.command.registry import STRATEGIES
 
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](CLIPS[1]), SEED)
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](CLIPS[1]), SEED)
     losses = train(one, "mlp")
     for given in EVERYTHING:
         options = Options(batch=BATCH, seed=SEED, **given)
@@ -46,7 +46,7 @@ def test_every_strategy(comm):
 
 def test_control_a_forgotten_part_is_seen():
     batch = batches("mlp", (0, 1))[0]
-    whole, forgetful = (nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED) for _ in range(2))
+    whole, forgetful = (nn.Trainer(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED) for _ in range(2))
     whole.step(*batch)
     wrapped = forgetful.compute_gradients
     forgetful.compute_gradients = lambda x, y, total, first, adds: wrapped(x, y, total, first)

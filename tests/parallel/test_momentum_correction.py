@@ -30,8 +30,8 @@ def test_every_strategy_corrects_as_one_process_does(comm):
     from parallel.strategies.capabilities import AS_ONE
 
     communicator = Communicator(comm)
-    one = dict(train(nn.Serial).entries())
-    plain = train(nn.Serial, corrected=False)
+    one = dict(train(nn.Trainer).entries())
+    plain = train(nn.Trainer, corrected=False)
     assert max(np.abs(array - one[name]).max() for name, array in plain.entries()) > 1e-3, "control: without it"
     for name, more in [(name, {}) for name in AS_ONE if name not in CHOOSY] + [("ddp", {"node_memory": "off"})]:
         options = Options(strategy=name, batch=10, seed=0, **more)

@@ -8,7 +8,7 @@ import nn
 from nn.core.run import MicroBatch
 from nn.core.stages import stages
 from nn.optim import clipping
-from nn.training.serial import NonFiniteLoss, micro_batches
+from nn.training.trainer import NonFiniteLoss, micro_batches
 from parallel.mesh import ReplicaError
 
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_in_the_middle_goes_on(comm):
         assert found[0][0] == found[1][0]
         for name, array in found[0][1].items():
             assert np.array_equal(found[1][1][name], array), name
-        one = nn.Serial(resnet(), nn.CrossEntropyLoss(), nn.Adam(0.01), SEED)
+        one = nn.Trainer(resnet(), nn.CrossEntropyLoss(), nn.Adam(0.01), SEED)
         if comm.rank == 0:
             one.load_state(state)
         x, y, _ = given[1]

@@ -24,7 +24,7 @@ from pipelines import (
 
 import nn
 from nn.core.layer import Layer, Sequential
-from nn.training.serial import NonFiniteLoss
+from nn.training.trainer import NonFiniteLoss
 
 
 def world(comm):
@@ -233,7 +233,7 @@ def test_messages_of_a_step_that_failed_reach_no_other_trainer(comm):
         first.step(x, np.full(len(y), 9), total)
     with pytest.raises(RuntimeError, match=r"a step of this pipeline has failed, .* make a new trainer"):
         first.step(x, y, total)
-    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), SEED)
+    one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), SEED)
     second = pipeline(ranks, mlp(), schedule="gpipe", micro_batches=5, limit=10)
     assert second.step(x, y, total) == pytest.approx(one.step(x, y, total, 5), rel=1e-12)
 
@@ -330,7 +330,7 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
 
     ranks = world(comm)
     x, y, total = list(batches(transformer()))[1]
-    one = nn.Serial(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+    one = nn.Trainer(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
     makers = [
         lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), schedule="interleaved", micro_batches=3, data=2),
         lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), schedule="zb-h1", micro_batches=2),
@@ -352,7 +352,7 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
         state = many.state()
         if comm.rank == 0:
             assert difference(state, one.state()) < 1e-12, many.name
-            back = nn.Serial(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+            back = nn.Trainer(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
             back.load_state(state)
             assert back.digest() == digest
         np.testing.assert_allclose(many.predict(x), one.predict(x), rtol=1e-9)

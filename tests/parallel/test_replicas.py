@@ -17,7 +17,7 @@ from equality import (
 )
 
 import nn
-from nn.training.serial import OWN
+from nn.training.trainer import OWN
 
 
 def make(comm, name, optimizer=None, network=mlp, **options):
@@ -42,7 +42,7 @@ class Simulated:
 
     def __init__(self, size, rule, model="mlp"):
         self.size = size
-        self.each = [nn.Serial(mlp(), nn.CrossEntropyLoss(), rule(), SEED) for _ in range(size)]
+        self.each = [nn.Trainer(mlp(), nn.CrossEntropyLoss(), rule(), SEED) for _ in range(size)]
         self.shards = [batches(model, (i, size)) for i in range(size)]
 
     def gradients(self, step):
@@ -203,7 +203,7 @@ def test_late_sums_are_those_of_one_process_that_waits(comm):
     for delay in 1, 3:
         for optimizer in "sgd", "adam":
             many, rule = make(comm, "StaleDataParallel", OPTIMIZERS[optimizer](), delay=delay), OPTIMIZERS[optimizer]()
-            one = nn.Serial(mlp(), nn.CrossEntropyLoss(), rule, SEED)
+            one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), rule, SEED)
             waiting = []
 
             def apply(one=one, rule=rule, waiting=waiting):

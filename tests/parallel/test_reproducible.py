@@ -296,7 +296,7 @@ def test_control_without_it_bits_differ_but_little(comm):
     loss, (_, sha) = nn.CrossEntropyLoss(), one_process("mlp", "adam")
     many = DistributedDataParallel(mlp(), loss, OPTIMIZERS["adam"](), Communicator(comm), 5)
     assert fingerprint(many, "mlp")[1] != sha
-    one = nn.Serial(mlp(), loss, OPTIMIZERS["adam"](), 5)
+    one = nn.Trainer(mlp(), loss, OPTIMIZERS["adam"](), 5)
     assert fingerprint(one, "mlp")[1] != sha
     shards = ReproducibleSerial(mlp(), loss, OPTIMIZERS["adam"](), 5, SHARDS)
     fingerprint(shards, "mlp")
@@ -311,7 +311,7 @@ def test_float64_equals_serial():
         return nn.Network(Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8, 1), np.float64)
 
     x, y = np.random.default_rng(0).random((21, 8, 8, 1)), np.arange(21) % 10
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
     for shards in (1, 3, 8, 30):  # 30: more shards than samples
         many = ReproducibleSerial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), shards=shards)
         one.load_state({k: v.copy() for k, v in many.state().items()})

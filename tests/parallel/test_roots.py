@@ -69,7 +69,7 @@ def test_equals_one_process(comm, strategy):
         case = f"{name}, {options}"
         if strategy in ("ps", "tensor") and name == "no parameters":
             continue  # nothing to serve, or to share: refused
-        one = nn.Serial(*made(root()), SEED)
+        one = nn.Trainer(*made(root()), SEED)
         options = Options(strategy=strategy, seed=SEED, **options)
         many = registry.STRATEGIES[strategy](options, *made(root()), Communicator(comm))
         np.testing.assert_allclose(steps(many), steps(one), rtol=1e-12, err_msg=case)

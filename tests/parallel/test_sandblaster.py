@@ -34,7 +34,7 @@ def data(samples=SAMPLES):
 
 
 def serial():
-    return nn.Serial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), seed=3)
+    return nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), seed=3)
 
 
 def plain(steps=STEPS):
@@ -212,7 +212,7 @@ def test_finds_the_minimum_that_scipy_finds():
     def make():
         return nn.Network(nn.Linear(6, 3), (6,), np.float64)
 
-    one = nn.Serial(make(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    one = nn.Trainer(make(), nn.CrossEntropyLoss(), nn.SGD(0.1))
 
     def function(w):
         one.parameters[:] = w
@@ -345,7 +345,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="chunk must be at least 1 sample, given 0"):
         Sandblaster(network(), loss, QuasiNewton(), chunk=0)
     with pytest.raises(TypeError, match=r"train with parallel\.Sandblaster"):
-        nn.Serial(network(), loss, QuasiNewton())
+        nn.Trainer(network(), loss, QuasiNewton())
     for layer, words in ((nn.BatchNorm1d(6), "moves with every batch"), (nn.Dropout(0.5), "another function every")):
         with pytest.raises(ValueError, match=words):
             Sandblaster(nn.Network(nn.Sequential(layer, nn.Linear(6, 3)), (6,)), loss, QuasiNewton())

@@ -67,7 +67,7 @@ def test_one_replica_of_several_ranks_is_one_process(comm):
             continue
         for model, rule, way in cases + (of_norms if servers == 1 else []):
             network = alone if model == "cnn" else MODELS[model]
-            one = nn.Serial(network(), nn.CrossEntropyLoss(), rule(), SEED)
+            one = nn.Trainer(network(), nn.CrossEntropyLoss(), rule(), SEED)
             served = [("Downpour", {}, 1), ("ParameterServer", {"consistency": "async"}, 1 if model == "cnn" else 2)]
             losses = [one.step(*batch) for batch in batches(model, (0, 1))]
             for name, more, parts in served:
@@ -86,7 +86,7 @@ def assert_pipeline_is_one_process(comm, case, together, servers=1, name="Downpo
     model, rule = case
     network = {"cnn": alone, "tied": language_model}.get(model) or MODELS[model]
     data = "transformer" if model == "tied" else model
-    one = nn.Serial(network(), nn.CrossEntropyLoss(), rule(), SEED)
+    one = nn.Trainer(network(), nn.CrossEntropyLoss(), rule(), SEED)
     losses = [one.step(*batch, min(len(batch[0]), together["micro_batches"])) for batch in batches(data, (0, 1))]
     many = make(comm, name, rule(), network, servers, **together, **options)
     found = [many.step(*batch) for batch in batches(data, many.shard)]
@@ -146,7 +146,7 @@ def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
 
 @pytest.mark.mpi(ranks=5)
 def test_in_step_two_replicas_make_the_step_of_data_parallelism(comm):
-    one = nn.Serial(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     for batch in batches("mlp", (0, 1)):
         one.step(*batch)
     for (name, options), together in itertools.product(
@@ -314,7 +314,7 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm, tog
     assert straight.digest() == second.digest() != first.digest()
     digest = second.digest()
     if comm.rank == 0:
-        one = nn.Serial(alone(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+        one = nn.Trainer(alone(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         one.load_state({name: want[name] for name in one.state()})
         assert one.digest() == digest
     for each in straight, first, second:

@@ -78,7 +78,7 @@ def test_tied_weights(comm):
     """An array that the first and the last layer share is in a unit of its own, which stays while it is needed."""
     network = lambda: nn.models.build("transformer:16,2,2,1", (8,), 32, "float64")
     make = lambda kind, *more: kind(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), *more)
-    one = make(nn.Serial, SEED)
+    one = make(nn.Trainer, SEED)
     losses = train(one, "transformer")
     for stage, options in product(STAGES, ({}, {"unit_bytes": 3000})):
         many = maker(comm, stage, **options)(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
@@ -96,7 +96,7 @@ def test_micro_batches_and_ranks_without_samples(comm):
     for stage in STAGES:
         for model in ("mlp", "cnn"):
             one, many = one_process(model, "momentum", steps=0)[0], sharded(comm, stage, model, "momentum")
-            one = nn.Serial(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
+            one = nn.Trainer(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"](), SEED)
             x, y, _ = batches(model, (0, 1))[0]
             mine = slice(2 * comm.rank, 2 * comm.rank + 2)
             whole = one.step(x[:6], y[:6], 6)

@@ -28,7 +28,7 @@ def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
     from parallel import DistributedDataParallel
 
     build = lambda kind, *more: kind(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), *more)
-    whole = build(nn.Serial, SEED)
+    whole = build(nn.Trainer, SEED)
     for batch in batches("mlp", (0, 1), 10):
         whole.step(*batch)
     kept = nn.Checkpoints(shared_tmp_path)
@@ -45,7 +45,7 @@ def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
         if comm.rank == 0:
             kept.save(entries, {})
         comm.Barrier()
-    last = build(nn.Serial, 3)
+    last = build(nn.Trainer, 3)
     last.load_state(kept.load()[0])
     assert last.steps == 8
     for batch in batches("mlp", (0, 1), 10)[8:]:

@@ -93,7 +93,7 @@ def loss_of(make):
 
 
 def one_process(make, optimizer="adam", clip=0, **more):
-    one = nn.Serial(make(**more), loss_of(make), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    one = nn.Trainer(make(**more), loss_of(make), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
     return one, train(one, one.network)
 
 
@@ -229,7 +229,7 @@ def test_parts_half_precision_and_checkpoints(comm):
         state = many.state()
         many.close()
         many = together(comm, unnormalized, kind=kind)
-        half = nn.Serial(unnormalized(), loss_of(unnormalized), OPTIMIZERS["adam"](), SEED)
+        half = nn.Trainer(unnormalized(), loss_of(unnormalized), OPTIMIZERS["adam"](), SEED)
         given = batches(half.network, (0, 1))
         [half.step(*batch) for batch in given[:2]]
         many.load_state(half.state())

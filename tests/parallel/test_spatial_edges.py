@@ -86,7 +86,7 @@ def test_what_one_mesh_has_trained_goes_on_on_another(comm):
         ("SpatialParallel", {"space": 2}, {}),
     )
     make, more = inception, {"synchronized": True}
-    one = nn.Serial(make(**more), loss_of(make), OPTIMIZERS["adam"](), SEED)
+    one = nn.Trainer(make(**more), loss_of(make), OPTIMIZERS["adam"](), SEED)
     state, left = one.state(), {}
     rng = np.random.default_rng(5)
     for kind, ranks, exchange in hows:

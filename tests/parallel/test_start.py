@@ -15,10 +15,10 @@ def test_first_values_are_those_of_rank_0(comm, monkeypatch):
     from parallel.command.registry import STRATEGIES
     from parallel.strategies import data_parallel
 
-    want = nn.Serial(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    want = nn.Trainer(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     draw = Layout.draw
     monkeypatch.setattr(Layout, "draw", lambda layout, name, seed: draw(layout, name, seed) + comm.rank // 2)
-    control = nn.Serial(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
+    control = nn.Trainer(cnn(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     assert (control.parameters == want.parameters).all() == (control.statistics == want.statistics).all()
     assert (control.parameters == want.parameters).all() == (comm.rank < 2)
     network = lambda: cnn(synchronized=False)  # reproducible trainers refuse the other

@@ -35,7 +35,7 @@ def steps(trainer, count=5, first=0, parts=1):
 
 
 def one_process(optimizer, clip=0, loss=None):
-    one = nn.Serial(language_model(), loss or nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
+    one = nn.Trainer(language_model(), loss or nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]), SEED)
     return one, steps(one)
 
 
@@ -77,12 +77,12 @@ def test_checkpoints_hold_whole_tensors(comm, ranks):
     """What is begun on one process is continued here, and the other way round; samples may come in parts."""
     for way in "pairs", "sequence":
         one, losses = one_process("adam")
-        half = nn.Serial(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+        half = nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         steps(half, 2)
         many = make(comm, way=way)(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"]())
         many.load_state(half.state() if many.writer else {})
         np.testing.assert_allclose(steps(many, 4, 2, parts=2), losses[2:4], rtol=1e-12)
-        state, again = many.state(), nn.Serial(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+        state, again = many.state(), nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         assert bool(state) == many.writer
         if many.writer:
             again.load_state(state)
@@ -123,7 +123,7 @@ def test_ranks_know_all_that_is_asked(comm):
 @pytest.mark.mpi(ranks=2)
 def test_a_bad_step_changes_nothing_and_is_traced(comm):
     network = cnn(False)
-    one = nn.Serial(cnn(False), nn.CrossEntropyLoss(), nn.Adam(0.01), SEED)
+    one = nn.Trainer(cnn(False), nn.CrossEntropyLoss(), nn.Adam(0.01), SEED)
     many = make(comm)(network, nn.CrossEntropyLoss(), nn.Adam(0.01))
     good, (x, y, total) = batches("cnn", (0, 1), 2)
     x = x.copy()

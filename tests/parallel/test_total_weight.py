@@ -39,7 +39,7 @@ def test_every_strategy(comm):
     from collectives import Communicator
     from parallel.command.registry import STRATEGIES
 
-    one = nn.Serial(network(), loss(), nn.SGD(0.3), SEED)
+    one = nn.Trainer(network(), loss(), nn.SGD(0.3), SEED)
     data, loader = dataset(), nn.Loader(dataset(), BATCH, SEED, dtype=np.float64)
     want = nn.fit(one, loader, 2, validation=data)
     for given in EVERYTHING:
@@ -78,7 +78,7 @@ def test_control_rows_of_each_shard_alone_are_another_mean():
     """What dividing by a shard's own weight, or by its rows, would give."""
     data, found = dataset(), []
     for wrong in (lambda y: loss().count(y), lambda y: loss().count(y[:4]) * 2, len):
-        one = nn.Serial(network(), loss(), nn.SGD(0.3), SEED)
+        one = nn.Trainer(network(), loss(), nn.SGD(0.3), SEED)
         x, y = data.batch(slice(0, 8), np.float64)
         found.append(one.step(x, y, total_weight=wrong(y)))
     assert abs(found[1] / found[0] - 1) > 0.01 and abs(found[2] / found[0] - 1) > 0.01

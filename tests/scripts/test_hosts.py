@@ -86,7 +86,7 @@ def train(kind, *more, **options):
     for step in range(4):
         trainer.step(x[step % 2][mine], y[step % 2][mine], 13)
     return trainer.state(), trainer
-want, _ = train(nn.Serial)
+want, _ = train(nn.Trainer)
 how = {}
 for kind, options in ((DistributedDataParallel, {}), (FullyShardedDataParallel, {"unit_bytes": 1000})):
     got, trainer = train(kind, communicator, **options)

@@ -46,7 +46,7 @@ def test_layers_are_measured(spec):
         spec, ((12,), 5)
     )
     network = nn.models.build(spec, shape, classes)
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1, momentum=0.9))
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1, momentum=0.9))
     before = trainer.digest()
     times = measure_layers(trainer, *random_batch(network, 4), repeats=2)
     assert trainer.digest() == before
@@ -79,7 +79,7 @@ def test_micro_batches_are_measured_as_they_add_up(monkeypatch):
         now[0] += 1.0
         return now[0]
 
-    class Watched(nn.Serial):
+    class Watched(nn.Trainer):
         def step(self, x, y, total=None, parts=1):
             loss = super().step(x, y, total, parts)
             whole.append((parts, self.gradients.copy()))

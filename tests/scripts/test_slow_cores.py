@@ -21,7 +21,7 @@ def made():
 
 def trained() -> np.ndarray:
     """Parameters after a step in two micro-batches."""
-    trainer = nn.Serial(made(), nn.CrossEntropyLoss(), nn.SGD(0.1))
+    trainer = nn.Trainer(made(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     trainer.step(np.ones((4, 6), np.float32), np.arange(4) % 3, None, 2)
     return trainer.parameters.copy()
 
@@ -73,7 +73,7 @@ def test_weights_that_are_put_off_rest_too():
 
     with slow_cores.of(2, made(), nn.SGD(0.1)) as cores:
         network = made()
-        trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
+        trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
         x, run = np.ones((4, 6), np.float32), trainer.run
         output, saved = network.forward(trainer.p, x, run)
         network.backward_inputs(trainer.p, trainer.g, np.ones_like(output), saved, run)

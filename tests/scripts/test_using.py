@@ -165,7 +165,7 @@ def parrot(request, tmp_path_factory):
     text = np.frombuffer(LINE.encode() * 40, np.uint8)
     train, _ = text_datasets(text, "line", 8)
     network = build(request.param, (8,), 256)
-    trainer = nn.Serial(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.005))
+    trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.005))
     training = nn.fit(trainer, train, 40, batch=16)
     assert training.history[-1]["loss"] < 0.3
     return nn.save(network, trainer, tmp_path_factory.mktemp("parrot") / "parrot.npz", {"outputs": "logits"})

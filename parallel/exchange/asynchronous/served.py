@@ -32,8 +32,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nn.training.serial import OWN
 from nn.training.stored import Fragment
+from nn.training.trainer import OWN
 from parallel.exchange.asynchronous.clock import Book
 from parallel.exchange.asynchronous.replica import Replica
 from parallel.exchange.asynchronous.server import Server

@@ -34,7 +34,7 @@ from parallel.strategies.data_parallel import summing
 from parallel.strategies.operators import branches, space
 from parallel.strategies.operators.rows import halos
 from parallel.strategies.zero import sharding
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 REWRITTEN: dict[str, Callable[[Network, int, int], Network]] = {"space": space.cut, "branch": branches.deal}
 
@@ -126,13 +126,13 @@ class Together(Whole):
 
 def SpatialParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, space: int = 0, **exchange
-) -> Trainer:
-    """`Serial` on many ranks, each of which has some rows of every image.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks, each of which has some rows of every image.
 
     Parameters
     ----------
     network, loss, optimizer, seed
-        As for Serial, alike on all ranks.
+        As for Trainer, alike on all ranks.
     communicator : collectives.Communicator
     space : int
         How many ranks share an image; 0 for all. Those of one group are neighbours, and are given the same samples;
@@ -155,8 +155,8 @@ def SpatialParallel(
 
 def BranchParallel(
     network: Network, loss: Loss, optimizer: Optimizer, communicator, seed: int = 0, *, branch: int = 0, **exchange
-) -> Trainer:
-    """`Serial` on many ranks, each of which computes some of the branches of every module that has them.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks, each of which computes some of the branches of every module that has them.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def BranchParallel(
 
 def _together(
     axis, name, network, loss, optimizer, communicator, seed, ranks, *, stage=0, compressor=None, **how
-) -> Trainer:
+) -> DistributedTrainer:
     mesh = Mesh(communicator, **{axis: ranks or communicator.size})
     if stage:
         exchange = sharding(communicator, stage, compressor=compressor, **how)
@@ -185,4 +185,4 @@ def _together(
         exchange = Compressed(compressor, **how)
     else:
         exchange = summing(communicator, **how)
-    return Trainer(network, loss, optimizer, mesh, Together(axis), exchange, seed, name)
+    return DistributedTrainer(network, loss, optimizer, mesh, Together(axis), exchange, seed, name)

@@ -27,7 +27,7 @@ from nn.core.network import Network, NotFinite
 from nn.core.run import MicroBatch, Run
 from nn.core.stages import together
 from nn.losses import Loss
-from nn.training.serial import micro_batches
+from nn.training.trainer import micro_batches
 from parallel.passes import whole
 from parallel.strategies.pipeline.actions import Action, Rows, parts, write
 from parallel.strategies.pipeline.picture import compare, measured

@@ -42,7 +42,7 @@ from mpi4py import MPI
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from nn.training.serial import micro_batches
+from nn.training.trainer import micro_batches
 from parallel.exchange.base import Exchange
 from parallel.exchange.messages import Buckets, check_bucketing
 from parallel.exchange.step_result import StepResult
@@ -55,7 +55,7 @@ from parallel.strategies.pipeline.picture import compare
 from parallel.strategies.pipeline.placement import check_updates_apart
 from parallel.strategies.pipeline.schedules import check_counts
 from parallel.strategies.pipeline.stream import Stream
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 class Stashed(Exchange):
@@ -357,7 +357,7 @@ def PipeDream(
     replicas: Sequence[int] = (),
     bucketing: dict | None = None,
     limit: float = 300.0,
-) -> Trainer:
+) -> DistributedTrainer:
     """A stage on each rank, or on some, and an update after every mini-batch.
 
     Parameters
@@ -384,4 +384,4 @@ def PipeDream(
     check_bucketing(**bucketing)
     mesh = Mesh(communicator, data=1, pipeline=communicator.size)
     pass_ = PipeDreamPass(mini_batches, cuts, vertical_sync, limit, replicas)
-    return Trainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, Stashed(bucketing), seed, "PipeDream")

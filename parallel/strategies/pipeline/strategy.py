@@ -23,7 +23,7 @@ from parallel.strategies.pipeline.actions import Rows
 from parallel.strategies.pipeline.executor import PipelinePass
 from parallel.strategies.pipeline.placement import place, refuse_ties
 from parallel.strategies.pipeline.schedules import check_counts
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 def Pipeline(
@@ -46,8 +46,8 @@ def Pipeline(
     compressor: Compressor | None = None,
     limit: float = 300.0,
     **options,
-) -> Trainer:
-    """`Serial` with the layers on many ranks, and perhaps several copies of that, which share every batch.
+) -> DistributedTrainer:
+    """`Trainer` with the layers on many ranks, and perhaps several copies of that, which share every batch.
 
     Parameters
     ----------
@@ -94,4 +94,4 @@ def Pipeline(
     if compressor:
         refuse_ties(place(network, mesh.sizes["pipeline"], schedule, micro_batches, cuts, **options))
     pass_ = PipelinePass(schedule, micro_batches, cuts, recompute, limit, loss, way, **options)
-    return Trainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")
+    return DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange, seed, "Pipeline")

@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from nn.core.run import MicroBatch
-from nn.training.serial import micro_batches
+from nn.training.trainer import micro_batches
 from parallel.strategies.pipeline.actions import Action
 from parallel.strategies.pipeline.schedules import pipedream, seat
 from parallel.strategies.pipeline.step import TAG

@@ -23,7 +23,7 @@ from parallel.passes.whole import Whole
 from parallel.strategies.along_data import exchange_along
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
-from parallel.trainer import Trainer
+from parallel.trainer import DistributedTrainer
 
 
 class SharedPass(Whole):
@@ -108,13 +108,13 @@ def TensorParallel(
     unit_bytes: int = 1 << 20,
     prefetch: int | None = None,
     compressor: Compressor | None = None,
-) -> Trainer:
-    """`Serial` on many ranks, which compute every layer together.
+) -> DistributedTrainer:
+    """`Trainer` on many ranks, which compute every layer together.
 
     Parameters
     ----------
     network, loss, optimizer, seed
-        As for Serial, alike on all ranks.
+        As for Trainer, alike on all ranks.
     communicator : collectives.Communicator
     tensor : int or None
         How many ranks share a layer; None for all. Those of one group are neighbours, and are given the same samples;
@@ -137,4 +137,4 @@ def TensorParallel(
     """
     mesh = Mesh(communicator, tensor=tensor or communicator.size)
     exchange = exchange_along(mesh, stage, bucketing, unit_bytes, prefetch, compressor)
-    return Trainer(network, loss, optimizer, mesh, SharedPass(loss, way), exchange, seed, "TensorParallel")
+    return DistributedTrainer(network, loss, optimizer, mesh, SharedPass(loss, way), exchange, seed, "TensorParallel")

@@ -1,9 +1,9 @@
-"""Serial: the trainer of one process, from which the `Trainer` of many ranks in `parallel` is made.
+"""Trainer: weights, loss and optimizer in one process; `parallel.DistributedTrainer` extends it to many ranks.
 
 A trainer owns the buffers (parameters, gradients, the optimizer's moments, running statistics) and makes one optimizer
 step at a time:
 
-    trainer = Serial(network, CrossEntropyLoss(), SGD(lr=0.1))
+    trainer = Trainer(network, CrossEntropyLoss(), SGD(lr=0.1))
     loss = trainer.step(x, y)
 
     step    compute_gradients   forward, loss, backward; part after part where activations are to be few
@@ -61,7 +61,7 @@ def one_thread_at_a_time(method):
     return locked
 
 
-class Serial:
+class Trainer:
     """One process: forward, backward, update.
 
     Several threads may call `step`, `predict` and `evaluate`: they take turns. Copies and pickles are trainers of their
@@ -116,7 +116,7 @@ class Serial:
     searches = False  # whether a step may evaluate the batch several times, as QuasiNewton needs it
     communicator = pass_ = None
     apart = scattered = on_disk = False
-    name, sends, notes = "Serial", "", ""
+    name, sends, notes = "Trainer", "", ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
@@ -165,7 +165,7 @@ class Serial:
         self.make_run()
         self.make_views()
 
-    def __copy__(self) -> Serial:
+    def __copy__(self) -> Trainer:
         return copy.deepcopy(self)  # two trainers with one set of arrays would disagree about the number of steps
 
     def hold(self, network: Network) -> Network:
@@ -500,7 +500,7 @@ class Serial:
     def close(self) -> None:
         """Give back what this trainer holds outside of its arrays: nothing, on one process."""
 
-    def alone(self) -> Serial | None:
+    def alone(self) -> Trainer | None:
         """A trainer of one process with this state, to look into the network; None on all ranks but the first."""
         return self
 
