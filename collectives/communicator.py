@@ -19,10 +19,12 @@ from mpi4py import MPI
 
 from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
 from collectives.choosing.selection import Call, check_name, seconds
+from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, facts
 from collectives.failures.launch_check import care_for_the_end, end_in_time
 from collectives.failures.revocation import forget, note
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
+from collectives.node_memory.files import unlink_library_memory
 from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Beside, Calls, beside, in_flight, outside, where
 from collectives.running import table
@@ -83,6 +85,7 @@ class Communicator(MPI.Intracomm):
         for `progress`, where MPI was started without threads
     """
 
+    calls = None  # what a watchdog looks at: which call that waits for other ranks this one is in (progress.Calls)
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
     _in_front = ()  # methods before which another function stands
@@ -123,6 +126,7 @@ class Communicator(MPI.Intracomm):
                 if others[what] != first:
                     raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
         if len(told) > 1:
+            unlink_library_memory()
             care_for_the_end()
         if len(told) > 1 and limit and abort:
             end_in_time(limit + LATER)
@@ -138,7 +142,7 @@ class Communicator(MPI.Intracomm):
         if debug:
             self._agreement = Agreement(note(native.Dup()))
         if limit:
-            self._watchdog = Watchdog(self._calls, note(native.Dup()), limit, abort)
+            self._watchdog = Watchdog(self.calls, note(native.Dup()), limit, abort)
             self._watchdog.start()
         self._stand_in_front(not debug)
 
@@ -154,7 +158,7 @@ class Communicator(MPI.Intracomm):
         if self._observed:
             agree = self._agree if self._agreement else None
             for name in (*COLLECTIVE, *PEER):
-                front[name] = counting(name, front.get(name) or getattr(self, name), self._calls, agree)
+                front[name] = counting(name, front.get(name) or getattr(self, name), self.calls, agree)
         for name, function in front.items():
             function.__doc__ = getattr(type(self), name).__doc__
         self.__dict__.update(front)
@@ -188,27 +192,26 @@ class Communicator(MPI.Intracomm):
         self._planner = Planner(note(native.Dup()), algorithms or {}, synchronous, memory)
         self._planner.left = self._left
         self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
-        self._cache, self._calls = PlanCache(), Calls()
+        self._cache, self.calls = PlanCache(), Calls()
         quiet, moving = (self._cache, native), (Moving(self), Beside(native))
 
         def changed(any_in_flight):
             if not self._broken:
                 self._plans, self._library = moving if any_in_flight else quiet
 
+        self._planner.forget_scratch = self._cache.drop_named
         self._queue = Queue(changed, progress)
         self._stand_in_front(True)
 
     def _left(self, error, place):
         """A call has ended before its end: there is no later one, as that could take its messages for its own."""
         rank, place = self.Get_rank(), place or where(outside())
-        self._broken = (
-            f"rank {rank} has left a collective before its end (at {place}: {type(error).__name__}), and its messages "
-            f"may still come: go on with another Communicator, or with this one after release() on all ranks"
-        )
-        self._queue.broken = self._broken
-        self._stand_in_front(False)
-        self._cache.known.entries.clear()
-        self._plans = Broken(self._broken)
+        if not self._broken:
+            self._broken = self._queue.broken = cause_of(error, f"rank {rank}", "a collective", f"at {place}: ")
+            self._planner.abort(self._broken)
+            self._stand_in_front(False)
+            self._cache.known.entries.clear()
+            self._plans = Broken(self._broken)
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE:
             raise RuntimeError(
                 f"rank {rank} got a longer message than it expects, one of another call: ranks call different "
@@ -394,7 +397,7 @@ class Communicator(MPI.Intracomm):
             raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
         self._prepared()
         if self._broken:
-            raise RuntimeError(self._broken)
+            raise Aborted(self._broken)
         return self._queue.start(name or "plan", plan, ())
 
     def _prepared(self):
@@ -423,7 +426,7 @@ class Communicator(MPI.Intracomm):
         """Plan a call that has not been seen before."""
         self._prepared()
         if self._broken:
-            raise RuntimeError(self._broken)
+            raise Aborted(self._broken)
         plan = self._waiting(row.plan, self._planner, *(a, b)[: row.buffers], *more, algorithm)
         if key is not None:
             self._cache.put(key, plan)
@@ -438,7 +441,7 @@ class Communicator(MPI.Intracomm):
         """Start the nonblocking form of a collective, ours or the library's."""
         self._prepared()
         if self._broken:
-            raise RuntimeError(self._broken)
+            raise Aborted(self._broken)
         key = fingerprint(row.name, algorithm, row.detail(more), *buffers) if row.kept else None
         plan = self._later_plans.get(key)
         if plan is None:
@@ -599,7 +602,7 @@ class Broken:
         self.why = why
 
     def get(self, key):
-        raise RuntimeError(self.why)
+        raise Aborted(self.why)
 
 
 class Moving:

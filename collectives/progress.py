@@ -125,12 +125,19 @@ class Beside:
 
 
 class Doing(NamedTuple):
-    """A call that waits for other ranks; of the Wait for a nonblocking collective, that collective and its number."""
+    """A call that waits for other ranks.
+
+    Attributes
+    ----------
+    number : of a nonblocking collective for which Wait was called, which it is
+    late : function () -> ranks of COMM_WORLD that it still waits for, where that is known
+    """
 
     name: str
     args: tuple
     kwargs: dict
     number: int | None = None
+    late: Callable[[], list[int]] | None = None
 
 
 class Calls:

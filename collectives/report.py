@@ -127,7 +127,7 @@ def check(
     operation : a name in ALGORITHMS: what x is before and after is said in collectives/algorithms/registry.py
     counts : numbers of elements; by default 0, 1, fewer than ranks, as many, and a number that does not divide
     ordered : whether operands must meet in rank order
-    options : passed on to the algorithm
+    options : passed on to the algorithm; `root` is the one to try, else the first, the middle and the last rank
 
     Returns
     -------
@@ -147,13 +147,21 @@ def check(
     report = Report(rounds, operation)
     has_root = operation != "barrier" and OPERATIONS[operation].rooted
     any_root = has_root and "root" in inspect.signature(rounds).parameters
-    called = rounds if any_root or not has_root else lambda rank, size, count, root: rounds(rank, size, count)
+    called = rounds if any_root or not has_root else lambda *given, root, **more: rounds(*given, **more)
+    asked_root = options.pop("root", None) if has_root else None
+    if asked_root and not any_root:
+        raise ValueError(f"root {asked_root}, but the algorithm has no parameter root: it is rank 0")
     for size in sorted(ranks, key=lambda size: size == 1):  # one rank last: what is wrong there is seldom the mistake
-        tried = set(counts or (0, 1, size - 1, size, 2 * size + 1))
+        tried = set(counts or (0, 1, size - 1, size, 2 * size + 1)) if operation != "barrier" else {size}
         for count in sorted(tried, key=lambda n: (n == 0, n)):  # none last, for which ranks may only wait
             count *= size if operation == "alltoall" else 1
-            for root in sorted({0, size // 2, size - 1}) if any_root else [0]:
-                case = f"{size} ranks, {count} elements" + (f", root {root}" if any_root else "")
+            roots = {0, size // 2, size - 1} if asked_root is None else {asked_root}
+            for root in sorted(roots) if any_root else [0]:
+                case = (
+                    f"{size} ranks"
+                    + f", {count} elements" * (operation != "barrier")
+                    + (f", root {root}" if any_root else "")
+                )
                 for synchronous in (False, True):
                     try:
                         stats = prove(

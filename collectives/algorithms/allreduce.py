@@ -44,8 +44,8 @@ def direct(rank, size, count):
     yield from allgather.ring(rank, size, count)
 
 
-def segmented_cost(p, n):
-    k = max(2, how_many(-(-n // p), SEGMENT))
+def segmented_cost(p, n, segment=SEGMENT):
+    k = max(2, how_many(-(-n // p), segment))
     return Cost(2 * (p - 1) * k, 2 * n * (p - 1) / p, n / (p * k) if p > 1 else 0)
 
 
@@ -126,10 +126,10 @@ def rabenseifner(rank, size, count):
     yield from among_power_of_two(rank, size, halve_and_double, lambda r: (0, count), lambda r: (0, count))
 
 
-def double_tree_cost(p, n):
+def double_tree_cost(p, n, segment=SEGMENT):
     if p == 1:
         return Cost(0, 0)
-    k, levels = how_many(-(-n // 2), SEGMENT), p.bit_length() - 1
+    k, levels = how_many(-(-n // 2), segment), p.bit_length() - 1
     messages = 4 * levels - 2 * (p == 1 << levels) + (4 if p > 2 else 2) * (k - 1)
     return Cost(messages, messages * n / (2 * k), messages * n / (4 * k))
 

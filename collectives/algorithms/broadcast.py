@@ -32,8 +32,8 @@ def binomial(rank, size, count, root=0):
             yield (Send((me + bit + root) % size, "x", 0, count),)
 
 
-def chain_cost(p, n):
-    k = how_many(n, SEGMENT)
+def chain_cost(p, n, segment=SEGMENT):
+    k = how_many(n, segment)
     return Cost(p - 2 + k, (p - 2 + k) * n / k) if p > 1 else Cost(0, 0)
 
 

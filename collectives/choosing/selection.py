@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
-from collectives.algorithms.registry import EQUAL, by_messages
+from collectives.algorithms.registry import EQUAL, Algorithm, by_messages
 from collectives.reading import read_json
 
 ANY = float("inf")
@@ -163,16 +163,26 @@ class Selection:
         self.file = os.environ.get("RINGPROP_TUNE", "")
         self.refused = ""  # why the ranks may have no shared memory, where that was found
         self.arrays = False  # whether the ranks were ever given arrays in shared memory: alike on all
-        self.table = default_table(self.place, library) | (load(self.file).get(self.place, {}) if self.file else {})
+        self.messages_only = False  # whether "auto" stands for schedules that send messages, and for nothing else
+        self.measured = load(self.file) if self.file else {}
+        self.own = self.measured.get(self.place, {})  # rows of the file: operation -> rows
+        self.table = default_table(self.place, library) | self.own
 
     def without_memory(self) -> "Selection":
-        """The same for nonblocking collectives, which only send messages, and which the library would not advance."""
+        """The same for nonblocking collectives, which only send messages, and which the library would not advance.
+
+        Where the file has no rows for this place, those for a network hold.
+        """
         other = copy(self)
-        other.place, other.table = "network", TABLE["network"]
+        other.place, other.messages_only = "network", True
+        other.own = self.measured.get("network", {}) | self.own
+        other.table = TABLE["network"] | other.own
         return other
 
     def asked(self, operation: str, algorithm: str | Callable | None) -> str | Callable:
-        """What a call asks for; a function that the caller wrote stands for itself."""
+        """What a call asks for: a name, also for an entry of ALGORITHMS; or a function that the caller wrote."""
+        if isinstance(algorithm, Algorithm) and by_messages(operation).get(algorithm.name) == algorithm:
+            return algorithm.name
         if callable(getattr(algorithm, "rounds", algorithm)):
             return getattr(algorithm, "rounds", algorithm)
         return self.names[operation] if algorithm is None else check_name(operation, algorithm)
@@ -188,7 +198,7 @@ class Selection:
 
     def reads_in_place(self, operation: str) -> bool:
         """Whether the default table's `native` is `shared` for long arrays."""
-        return self.arrays and self.place == "node" and operation in READ_IN_PLACE and not self.file
+        return self.arrays and self.place == "node" and operation in READ_IN_PLACE and operation not in self.own
 
     def choose(self, asked: str, call: Call) -> str:
         """The algorithm that runs where `asked` is asked for."""
@@ -208,7 +218,7 @@ class Selection:
                 name, why = VECTOR[operation], "ranks know different numbers of elements"
             else:
                 limit, name = next(row for row in self.table[operation] if call.nbytes <= row[0])
-                source = self.file or "the default table"
+                source = self.file if operation in self.own else "the default table"
                 why = f"{source} says so" + (f" up to {limit:,} bytes" if limit < ANY else " from here on")
                 if name == "native" and (call.nbytes > COUNTED or call.numpy):
                     long = "the library counts elements in 32 bits"
@@ -216,6 +226,8 @@ class Selection:
                     name = "shared" if self.place == "node" and operation in SHARED else self.by_messages(call)
                 elif name == "native" and call.nbytes > READ_ABOVE and self.reads_in_place(operation):
                     name, why = "shared", "ranks were given shared arrays; with any other it is native"
+        if asked == "auto" and self.messages_only and name in ("native", "shared"):
+            name, why = self.by_messages(call), f"{why}, but only messages are sent"
         if asked == "auto" and call.half and operation in ROUNDED_ONCE:
             shared = self.place == "node" and operation in SHARED and call.shareable and not self.refused
             name, why = "shared" if shared else ROUNDED_ONCE[operation], "float16 is summed in float32 and rounded once"

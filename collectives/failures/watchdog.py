@@ -130,6 +130,9 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self.calls, self.comm, self.limit, self.abort = calls, comm, limit, abort
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        group = comm.Get_group()
+        self.world = group.Translate_ranks(range(self.size), MPI.COMM_WORLD.Get_group())  # each rank's in COMM_WORLD
+        group.Free()
         self.main = threading.get_ident()
         self.ended = threading.Event()
         self.clock = Awake()
@@ -234,7 +237,7 @@ class Watchdog(threading.Thread):
             others = [getattr(calls(), "current", None) for calls in tuple(Calls.everywhere)]
             state |= next(({"elsewhere": other.name} for other in others if other), {})
             return state
-        name, args, kwargs, number = doing
+        name, args, kwargs, number, late = doing
         said = [describe(a) for a in args] + [f"{key}={describe(a)}" for key, a in kwargs.items()]
         state |= {"name": name, "call": f"{name}({', '.join(said)})", "at": at}
         state["seconds"] = self.clock.now() - self.since
@@ -244,6 +247,8 @@ class Watchdog(threading.Thread):
             key, place = PEER[name]
             peer = kwargs.get(key, args[place] if len(args) > place else MPI.ANY_SOURCE)
             state["peers"] = [peer] if isinstance(peer, int) and peer >= 0 else []
+        elif late is not None:
+            state["peers"] = state["late"] = [self.world.index(rank) for rank in late() if rank in self.world]
         return state
 
     def report(self, states: dict[int, dict]) -> str:
@@ -271,7 +276,7 @@ class Watchdog(threading.Thread):
                 lines.append(f"    {state['left'][1]}")
             if state is not None and state["begun"]:
                 lines.append(f"    begun and not done: {', '.join(state['begun'])}")
-        if "peers" not in own and (missing := self.missing(own, states)):
+        if missing := own.get("late", []) if "peers" in own else self.missing(own, states):
             ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             lines.append(f"  missing from {own.get('name', 'the call')}: {ranks}")
         if cycle := find_cycle(waits):

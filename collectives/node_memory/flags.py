@@ -5,6 +5,9 @@ then its word; a reader sees the word, then a fence, then reads. A waiting rank 
 a core for every rank, else it yields its core at once. While it waits long it lets MPI make progress, which may tell it
 that a rank has died, moves this process's nonblocking collectives (progress.py), and after `limit` seconds it says who
 has not come.
+
+A rank that ends a wait early (timeout, interrupt, MPI error) aborts: it writes the cause beside its words, and GONE
+into the words by which it meets. Every rank that waits for it or meets it later raises `Aborted` with that cause.
 """
 
 import fcntl
@@ -14,11 +17,14 @@ from enum import IntEnum
 
 from mpi4py import MPI
 
+from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.awake import Awake
 from collectives.node_memory.files import open_first
 from collectives.progress import Calls, Doing, in_flight, move
 
 LINE = 128  # bytes: processors fetch cache lines in pairs
+TEXT = 512  # bytes for the cause for which a rank has aborted
+GONE = -1  # what a rank that has aborted shows in place of a signature, which is never negative
 LOOKS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
 
 
@@ -45,6 +51,7 @@ class Word(IntEnum):
     HANDLE = 11
     DEVICE = 12  # and which
     INODE = 13
+    ABORTED = 14  # that the rank has ended a call early, and that the cause can be read
     PAIRS = 16  # and all behind: how often it has met each of the others, where not all meet
 
 
@@ -62,6 +69,8 @@ class Flags:
         The ranks, all on one node; creating the flags is collective.
     limit : float
         Seconds after which a rank that waits for others gives up.
+    calls : Calls, optional
+        Where waits are noted for a watchdog; by default nobody looks.
 
     Attributes
     ----------
@@ -78,21 +87,27 @@ class Flags:
         In whatever waits: others did not come within `limit`; the message names them.
     MPI.Exception
         In whatever waits, where MPI tells of a death.
+    Aborted
+        In whatever waits, where another rank has ended a wait early; and in all that follows an early end here.
     """
 
-    def __init__(self, comm, limit):
+    def __init__(self, comm, limit, calls=None):
         self.comm, self.limit = comm, limit
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.lines = lines = lines_of(comm)
+        self.lines, self.causes = lines_of(comm)
+        lines = self.lines
         self.mine, self.others = lines[self.rank], [line for rank, line in enumerate(lines) if rank != self.rank]
+        group = comm.Get_group()
+        self.world = group.Translate_ranks(range(self.size), MPI.COMM_WORLD.Get_group())
+        group.Free()
         self.ranks = [rank for rank in range(self.size) if rank != self.rank]
-        for word in (*range(8), *range(Word.PAIRS, Word.PAIRS + self.size)):
+        for word in (*range(8), Word.ABORTED, *range(Word.PAIRS, Word.PAIRS + self.size)):
             self.mine[word] = int(word == 1)  # as if all had met twice
         self.first = lines[0]
         self.window = MPI.Win.Allocate_shared(0, 1, comm=MPI.COMM_SELF)  # for its fence
         self.window.Lock_all()
         self.fence = self.window.Sync
-        self.count, self.calls = 0, Calls()
+        self.count, self.calls = 0, calls or Calls()
         # A bound rank sees its own cores only, so the masks of all are joined.
         cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
         self.looks = LOOKS if self.size <= len(cores) else 0
@@ -104,16 +119,20 @@ class Flags:
 
         Says whether all ranks came with the same `marks_of` a signature: all get the same answer.
         """
-        count = self.count = self.count + 1
-        word, shown = count & 1, marks[count >> 1 & 1]
-        self.fence()
-        self.mine[word] = shown
-        same = True
-        for line in self.others:
-            if line[word] != shown and not self._comes(line, word, shown, what):
-                same = False
-        self.fence()
-        return same
+        try:
+            count = self.count = self.count + 1
+            word, shown = count & 1, marks[count >> 1 & 1]
+            self.fence()
+            self.mine[word] = shown
+            same = True
+            for line in self.others:
+                if line[word] != shown and not self._comes(line, word, shown, what):
+                    same = False
+            self.fence()
+            return same
+        except BaseException as error:
+            self.abort(cause_of(error, f"rank {self.rank}", what))
+            raise
 
     def together(self, what: str) -> None:
         """Meet, without a signature."""
@@ -123,15 +142,19 @@ class Flags:
         """Meet some of the ranks, this one among them: each pair counts how often it has met here."""
         if len(ranks) == self.size:
             return self.together(what)
-        self.fence()
-        late = [(r, self.lines[r]) for r in ranks if r != self.rank]
-        for r, _ in late:
-            self.mine[Word.PAIRS + r] += 1
-        for r, line in late:
-            met, mine = self.mine[Word.PAIRS + r], Word.PAIRS + self.rank
-            if line[mine] < met:
-                self._wait(line, lambda line, met=met, mine=mine: line[mine] >= met, what, [(r, line)])
-        return self.fence()
+        try:
+            self.fence()
+            late = [(r, self.lines[r]) for r in ranks if r != self.rank]
+            for r, _ in late:
+                self.mine[Word.PAIRS + r] += 1
+            for r, line in late:
+                met, mine = self.mine[Word.PAIRS + r], Word.PAIRS + self.rank
+                if line[mine] < met:
+                    self._wait(line, lambda line, met=met, mine=mine: line[mine] >= met, what, [(r, line)])
+            return self.fence()
+        except BaseException as error:
+            self.abort(cause_of(error, f"rank {self.rank}", what))
+            raise
 
     def tell(self, word: int, value: int) -> None:
         """Raise a word of this rank: what was written before can be read by those who see it."""
@@ -140,10 +163,14 @@ class Flags:
 
     def until(self, word: int, value: int, what: str) -> None:
         """Wait until that word of every rank is at least `value`."""
-        for line in self.others:
-            if line[word] < value:
-                self._wait(line, lambda line: line[word] >= value, what)
-        self.fence()
+        try:
+            for line in self.others:
+                if line[word] < value:
+                    self._wait(line, lambda line: line[word] >= value, what)
+            self.fence()
+        except BaseException as error:
+            self.abort(cause_of(error, f"rank {self.rank}", what))
+            raise
 
     def told(self, word: int) -> list[int]:
         """That word of every rank."""
@@ -153,12 +180,36 @@ class Flags:
 
     def claim(self) -> int:
         """The next number: 0, 1, 2, ... over all ranks of the node, none twice."""
-        if not self._locks():
-            self._wait(self.first, lambda _: self._locks(), "a claim")
-        number = self.first[Word.NUMBER]
-        self.first[Word.NUMBER] = number + 1
-        fcntl.lockf(self.file, fcntl.LOCK_UN)
-        return number
+        try:
+            if not self._locks():
+                self._wait(self.first, lambda _: self._locks(), "a claim")
+            number = self.first[Word.NUMBER]
+            self.first[Word.NUMBER] = number + 1
+            return number
+        except BaseException as error:
+            self.abort(cause_of(error, f"rank {self.rank}", "a claim"))
+            raise
+        finally:
+            fcntl.lockf(self.file, fcntl.LOCK_UN)  # whether it was locked or not
+
+    def abort(self, cause: str) -> None:
+        """This rank has ended a call early: whoever waits for it, or comes to meet it later, raises Aborted."""
+        if isinstance(self.mine, Refusing):
+            return
+        text = cause.encode()[:TEXT]
+        self.causes[self.rank][: len(text)] = text
+        self.fence()
+        self.mine[Word.ABORTED] = len(text)
+        self.fence()
+        self.mine[0] = self.mine[1] = GONE
+        self.mine = Refusing(cause)
+
+    def _refuse_aborted(self):
+        """Raise Aborted where another rank has ended a call early."""
+        for rank, line in zip(self.ranks, self.others, strict=True):
+            if length := line[Word.ABORTED]:
+                self.fence()
+                raise Aborted(bytes(self.causes[rank][:length]).decode(errors="replace"))
 
     def _locks(self):
         """Lock the file if nobody has: 3 us with the unlocking, where MPI_Fetch_and_op takes 16 in Open MPI."""
@@ -173,20 +224,29 @@ class Flags:
         for _ in range(self.looks):
             if line[word] == shown:
                 return True
-        self._wait(line, lambda line: not (line[word] ^ shown) & 1, what)
-        return line[word] == shown
+        self._wait(line, lambda line: line[word] == GONE or not (line[word] ^ shown) & 1, what)
+        if (shows := line[word]) == GONE:
+            self._refuse_aborted()
+        return shows == shown
 
     def _wait(self, line, there, what, expected=None):
         """First only look; then give the core to others, and let MPI move what a late rank may be waiting for."""
         for _ in range(self.looks):
             if there(line):
                 return
-        self.calls.others += 1
-        self.calls.current = Doing("a meeting", (what,), {})
+        expected = expected or list(zip(self.ranks, self.others, strict=True))
+
+        def late():
+            return [self.world[rank] for rank, other in expected if not there(other)]
+
+        calls, before = self.calls, self.calls.current
+        if before is None:
+            calls.others += 1
+            calls.current = Doing("a wait in node memory", (what,), {}, late=late)
         try:
             self._wait_long(line, there, what, expected)
         finally:
-            self.calls.current = None
+            calls.current = before
 
     def _wait_long(self, line, there, what, expected):
         pause, probe, clock = os.sched_yield, self.comm.Iprobe, Awake()
@@ -198,11 +258,11 @@ class Flags:
                 probe(MPI.ANY_SOURCE, MPI.ANY_TAG)
                 if in_flight:
                     move()
+                self._refuse_aborted()
                 waited = clock.now()
                 if waited > 0.05:
                     time.sleep(50e-6)
                 if waited > self.limit:
-                    expected = expected or zip(self.ranks, self.others, strict=True)
                     late = [rank for rank, other in expected if not there(other)]
                     raise TimeoutError(
                         f"rank {self.rank} has waited {waited:.1f} s in {what}: "
@@ -212,14 +272,29 @@ class Flags:
     def free(self):
         """Let go of the memory, and close the file."""
         self.window.Unlock_all()
-        self.mine, self.first, self.others, self.lines = None, None, [], []
+        self.mine, self.first, self.others, self.lines, self.causes = None, None, [], [], []
         self.window.Free()
         if self.file >= 0:
             os.close(self.file)
 
 
-def lines_of(comm: MPI.Intracomm) -> list[memoryview]:
-    """A line of words for each rank, which all see (collective); an OSError on all ranks where any has none."""
-    nbytes = LINE + -(-8 * comm.Get_size() // LINE) * LINE  # words by which it meets all, and each of the others
-    memory = memoryview(open_first(comm, nbytes * comm.Get_size()))
-    return [memory[rank * nbytes : (rank + 1) * nbytes].cast("q") for rank in range(comm.Get_size())]
+class Refusing:
+    """Stands in for the words of a rank that has aborted: it can show nothing any more."""
+
+    def __init__(self, cause: str):
+        self.cause = cause
+
+    def __getitem__(self, word):
+        raise Aborted(self.cause)
+
+    def __setitem__(self, word, value):
+        raise Aborted(self.cause)
+
+
+def lines_of(comm: MPI.Intracomm) -> tuple[list[memoryview], list[memoryview]]:
+    """Words and bytes of text for each rank, which all see (collective); an OSError on all ranks where any has none."""
+    words = LINE + -(-8 * comm.Get_size() // LINE) * LINE  # by which it meets all, and each of the others
+    each = words + TEXT
+    memory = memoryview(open_first(comm, each * comm.Get_size())).cast("B")
+    starts = range(0, each * comm.Get_size(), each)
+    return [memory[at : at + words].cast("q") for at in starts], [memory[at + words : at + each] for at in starts]

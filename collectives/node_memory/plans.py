@@ -66,13 +66,24 @@ class SharedPlan:
 
     def __call__(self):
         self.used = True
+        try:
+            same = self.run()
+            calls = None if same else self.window.comm.allgather(self.what)
+        except BaseException as error:
+            self.window.leave(self.what, error)
+            raise
+        if calls is not None:
+            self.settle(calls)
+
+    def run(self) -> bool:
+        """Make the calls; false where the signatures differ: then all ranks are at the first meeting."""
         window, what = self.window, self.what
         before, between, last = self.parts[window.turn & 1]
         for call in before:
             call()
         if not self.meet(self.marks, what):
             window.turn += 1  # others may have put something into slots
-            return self.settle()
+            return False
         window.turn += self.turns
         for calls in between:
             for call in calls:
@@ -80,11 +91,10 @@ class SharedPlan:
             self.together(what)
         for call in last:
             call()
-        return None
+        return True
 
-    def settle(self):
-        """The signatures differ: all ranks are here."""
-        calls = self.window.comm.allgather(self.what)
+    def settle(self, calls: list[str]):
+        """Do what fits the calls of all ranks, whose signatures differ."""
         for rank, call in enumerate(calls):
             if call != calls[0]:
                 raise ValueError(f"ranks disagree: rank 0 calls {calls[0]}, rank {rank} calls {call}")

@@ -28,11 +28,13 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.failures.aborted import cause_of
 from collectives.failures.revocation import forget, note
 from collectives.node_memory import plans
-from collectives.node_memory.files import identity, open_that
+from collectives.node_memory.files import identity, map_file, open_that
 from collectives.node_memory.flags import Flags, Word
 from collectives.node_memory.plans import SLOT
+from collectives.progress import Calls
 
 __all__ = ["SharedWindow"]
 
@@ -70,10 +72,14 @@ class SharedWindow:
         Its ranks must share a node: comm.Split_type(MPI.COMM_TYPE_SHARED).
     limit : float
         Seconds after which a rank that waits for others gives up.
+    calls : Calls, optional
+        Where waits are noted for a watchdog, as of a Communicator.
 
     Attributes
     ----------
     flags : Flags
+    left : function (exception, place)
+        Called with what has ended a call early on this rank.
     slots : list of uint8 arrays (2, SLOT)
         Of every rank, the scratch that all see: even and odd.
     turn : int
@@ -90,7 +96,8 @@ class SharedWindow:
     allreduce, reduce, reduce_scatter = plans.allreduce, plans.reduce, plans.reduce_scatter
     allgather, broadcast, barrier = plans.allgather, plans.broadcast, plans.barrier
 
-    def __init__(self, comm: MPI.Intracomm, limit: float = 300.0):
+    def __init__(self, comm: MPI.Intracomm, limit: float = 300.0, calls: Calls | None = None):
+        self.left = lambda error, place: None
         node = note(comm.Split_type(MPI.COMM_TYPE_SHARED))
         together = node.Get_size() == comm.Get_size()
         forget(node).Free()
@@ -101,7 +108,7 @@ class SharedWindow:
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
         try:
-            self.flags = Flags(self.comm, limit)
+            self.flags = Flags(self.comm, limit, calls)
         except OSError:
             forget(self.comm).Free()
             raise
@@ -112,6 +119,11 @@ class SharedWindow:
             self.free()
             raise
         self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT].reshape(2, SLOT) for rank in range(self.size)]
+
+    def leave(self, what: str, error: BaseException) -> None:
+        """This rank has ended a call early: no later one can be trusted, here or on another rank."""
+        self.flags.abort(cause_of(error, f"rank {self.rank}", what))
+        self.left(error, "")
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """An array of zeros in shared memory, one for each rank, all of one shape (collective).
@@ -192,7 +204,7 @@ class SharedWindow:
         handle = open_together(flags, total, kind)
 
         def touched():  # whoever writes first gets the page, from the memory next to its core
-            memory = np.frombuffer(mmap.mmap(handle, total), np.uint8).reshape(self.size, stretch)
+            memory = np.frombuffer(map_file(handle, total), np.uint8).reshape(self.size, stretch)
             memory[self.rank] = 0
             return memory
 

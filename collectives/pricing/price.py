@@ -25,6 +25,7 @@ sends 500 million messages: there one node stands for all, as every node does th
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from itertools import zip_longest
 
 import numpy as np
@@ -168,7 +169,13 @@ def price(
     if closed_form:
         elements = count or 0 if isinstance(count, int | None) else max(hi for _, hi in count)
         link = network.inside if network.ranks_per_node >= size else network.between
-        cost = closed_form(size, elements)
+        known = signature(closed_form).parameters
+        if unknown := sorted(set(options) - {"nodes", "root", *known}):
+            raise ValueError(
+                f"the closed form of {name} knows no {', '.join(unknown)}, and more steps than "
+                f"{WALK_AT_MOST:,} are not walked: price fewer ranks or leave it out"
+            )
+        cost = closed_form(size, elements, **{key: value for key, value in options.items() if key in known})
         if cost.meetings and size > network.ranks_per_node:
             raise ValueError(f"{name}: {size} ranks share no memory, with {network.ranks_per_node} a node")
         copy = network.copying(LONG) / LONG  # seconds a byte, as gamma is

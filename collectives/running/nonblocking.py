@@ -39,6 +39,7 @@ from collections.abc import Iterable
 from mpi4py import MPI
 
 from collectives import progress
+from collectives.failures.aborted import Aborted
 from collectives.failures.watchdog import describe
 from collectives.progress import INTERVAL, Calls, Doing, in_flight, outside, where
 
@@ -102,7 +103,7 @@ class Request:
                 return False
             self.agreed = None
         if self.queue.broken:  # by one before it, of whose messages these would be taken for
-            raise RuntimeError(self.queue.broken)
+            raise Aborted(self.queue.broken)
         calls, waits = self.plan.calls, self.plan.waits
         try:
             while self.at < len(calls):

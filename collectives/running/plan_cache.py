@@ -111,6 +111,11 @@ class PlanCache(dict):
         self.known.forget(plan)
         plan.free()
 
+    def drop_named(self):
+        """Free the plans of schedules in which ranks name each other's buffers: their memory goes."""
+        for key in [key for key, plan in self.items() if getattr(getattr(plan, "program", None), "named", None)]:
+            self.drop(key)
+
     def free(self):
         """Free every plan."""
         self.known.entries.clear()

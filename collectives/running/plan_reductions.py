@@ -8,9 +8,11 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.algorithms.allreduce import levels, segmented_ring
 from collectives.algorithms.registry import SEGMENT_BYTES
+from collectives.failures.watchdog import describe
 from collectives.node_memory.reduction import UFUNCS, libraries_differ
 from collectives.running.buffers import (
     allocate,
@@ -24,6 +26,8 @@ from collectives.running.buffers import (
 from collectives.running.plan import NATIVE, Sequence
 from collectives.running.program import Program
 from collectives.steps import among
+
+DEFINED = set()  # (operation, datatype), by handle, that the library has reduced
 
 
 def operands(sendbuf, recvbuf):
@@ -43,6 +47,8 @@ def choice(planner, operation, asked, message, count, op):
     """The algorithm for a reduction of so many elements; native where only the library can do it."""
     if message.half and op.handle not in UFUNCS:
         raise TypeError("float16 has SUM, PROD, MAX and MIN; for another operation convert to float32")
+    if not message.half:
+        refuse_undefined(op, message.datatype)
     if not message.elements.apart:
         return "native"
     return planner.choose(
@@ -54,6 +60,22 @@ def choice(planner, operation, asked, message, count, op):
         half=message.half,
         numpy=libraries_differ(op, message.elements.dtype),
     )
+
+
+def refuse_undefined(op, datatype):
+    """Raise TypeError where MPI does not define a predefined operation for a datatype, as the sum of booleans."""
+    key = op.handle, datatype.handle
+    if key in DEFINED or not (op.is_predefined and datatype.is_predefined):
+        return
+    source, target = np.zeros(datatype.Get_extent()[1], np.uint8), np.zeros(datatype.Get_extent()[1], np.uint8)
+    try:
+        op.Reduce_local([source, 1, datatype], [target, 1, datatype])
+    except MPI.Exception as error:
+        raise TypeError(
+            f"{describe(op)} is not defined for {datatype.Get_name()} ({error}): give integers or floats; "
+            "booleans have LAND, LOR and LXOR"
+        ) from None
+    DEFINED.add(key)
 
 
 def everywhere(operation, planner, sendbuf, recvbuf, op, algorithm):

@@ -7,6 +7,7 @@ binds it (plan.py). Schedules that a caller wrote come by way of own_schedules.p
 
 from copy import copy
 from functools import cache, lru_cache, partial
+from itertools import accumulate
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +16,7 @@ from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES
 from collectives.choosing.selection import Call, Selection
 from collectives.failures.revocation import forget, note
+from collectives.node_memory.plans import ALIGN
 from collectives.node_memory.reduction import by_numpy, libraries_differ, operation
 from collectives.node_memory.window import SharedWindow
 from collectives.running.buffers import array, copying
@@ -58,7 +60,8 @@ class Planner:
             self.selection = self.selection.without_memory()
         self.choose_for = lru_cache(1024)(self.selection.choose)
         self.programs = Programs()
-        self.copies = {}  # what ranks name of each other's buffers, in the caller's algorithms: kept, as all keep it
+        self.scratch, self.scratch_bytes = {}, 0  # for what ranks name of each other's in the caller's algorithms
+        self.forget_scratch = lambda: None  # called when plans on `scratch` must go
         self._window = None
         self.limit = 300.0  # seconds that ranks wait for each other in shared memory
         self.tag = 0
@@ -77,7 +80,13 @@ class Planner:
         """The memory that the ranks of a node share, made when first asked for (collective)."""
         if self._window is None:
             self._window = SharedWindow(self.node, self.limit)
+            self._window.left = self.left
         return self._window
+
+    def abort(self, cause: str) -> None:
+        """Tell the other ranks of the node, if memory is shared with them, that this one has ended a call early."""
+        if self._window is not None:
+            self._window.flags.abort(cause)
 
     def shares(self) -> bool:
         """Whether all ranks have the memory that they share; where one is refused it, none uses it (collective)."""
@@ -167,7 +176,7 @@ class Planner:
                 more["commutes"] = op.handle in SYMMETRIC
         if program.named is not None:
             extent = more.get("extent", 1)
-            seen = self.copy_of(program, extent) if own is None else own
+            seen = self.copies_of(program, extent) if own is None else own
             together = partial(self.window.flags.together, "a schedule in shared memory")
             mine = {name: parts[self.rank] for name, parts in seen.items()}
             given = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
@@ -197,14 +206,23 @@ class Planner:
         ranks = range(self.size) if step.ranks is None else step.ranks
         return partial(self.window.flags.among, [self.here.index(r) for r in ranks], "a schedule in shared memory")
 
-    def copy_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
-        """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for)."""
+    def copies_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
+        """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for).
+
+        One array serves all algorithms, one call after another. It grows for an algorithm that needs more, on all ranks
+        in the same call, as that has the same key on all; plans on the memory that it had before go.
+        """
         if self.tag:
             raise ValueError("a nonblocking collective sends messages only: this algorithm names others' buffers")
-        key = program.key, extent
-        if key not in self.copies:
-            self.copies[key] = self.seen_by_all({name: n * extent for name, n in program.named.reach.items()})
-        return self.copies[key]
+        ends = [0, *accumulate(-(-n * extent // ALIGN) * ALIGN for _, n in sorted(program.named.reach.items()))]
+        if ends[-1] > self.scratch_bytes or not self.scratch:
+            self.forget_scratch()
+            self.scratch_bytes = max(ends[-1], 2 * self.scratch_bytes)
+            self.scratch = self.seen_by_all({"scratch": self.scratch_bytes})["scratch"]
+        return {
+            name: {rank: memory[at : at + n * extent] for rank, memory in self.scratch.items()}
+            for (name, n), at in zip(sorted(program.named.reach.items()), ends[:-1], strict=True)
+        }
 
     def seen_by_all(self, lengths: dict[str, int]) -> dict[str, dict[int, MPI.buffer]]:
         """New memory that the ranks of a node share: name -> rank -> so many bytes (collective)."""

@@ -141,6 +141,8 @@ class Program:
                 case Meet():  # behind it others may write what is being sent
                     self.sent(self.sending[:])
                     local.append(s)
+                case _:
+                    raise TypeError(f"rank {self.rank}: {s!r} is a step that a program cannot carry out")
         if sends:
             peers = {s.peer for s, _ in sends}
             self.sent([item for item in self.sending if item[0].peer not in peers])

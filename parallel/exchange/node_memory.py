@@ -163,7 +163,7 @@ class NodeMemory(Exchange):
         behind = StepMessage.elements(network, self.addends)
         here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
         node = note(MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here))))
-        self.window = SharedWindow(node, self.limit)
+        self.window = SharedWindow(node, self.limit, communicator.calls)
         forget(node).Free()
         self.count = self.window.size
         self.between = None  # the ranks that hold the same share on all nodes, in the order of the nodes

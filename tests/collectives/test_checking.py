@@ -266,3 +266,21 @@ def test_a_report_draws():
     said = [text.get_text() for text in check(short_lap, ranks=[3], counts=[3]).draw(network="gigabit").axes[0].texts]
     assert "short lap: wrong result" in said and "3 ranks, 3 elements" in said
     assert any("the operands of ranks [1, 2]" in text.replace("\n   ", "") for text in said)
+
+
+def test_a_broadcast_without_a_root_takes_options_and_a_root_may_be_given():
+    def flat(rank, size, count, segment=1):
+        for lo in range(0, count, segment):
+            hi = min(lo + segment, count)
+            yield tuple(Send(q, "x", lo, hi) for q in range(1, size)) if rank == 0 else (Recv(0, "x", lo, hi),)
+
+    assert check(flat, 3, "broadcast", segment=2)
+    assert check(flat, 3, "broadcast", root=0)
+    with pytest.raises(ValueError, match="no parameter root"):
+        check(flat, 3, "broadcast", root=1)
+    report = check(ALGORITHMS["broadcast"]["binomial"], 5, "broadcast", root=3)
+    assert report and {case.root for case in report.cases} == {3}
+
+
+def test_a_barrier_is_checked_once_for_each_number_of_ranks():
+    assert len(check(ALGORITHMS["barrier"]["dissemination"], [2, 3], "barrier").cases) == 2

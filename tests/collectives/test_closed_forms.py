@@ -68,7 +68,7 @@ def both(operation, name, p, gamma, count, **options):
     if operation == "barrier":  # no vector; a message is one element
         count, cost = None, Cost(*entry.cost(p, 0))
     else:
-        cost = entry.cost(p, count)
+        cost = entry.cost(p, count, **options)
     return price(entry, p, count, ITEM, network, **options).seconds, cost.seconds(ALPHA, *in_bytes)
 
 
@@ -90,13 +90,9 @@ def test_closed_form(operation, name, ranks):
 
 
 @pytest.mark.parametrize("name", ["chain", "segmented_ring", "double_tree"])
-def test_many_segments(name, monkeypatch):
+def test_many_segments(name):
     """As many bytes as make from 2 to 32 segments; smaller segments would show the same and take the clock longer."""
-    from collectives.algorithms import allreduce, broadcast
-
     segment = 96
-    for module in (allreduce, broadcast):
-        monkeypatch.setattr(module, "SEGMENT", segment)
     operation = "broadcast" if name == "chain" else "allreduce"
     for p in (2, 3, 4, 8, 31):
         for k in (2, 5, 32):
@@ -145,3 +141,12 @@ def test_large_vectors_are_priced_by_the_closed_form_in_elements(monkeypatch):
     closed = price(entry, p, count, ITEM, network)
     assert (walked.method, closed.method) == ("walk", "closed form")
     assert closed.seconds == pytest.approx(walked.seconds)
+
+
+def test_a_closed_form_goes_by_the_segment_that_is_asked_for():
+    network = Network.hockney(1e-6, 1e-9)
+    tree = ALGORITHMS["allreduce"]["double_tree"]
+    many = [price(tree, 2**14, 2**22, 4, network, segment=segment) for segment in (2**10, 2**14)]
+    assert [price.method for price in many] == ["closed form"] * 2
+    costs = [tree.cost(2**14, 2**22, segment=segment).seconds(1e-6, 4e-9) for segment in (2**10, 2**14)]
+    assert [price.seconds for price in many] == pytest.approx(costs) and costs[0] != costs[1]

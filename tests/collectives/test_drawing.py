@@ -14,6 +14,7 @@ from PIL import Image
 from collectives import ALGORITHMS, animate, check, draw, draw_buffers, draw_race, draw_timeline, price
 from collectives.drawing.arrows import DASHES
 from collectives.drawing.contents import NOWHERE, Replay
+from collectives.drawing.diagrams import Scene
 from collectives.drawing.marks import INK, RED, WHOLE, colour_at
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import ROUNDS, Network
@@ -607,3 +608,9 @@ def test_race():
             draw_race(wrong, 4, sizes)
     with pytest.raises(ValueError, match="network=moon: known are workstation"):
         draw_race({"mine": ring}, 4, sizes, network="moon")
+
+
+def test_schedules_of_two_levels_are_drawn_on_two_nodes():
+    for name in ("two_level", "shared_two_level", "shared_two_level_arrays"):
+        scene = Scene.of(ALGORITHMS["allreduce"][name], 4, 8, None, 4, {})
+        assert scene.nodes == [0, 0, 1, 1], name

@@ -1,9 +1,17 @@
 """Plans that are kept: their caches count the memory that they take, and let those go that are not used."""
 
+import gc
+import mmap
+import os
+import signal
+import threading
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+from collectives.algorithms.registry import by_messages
 
 
 @pytest.fixture
@@ -161,3 +169,116 @@ def test_a_plan_that_is_not_to_be_kept_is_gone_with_its_call(communicator, ranks
         communicator.Ireduce_scatter_block(x, y, algorithm="ring", keep=keep).Wait()
         assert (y == ranks).all() and len(communicator._later_plans) == kept
     assert min(plan.bytes for plan in communicator._cache.values()) >= x.nbytes
+
+
+@pytest.mark.mpi(ranks=[3])
+@pytest.mark.parametrize("how", ["timeout", "interrupt"])
+def test_a_call_in_node_memory_that_is_left_is_the_last_on_every_rank(comm, ranks, how):
+    """Before, the rank that had left it could call again, and another rank took that call for the one it was in."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.failures.aborted import Aborted
+
+    communicator, rank, x = Communicator(comm), comm.rank, np.ones(10_000)
+    communicator.Allreduce(MPI.IN_PLACE, x)
+    cause = "TimeoutError: rank 0 has waited .* ranks 1, 2 of 3 did not come"
+    if rank == 0 and how == "timeout":
+        communicator._planner.window.flags.limit = 0.2
+        with pytest.raises(TimeoutError):
+            communicator.Allreduce(MPI.IN_PLACE, x)
+    if rank == 0 and how == "interrupt":
+        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            communicator.Allreduce(MPI.IN_PLACE, x)
+    cause = cause if how == "timeout" else "KeyboardInterrupt"
+    comm.barrier()
+    calls = (
+        lambda: communicator.Allreduce(MPI.IN_PLACE, x),
+        lambda: communicator.Allreduce(MPI.IN_PLACE, np.ones(20_000)),
+        lambda: communicator.Allreduce(MPI.IN_PLACE, x, algorithm="ring"),
+        lambda: communicator.Iallreduce(MPI.IN_PLACE, x),
+        lambda: communicator.Barrier(),
+    )
+    for call in calls:
+        with pytest.raises(Aborted, match=rf"rank 0 has left .* before its end \(.*{cause}"):
+            call()
+    communicator.release()
+    x[:] = rank
+    communicator.Allreduce(MPI.IN_PLACE, x)
+    assert (x == 3).all()
+    communicator.release()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_memory_that_ranks_share_keeps_no_descriptors_and_goes(comm, ranks):
+    from mpi4py import MPI
+
+    from collectives import Communicator, Copy, Reduce
+    from collectives.steps import Meet
+
+    def held():
+        maps = sum("memfd:ringprop" in line for line in Path("/proc/self/maps").read_text().splitlines())
+        return len(os.listdir("/proc/self/fd")), maps
+
+    communicator = Communicator(comm)
+    arrays = [communicator.empty(10)]
+    before = held()
+    arrays += [communicator.empty(10) for _ in range(20)]
+    assert held() == (before[0], before[1] + 20)
+    del arrays
+    gc.collect()
+    seen = set()
+    for k in range(1, 20):  # each function is another algorithm, which names other ranks' buffers
+
+        def algorithm(rank, size, count, k=k):
+            yield (Copy("mine", 0, count, "x", 0),)
+            yield (Meet(),)
+            yield tuple(Reduce("x", 0, count, "mine", 0, of=q) for q in range(size) if q != rank)
+            yield (Meet(),)
+
+        for count in (100, 100 * k, 1000):
+            x = np.full(count, comm.rank + k)
+            communicator.Allreduce(MPI.IN_PLACE, x, algorithm=algorithm)
+            assert (x == 2 * k + 1).all()
+        gc.collect()
+        seen.add(held())
+    assert len(seen) <= 2, "memory that all these algorithms use, as it was first and as it has grown"
+    communicator.release()
+
+
+def test_the_file_of_mpich_ranks_has_no_name_once_all_have_mapped_it():
+    from collectives.node_memory.files import unlink_library_memory
+
+    name = f"/dev/shm/mpich_shm_test{os.getpid()}_"
+    for path in (Path(name + "0"), Path(name + "of another job")):
+        path.write_bytes(bytes(4096))
+    with open(name + "0", "r+b") as file, mmap.mmap(file.fileno(), 4096):
+        unlink_library_memory(name)
+    assert not Path(name + "0").exists()
+    Path(name + "of another job").unlink()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_mpi_does_not_define_is_refused_before_anything_is_sent(communicator, ranks):
+    from mpi4py import MPI
+
+    for count in (4, 5000):
+        x = np.ones(count, bool)
+        for call in (communicator.Allreduce, communicator.Scan, communicator.Reduce, communicator.Iallreduce):
+            with pytest.raises(TypeError, match="SUM is not defined for MPI_C_BOOL"):
+                call(MPI.IN_PLACE if call != communicator.Reduce else x, x.copy())
+        communicator.Allreduce(MPI.IN_PLACE, x, MPI.LAND)
+        assert x.all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_an_entry_of_the_registry_is_what_its_name_is(communicator, ranks):
+    from collectives import ALGORITHMS
+
+    communicator.Barrier(algorithm=ALGORITHMS["barrier"]["dissemination"])
+    asked = communicator._planner.asked
+    for operation in ALGORITHMS:
+        for name, entry in by_messages(operation).items():
+            assert asked(operation, entry) == asked(operation, name) == name

@@ -65,3 +65,21 @@ def test_nothing_meets_in_any_algorithm(operation):
                 for rank in range(size):
                     program = Program(entry.rounds(rank, size, count, **more))
                     assert not conflicts(program), (entry.name, size, count, rank)
+
+
+def test_a_step_of_no_known_kind_is_refused(monkeypatch):
+    """It compiled to nothing."""
+    from typing import NamedTuple
+
+    from collectives import steps
+
+    class Swap(NamedTuple):
+        buf: str = "x"
+        lo: int = 0
+        hi: int = 4
+
+    monkeypatch.setattr(steps, "KINDS", steps.KINDS | {Swap})
+    monkeypatch.setitem(steps.NUMBERS, Swap, [])
+    monkeypatch.setitem(steps.NAMES, Swap, [])
+    with pytest.raises(TypeError, match=r"Swap\(.* is a step that a program cannot carry out"):
+        Program([(Swap(),)])

@@ -151,3 +151,18 @@ def test_shared_arrays_are_read_where_they_lie_once_there_are_some(operation, tm
     tuned = Selection({}, PLACES["node"])
     tuned.arrays = True
     assert tuned.choose("auto", long) == "native", "a table of one's own is followed"
+
+
+def test_a_measured_table_holds_for_messages_too(tmp_path, monkeypatch):
+    """Nonblocking calls and memory=False went by the table of the package, of which they said that it was the file."""
+    file = tmp_path / "table.json"
+    rows = {"allreduce": [(1000, "ring"), (ANY, "shared")], "broadcast": [(ANY, "native")]}
+    save(file, {"node": rows, "network": {"allgather": [(ANY, "doubling")]}})
+    monkeypatch.setenv("RINGPROP_TUNE", str(file))
+    selection = Selection({}, [0, 0]).without_memory()
+    assert selection.reason("auto", Call("allreduce", 500)) == ("ring", f"{file} says so up to 1,000 bytes")
+    name, why = selection.reason("auto", Call("allreduce", 1 << 20))
+    assert name == "segmented_ring" and why == f"{file} says so from here on, but only messages are sent"
+    assert selection.choose("auto", Call("broadcast", 100)) == "flat"
+    assert selection.choose("auto", Call("allgather", 100)) == "doubling"
+    assert selection.reason("auto", Call("scan", 100))[1].startswith("the default table says so")

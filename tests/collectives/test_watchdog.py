@@ -65,6 +65,17 @@ def elsewhere():
         other.Recv(x, source=0)
     request.Wait()
 
+def trainer():
+    import nn
+    from parallel import DistributedDataParallel
+    network = nn.Network(nn.Linear(4, 2), (4,))
+    trained = DistributedDataParallel(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.1), c, node_memory="on")
+    batch = np.ones((1, 4), "f4"), np.zeros(1, "i8"), 3
+    trained.step(*batch)
+    if c.rank == 1:
+        compute()
+    trained.step(*batch)
+
 WHAT()
 """
 
@@ -101,6 +112,7 @@ CASES = {
         "rank 1: in Recv of another communicator, after collective 2, at program.py",
         "begun and not done: Iallreduce, collective 2, at program.py",
     ],
+    "trainer": ["rank 0: a wait in node memory('", "rank 1: not in a call", "in compute", "memory: rank 1"],
     "mixed": ["rank 2: Recv((1000,) float32, source=0, tag=5)", "cycle: 0 -> 2 -> 0"],
 }
 

@@ -1,0 +1,26 @@
+"""A communicator on which a rank has ended a call early: what every later call raises."""
+
+ADVICE = (
+    "and its messages may still come: go on with another Communicator, or with this one after release() on all ranks"
+)
+
+
+class Aborted(RuntimeError):
+    """A rank has ended a collective before its end, so that no later one can be trusted.
+
+    Attributes
+    ----------
+    cause : str
+        which rank, which call and why, as the rank saw it that was the first to leave
+    """
+
+    def __init__(self, cause: str):
+        super().__init__(f"{cause}, {ADVICE}")
+        self.cause = cause
+
+
+def cause_of(error: BaseException, rank: str, what: str, place: str = "") -> str:
+    """Why a call has ended early: that of the first rank to leave it, where it is another's."""
+    if isinstance(error, Aborted):
+        return error.cause
+    return f"{rank} has left {what} before its end ({place}{type(error).__name__}{': ' * bool(str(error))}{error})"
