@@ -136,7 +136,8 @@ def test_a_run_directory_has_everything(small, refused):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
     assert {
-        "step", "epoch", "loss", "validation_loss", "validation_accuracy", "images_per_second", "seconds", "breakdown",
+        "step", "epoch", "loss", "lr", "validation_loss", "validation_accuracy", "images_per_second", "seconds",
+        "breakdown",
     } == lines[0].keys()  # fmt: skip
     assert {"accuracy", "loss", "seconds", "images_per_second", "ranks", "parameters_sha256"} <= result(out).keys()
     assert json.loads((out / "config.json").read_text())["model"] == "mlp:64,16,10"
