@@ -4,7 +4,8 @@
 |---|---|
 | price.py | `price`: seconds, rounds, bytes |
 | event_loop.py | the clock: every rank through its rounds, every message through its ports |
-| cables.py | messages that share a measured cable between nodes |
+| topology.py | hosts, switches, channels and routes |
+| flows.py | messages that share channels: max-min fair rates |
 | networks.py | links and networks as numbers; those that have a name |
 | measure.py | the network under the ranks, measured |
 | critical_path.py | what the last rank waited for |

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms.shared import SLOTS
-from collectives.pricing.cables import Cables, Parcel
-from collectives.pricing.networks import ROUNDS, MessageCost
+from collectives.pricing.flows import Flows, Parcel, Share
+from collectives.pricing.networks import ROUNDS
 from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
 
@@ -63,6 +63,7 @@ class Trace:
     """All that happened: every round, message and piece of work, and the order of beginnings and ends of rounds.
 
     `lost` are messages that nobody received, of a schedule that is wrong.
+    `shares` are what each message had of the channels that it crossed, on networks where messages share them.
     `log` holds ("begin" or "end", rank, round) in causal order: a round ends after those it received from began.
     `itemsize` is the bytes of an element.
     """
@@ -73,6 +74,7 @@ class Trace:
     lost: list[Flight] = field(default_factory=list)
     log: list[tuple[str, int, int]] = field(default_factory=list)
     itemsize: int = 1
+    shares: list[Share] = field(default_factory=list)
 
 
 class Walk:
@@ -92,6 +94,8 @@ class Walk:
         self.copied = [0] * mine  # elements that Copy and Reduce wrote
         self.meetings = [0] * mine
         self.trace = Trace(itemsize=itemsize) if trace else None
+        self.host = network.nodes_of(size)
+        self.flows = None
         self.programs = [iter(program(rank)) for rank in range(mine)]
         collecting = gc.isenabled()
         gc.disable()  # hundreds of thousands of small objects live at once, none in a cycle: 1.5 times faster
@@ -103,8 +107,8 @@ class Walk:
 
     def refuse_other_node(self, rank, other, step):
         """Ranks of different nodes share no memory."""
-        node = self.network.ranks_per_node
-        if other is not None and other // node != rank // node:
+        if other is not None and self.host[other] != self.host[rank]:
+            node = self.network.ranks_per_node
             raise ValueError(
                 f"{self.name}: rank {rank} shares no memory with rank {other}, as this network has {node} ranks a node:"
                 f" {step}"
@@ -117,8 +121,13 @@ class Walk:
         # has come. Ranks in step have events at equal times, hence a heap of the distinct times and a list for each.
         # Written flat, with local names: this loop is all of the cost.
         size, mine, itemsize, trace, network = self.size, self.mine, self.itemsize, self.trace, self.network
-        node, links = network.ranks_per_node, (network.inside, network.between)
-        nodes = -(-mine // node)
+        node, links, host, topology = (
+            network.ranks_per_node,
+            (network.inside, network.between),
+            self.host,
+            network.topology,
+        )
+        nodes = max(host[:mine]) + 1
         out, into = ([0.0] * mine, [0.0] * nodes), ([0.0] * mine, [0.0] * nodes)  # port free at
         credit = network.inside.credit
         out_debt, into_debt = [0.0] * mine, [0.0] * mine  # port in the node rested at
@@ -160,21 +169,26 @@ class Walk:
                 events[t] = [event]
                 heappush(times, t)
 
-        # As they were measured; otherwise ports are those of the closed forms.
-        between = network.between
-        cables = Cables(nodes, between.credit, lambda t, item: book(t, (None, item))) if between.points else None
+        # Where channels are known, or were measured; otherwise ports are those of the closed forms.
+        flows = None
+        if topology or network.between.points:
+            shares = trace.shares if trace else None
+            flows = self.flows = Flows(network, nodes, lambda t, item: book(t, (None, item)), shares)
 
         def leave(rank, step, far, cost, ready, earliest, now, sent_in):
             """The message leaves as soon as its port is free; says when the port has done with it, if that is known."""
             peer = step.peer
-            if far and cables:
+            if far and flows:
                 dest = peer % mine
                 source = (dest - peer + rank) % size
                 asked = max(0.0, now - earliest)
-                parcel = Parcel(rank, source, dest, MessageCost(*cost), step, sent_in, ready, asked)
-                book(max(now, earliest), (None, parcel))
+                parcel = Parcel(rank, source, dest, cost, step, sent_in, ready, asked)
+                if earliest > now:
+                    book(earliest, (None, parcel))
+                else:
+                    flows.send(parcel, host[rank], host[dest], now, (step.hi - step.lo) * itemsize)
                 return None
-            ports, port = out[far], rank // node if far else rank
+            ports, port = out[far], host[rank] if far else rank
             start = ports[port] if ports[port] > earliest else earliest
             end = start + cost[3]
             dest = peer % mine
@@ -194,14 +208,17 @@ class Walk:
             return end
 
         def carry(item, now):
-            """A message gets onto its cable, or a stream has come to where its message may be over."""
-            if type(item) is Parcel:
-                cables.send(item, item.sender // node, item.dest // node, now)
-            elif over := cables.look(item, now):
-                parcel, start, later = over
+            """A message leaves, a flow has come to where its message may be over, or channels are shared anew."""
+            if item is None:
+                flows.share(now)
+            elif type(item) is Parcel:
+                nbytes = (item.step.hi - item.step.lo) * itemsize
+                flows.send(item, host[item.sender], host[item.dest], now, nbytes)
+            elif over := flows.look(item, now):
+                parcel, start, there = over
                 sender, source, dest, cost, step, sent_in, ready, _ = parcel
                 # A short one that starts later may be there earlier: it still comes second.
-                there = latest[source, dest] = max(now + cost.latency + later, latest.get((source, dest), now))
+                there = latest[source, dest] = max(there, latest.get((source, dest), now))
                 book(there, (dest, source, True, cost, start, step, sent_in, ready))
                 if not cost.buffered:
                     all_sent(sender, now, now)
@@ -226,7 +243,8 @@ class Walk:
                     posted[rank][source] = posted[rank].get(source, 0) + 1
                 elif held_back := parked[rank][source].pop(0):
                     sender, send, far, cost, ready, sent_in = held_back
-                    earliest = max(ready, now - request[far])
+                    asking = cost[2] + network.between.gap + cost[7] if far and topology else request[far]
+                    earliest = max(ready, now - asking)
                     end = leave(sender, send, far, cost, ready, earliest, now, sent_in)
                     if end is not None:
                         all_sent(sender, end, now)
@@ -304,13 +322,20 @@ class Walk:
                             if n <= 0:
                                 continue
                             peer = step.peer
-                            far = int(rank // node != peer // node)  # an index, of numpy integers too
-                            cost = costs[far].get(n)
+                            far = int(host[rank] != host[peer])  # an index
+                            over = n
+                            if far and topology:
+                                route = topology.route(host[rank], host[peer])
+                                over = n, route.bandwidth, route.latency
+                            cost = costs[far].get(over)
                             if cost is None:
-                                cost = links[far].cost(n * itemsize)
-                                if far and cables and cost.waits:  # it moves on the cable, whoever turns to it
+                                if far and topology:
+                                    cost = network.cost_over(route, n * itemsize)
+                                else:
+                                    cost = links[far].cost(n * itemsize)
+                                if far and flows and cost.waits:  # it moves on its channels, whoever turns to it
                                     cost = cost._replace(receiving=0.0)
-                                cost = costs[far][n] = tuple(cost)  # looked into sooner
+                                costs[far][over] = cost
                             t += cost[0]
                             messages += 1
                             if lends and not far and cost[8]:  # shorter ones are copied, and lie elsewhere
@@ -375,8 +400,8 @@ class Walk:
                         continue
                     moving = busy
                     if busy and share:  # the ranks of a node share its memory
-                        free = memory[rank // node]
-                        memory[rank // node] = free = (free if free > t else t) + share * busy
+                        free = memory[host[rank]]
+                        memory[host[rank]] = free = (free if free > t else t) + share * busy
                         moving = max(busy, free - t)
                     at, t = t, t + moving + computing
                     for step, seconds in works:  # with a trace only
@@ -391,10 +416,10 @@ class Walk:
                         left[rank] = sent
                 else:
                     source, far, cost, left_at = event[1:5]
-                    if far and cables:
-                        arrived = now
+                    if far and flows:
+                        arrived = now + cost[7]
                     else:
-                        ports, port = into[far], rank // node if far else rank
+                        ports, port = into[far], host[rank] if far else rank
                         there = left_at + cost[2]
                         start = ports[port] if ports[port] > there else there
                         arrived = start + cost[3]

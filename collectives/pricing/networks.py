@@ -11,7 +11,10 @@ straight lines between them: parameterised LogP (Kielmann, Bal, Verstoep 2000).
 
 A `Network` has two levels. Ranks of a node (rank // ranks_per_node) talk over `inside`, each through a port of its
 own; all ranks of a node share one port in each direction for what leaves or enters the node, over `between`: for one
-message after the other, or, where it was measured, as streams share a cable (cables.py).
+message after the other, or, where it was measured, as messages share channels (flows.py).
+
+A network with a topology (topology.py) places its ranks on hosts: `Network.fat_tree(k=8, oversubscription=4)`, or
+`find_network("fat-tree:k=8,oversubscription=4")`. Messages between hosts then share the channels of their routes.
 """
 
 import dataclasses
@@ -25,6 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collectives.pricing import topology
+from collectives.pricing.topology import BANDWIDTH, LATENCY, Route, Topology
 from collectives.reading import read_json
 
 
@@ -212,6 +217,12 @@ class Network:
         measured them they cost what copies cost.
     posts : sequence of (bytes, seconds)
         Copies into a slot: over what other ranks of the node have read, so that their cores hold it too; likewise.
+    topology : Topology or None
+        Hosts and the channels between them. A message between hosts takes the overhead and gap of `between`; its
+        latency and bandwidth are those of its route, and it shares the channels with others. On a measured link the
+        route's latency comes on top, and a route narrower than `between` slows it.
+    placement : tuple of int or None
+        The host of every rank; by default rank r is on host r // ranks_per_node. See `place_ranks`.
     """
 
     inside: Link
@@ -226,6 +237,8 @@ class Network:
     meetings: tuple[tuple[int, float], ...] = ()
     fetches: tuple[tuple[float, float], ...] = ()
     posts: tuple[tuple[float, float], ...] = ()
+    topology: Topology | None = None
+    placement: tuple[int, ...] | None = None
 
     def __post_init__(self):
         if not isinstance(self.ranks_per_node, (int, np.integer)) or self.ranks_per_node < 1:
@@ -242,12 +255,139 @@ class Network:
             ):
                 raise ValueError(f"{name}: pairs that rise, of numbers >= 0, not {points}")
             object.__setattr__(self, name, points)
+        if isinstance(self.topology, dict):
+            object.__setattr__(self, "topology", Topology.from_dict(self.topology))
+        if self.placement is not None:
+            object.__setattr__(self, "placement", tuple(self.placement))
+            hosts = len(self.topology.hosts) if self.topology else math.inf
+            if wrong := [host for host in self.placement if isinstance(host, bool) or not 0 <= host < hosts]:
+                raise ValueError(f"placement: there is no host {wrong[0]} among {hosts} hosts, 0 to {hosts - 1}")
 
     @classmethod
     def hockney(cls, alpha: float, beta: float, gamma: float = 0.0) -> "Network":
         """One level, and one message at a time in and out of a rank: the model of the closed forms."""
         link = Link(alpha, beta, gap=alpha)
         return cls(link, link, gamma=gamma)
+
+    @classmethod
+    def on(
+        cls, topology: Topology, ranks_per_host: int = 1, overhead: float = 0.0, gap: float = 0.0, **fields
+    ) -> "Network":
+        """A network of the topology's hosts; `overhead` and `gap` are those of LogGP, `fields` others of Network.
+
+        `between` becomes a summary: the longest latency from host 0, and the bandwidth of a host.
+        """
+        alpha = 2 * overhead + gap + topology.host_latency
+        between = Link(alpha, 1 / topology.host_bandwidth, overhead, gap)
+        inside = fields.pop("inside", Link(0.5e-6, 1 / 8e9, 0.2e-6))
+        return cls(inside, between, ranks_per_host, topology=topology, **fields)
+
+    @classmethod
+    def star(cls, hosts: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields) -> "Network":
+        """Hosts on one switch (topology.py); bytes a second and seconds of each cable."""
+        return cls.on(topology.star(hosts, bandwidth, latency), **fields)
+
+    @classmethod
+    def nodes(
+        cls, nodes: int, ranks: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields
+    ) -> "Network":
+        """Nodes of `ranks` hosts each: `bandwidth` is that of a node's one cable, ten times less than inside."""
+        return cls.on(topology.nodes(nodes, ranks, bandwidth, latency, 10 * bandwidth), **fields)
+
+    @classmethod
+    def fat_tree(
+        cls, k: int, oversubscription: float = 1, bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields
+    ) -> "Network":
+        """k^3/4 hosts on three levels of switches with k ports."""
+        return cls.on(topology.fat_tree(k, oversubscription, bandwidth, latency), **fields)
+
+    @classmethod
+    def torus(cls, dims: Sequence[int], bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields) -> "Network":
+        """A grid whose ends are joined."""
+        return cls.on(topology.torus(dims, bandwidth, latency), **fields)
+
+    @classmethod
+    def mesh(cls, dims: Sequence[int], bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields) -> "Network":
+        """A grid."""
+        return cls.on(topology.mesh(dims, bandwidth, latency), **fields)
+
+    @classmethod
+    def hypercube(cls, d: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields) -> "Network":
+        """2^d hosts."""
+        return cls.on(topology.hypercube(d, bandwidth, latency), **fields)
+
+    @classmethod
+    def dragonfly(
+        cls, p: int, a: int, h: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY, **fields
+    ) -> "Network":
+        """a h + 1 groups of a routers with p hosts each."""
+        return cls.on(topology.dragonfly(p, a, h, bandwidth, latency), **fields)
+
+    @classmethod
+    def from_edges(cls, edges: Iterable[Sequence], hosts: Sequence | None = None, **fields) -> "Network":
+        """Any graph of cables (vertex, vertex, bandwidth, latency)."""
+        return cls.on(topology.from_edges(edges, hosts), **fields)
+
+    def place_ranks(self, how: str | Sequence[int], seed: int = 0) -> "Network":
+        """The same network with its ranks placed otherwise.
+
+        Parameters
+        ----------
+        how : "in order", "round robin", "random" or a sequence
+            Fill one host after the other; deal the ranks out, one to each host in turn; shuffle the first; or the host
+            of every rank.
+        seed : int
+            Of the shuffle.
+
+        Raises
+        ------
+        ValueError
+            The network has no topology, an unknown word, or a host that is not there.
+        """
+        if self.topology is None:
+            raise ValueError("ranks are placed on the hosts of a topology, and this network has none")
+        hosts = len(self.topology.hosts)
+        orders = {
+            "in order": [host for host in range(hosts) for _ in range(self.ranks_per_node)],
+            "round robin": list(range(hosts)) * self.ranks_per_node,
+        }
+        if how == "random":
+            placement = np.random.default_rng(seed).permutation(orders["in order"]).tolist()
+        elif isinstance(how, str):
+            if how not in orders:
+                raise ValueError(f"place_ranks: in order, round robin, random or a list of hosts, not {how!r}")
+            placement = orders[how]
+        else:
+            placement = [int(host) for host in how]
+        return dataclasses.replace(self, placement=tuple(placement))
+
+    def nodes_of(self, size: int) -> list[int]:
+        """The node of each of `size` ranks: with a topology, the number of its host.
+
+        Raises
+        ------
+        ValueError
+            More ranks than there is place for.
+        """
+        if self.placement is not None:
+            if size > len(self.placement):
+                raise ValueError(f"{size} ranks, and the placement names the hosts of {len(self.placement)}")
+            return list(self.placement[:size])
+        if self.topology and size > len(self.topology.hosts) * self.ranks_per_node:
+            raise ValueError(
+                f"{size} ranks do not fit on {len(self.topology.hosts)} hosts with {self.ranks_per_node} each: take a "
+                f"larger network, or more ranks a host (ranks_per_host={-(-size // len(self.topology.hosts))})"
+            )
+        return [rank // self.ranks_per_node for rank in range(size)]
+
+    def cost_over(self, route: Route, nbytes: float) -> MessageCost:
+        """What a message of so many bytes costs that is alone on a route of the topology."""
+        cost = self.between.cost(nbytes)
+        if self.between.points:
+            slower = max(1.0, 1 / (route.bandwidth * self.between.beta)) if self.between.beta else 1.0
+            return cost._replace(latency=cost.latency + route.latency, held=cost.held * slower, gap=cost.gap * slower)
+        held = self.between.gap + nbytes * (1 / route.bandwidth)
+        return cost._replace(latency=route.latency, held=held, gap=held)
 
     def reducing(self, nbytes: float) -> float:
         """Seconds for a reduction with a result of so many bytes."""
@@ -290,7 +430,10 @@ class Network:
 
     def save(self, file: str | Path) -> None:
         """Write as JSON: {"inside": {"alpha", "beta", "overhead", "gap", "points", "eager"}, "between", "gamma"...}."""
-        Path(file).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        fields = dataclasses.asdict(dataclasses.replace(self, topology=None))
+        if self.topology:
+            fields["topology"] = self.topology.as_dict()
+        Path(file).write_text(json.dumps(fields, indent=2) + "\n")
 
     @classmethod
     def of(cls, fields: dict) -> "Network":
@@ -396,3 +539,30 @@ NETWORKS = {
         source="8 NVLink GPUs a node sharing 100 Gbit/s; latencies of a ring step as in NCCL's tuning table",
     ),
 }
+
+
+def find_network(text: str) -> Network:
+    """The network that a text means: a name in NETWORKS, a topology such as "torus:dims=4x4", or a JSON file.
+
+    A file holds what `Network.save` wrote, or a topology alone (`topology.load_topology`).
+
+    Raises
+    ------
+    ValueError
+        It is none of them; what there is is said.
+    """
+    if text in NETWORKS:
+        return NETWORKS[text]
+    if text.partition(":")[0] in topology.TOPOLOGIES:
+        return Network.on(topology.named_topology(text))
+    if text.endswith(".json"):
+        try:
+            fields = read_json(text)
+        except (ValueError, RecursionError, OSError) as error:
+            raise ValueError(f"{text}: not a network description ({type(error).__name__}: {error})") from error
+        bare = isinstance(fields, dict) and "inside" not in fields
+        return Network.on(topology.load_topology(text)) if bare else Network.load(text)
+    raise ValueError(
+        f"no network named {text!r}: give a name ({', '.join(NETWORKS)}), a topology "
+        f"({', '.join(topology.EXAMPLES.values())}) or a file that ends in .json"
+    )

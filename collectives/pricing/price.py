@@ -33,7 +33,7 @@ import numpy as np
 from collectives.algorithms import ALGORITHMS, Algorithm
 from collectives.algorithms.registry import NODES
 from collectives.pricing.event_loop import Trace, Walk
-from collectives.pricing.networks import NETWORKS, Network
+from collectives.pricing.networks import Network, find_network
 from collectives.steps import (
     Blocks,
     Compute,
@@ -50,6 +50,7 @@ from collectives.steps import (
 )
 
 WALK_AT_MOST = 4_000_000  # steps; about 10 s
+WALK_ON_TOPOLOGY_AT_MOST = 12_000_000  # steps; about a minute
 ENDLESS = 4_000_000  # steps of one rank
 LONG = 1 << 20  # bytes
 
@@ -76,6 +77,8 @@ class Price:
         Most meetings of any rank.
     copied : int
         Bytes that Copy and Reduce wrote, on all ranks together.
+    traffic : tuple of int
+        Bytes that each channel of the topology carried; empty where the network has none.
     method : str
         "walk" (every rank), "one node for all" (shift symmetry) or "closed form".
     trace : Trace or None
@@ -93,6 +96,7 @@ class Price:
     trace: Trace | None = None
     meetings: int = 0
     copied: int = 0
+    traffic: tuple[int, ...] = ()
 
     def __str__(self):
         words = [f"{self.seconds * 1e6:,.1f} us, {self.rounds:,} rounds"]
@@ -142,14 +146,12 @@ def price(
         network, or too many steps and neither symmetry nor a closed form.
     """
     if isinstance(network, str):
-        if network not in NETWORKS:
-            raise ValueError(f"no network named {network!r}: give a Network or one of {', '.join(NETWORKS)}")
-        network = NETWORKS[network]
+        network = find_network(network)
     if size < 1 or itemsize < 1:
         raise ValueError(f"need size >= 1 and itemsize >= 1, not {size} and {itemsize}")
     name, rounds, closed_form = read(algorithm)
     if isinstance(algorithm, Algorithm) and NODES in algorithm.requires:
-        options.setdefault("nodes", [rank // network.ranks_per_node for rank in range(size)])
+        options.setdefault("nodes", network.nodes_of(size))
 
     def walk(mine, count):
         return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)
@@ -159,10 +161,16 @@ def price(
         raise ValueError(
             f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
         )
-    if trace or steps <= WALK_AT_MOST:
+    most = WALK_ON_TOPOLOGY_AT_MOST if network.topology else WALK_AT_MOST
+    if trace or steps <= most:
         return as_price(walk(size, count), "walk")
+    if network.topology:
+        raise ValueError(
+            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, where every rank "
+            "is walked: price fewer ranks or larger segments, or a network of two levels"
+        )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
-    if size % node == 0:
+    if size % node == 0 and network.topology is None and network.placement is None:
         rounded = -(-count // size) * size if isinstance(count, int) else count
         if _nodes_are_alike(partial(_rounds_of, rounds, size, rounded, options), size, node):
             return as_price(walk(node, rounded), "one node for all")
@@ -283,4 +291,5 @@ def as_price(walk: Walk, method: str) -> Price:
         copied=sum(walk.copied) * walk.itemsize * copies,
         method=method,
         trace=walk.trace,
+        traffic=tuple(walk.flows.carried()) if walk.network.topology else (),
     )
