@@ -200,7 +200,7 @@ def train(trainer, epochs=4):
 
 one = nn.Trainer(*work())
 losses = train(one)
-w_one = one.parameters.copy()
+w_one = one.flat_parameters.copy()
 print(f"{len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}, {one.network.layout.count:,} parameters")
 
 # %% [markdown]
@@ -283,7 +283,7 @@ trainer = DataParallel(*work(), communicator)
 timeline = Timeline(communicator)
 timeline.watch(trainer)
 train(trainer)
-events, w_dp = timeline.merge(), trainer.parameters
+events, w_dp = timeline.merge(), trainer.flat_parameters
 
 # %%
 assert np.abs(w_dp[0] - w_one).max() < 1e-12, "the master has the parameters of one process"
@@ -320,7 +320,7 @@ trainer = ParameterServer(*work(), communicator, servers=1)
 timeline = Timeline(communicator)
 timeline.watch(trainer)
 train(trainer)
-events, w_ps = timeline.merge(), trainer.parameters
+events, w_ps = timeline.merge(), trainer.flat_parameters
 
 # %%
 assert all(np.abs(w - w_one).max() < 1e-12 for w in w_ps), "workers and server have the parameters of one process"
@@ -344,7 +344,7 @@ trainer = DistributedDataParallel(*work(), ring, node_memory="off", overlap="non
 timeline = Timeline(ring)
 timeline.watch(trainer)
 train(trainer)
-events, w_ddp = timeline.merge(), trainer.parameters.copy()
+events, w_ddp = timeline.merge(), trainer.flat_parameters.copy()
 trainer.close()
 
 # %%

@@ -373,7 +373,7 @@ def five_steps(trainer):
 
 one = nn.Trainer(*work())
 five_steps(one)
-alone = one.state()
+alone = one.state_dict()
 print(one.network.summary().splitlines()[-1])
 
 # %%
@@ -393,7 +393,7 @@ for strategy in (DistributedDataParallel, ZeRO1, ZeRO2, FullyShardedDataParallel
     kept.append(trainer.memory())
     formula.append(trainer.formula())
     names.append(strategy.__name__)
-    states.append({name: array for name, array in trainer.state().items() if name.startswith("param/")})
+    states.append({name: array for name, array in trainer.state_dict().items() if name.startswith("param/")})
     trainer.close()
 
 # %%

@@ -463,7 +463,7 @@ def steps(trainer, count=8):
 
 one = nn.Trainer(*work())
 losses_one = steps(one)
-alone = one.state()
+alone = one.state_dict()
 
 # %%
 # %%mpi -n 2 --with work,steps,np,nn -o losses,state,events
@@ -481,7 +481,7 @@ timeline = Timeline(communicator)
 timeline.watch(trainer)
 losses = steps(trainer)
 events = timeline.merge()
-state = {name: array for name, array in trainer.state().items() if name.startswith("param/")}
+state = {name: array for name, array in trainer.state_dict().items() if name.startswith("param/")}
 trainer.close()
 
 # %%

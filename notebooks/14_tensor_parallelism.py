@@ -459,7 +459,7 @@ def train(trainer, steps=80):
 
 one = nn.Trainer(*work())
 losses_one = train(one)
-alone = one.state()
+alone = one.state_dict()
 print(one.network.summary())
 
 # %%
@@ -472,9 +472,9 @@ from parallel import TensorParallel
 
 limits = threadpool_limits(1, user_api="blas")
 trainer = TensorParallel(*work(), Communicator(MPI.COMM_WORLD))
-held = {name: list(array.shape) for name, array in trainer.held.layout.items(trainer.parameters)}
+held = {name: list(array.shape) for name, array in trainer.held.layout.items(trainer.flat_parameters)}
 losses = train(trainer)
-state = {name: array for name, array in trainer.state().items() if name.startswith("param/")}
+state = {name: array for name, array in trainer.state_dict().items() if name.startswith("param/")}
 trainer.close()
 
 # %%

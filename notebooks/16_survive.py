@@ -162,13 +162,13 @@ def steps(trainer, first, count):
     for number in range(first, first + count):
         epoch, batch = divmod(number, len(loader))
         trainer.step(*next(iter(loader.epoch(epoch, batch))))
-        found.append(trainer.parameters.copy())
+        found.append(trainer.flat_parameters.copy())
     return found
 
 
 whole = new_trainer()
 undisturbed = steps(whole, 0, 20)
-kept = {name: array.copy() for name, array in whole.state().items()}
+kept = {name: array.copy() for name, array in whole.state_dict().items()}
 undisturbed += steps(whole, 20, 60)
 print("what a checkpoint holds:", ", ".join(kept))
 
@@ -176,9 +176,9 @@ print("what a checkpoint holds:", ", ".join(kept))
 def continued(leave_out=(), first=20):
     """How far the continued run is from the undisturbed one, step by step."""
     trainer = new_trainer()
-    fresh = trainer.state()
+    fresh = trainer.state_dict()
     state = {name: fresh[name] if any(word in name for word in leave_out) else array for name, array in kept.items()}
-    trainer.load_state(state)
+    trainer.load_state_dict(state)
     after = steps(trainer, first, 60)
     return [np.abs(a - b).max() for a, b in zip(after, undisturbed[20:], strict=True)]
 
@@ -366,7 +366,7 @@ trainer = DistributedDataParallel(network, nn.CrossEntropyLoss(), nn.Adam(0.003)
 kept, progress = nn.Checkpoints(out / "checkpoints"), None
 if "--resume" in sys.argv:
     state, progress, file = kept.load()
-    trainer.load_state(state)
+    trainer.load_state_dict(state)
 loader = nn.Loader(nn.data.load("digits", flat=True).train, 50, shard=trainer.shard)
 nn.fit(trainer, loader, 7, [nn.KeepCheckpoints(kept, steps=20), Die()], progress=progress)
 digest = trainer.digest()

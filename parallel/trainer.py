@@ -95,10 +95,10 @@ class DistributedTrainer(Trainer):
     def __reduce_ex__(self, protocol):
         raise TypeError(
             f"{self.name}: a trainer on ranks shares memory and messages with others, so it cannot be copied or "
-            "pickled: put its state() into another one with load_state, or look at a copy of one process, alone()"
+            "pickled: another one takes its state_dict() with load_state_dict; alone() is a copy of one process"
         )
 
-    parameters = property(lambda self: self.exchange.parameters)
+    flat_parameters = property(lambda self: self.exchange.parameters)
     gradients = property(lambda self: self.exchange.gradients)
     slots = property(lambda self: self.exchange.slots)
     phases = property(lambda self: self.exchange.phases + self.pass_.phases)
@@ -355,12 +355,12 @@ class DistributedTrainer(Trainer):
                 yield Fragment("loss_scale", self.loss_scale.array)
         yield from self.homes.fragments(self.running())
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all that training continues from; where it is gathered, all of it on rank 0, nothing elsewhere."""
         mine = self.writer or not self.homes.scattered
         return {name: array.copy() for name, array in self.entries() if mine}
 
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` of any strategy returned; where it is scattered, only what rank 0 is given counts."""
         self.exchange.before_load()
         small = self.homes.load(state, ("steps", *dict(self.small())))
@@ -423,12 +423,12 @@ class DistributedTrainer(Trainer):
 
     def alone(self):
         """Of one process: it neither waits for other ranks nor writes into memory that they share."""
-        state = self.state()
+        state = self.state_dict()
         if not self.writer:
             return None
         optimizer = SGD(self.optimizer.lr) if self.optimizer.searches else self.optimizer
         one = Trainer(self.network, self.loss, optimizer, self.seed)
-        one.load_state({name: state[name] for name in one.state()})  # less what an exchange keeps of its own
+        one.load_state_dict({name: state[name] for name in one.state_dict()})  # less what an exchange keeps of its own
         return one
 
     def memory(self):

@@ -358,7 +358,7 @@ def start_alike(model, many) -> None:
     """PyTorch's LeNet-5 gets our first parameters: else luck would tell who is first."""
     import torch
 
-    ours = dict(many.network.layout.items(many.parameters))
+    ours = dict(many.network.layout.items(many.flat_parameters))
     layers = {name.rpartition(".")[0] for name in ours}
     for layer, theirs in zip(sorted(layers, key=int), (m for m in model if hasattr(m, "weight")), strict=True):
         weight = ours[f"{layer}.W"]

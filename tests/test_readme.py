@@ -245,7 +245,7 @@ def test_examples_of_the_api_train_the_same_network(tmp_path):
     *imports, line = next(text for text in examples() if "DistributedDataParallel(" in text).strip().splitlines()
     lines = [line if old.startswith("trainer = ") else old for old in serial.splitlines()]
     assert lines != serial.splitlines()
-    keep = "import numpy\nnumpy.save(f'{}-{trainer.shard[0]}.npy', trainer.parameters)\n"
+    keep = "import numpy\nnumpy.save(f'{}-{trainer.shard[0]}.npy', trainer.flat_parameters)\n"
     (tmp_path / "serial.py").write_text(f"{serial}\n{keep.replace('{}', 'serial')}")
     (tmp_path / "ranks.py").write_text("\n".join([*imports, *lines, keep.replace("{}", "ranks")]))
     subprocess.run([sys.executable, "serial.py"], cwd=tmp_path, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)

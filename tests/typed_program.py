@@ -54,10 +54,10 @@ table: str = network.summary()
 file: Path = nn.save(network, trainer, "digits.npz", about={"names": list(data.class_names)})
 trained: nn.Trained = nn.load(file)
 outputs: Array = trained.predict(arrays[0], batch=50)
-state: dict[str, Array] = trained.state(optimizer)
+state: dict[str, Array] = trained.state_dict(optimizer)
 exported: Path = nn.export_onnx(network, trained, "digits.onnx")
 kept: nn.Checkpoints = nn.Checkpoints("checkpoints", keep=3)
-saved: Path = kept.save(trainer.state(), training.progress())
+saved: Path = kept.save(trainer.state_dict(), training.progress())
 
 
 @nn.register

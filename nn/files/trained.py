@@ -70,7 +70,7 @@ class Trained:
         about: Mapping[str, Any] | None = None,
     ):
         self.network, self.about = network, dict(about or {})
-        self.parameters = _flat("parameters", parameters, network.layout.size, network.dtype)
+        self.flat_parameters = _flat("parameters", parameters, network.layout.size, network.dtype)
         if statistics is None and network.state_layout.count:
             raise ValueError(
                 f"{network.name} has running statistics, such as {next(iter(network.state_layout.specs))}: give a "
@@ -82,7 +82,7 @@ class Trained:
         self._make_views()
 
     def _make_views(self) -> None:
-        self._p = self.network.layout.views(self.parameters)
+        self._p = self.network.layout.views(self.flat_parameters)
         self._idle: list[Run] = []  # one for each thread that has predicted at the same time as others
 
     def __getstate__(self) -> dict:
@@ -132,11 +132,11 @@ class Trained:
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of all that was learned, as checkpoints have it: param/2.W, state/1.mean."""
-        yield from ((f"param/{name}", array) for name, array in self.network.layout.items(self.parameters))
+        yield from ((f"param/{name}", array) for name, array in self.network.layout.items(self.flat_parameters))
         yield from ((f"state/{name}", array) for name, array in self.network.state_layout.items(self.statistics))
 
-    def state(self, optimizer: Optimizer) -> dict[str, np.ndarray]:
-        """What any trainer of this network takes, `trainer.load_state(...)`, to train on from here with new moments."""
+    def state_dict(self, optimizer: Optimizer) -> dict[str, np.ndarray]:
+        """The argument of `trainer.load_state_dict` that lets a trainer go on from these weights with new moments."""
         learned = dict(self.entries()) | ({"loss_scale": LossScale().array} if self.network.mixed else {})
         kinds = state_kinds(self.network, optimizer.slots)
         return {name: learned[name] if name in learned else np.zeros(*kind) for name, kind in kinds.items()}

@@ -1,7 +1,7 @@
 """L-BFGS: full-batch minimisation with the curvature of the last few steps, and a strong Wolfe line search.
 
     trainer = Trainer(network, loss, SGD(0.1))        # owns the buffers; its optimizer is not used
-    lbfgs = LBFGS(Vectors(trainer.parameters, trainer.gradients), lambda: trainer.compute_gradients(x, y, len(x)))
+    lbfgs = LBFGS(Vectors(trainer.flat_parameters, trainer.gradients), lambda: trainer.compute_gradients(x, y, len(x)))
     lbfgs.minimize(iterations=100)
 
 The algorithm itself holds no array: it names vectors ("w", "g", "d", "s3", ...) and asks for dot products, scaled sums

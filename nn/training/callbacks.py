@@ -236,7 +236,7 @@ class RestoreBest(Callback):
         # All ranks meet here: where they share memory, none may load while another still reads what is there.
         failed = int(trainer.sum(np.array([bool(problem)]))[0])
         if not failed:
-            trainer.load_state(state)
+            trainer.load_state_dict(state)
             self.epoch = best
         elif trainer.writer:
             problem = (

@@ -137,7 +137,7 @@ def fit(
         Step of this call, from 0 -> learning rate; without it the optimizer's own stays. A `Plateau` is a callback,
         too, and need not be given twice.
     progress : dict or None
-        `Training.progress()` of the run to continue, after trainer.load_state.
+        `Training.progress()` of the run to continue, after trainer.load_state_dict.
     accumulate : int
         Cut every step's shard into so many parts, one after the other: less memory for activations, the same step.
     test : as train, or None

@@ -32,7 +32,7 @@ from nn.training.stored import Fragment, Stored, Whole
 MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
-BUFFERS = {"parameters", "gradients", "statistics"}
+BUFFERS = {"flat_parameters", "gradients", "statistics"}
 REBUILT = {"run", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
 
 
@@ -79,7 +79,7 @@ class Trainer:
     ----------
     held : Network
         What this process has of the network: here all of it.
-    parameters, gradients : flat arrays in held.layout
+    flat_parameters, gradients : flat arrays in held.layout
     slots : dict of flat arrays
         The optimizer's moments.
     statistics : flat array in held.state_layout
@@ -155,7 +155,7 @@ class Trainer:
     def make_views(self) -> None:
         """The buffers as layers and the optimizer see them."""
         layout = self.network.layout
-        self.p, self.g, self.region = layout.views(self.parameters), layout.views(self.gradients), layout.region()
+        self.p, self.g, self.region = layout.views(self.flat_parameters), layout.views(self.gradients), layout.region()
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name not in REBUILT}
@@ -175,9 +175,9 @@ class Trainer:
     def allocate(self) -> None:
         """Parameters with their first values, gradients and moments, and how layers and optimizer see them."""
         layout, dtype = self.network.layout, self.network.dtype
-        self.parameters, self.gradients = layout.zeros(dtype), layout.zeros(dtype)
+        self.flat_parameters, self.gradients = layout.zeros(dtype), layout.zeros(dtype)
         self.slots = {name: layout.zeros(dtype) for name in self.optimizer.slots}
-        layout.initialize(self.parameters, self.seed)
+        layout.initialize(self.flat_parameters, self.seed)
         self.make_views()
 
     @one_thread_at_a_time
@@ -328,7 +328,7 @@ class Trainer:
 
     def update(self) -> None:
         """One step of the optimizer, with the gradients of the whole batch."""
-        self.optimizer.update(self.parameters, self.gradients, self.slots, self.updates, self.region)
+        self.optimizer.update(self.flat_parameters, self.gradients, self.slots, self.updates, self.region)
 
     @property
     def updates(self) -> int:
@@ -357,7 +357,7 @@ class Trainer:
 
     def first_bad(self, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
         """Where the first value that is not finite appears: a parameter, the input (in parts), a layer's output."""
-        for name, array in reversed(list(self.network.layout.items(self.parameters))):
+        for name, array in reversed(list(self.network.layout.items(self.flat_parameters))):
             if not np.isfinite(array).all():
                 return self.bad_parameter(name)
         return min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
@@ -415,13 +415,29 @@ class Trainer:
         """Shards that train apart come together, as at the end of an epoch: their mean of a loss. Here is but one."""
         return loss
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """Everything that training continues from: prefix/name -> array (views, not copies)."""
         layout = self.network.layout
-        state = {f"param/{name}": array for name, array in layout.items(self.parameters)}
+        state = {f"param/{name}": array for name, array in layout.items(self.flat_parameters)}
         for slot, buffer in self.slots.items():
             state |= {f"optimizer/{slot}/{name}": array for name, array in layout.items(buffer)}
         return state | dict(self.small()) | {"steps": np.array(self.steps)}
+
+    def parameters(self) -> Iterator[np.ndarray]:
+        """Iterate over the arrays of parameters, views in backward completion order (last layer first)."""
+        yield from (array for _, array in self.named_parameters())
+
+    def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Iterate over (name, array), such as ("0.W", the first layer's weights): views, which may be written into.
+
+        Raises
+        ------
+        ValueError
+            Several ranks have parts of the arrays: `state_dict` gathers these.
+        """
+        if self.scattered:
+            raise ValueError(f"{self.name}: ranks have parts of the parameters; state_dict() gathers them on rank 0")
+        yield from self.held.layout.items(self.flat_parameters)
 
     def small(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of what every process has of the state: running statistics, and the loss scale."""
@@ -439,7 +455,7 @@ class Trainer:
         First the steps. An array may change when the next one is asked for. Every rank goes through all; only rank
         0's arrays count.
         """
-        state = self.state()
+        state = self.state_dict()
         yield "steps", state.pop("steps")
         yield from state.items()
 
@@ -448,9 +464,9 @@ class Trainer:
         element once. Every rank goes through its own."""
         yield from (Fragment(name, array) for name, array in self.entries())
 
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned; refuses missing, foreign and misshapen entries by name."""
-        mine = self.state()
+        mine = self.state_dict()
         if problem := check_state({name: (array.shape, array.dtype) for name, array in mine.items()}, state):
             raise ValueError(problem)
         for name, array in mine.items():
@@ -459,20 +475,20 @@ class Trainer:
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of all that this process holds of the state, for `restore`."""
-        return {name: array.copy() for name, array in self.state().items()}
+        return {name: array.copy() for name, array in self.state_dict().items()}
 
     def restore(self, snapshot: dict[str, np.ndarray]) -> None:
         """Go back to a snapshot of this trainer."""
-        self.load_state(snapshot)
+        self.load_state_dict(snapshot)
 
     def digest(self) -> str:
         """SHA-256 of all parameters, in the order of the layout: the same for every strategy."""
-        return hashlib.sha256(self.parameters).hexdigest()
+        return hashlib.sha256(self.flat_parameters).hexdigest()
 
     def memory(self) -> dict[str, int]:
         """Bytes that this process has allocated, by what they are for."""
         moments = sum(slot.nbytes for slot in self.slots.values())
-        kept = {"parameters": self.parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
+        kept = {"parameters": self.flat_parameters.nbytes, "gradients": self.gradients.nbytes, "moments": moments}
         return kept | {"in transit": 0}
 
     def formula(self) -> dict[str, float]:

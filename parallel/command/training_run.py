@@ -311,7 +311,7 @@ def describe(result: dict) -> str:
 def go_on(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say, survivor, point) -> dict | None:
     """Take over what the members of a run have that others have died of; returns its progress."""
     if point:
-        trainer.load_state(point.state())
+        trainer.load_state_dict(point.state())
         say(f"{survivor.told()}, from step {trainer.steps}")
         return point.progress
     saved = any(not entry["named"] for entry in kept.entries())
@@ -440,7 +440,7 @@ def load(trainer: nn.Trainer, kept: checkpoints.Checkpoints, say) -> dict:
         say(f"warning: {each.message}")
     try:
         check_progress(progress)
-        trainer.load_state(state)
+        trainer.load_state_dict(state)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from error
     say(f"continuing from {file}: epoch {progress['epoch']}, step {trainer.steps}")

@@ -30,7 +30,7 @@ class Point(NamedTuple):
     progress : dict
         As `Training.progress`.
     state : callable () -> dict of arrays
-        As `DistributedTrainer.load_state` takes it.
+        As `DistributedTrainer.load_state_dict` takes it.
     everywhere : bool
         Whether all members have the state; otherwise the first one.
     """
@@ -104,7 +104,7 @@ class Keeper(Callback):
     def here(self) -> tuple[dict, dict[str, np.ndarray]]:
         """(progress, state) of this member, where it has a step."""
         if self.training:
-            return self.progress, self.training.trainer.state()
+            return self.progress, self.training.trainer.state_dict()
         return self.point.progress, self.point.state()
 
 

@@ -75,7 +75,7 @@ def first_weights(trainer: nn.Trainer) -> tuple[str, np.ndarray] | None:
     shape = trainer.network.in_shape
     if len(shape) != 3:
         return None
-    arrays = dict(trainer.network.layout.items(trainer.parameters))
+    arrays = dict(trainer.network.layout.items(trainer.flat_parameters))
     for path, layer, *_ in trainer.network.layers():
         if (weights := arrays.get(f"{path}.W")) is not None:
             side = math.isqrt(len(weights))

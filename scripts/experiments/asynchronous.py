@@ -176,7 +176,7 @@ def train(chosen: argparse.Namespace, asked: Options, parts, ranks, slow: bool) 
     if works:
         for x, y, total in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
             now = time.perf_counter() - start
-            parameters = trainer.exchange.gathered("w") if chunks else trainer.parameters
+            parameters = trainer.exchange.gathered("w") if chunks else trainer.flat_parameters
             if ranks.rank == 0 and now >= wait * len(copies):
                 seconds.append(now)
                 copies.append(parameters.copy())
@@ -210,7 +210,7 @@ def accuracies(made, data, copies: list) -> list[float]:
     test = nn.Loader(data.test, 500, shuffle=False)
     found = []
     for parameters in copies:
-        trainer.parameters[:] = parameters
+        trainer.flat_parameters[:] = parameters
         found.append(nn.evaluate(trainer, test)["accuracy"])
     return found
 

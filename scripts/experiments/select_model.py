@@ -242,7 +242,7 @@ def select(search: Search) -> int:
     test = None
     if best in mine:  # the one look at the test data
         test = nn.evaluate(kept.trainer, kept.loaders.test)
-        nn.Checkpoints(search.out).save(kept.trainer.state(), {"epoch": best["epoch"], **best["values"]}, "best")
+        nn.Checkpoints(search.out).save(kept.trainer.state_dict(), {"epoch": best["epoch"], **best["values"]}, "best")
     if world:
         test = next(filter(None, world.allgather(test)))
     if rank == 0:

@@ -57,12 +57,12 @@ def test_a_small_network_file_does_not_unpack(tmp_path, traced):
 
 def test_an_entry_of_a_wrong_shape_is_not_read(tmp_path, trainer, traced):
     kept = nn.Checkpoints(tmp_path)
-    path = kept.save(trainer.state(), {})
+    path = kept.save(trainer.state_dict(), {})
     rewritten(path, {"param/0.W": np.zeros((3000, 1000), np.float32)})
     state = Stored(path)
     tracemalloc.reset_peak()
     before = traced()
-    expected = {name: (array.shape, array.dtype) for name, array in trainer.state().items()}
+    expected = {name: (array.shape, array.dtype) for name, array in trainer.state_dict().items()}
     assert "param/0.W: expected float32(3, 2), given float32(3000, 1000)" in check_state(expected, state)
     assert traced() - before < LITTLE
     rewritten(path, {}, zipfile.ZIP_DEFLATED)
@@ -72,9 +72,9 @@ def test_an_entry_of_a_wrong_shape_is_not_read(tmp_path, trainer, traced):
 
 @pytest.mark.parametrize("steps", [-1, 1 << 60])
 def test_steps_that_cannot_have_been_made_are_refused(tmp_path, trainer, steps):
-    state = trainer.state() | {"steps": np.array(steps)}
+    state = trainer.state_dict() | {"steps": np.array(steps)}
     with pytest.raises(ValueError, match=f"entry steps: expected the number of steps made, given {steps}"):
-        trainer.load_state(state)
+        trainer.load_state_dict(state)
     assert trainer.steps == 0
 
 
@@ -112,7 +112,7 @@ def test_a_progress_that_no_training_has_is_refused(tmp_path, trainer):
     x, y = np.zeros((8, 3), np.float32), np.zeros(8, int)
     good = nn.fit(trainer, (x, y), 2, batch=4).progress()
     kept = nn.Checkpoints(tmp_path)
-    kept.save(trainer.state(), good)
+    kept.save(trainer.state_dict(), good)
     record = good["history"][0]
     wrong = [
         {"epoch": 10**30}, {"epoch": -1}, {"epoch": 3}, {"epoch": True}, {"epoch": "2"}, {"batch": -1}, {"batch": 99},

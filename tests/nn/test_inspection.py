@@ -116,13 +116,13 @@ def test_activations_and_dead_units(tmp_path):
 
 def test_gradients_of_every_parameter():
     trainer, (x, y) = make_trainer(), data()
-    before = {name: array.copy() for name, array in trainer.state().items()}
+    before = {name: array.copy() for name, array in trainer.state_dict().items()}
     found = inspection.gradients(trainer, x, y)
     assert [d.name for d in found] == ["0.W", "0.b", "2.0.W", "2.0.b", "3.W", "3.b"]
     named = dict(trainer.network.layout.items(trainer.gradients))
     for d in found:
         assert math.isclose(d.mean, named[d.name].mean(dtype=np.float64), rel_tol=1e-6, abs_tol=1e-12)
-    assert all(np.array_equal(before[name], array) for name, array in trainer.state().items())
+    assert all(np.array_equal(before[name], array) for name, array in trainer.state_dict().items())
 
 
 def test_decision_regions_are_the_networks_answers(tmp_path):
@@ -157,14 +157,14 @@ class Slow(Layer):
 def test_profile_times_each_layer_alone_and_leaves_no_clock_behind(monkeypatch):
     monkeypatch.setattr(inspection, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
     trainer, (x, y) = make_trainer(Sequential(Linear(2, 8), Sequential(Slow(), Slow()), Slow())), data()
-    before = {name: array.copy() for name, array in trainer.state().items()}
+    before = {name: array.copy() for name, array in trainer.state_dict().items()}
     rows = inspection.profile(trainer, x, y, repeats=3)
     assert [row.path for row in rows] == ["", "0", "1", "1.0", "1.1", "2", "loss", "optimizer"]
     for row in rows:  # a container's own time leaves its layers' out
         assert (row.forward, row.backward) == ((3.0, 5.0) if row.layer == "Slow()" else (0.0, 0.0)), row
     text = inspection.profile_table(rows)
     assert re.search(r"^1\.0 +Slow\(\) +3000\.000 +5000\.000 +33\.3%$", text, re.MULTILINE)
-    assert all(np.array_equal(before[name], array) for name, array in trainer.state().items())
+    assert all(np.array_equal(before[name], array) for name, array in trainer.state_dict().items())
     for layer in inspection._all(trainer.network.root):
         assert not {"forward", "backward"} & vars(layer).keys()
     assert isinstance(trainer.loss, CrossEntropyLoss) and "apply" not in vars(trainer.optimizer)
@@ -172,14 +172,14 @@ def test_profile_times_each_layer_alone_and_leaves_no_clock_behind(monkeypatch):
 
 def test_learning_rate_finder_stops_when_the_loss_blows_up(tmp_path):
     trainer, (x, y) = make_trainer(momentum=0.0), data()
-    before = {name: array.copy() for name, array in trainer.state().items()}
+    before = {name: array.copy() for name, array in trainer.state_dict().items()}
     batches = itertools.repeat((x, y, len(x)))
     search = inspection.find_learning_rate(trainer, batches, 1e-4, 1e5, steps=150, smoothing=0.5)
     assert 10 < len(search.rates) < 150, "it must have stopped early"
     np.testing.assert_allclose(search.rates[1:] / search.rates[:-1], (1e9) ** (1 / 149))
     assert 1e-2 < search.suggestion < search.rates[-1] and search.losses[-1] > 4 * search.losses.min()
     assert trainer.optimizer.lr == 0.1 and trainer.steps == 0
-    assert all(np.array_equal(before[name], array) for name, array in trainer.state().items())
+    assert all(np.array_equal(before[name], array) for name, array in trainer.state_dict().items())
     assert saved(pictures.rate_search(search), tmp_path / "e.png")
     with pytest.raises(ValueError, match="only 1 steps"):
         inspection.find_learning_rate(trainer, [(x, y, len(x))])

@@ -77,7 +77,7 @@ def test_what_is_written_later_is_what_was_there_then(tmp_path):
     class Watch(nn.Callback):
         def on_step(self, training, loss):
             if many.steps == 3:
-                self.then = {name: array.copy() for name, array in many.state().items()}
+                self.then = {name: array.copy() for name, array in many.state_dict().items()}
             if many.steps == 5:
                 assert not kept.entries(), "nothing is written yet"
                 kept.may.set()
@@ -90,7 +90,7 @@ def test_what_is_written_later_is_what_was_there_then(tmp_path):
         stored, progress, _ = kept.load()
     assert stored["steps"] == 3 and progress["batch"] == 3
     assert all(np.array_equal(stored[name], array) for name, array in watch.then.items())
-    assert not np.array_equal(stored["param/0.W"], many.state()["param/0.W"]), "control: training went on"
+    assert not np.array_equal(stored["param/0.W"], many.state_dict()["param/0.W"]), "control: training went on"
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -145,7 +145,7 @@ def test_parameters_that_are_not_finite_do_not_take_the_place_of_those_that_were
     class Poison(nn.Callback):
         def on_step(self, training, loss):
             if training.trainer.steps == 5:
-                training.trainer.parameters[0] = np.nan
+                training.trainer.flat_parameters[0] = np.nan
 
     kept = nn.Checkpoints(tmp_path)
     keeper = KeepCheckpoints(kept, 2, later=later)
@@ -174,7 +174,7 @@ def test_asked_to_end_it_saves_and_what_continues_has_the_same_bits(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
     state, progress, _ = kept.load()
     assert state["steps"] == left.steps >= 7 and f"step {left.steps}," in str(ended.value)
-    again.load_state(state)
+    again.load_state_dict(state)
     epochs = progress["epoch"] + 2  # training may have gone on for a while, until it looked whether it was asked to
     nn.fit(whole, loader(), epochs)
     nn.fit(again, loader(), epochs, progress=progress)

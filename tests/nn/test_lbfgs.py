@@ -83,15 +83,15 @@ def test_a_network_reaches_the_minimum_that_scipy_finds():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((200, 6)), rng.integers(0, 3, 200)
     trainer = Trainer(Network(Linear(6, 3), (6,), np.float64), CrossEntropyLoss(), SGD(0.1))
-    start = trainer.parameters.copy()
+    start = trainer.flat_parameters.copy()
 
     def function(w):
-        trainer.parameters[:] = w
+        trainer.flat_parameters[:] = w
         return trainer.compute_gradients(x, y, len(x)), trainer.gradients.copy()
 
     theirs = optimize.minimize(function, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9})
-    trainer.parameters[:] = start
-    vectors = Vectors(trainer.parameters, trainer.gradients)
+    trainer.flat_parameters[:] = start
+    vectors = Vectors(trainer.flat_parameters, trainer.gradients)
     lbfgs = LBFGS(vectors, lambda: trainer.compute_gradients(x, y, len(x)), tolerance=1e-8)
     assert abs(lbfgs.minimize(500) - theirs.fun) < 1e-12
     assert "minimum" in lbfgs.done
@@ -105,7 +105,7 @@ def test_beats_gradient_descent_on_a_network_in_float32():
     descent = Trainer(network, CrossEntropyLoss(), SGD(0.5))
     plain = [descent.step(x, y) for _ in range(100)]
     trainer = Trainer(network, CrossEntropyLoss(), SGD(0.5))
-    vectors = Vectors(trainer.parameters, trainer.gradients)
+    vectors = Vectors(trainer.flat_parameters, trainer.gradients)
     lbfgs = LBFGS(vectors, lambda: trainer.compute_gradients(x, y, len(x)))
     losses = [lbfgs.step() for _ in range(40)]
     assert all(b <= a for a, b in itertools.pairwise(losses)), "never uphill"

@@ -102,7 +102,7 @@ def train(optimizer, schedule, corrected, epochs=3, continued=None):
     trainer = nn.Trainer(nn.Network(nn.Linear(6, 3), (6,), np.float64), nn.CrossEntropyLoss(), optimizer)
     before, progress = continued or (None, None)
     if before:
-        trainer.load_state(before.state())
+        trainer.load_state_dict(before.state_dict())
     hooks = [schedule] if isinstance(schedule, Plateau) else []
     hooks += [MomentumCorrection(schedule)] if corrected else []
     loader = nn.Loader(data, 4)
@@ -115,12 +115,12 @@ def test_momentum_is_corrected_while_training():
     for schedule in (lambda: warm, plateau):
         outside, _ = train(nn.SGD(0.4, 0.9), schedule(), corrected=False)
         inside, _ = train(Inside(0.4, 0.9), schedule(), corrected=True)
-        np.testing.assert_allclose(inside.parameters, outside.parameters, rtol=1e-12)
+        np.testing.assert_allclose(inside.flat_parameters, outside.flat_parameters, rtol=1e-12)
         plain, _ = train(Inside(0.4, 0.9), schedule(), corrected=False)
-        assert np.abs(plain.parameters - outside.parameters).max() > 1e-3, "control: without it they differ"
+        assert np.abs(plain.flat_parameters - outside.flat_parameters).max() > 1e-3, "control: without it they differ"
     half = train(Inside(0.4, 0.9), warm, True, epochs=1)
     resumed, _ = train(Inside(0.4, 0.9), warm, True, continued=half)
-    assert np.array_equal(resumed.parameters, train(Inside(0.4, 0.9), warm, True)[0].parameters)
+    assert np.array_equal(resumed.flat_parameters, train(Inside(0.4, 0.9), warm, True)[0].flat_parameters)
     assert nn.LARS(0.1).rate_inside == ("velocity",) and not nn.SGD(0.1, 0.9).rate_inside
 
 

@@ -46,7 +46,7 @@ def test_labels_that_are_ignored_are_data():
     one, other = trainer(loss), trainer(loss)
     nn.fit(one, nn.data.Dataset(X, labels, ignore_index=-100, dtype=np.float64), 1, batch=48)
     nn.fit(other, (X[9:], Y[9:]), 1, batch=48)
-    np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-12)
+    np.testing.assert_allclose(one.flat_parameters, other.flat_parameters, rtol=1e-12)
     with pytest.raises(ValueError, match="label 3 of sample 1"):
         nn.data.Dataset(X[:2], np.array([255, 3]), classes=3, ignore_index=255)
 
@@ -101,10 +101,10 @@ def test_metrics_are_their_definitions():
 
 def test_outputs_that_are_no_numbers_are_not_right():
     one = trainer()
-    one.parameters[:] = np.nan
+    one.flat_parameters[:] = np.nan
     assert nn.evaluate(one, (X, 0 * Y))["accuracy"] == 0
     binary = trainer(nn.BCEWithLogitsLoss(), 1)
-    binary.parameters[:] = np.nan
+    binary.flat_parameters[:] = np.nan
     assert nn.evaluate(binary, (X, np.zeros((48, 1))))["accuracy"] == 0
 
 

@@ -144,7 +144,7 @@ def test_steps_that_overflow_are_skipped_and_counted_and_make_no_difference():
     """The scale comes down until it fits; then all goes on as if it had always been so small."""
     x, y = batch()
     high, low = trainer(), trainer()
-    before, skips = high.parameters.copy(), 0
+    before, skips = high.flat_parameters.copy(), 0
     high.loss_scale.array[0] = 2.0**23
     while True:
         statistics = high.statistics.copy()
@@ -152,13 +152,13 @@ def test_steps_that_overflow_are_skipped_and_counted_and_make_no_difference():
         if high.loss_scale.skipped == skips:
             break
         skips += 1
-        np.testing.assert_array_equal(high.parameters, before)
+        np.testing.assert_array_equal(high.flat_parameters, before)
         np.testing.assert_array_equal(high.statistics, statistics)
         assert high.steps == skips and high.updates == 0
     assert skips >= 3 and high.loss_scale.scale == 2.0 ** (23 - skips)
     low.loss_scale.array[0] = high.loss_scale.scale
     low.step(x, y)
-    np.testing.assert_array_equal(high.parameters, low.parameters)
+    np.testing.assert_array_equal(high.flat_parameters, low.flat_parameters)
     assert high.mixed_precision() == {"loss_scale": low.loss_scale.scale, "skipped_steps": skips}
 
 
@@ -177,11 +177,11 @@ def test_the_scale_grows_again_and_has_its_ends():
 def test_an_activation_too_large_for_any_scale_ends_in_an_error():
     one, (x, y) = trainer(), batch()
     one.loss_scale.array[0] = 2.0
-    before = one.parameters.copy()
+    before = one.flat_parameters.copy()
     one.step(x * 1e7, y)
     with pytest.raises(FloatingPointError, match="step 1: an activation, or the gradient of one, is beyond float16"):
         one.step(x * 1e7, y)
-    np.testing.assert_array_equal(one.parameters, before)
+    np.testing.assert_array_equal(one.flat_parameters, before)
 
 
 def test_a_run_that_is_resumed_has_its_scale():
@@ -192,16 +192,16 @@ def test_a_run_that_is_resumed_has_its_scale():
         first.step(*batch(i))
     second = trainer()
     second.loss_scale.growth = 3
-    second.load_state({name: array.copy() for name, array in first.entries()})
+    second.load_state_dict({name: array.copy() for name, array in first.entries()})
     assert second.loss_scale.skipped == first.loss_scale.skipped > 0
     for one in (first, second):
         for i in range(5, 15):
             one.step(*batch(i))
-    np.testing.assert_array_equal(first.parameters, second.parameters)
+    np.testing.assert_array_equal(first.flat_parameters, second.flat_parameters)
     np.testing.assert_array_equal(first.loss_scale.array, second.loss_scale.array)
     assert first.loss_scale.array[0] != 2.0**23
     with pytest.raises(ValueError, match="lacks loss_scale"):
-        trainer().load_state(trainer(small(mixed=False)).state())
+        trainer().load_state_dict(trainer(small(mixed=False)).state_dict())
 
 
 def test_a_single_layer_and_containers_keep_float16_too():

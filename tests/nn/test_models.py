@@ -226,7 +226,7 @@ def torch():
 def follow(torch, network, forward, batches, lr=0.05, momentum=0.9, loss=None):
     """The largest relative difference of a parameter after the last batch."""
     trainer = Trainer(network, CrossEntropyLoss(), SGD(lr, momentum), seed=1)
-    theirs = {k: torch.from_numpy(v.copy()).requires_grad_() for k, v in network.layout.items(trainer.parameters)}
+    theirs = {k: torch.from_numpy(v.copy()).requires_grad_() for k, v in network.layout.items(trainer.flat_parameters)}
     optimizer = torch.optim.SGD(list(theirs.values()), lr=lr, momentum=momentum)
     first = {name: w.detach().numpy().copy() for name, w in theirs.items()}
     for x, y in batches:
@@ -238,7 +238,7 @@ def follow(torch, network, forward, batches, lr=0.05, momentum=0.9, loss=None):
         optimizer.step()
         assert ours == pytest.approx(value.item(), rel=1e-9)
     worst = 0.0
-    for name, array in network.layout.items(trainer.parameters):
+    for name, array in network.layout.items(trainer.flat_parameters):
         end = theirs[name].detach().numpy()
         assert np.abs(end - first[name]).max() > 1e-4, f"{name} did not move"
         worst = max(worst, np.abs(array - end).max() / np.abs(end).max())
@@ -319,7 +319,9 @@ def test_the_classical_experiment_learns():
     """784-30-10, sigmoid on both layers, quadratic cost: one step is the four equations written out."""
     network = build("mlp:6,4,3", (6,), 3, np.float64, "sigmoid", "normal", "sigmoid")
     trainer = Trainer(network, QuadraticLoss(), SGD(lr=3.0), seed=2)
-    W1, b1, W2, b2 = (dict(network.layout.items(trainer.parameters))[n].copy() for n in ("0.W", "0.b", "2.W", "2.b"))
+    W1, b1, W2, b2 = (
+        dict(network.layout.items(trainer.flat_parameters))[n].copy() for n in ("0.W", "0.b", "2.W", "2.b")
+    )
     rng = np.random.default_rng(0)
     x, y = rng.random((5, 6)), rng.integers(0, 3, 5)
     trainer.step(x, y)
@@ -333,5 +335,5 @@ def test_the_classical_experiment_learns():
         "0.W": W1 - 3.0 / 5 * x.T @ delta1,
         "0.b": b1 - 3.0 / 5 * delta1.sum(0),
     }
-    for name, array in network.layout.items(trainer.parameters):
+    for name, array in network.layout.items(trainer.flat_parameters):
         np.testing.assert_allclose(array, expected[name], rtol=1e-12, atol=1e-14)

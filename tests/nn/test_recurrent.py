@@ -106,7 +106,7 @@ def test_several_layers_are_pytorchs(steps=3):
     torch = pytest.importorskip("torch")
     network = nn.Network(nn.Sequential(nn.LSTM(5, 6), nn.LSTM(6, 6, last=True), nn.Linear(6, 3)), (7, 5), np.float64)
     trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=0.5))
-    w = dict(network.layout.items(trainer.parameters))
+    w = dict(network.layout.items(trainer.flat_parameters))
     lstm, out = torch.nn.LSTM(5, 6, 2, batch_first=True, dtype=torch.float64), torch.nn.Linear(6, 3).double()
     pairs = {out.weight: w["2.W"], out.bias: w["2.b"]}
     for k in range(2):

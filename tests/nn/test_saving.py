@@ -139,22 +139,22 @@ def test_what_weights_may_come_from(tmp_path):
     x, file = samples(network), tmp_path / "x.npz"
     expected = trainer.predict(x).copy()
     kept = nn.Checkpoints(tmp_path)
-    kept.save(trainer.state(), {})
-    for weights in (trainer, trainer.state(), kept.load()[0], nn.load(nn.save(network, trainer, file))):
+    kept.save(trainer.state_dict(), {})
+    for weights in (trainer, trainer.state_dict(), kept.load()[0], nn.load(nn.save(network, trainer, file))):
         np.testing.assert_array_equal(nn.load(nn.save(network, weights, file)).predict(x), expected)
     with pytest.raises(ValueError, match=r"small has running statistics, such as 1\.mean: give a trainer"):
-        nn.save(network, trainer.parameters, file)
+        nn.save(network, trainer.flat_parameters, file)
     bare = nn.Network(nn.Linear(3, 2), (3,))
     w = bare.layout.zeros(np.float32)
     bare.layout.initialize(w, seed=3)
-    assert (nn.load(nn.save(bare, w, file)).parameters == w).all() and w.any()
+    assert (nn.load(nn.save(bare, w, file)).flat_parameters == w).all() and w.any()
 
 
 def test_training_goes_on_from_a_saved_network(tmp_path):
     network, trainer = small()
     after = nn.load(nn.save(network, learn(trainer), tmp_path / "x.npz"))
     other = nn.Trainer(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01), seed=5)
-    other.load_state(after.state(other.optimizer))
+    other.load_state_dict(after.state_dict(other.optimizer))
     np.testing.assert_array_equal(other.predict(samples(network)), trainer.predict(samples(network)))
     assert other.steps == 0 and not any(slot.any() for slot in other.slots.values())
 
@@ -172,8 +172,10 @@ def test_mixed_precision_comes_back(tmp_path):
     assert after.network.mixed and not small()[0].mixed
     np.testing.assert_array_equal(after.predict(samples(network)), trainer.predict(samples(network)))
     other = nn.Trainer(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01))
-    other.load_state(after.state(other.optimizer))
-    assert (learn(other).parameters != trainer.parameters).any() and other.loss_scale.scale == trainer.loss_scale.scale
+    other.load_state_dict(after.state_dict(other.optimizer))
+    assert (
+        learn(other).flat_parameters != trainer.flat_parameters
+    ).any() and other.loss_scale.scale == trainer.loss_scale.scale
 
 
 def test_the_program_is_not_needed(tmp_path):
@@ -295,7 +297,7 @@ def test_predict_says_what_x_is_not(tmp_path):
 
 def test_predictions_come_in_batches_of_any_size():
     network, trainer = small()
-    model = nn.Trained(network, learn(trainer).parameters, trainer.statistics)
+    model = nn.Trained(network, learn(trainer).flat_parameters, trainer.statistics)
     x = samples(network, 11)
     np.testing.assert_allclose(model.predict(x, batch=4), trainer.predict(x), rtol=1e-6)
 

@@ -68,7 +68,7 @@ def test_micro_batches_sum_to_the_batch():
     np.testing.assert_allclose(sums, whole.gradients, rtol=1e-12, atol=1e-15)
     assert losses == pytest.approx(loss, rel=1e-12)
     assert parts.step(x, y, 10, 3) == pytest.approx(whole.step(x, y), rel=1e-12)
-    np.testing.assert_allclose(parts.parameters, whole.parameters, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(parts.flat_parameters, whole.flat_parameters, rtol=1e-12, atol=1e-15)
 
 
 def test_a_batch_that_fails_leaves_nothing_to_the_next():
@@ -79,7 +79,7 @@ def test_a_batch_that_fails_leaves_nothing_to_the_next():
             failed.step(part, y, total, 2)
     with pytest.raises(nn.NonFiniteLoss):
         failed.step(np.full_like(x, np.nan), y, 10, 2)
-    assert failed.step(x, y) == whole.step(x, y) and (failed.parameters == whole.parameters).all()
+    assert failed.step(x, y) == whole.step(x, y) and (failed.flat_parameters == whole.flat_parameters).all()
 
 
 def test_learns():
@@ -106,10 +106,10 @@ def test_resume_is_bit_identical(tmp_path, stop):
         nn.fit(trainer(), loader(), 3, callbacks, loader(shuffle=False))
     again = trainer(seed=99)
     state, progress, _ = kept.load()
-    again.load_state(state)
+    again.load_state_dict(state)
     assert again.steps == stop
     resumed = nn.fit(again, loader(), 3, callbacks[:2], loader(shuffle=False), progress=progress)
-    assert (again.parameters == whole.parameters).all()
+    assert (again.flat_parameters == whole.flat_parameters).all()
     assert [r["loss"] for r in resumed.history] == [r["loss"] for r in reference.history]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
@@ -117,16 +117,16 @@ def test_resume_is_bit_identical(tmp_path, stop):
 
 def test_load_state_refuses_by_name():
     t = trainer()
-    state = {k: v.copy() for k, v in t.state().items()}
+    state = {k: v.copy() for k, v in t.state_dict().items()}
     with pytest.raises(ValueError, match=r"lacks param/0\.W"):
-        t.load_state({k: v for k, v in state.items() if k != "param/0.W"})
+        t.load_state_dict({k: v for k, v in state.items() if k != "param/0.W"})
     with pytest.raises(ValueError, match=r"has param/9\.W, unknown here"):
-        t.load_state(state | {"param/9.W": np.zeros(1)})
+        t.load_state_dict(state | {"param/9.W": np.zeros(1)})
     with pytest.raises(ValueError, match=r"param/0\.W: expected float64\(6, 8\), given float64\(8, 6\)"):
-        t.load_state(state | {"param/0.W": np.zeros((8, 6))})
+        t.load_state_dict(state | {"param/0.W": np.zeros((8, 6))})
     with pytest.raises(ValueError, match=r"given float32"):
-        t.load_state(state | {"param/0.b": np.zeros(8, np.float32)})
-    assert all((t.state()[k] == v).all() for k, v in state.items()), "a refused state must change nothing"
+        t.load_state_dict(state | {"param/0.b": np.zeros(8, np.float32)})
+    assert all((t.state_dict()[k] == v).all() for k, v in state.items()), "a refused state must change nothing"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -134,15 +134,15 @@ def test_nan_names_step_and_layer_and_leaves_parameters():
     t = trainer()
     x, y = data().x[:4].copy(), data().y[:4]
     t.step(x, y)
-    before = t.parameters.copy()
+    before = t.flat_parameters.copy()
     t.p[2].W[0, 0] = np.inf
     with pytest.raises(nn.NonFiniteLoss, match=r"step 1: the loss is nan.*parameter 2\.W"):
         t.step(x, y)
-    t.parameters[:] = before
+    t.flat_parameters[:] = before
     x[1, 2] = np.nan
     with pytest.raises(nn.NonFiniteLoss, match=r"the input \(samples \[1\]"):
         t.step(x, y)
-    assert (t.parameters == before).all()
+    assert (t.flat_parameters == before).all()
     t.p[0].W[:], t.p[2].W[:] = 1, 1e308
     with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer 2 \(Linear\(8, 2\)\)"):
         t.step(np.ones((4, 6)), y)
@@ -159,13 +159,13 @@ def test_wrong_shape_and_dtype_are_refused():
 def test_an_empty_batch_is_refused_before_anything_moves():
     t = trainer()
     t.step(*data(4).batch())
-    before = t.parameters.copy()
+    before = t.flat_parameters.copy()
     empty = np.zeros((0, 6)), np.zeros(0, int)
     with pytest.raises(ValueError, match=r"step 1 of network: a shard of 0 samples in a batch of 0; .*at least one"):
         t.step(*empty)
     with pytest.raises(ValueError, match="a shard of 4 samples in a batch of 3"):
         t.step(*data(4).batch(), 3)
-    assert t.steps == 1 and (t.parameters == before).all()
+    assert t.steps == 1 and (t.flat_parameters == before).all()
     assert t.step(*empty, 5) == 0 and t.steps == 2  # a shard may be empty
 
 
@@ -175,29 +175,29 @@ def test_early_stopping_keeps_the_best(tmp_path, capsys):
 
         def on_epoch(self, training, record):
             record["validation_accuracy"] = [0.5, 0.9, 0.8, 0.7, 0.95][training.epoch - 1]
-            training.trainer.parameters[:] = training.epoch
+            training.trainer.flat_parameters[:] = training.epoch
 
     t = trainer()
     kept = nn.Checkpoints(tmp_path)
     stop = nn.EarlyStopping(2, checkpoints=kept)
     training = nn.fit(t, loader(), 5, [Scores(), nn.KeepCheckpoints(kept), stop], loader(shuffle=False))
-    assert training.epoch == 4 and t.parameters[0] == 2
+    assert training.epoch == 4 and t.flat_parameters[0] == 2
     assert kept.load("best")[0]["param/0.W"][0, 0] == 2
     again, (state, progress, _) = trainer(), kept.load()  # it was killed after its last checkpoint
-    again.load_state(state)
+    again.load_state_dict(state)
     hooks = [Scores(), nn.KeepCheckpoints(kept), nn.EarlyStopping(2, checkpoints=kept)]
     training = nn.fit(again, loader(), 5, hooks, loader(shuffle=False), progress=progress)
-    assert training.epoch == 4 and again.parameters[0] == 2, "it had stopped, and trains no further"
+    assert training.epoch == 4 and again.flat_parameters[0] == 2, "it had stopped, and trains no further"
 
     # Resumed where nothing is left to do, it reads the best; where that is damaged the last epoch counts, and is told.
     for damaged, epoch in (False, 2), (True, 4):
         if damaged:
             (tmp_path / "best.npz").write_bytes(b"")
         again, (state, progress, _) = trainer(), kept.load()
-        again.load_state(state)
+        again.load_state_dict(state)
         stop = nn.EarlyStopping(2, checkpoints=kept)
         nn.fit(again, loader(), 4, [stop], progress=progress)
-        assert again.parameters[0] == stop.epoch == epoch
+        assert again.flat_parameters[0] == stop.epoch == epoch
         assert damaged == ("the best epoch, 2, cannot be put back" in capsys.readouterr().out)
 
 
@@ -231,7 +231,7 @@ def test_wherever_a_run_is_killed_the_best_comes_back(tmp_path):
         left, again, progress = nn.Checkpoints(kept.directory), trainer(), None
         if any(not entry["named"] for entry in left.entries()):
             state, progress, _ = left.load()
-            again.load_state(state)
+            again.load_state_dict(state)
         assert run(left, again, progress) == wanted, f"killed at save {saves}"
 
 
@@ -273,7 +273,7 @@ class ValidationAccuracies(nn.Callback):
 
     def on_epoch(self, training, record):
         record["validation_accuracy"] = [0.5, 0.9, 0.8][training.epoch - 1]
-        training.trainer.parameters[:] = training.epoch
+        training.trainer.flat_parameters[:] = training.epoch
 
 
 def test_the_best_epochs_weights_are_those_that_are_tested(tmp_path):
@@ -290,7 +290,7 @@ def test_the_best_epochs_weights_are_those_that_are_tested(tmp_path):
 
     class Outdate(nn.Callback):
         def on_end(self, training):
-            nn.Checkpoints(tmp_path).save(training.trainer.state(), training.progress(), "best")
+            nn.Checkpoints(tmp_path).save(training.trainer.state_dict(), training.progress(), "best")
 
     said = []
     t, best, training = run()

@@ -197,10 +197,10 @@ WRONG = {
         lambda: nn.Trainer(network(), LOSS, RATE, None), ValueError, "seed must be .*not negative, given None"
     ),
     "seed below 0": (lambda: nn.Trainer(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
-    "state of nothing": (lambda: trainer().load_state(None), ValueError, "a state is a dict of arrays.*given None"),
-    "state of a Trained": (lambda: trainer().load_state(trained()), ValueError, "a state is a dict .*given Trained"),
+    "state of nothing": (lambda: trainer().load_state_dict(None), ValueError, "is a dict of arrays.*given None"),
+    "state of a Trained": (lambda: trainer().load_state_dict(trained()), ValueError, "is a dict .*given Trained"),
     "state of lists": (
-        lambda: trainer().load_state({name: [1] for name in trainer().state()}), ValueError, r"an array, given \[1\]"
+        lambda: trainer().load_state_dict({k: [1] for k in trainer().state_dict()}), ValueError, r"array, given \[1\]"
     ),
     # about files
     "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Trainer"),
@@ -284,7 +284,7 @@ def test_momentum_that_is_switched_on_midway(kind):
 
 def test_outputs_that_are_not_numbers_are_not_right():
     one = trainer()
-    one.parameters[:] = np.nan
+    one.flat_parameters[:] = np.nan
     assert nn.evaluate(one, (X, 0 * Y))["accuracy"] == 0
 
 

@@ -101,7 +101,7 @@ def test_one_object_in_two_places():
         with pytest.raises(ValueError, match=r"same object as layer .*Make two layers.*tied="):
             trainer(*layers)
     first, second = trainer(shared), trainer(nn.Tanh(), shared)  # in two networks it is two layers
-    assert not np.shares_memory(first.parameters, second.parameters)
+    assert not np.shares_memory(first.flat_parameters, second.flat_parameters)
 
 
 def test_first_values_that_are_no_function_of_a_generator_and_a_shape():
@@ -117,13 +117,13 @@ def test_an_array_given_for_a_parameter_is_written_into_it():
     one = trainer(nn.Linear(6, 3))
     one.p[0].W = np.zeros((6, 3))
     one.p[0].b += 1
-    assert np.array_equal(one.predict(X), np.ones((64, 3))) and one.parameters.sum() == 3
-    one.parameters = np.full_like(one.parameters, 2.0)
-    assert (one.p[0].W == 2).all() and np.shares_memory(one.p[0].W, one.parameters)
+    assert np.array_equal(one.predict(X), np.ones((64, 3))) and one.flat_parameters.sum() == 3
+    one.flat_parameters = np.full_like(one.flat_parameters, 2.0)
+    assert (one.p[0].W == 2).all() and np.shares_memory(one.p[0].W, one.flat_parameters)
     with pytest.raises(ValueError, match=r"W: expected an array of shape \(6, 3\), given shape \(3,\)"):
         one.p[0].W = np.zeros(3)
     with pytest.raises(ValueError, match=r"parameters: expected an array of shape"):
-        one.parameters = np.zeros(3, np.float32)
+        one.flat_parameters = np.zeros(3, np.float32)
     with pytest.raises(AttributeError, match="there is no array 'w' here, only W, b"):
         one.p[0].w = np.zeros((6, 3))
 
@@ -149,7 +149,7 @@ def test_branches_of_ids():
     y, _ = one.network.root.layers[0].forward(one.p[0], ids, one.run.children[0])
     assert np.array_equal(y, expected)
     assert nn.gradcheck(nn.Sequential(branches, nn.Flatten(), nn.Linear(18, 3)), ids) < 1e-6
-    before = one.parameters.copy()
+    before = one.flat_parameters.copy()
     one.step(ids, Y)
     assert (one.p[0][0].W != one.network.layout.views(before)[0][0].W).any()
 

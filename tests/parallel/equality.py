@@ -84,7 +84,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
 def assert_equals_one_process(make, models=tuple(MODELS), optimizers=tuple(OPTIMIZERS), clips=(0, 1, 2)):
     """`make(network, loss, optimizer)` -> a trainer; called on every rank of its communicator.
 
-    Compares what `trainer.state()` gives on rank 0 (a sharded strategy gathers there), and the losses everywhere.
+    Compares what `trainer.state_dict()` gives on rank 0 (a sharded strategy gathers there), and the losses everywhere.
     """
     for model in models:
         for optimizer in optimizers:
@@ -93,7 +93,7 @@ def assert_equals_one_process(make, models=tuple(MODELS), optimizers=tuple(OPTIM
                 many = make(MODELS[model](), nn.CrossEntropyLoss(), OPTIMIZERS[optimizer](CLIPS[clip]))
                 case = f"{many.name}, {model}, {optimizer}, {CLIPS[clip]}"
                 np.testing.assert_allclose(train(many, model), losses, rtol=1e-12, atol=0, err_msg=case)
-                want, got = one.state(), many.state()
+                want, got = one.state_dict(), many.state_dict()
                 if many.writer:
                     assert want.keys() == dict(got).keys(), case
                     for name, array in want.items():

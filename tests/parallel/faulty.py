@@ -53,7 +53,7 @@ def patch(kind: str, phase: str) -> None:
 
     def poison(many):
         many = many.training.trainer if isinstance(many, keeping.KeepCheckpoints) else many
-        many.parameters[...] = np.nan
+        many.flat_parameters[...] = np.nan
         if getattr(many.exchange, "serves", False):
             many.exchange.held[...] = np.nan
 

@@ -82,7 +82,9 @@ def test_one_worker_is_one_process_with_any_optimizer(comm):
                 assert many.exchange.updates == 5
                 assert not many.exchange.works or found == losses
                 if ranks.rank == 0:
-                    np.testing.assert_array_equal(many.parameters, one.parameters, err_msg=f"{name}, {servers}")
+                    np.testing.assert_array_equal(
+                        many.flat_parameters, one.flat_parameters, err_msg=f"{name}, {servers}"
+                    )
                 free(many)
 
 
@@ -100,7 +102,7 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
             many = make()
             train(many, "mlp")
             many.check_replicas()
-            worst = difference(many.parameters, one.parameters) if many.writer else 0
+            worst = difference(many.flat_parameters, one.flat_parameters) if many.writer else 0
             assert worst < 1e-12, (servers, place, worst)
             ends.add(many.digest())
             free(many)
@@ -113,7 +115,7 @@ def test_in_step_the_servers_make_the_step_of_data_parallelism(comm):
         )
     train(control, "mlp")
     control.settle()
-    assert comm.rank or difference(control.parameters, one.parameters) > 1e-6, "control: one pushes nothing"
+    assert comm.rank or difference(control.flat_parameters, one.flat_parameters) > 1e-6, "control: one pushes nothing"
 
 
 @pytest.mark.mpi(ranks=3)
@@ -124,7 +126,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
     for make, options in cases:
         for servers, place in (1, "own"), (2, "workers"):
             many = make(comm, servers=servers, place=place, **options)
-            start, sent = many.parameters.copy(), pushed(many)
+            start, sent = many.flat_parameters.copy(), pushed(many)
             loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
             seen = nn.fit(many, loader, 2).history
             assert len(seen) == 2 and many.steps == 6
@@ -133,7 +135,7 @@ def test_what_is_applied_is_what_was_pushed(comm):
             counts = many.counted()["staleness"]
             assert sum(counts["updates"]) == servers * sum(comm.allgather(len(sent)))
             if comm.rank == 0:
-                way = (start - many.parameters) / 0.1
+                way = (start - many.flat_parameters) / 0.1
                 assert difference(way, total) < 1e-12, (options, servers, place)
                 assert difference(way, total - sent[0]) > 1e-6, "control: one push less"
             many.check_replicas()
@@ -147,15 +149,15 @@ def test_compressed_pushes_are_applied_too_and_the_rest_is_remembered(comm):
     for text in "topk:0.1", "onebit":
         for make, options in (server, {"consistency": "async:ahead=1"}), (downpour, {"push": 2}):
             many = make(comm, servers=2, place="workers", compressor=compression.parse(text), **options)
-            start, sent = many.parameters.copy(), pushed(many)
+            start, sent = many.flat_parameters.copy(), pushed(many)
             train(many, "mlp")
             many.settle()
             left = sum(memory for memory in many.exchange.memories.flat.values())
             total = sum(comm.allgather(sum(sent) - left))
-            assert difference((start - many.parameters) / 0.1, total) < 1e-12, text
+            assert difference((start - many.flat_parameters) / 0.1, total) < 1e-12, text
             found = many.bytes_sent()
             assert 0 < found["bytes_sent"] < found["bytes_dense"]
-            kept = {name: array.copy() for name, array in many.state().items()}
+            kept = {name: array.copy() for name, array in many.state_dict().items()}
             if comm.rank == 0:
                 assert any(name.startswith("compress/") for name in kept)
             free(many)
@@ -310,12 +312,12 @@ def test_compensated_servers_compute_what_the_formula_says(comm):
     """In step the order is that of workers, so it can be computed here; nothing is late for the first of them."""
     many = server(comm, consistency="ssp:0", delay_compensation=True)
     one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
-    w, mean_square = one.parameters.copy(), 0.0
+    w, mean_square = one.flat_parameters.copy(), 0.0
     shards = [batches("mlp", (i, 2)) for i in range(2)]
     for step in range(5):
         then = w.copy()
         for x, y, total in (shard[step] for shard in shards):
-            one.parameters[:] = then
+            one.flat_parameters[:] = then
             one.compute_gradients(x, y, total)
             g = one.gradients.copy()
             if len(x):
@@ -324,7 +326,7 @@ def test_compensated_servers_compute_what_the_formula_says(comm):
     train(many, "mlp")
     many.settle()
     if comm.rank == 0:
-        assert difference(many.parameters, w) < 1e-12
+        assert difference(many.flat_parameters, w) < 1e-12
     free(many)
 
 
@@ -344,15 +346,15 @@ def test_checkpoints_continue_and_are_continued_by_other_strategies(comm):
     for batch in history[:3]:
         straight.step(*batch)
         first.step(*batch)
-    kept = comm.bcast({name: array.copy() for name, array in first.state().items()})
+    kept = comm.bcast({name: array.copy() for name, array in first.state_dict().items()})
     straight.settle()
     assert int(kept["exchange/updates"]) == straight.exchange.updates == 9, "three workers, three steps"
     again = make()
-    again.load_state(kept)
+    again.load_state_dict(kept)
     for batch in history[3:]:
         straight.step(*batch)
         again.step(*batch)
-    a, b = straight.state(), again.state()
+    a, b = straight.state_dict(), again.state_dict()
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     before = again.snapshot()
@@ -360,14 +362,14 @@ def test_checkpoints_continue_and_are_continued_by_other_strategies(comm):
     again.restore(before)
     assert again.digest() == straight.digest()
     other = DistributedDataParallel(cnn_alone(), nn.CrossEntropyLoss(), nn.Adam(0.01), Communicator(comm), SEED)
-    other.load_state(kept)
+    other.load_state_dict(kept)
     other.step(*history[3])
-    back = comm.bcast({name: array.copy() for name, array in other.state().items()})
-    again.load_state(back)
+    back = comm.bcast({name: array.copy() for name, array in other.state_dict().items()})
+    again.load_state_dict(back)
     assert again.exchange.updates == 4 * 3 and again.steps == 4
     again.step(*history[4])
     one = again.alone()
-    assert comm.rank or (one.steps == 5 and np.isfinite(one.parameters).all())
+    assert comm.rank or (one.steps == 5 and np.isfinite(one.flat_parameters).all())
 
 
 def cnn_alone():
@@ -389,7 +391,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_is_pushed_nowhere(comm):
                 many.step(x, y, total)
             many.settle()
         many.settle()
-        assert not many.exchange.works or np.isfinite(many.parameters).all()
+        assert not many.exchange.works or np.isfinite(many.flat_parameters).all()
         many.check_replicas()
         free(many)
     from nn.optim import clipping

@@ -48,8 +48,8 @@ def test_the_best_epoch_is_put_back_on_all_ranks(comm, strategy, reproducible, t
     trainer.check_replicas()
     alone = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.3, 0.9))
     train(alone, f"{directory}/{comm.rank}", 2)
-    state = trainer.state()
-    for name, array in alone.state().items():
+    state = trainer.state_dict()
+    for name, array in alone.state_dict().items():
         if name.startswith("param/") and comm.rank == 0:
             np.testing.assert_allclose(state[name], array, rtol=1e-10, atol=1e-13)
     want = nn.evaluate(alone, nn.Loader(data(), 8, shuffle=False))

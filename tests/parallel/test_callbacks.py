@@ -63,14 +63,14 @@ def test_early_stopping_puts_the_best_back_and_leaves_the_last_checkpoint(comm, 
     for name, epoch in (None, 4), ("best", 2):
         state, progress, _ = kept.load(name)
         one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]())
-        one.load_state({key: state[key] for key in one.state()})
+        one.load_state_dict({key: state[key] for key in one.state_dict()})
         digest = comm.bcast(scores.digests[epoch - 1])
         assert (one.digest(), one.steps, progress["epoch"]) == (digest, 3 * epoch, epoch), name
 
     # Resumed where nothing is left to do, the best epoch is the one before: its file is read.
     state, progress, _ = kept.load()
     again = trainer(comm, **STRATEGIES[strategy])
-    again.load_state(state)
+    again.load_state_dict(state)
     stop = nn.EarlyStopping(2, checkpoints=kept)
     nn.fit(again, loader(again), 4, [stop], progress=progress)
     assert again.digest() == scores.digests[1] or comm.rank
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(comm, shared_tmp_pat
 
 
 @pytest.mark.mpi(ranks=3)
-@pytest.mark.parametrize("action", ["restore", "load_state", "rescale"])
+@pytest.mark.parametrize("action", ["restore", "load_state_dict", "rescale"])
 def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
     """Rank 0 is amid a checkpoint until each of the others has begun to wait for it, or has not and is done."""
     many = trainer(comm, "lars")
@@ -123,7 +123,7 @@ def test_memory_of_all_is_not_written_while_a_rank_reads_it(comm, action):
     kept = many.snapshot()
     act = {
         "restore": lambda: many.restore(start),
-        "load_state": lambda: many.load_state(start),
+        "load_state_dict": lambda: many.load_state_dict(start),
         "rescale": lambda: many.rescale("velocity", 3.0),
     }[action]
     told, meet = [], many.exchange.meet

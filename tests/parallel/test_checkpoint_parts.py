@@ -70,7 +70,7 @@ def run(comm, given, epochs, kept=None, state=None, progress=None, later=True):
     """(trainer, digest) after so many epochs."""
     many = trainer(comm, given)
     if state is not None:
-        many.load_state(state)
+        many.load_state_dict(state)
     hooks = [KeepCheckpoints(kept, 2, None, later)] if kept else []
     nn.fit(many, loader(many), epochs, hooks, progress=progress)
     return many, many.digest()
@@ -80,7 +80,7 @@ def try_parts(comm, directory, given, name):
     """Written by each, whole when read, continued with the same bits."""
     kept = nn.Checkpoints(directory)
     many, digest = run(comm, given, 1, kept)
-    state = many.state()  # as it is gathered
+    state = many.state_dict()  # as it is gathered
     comm.Barrier()  # rank 0 lists a checkpoint before others are told that it is there
     last = kept.entries()[-1]
     assert len(kept.entries()) == 2 and len(last["parts"]) > 1, name
@@ -109,7 +109,7 @@ def go_on(comm, stored, digest, given, name):
     """Another strategy begins with the parameters that the checkpoint has."""
     state = {key: stored[key] for key in stored if not key.startswith(OWN)}
     other = trainer(comm, given)
-    other.load_state(state)
+    other.load_state_dict(state)
     assert other.digest() == digest, name
     close(other)
 
@@ -125,7 +125,7 @@ def test_each_rank_writes_its_own_and_any_strategy_goes_on(comm, shared_tmp_path
         before = before if own else found
     stored, digest = before
     one = nn.Trainer(network(""), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), 77)
-    one.load_state({key: stored[key] for key in stored if not key.startswith(OWN)})
+    one.load_state_dict({key: stored[key] for key in stored if not key.startswith(OWN)})
     assert one.digest() == digest
 
 
@@ -159,7 +159,7 @@ def test_ranks_without_a_common_directory_gather(comm, tmp_path):
     many = trainer(comm, ON_THREE["fsdp"])
     many.say = said.append
     nn.fit(many, loader(many), 1, [KeepCheckpoints(kept, 2, later=True)])
-    state = many.state()
+    state = many.state_dict()
     if comm.rank == 0:
         stored = kept.load()[0]
         assert all(np.array_equal(stored[key], array) for key, array in state.items())

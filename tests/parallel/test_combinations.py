@@ -55,7 +55,7 @@ def assert_as_one_process(comm, given, model="mlp", optimizer="adam", clip=0):
     np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=case)
     many.check_replicas()
     alone = many.alone()
-    assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, case
+    assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, case
     many.close()
     many.communicator.release()
 

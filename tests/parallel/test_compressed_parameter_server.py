@@ -29,9 +29,9 @@ def test_a_ratio_of_1_is_exact(comm):
             found = [many.step(*batch) for batch in batches(model, many.shard)]
             assert found == pytest.approx(losses, rel=1e-12)
             many.check_replicas()
-            state = many.state()
+            state = many.state_dict()
             if comm.rank == 0:
-                for name, array in one.state().items():
+                for name, array in one.state_dict().items():
                     np.testing.assert_allclose(state[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
@@ -46,16 +46,16 @@ def test_every_method_learns_sends_less_and_continues_with_the_same_bits(comm):
             assert np.isfinite(losses).all()
             counted = many.bytes_sent()
             assert counted["bytes_sent"] * least < counted["bytes_dense"], (method, counted)
-            kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
+            kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items()})
             ends = []
             for trainer in (many, make(comm, mlp, method, servers=servers, place=place)):
                 trainer.tell_epoch(3)
                 if ends:  # the first one goes on as if nothing had been
-                    trainer.load_state(kept)
+                    trainer.load_state_dict(kept)
                 for batch in history[3:]:
                     trainer.step(*batch)
                 trainer.check_replicas()
-                ends.append(comm.bcast(trainer.parameters.tobytes()))
+                ends.append(comm.bcast(trainer.flat_parameters.tobytes()))
             assert ends[0] == ends[1], method
 
 
@@ -78,14 +78,14 @@ def test_what_is_not_sent_is_kept_and_dealt_to_other_workers(comm):
     left = comm.allreduce(many.exchange.memories.flat["error"])
     np.testing.assert_allclose(comm.allreduce(sums) + left, everything, rtol=0, atol=1e-14)
     assert np.abs(left).max() > 1e-6
-    state, alone = comm.bcast(many.state()), many.alone()
-    assert alone is None if comm.rank else np.array_equal(alone.parameters, many.parameters)
-    assert many.memory()["moments"] == many.parameters.nbytes, "of SGD none, and the error"
+    state, alone = comm.bcast(many.state_dict()), many.alone()
+    assert alone is None if comm.rank else np.array_equal(alone.flat_parameters, many.flat_parameters)
+    assert many.memory()["moments"] == many.flat_parameters.nbytes, "of SGD none, and the error"
     fewer = make(comm, mlp, "topk:0.1", servers=1, place="own")
-    fewer.load_state(state)
+    fewer.load_state_dict(state)
     kept = lambda: fewer.exchange.memories.flat["error"] if fewer.exchange.works else 0 * left
     np.testing.assert_allclose(comm.allreduce(kept()), left, atol=1e-15)
-    fewer.load_state({key: array for key, array in state.items() if not key.startswith("compress/")})
+    fewer.load_state_dict({key: array for key, array in state.items() if not key.startswith("compress/")})
     assert not kept().any(), "nothing is left of a state without memories"
 
 

@@ -42,8 +42,8 @@ def test_equals_one_process_where_all_is_sent(comm):
     def make(text):
         def trainer(network, loss, optimizer):
             many = compressed(comm, text, lambda: network, optimizer, loss)
-            whole = many.state
-            many.state = lambda: {k: v for k, v in whole().items() if not k.startswith("compress/")}
+            whole = many.state_dict
+            many.state_dict = lambda: {k: v for k, v in whole().items() if not k.startswith("compress/")}
             return many
 
         return trainer
@@ -67,9 +67,9 @@ def test_all_ranks_hold_the_same_bits_and_send_fewer_bytes(comm):
             losses = equality.train(many, "mlp")
             assert all(map(math.isfinite, losses))
             many.check_replicas()
-            assert same_everywhere(comm, many.parameters, many.statistics), text
+            assert same_everywhere(comm, many.flat_parameters, many.statistics), text
             alone = many.alone()
-            assert alone is None if comm.rank else np.array_equal(alone.parameters, many.parameters), text
+            assert alone is None if comm.rank else np.array_equal(alone.flat_parameters, many.flat_parameters), text
             sent, dense = many.bytes_sent().values()
             shares[text] = sent / dense
             assert shares[text] < 0.7, text  # the equality of networks is float64
@@ -217,21 +217,21 @@ def test_a_resumed_run_has_the_same_bits(comm):
         before, after = compressed(comm, text), compressed(comm, text)
         for batch in batches[:3]:
             before.step(*batch)
-        kept = {name: array.copy() for name, array in before.state().items()}
-        after.load_state(kept)
+        kept = {name: array.copy() for name, array in before.state_dict().items()}
+        after.load_state_dict(kept)
         for batch in batches[3:]:
             after.step(*batch)
-        assert (after.parameters == straight.parameters).all(), text
-        for name, array in straight.state().items():
-            np.testing.assert_array_equal(after.state()[name], array)
+        assert (after.flat_parameters == straight.flat_parameters).all(), text
+        for name, array in straight.state_dict().items():
+            np.testing.assert_array_equal(after.state_dict()[name], array)
         snapshot = before.snapshot()
         for batch in batches[3:]:
             before.step(*batch)
-        assert (before.parameters == straight.parameters).all()
+        assert (before.flat_parameters == straight.flat_parameters).all()
         before.restore(snapshot)
         for batch in batches[3:]:
             before.step(*batch)
-        assert (before.parameters == straight.parameters).all()
+        assert (before.flat_parameters == straight.flat_parameters).all()
         for trainer in (straight, before, after):
             trainer.communicator.release()
 
@@ -241,9 +241,9 @@ def test_another_number_of_ranks_keeps_what_waits(comm):
     pairs = comm.Split(comm.rank // 2, comm.rank)
     four, two = compressed(comm, "dgc:0.05"), compressed(pairs, "dgc:0.05")
     equality.train(four, "mlp")
-    kept = {name: array.copy() for name, array in four.state().items()}
+    kept = {name: array.copy() for name, array in four.state_dict().items()}
     assert kept["compress/v/1.W"].shape == (4, *four.network.layout.specs["1.W"].shape)
-    two.load_state(kept)
+    two.load_state_dict(kept)
     for memory in ("u", "v"):
         waiting = np.sum(comm.allgather(four.exchange.compressor.memory[memory]), axis=0)
         now = np.sum(pairs.allgather(two.exchange.compressor.memory[memory]), axis=0)
@@ -251,10 +251,10 @@ def test_another_number_of_ranks_keeps_what_waits(comm):
         assert np.abs(waiting).max() > 0
         assert two.exchange.compressor.memory[memory].any() == (pairs.rank == 0)
     fresh = compressed(comm, "topk:0.1")  # a checkpoint of any strategy will do
-    fresh.load_state({name: array for name, array in kept.items() if not name.startswith("compress/")})
-    assert (fresh.parameters == four.parameters).all() and not fresh.exchange.compressor.memory["error"].any()
+    fresh.load_state_dict({name: array for name, array in kept.items() if not name.startswith("compress/")})
+    assert (fresh.flat_parameters == four.flat_parameters).all() and not fresh.exchange.compressor.memory["error"].any()
     with pytest.raises(ValueError, match="lacks compress/error"):
-        fresh.load_state(kept)
+        fresh.load_state_dict(kept)
 
 
 @pytest.mark.mpi(ranks=2)
@@ -266,14 +266,14 @@ def test_what_cannot_be_is_told_by_all_ranks(comm):
     with pytest.raises(ReplicaError, match=r"disagree on the compression: rank 0: TopK\(ratio=0.1\), rank 1: OneBit"):
         compressed(comm, ["topk:0.1", "onebit"][comm.rank])
     many = compressed(comm, "topk:0.1")
-    assert many.memory()["moments"] == many.parameters.nbytes, "of SGD none, and the error"
+    assert many.memory()["moments"] == many.flat_parameters.nbytes, "of SGD none, and the error"
     equality.train(many, "mlp", 2)
-    before = many.state()
+    before = many.state_dict()
     x, y = np.zeros((4, 8, 8, 1)), np.zeros(4, int)
     x[2] = [0, np.nan][comm.rank]
     with pytest.raises(nn.NonFiniteLoss, match="rank 1"):
         many.step(x, y, 8)
-    assert all((array == many.state()[name]).all() for name, array in before.items()), "memories stay as they were"
+    assert all((array == many.state_dict()[name]).all() for name, array in before.items()), "memories stay as they were"
 
 
 SOME, OTHERS = ("fp16", "topk:0.02", "powersgd:2"), ("qsgd:4", "terngrad", "onebit", "signsgd", "threshold:0.002")

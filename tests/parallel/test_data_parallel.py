@@ -67,7 +67,7 @@ def maker(comm, allreduce="auto", **options):
 
 def alike(comm, trainer):
     """All ranks hold the same bits."""
-    mine = trainer.parameters.tobytes() + trainer.statistics.tobytes()
+    mine = trainer.flat_parameters.tobytes() + trainer.statistics.tobytes()
     assert len(set(comm.allgather(mine))) == 1
     trainer.close()
 
@@ -195,7 +195,7 @@ def test_overlap_auto_tries_all_ways_tells_and_changes_no_bit(comm, nodes):
             assert many.step(*batch) == plain.step(*batch)
     assert len(said) == 1 and all(way in said[0] for way in ("overlap ", "thread ", "poke ", "none ", " ms"))
     assert len(set(comm.allgather(many.exchange.buckets.overlap))) == 1, "rank 0 decides for all"
-    assert (many.parameters == plain.parameters).all()
+    assert (many.flat_parameters == plain.flat_parameters).all()
 
 
 @pytest.mark.mpi(ranks=2)
@@ -259,7 +259,7 @@ def test_control_without_communication_differs(comm, options):
 
     many.exchange.sum = keep_to_myself
     train(many, "mlp")
-    assert difference(many.parameters, one.parameters) > 1e-6
+    assert difference(many.flat_parameters, one.flat_parameters) > 1e-6
 
 
 @pytest.mark.mpi(ranks=3)
@@ -268,7 +268,7 @@ def test_control_statistics_of_each_rank_alone_differ(comm):
     for options in {}, MESSAGES:
         many = distributed(comm, cnn(synchronized=False), **options)
         train(many, "cnn", 2)  # a rank alone cannot normalise one sample
-        assert difference(many.parameters, one.parameters) > 1e-6
+        assert difference(many.flat_parameters, one.flat_parameters) > 1e-6
         assert len(set(comm.allgather(many.statistics.tobytes()))) == 1, "replicas keep the same running statistics"
 
 
@@ -286,7 +286,7 @@ def test_aliased_buffers_are_caught(comm, monkeypatch):
     bucket, second = buckets[:2]
     buckets[1] = bucket.base[len(bucket) - 8 : len(bucket) + len(second)]
     train(many, "mlp")
-    assert difference(many.parameters, one_process("mlp", "momentum")[0].parameters) > 1e-6
+    assert difference(many.flat_parameters, one_process("mlp", "momentum")[0].flat_parameters) > 1e-6
 
     first = lambda window, x: type("Peers", (), {"parts": [window.aliased] * window.size})
 
@@ -315,7 +315,7 @@ def test_a_changed_replica_is_found_and_named(comm):
     many = distributed(comm, cnn(), **MESSAGES)
     loader = nn.Loader(dataset("cnn"), 16, shard=many.shard, dtype=np.float64)
     nn.fit(many, loader, 1, [CheckReplicas(2)])
-    name, array = next((n, a) for n, a in many.network.layout.items(many.parameters) if n == "5.W")
+    name, array = next((n, a) for n, a in many.network.layout.items(many.flat_parameters) if n == "5.W")
     if comm.rank == 2:
         array[0, 0] = np.nextafter(array[0, 0], 1)  # a single bit
     with pytest.raises(ReplicaError, match=rf"{name} on ranks \[2\]"):
@@ -340,7 +340,7 @@ def test_in_node_memory_there_is_one_array_of_parameters_and_moments(comm):
     many.update()
     moved = np.flatnonzero(many.slots["mean"])
     assert set(moved) == set(range(size)), "every block of one array was updated, by one rank or the other"
-    for array in many.parameters, many.slots["mean"]:
+    for array in many.flat_parameters, many.slots["mean"]:
         if comm.rank == 1:
             array[3] = 7
         comm.Barrier()
@@ -362,7 +362,7 @@ def test_accumulated_parts_equal_one_large_batch(comm):
         many = distributed(comm, mlp(), OPTIMIZERS["adam"](), **options)
         loader = nn.Loader(dataset("mlp"), 16, seed=1, shard=many.shard, dtype=np.float64)
         nn.fit(many, loader, 1, accumulate=4)  # of the last batch a rank has 1 or 2 samples: empty parts
-        assert many.steps == 3 and difference(many.parameters, one.parameters) < 1e-12
+        assert many.steps == 3 and difference(many.flat_parameters, one.flat_parameters) < 1e-12
 
 
 @pytest.mark.mpi(ranks=3)
@@ -384,7 +384,7 @@ def test_join_ranks_with_0_1_and_5_batches(comm):
         seen = [(many.step(x, y, total), total) for x, y, total in join(data[comm.rank], comm)]
         np.testing.assert_allclose([loss for loss, _ in seen], losses, rtol=1e-12)
         assert [total for _, total in seen] == [7, 1, 2, 5]
-        assert difference(many.parameters, one.parameters) < 1e-12
+        assert difference(many.flat_parameters, one.flat_parameters) < 1e-12
     assert list(join([], comm)) == []
 
 
@@ -409,19 +409,19 @@ def test_resume_is_bit_exact_and_portable(comm):
     for options in {}, {"overlap": "poke", **MESSAGES}:
         first, again = (distributed(comm, cnn(), OPTIMIZERS["lamb"](), **options) for _ in range(2))
         train(first, "cnn", 3)
-        state = {name: array.copy() for name, array in first.state().items()}
+        state = {name: array.copy() for name, array in first.state_dict().items()}
         one = nn.Trainer(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["lamb"](), SEED)
-        one.load_state(state)
+        one.load_state_dict(state)
         for trainer in first, again, one:
             if trainer is again:
-                again.load_state(state)
+                again.load_state_dict(state)
             for batch in batches("cnn", trainer.shard)[3:]:
                 trainer.step(*batch)
-        assert first.parameters.tobytes() == again.parameters.tobytes()
+        assert first.flat_parameters.tobytes() == again.flat_parameters.tobytes()
         assert first.statistics.tobytes() == again.statistics.tobytes()
-        assert difference(first.parameters, one.parameters) < 1e-12
-        for name, array in one.state().items():
-            np.testing.assert_allclose(again.state()[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+        assert difference(first.flat_parameters, one.flat_parameters) < 1e-12
+        for name, array in one.state_dict().items():
+            np.testing.assert_allclose(again.state_dict()[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.mpi(ranks=2)
@@ -429,15 +429,15 @@ def test_rank_0_can_look_into_the_network_alone(comm):
     """Layers that take statistics over all ranks do not wait for them, and shared memory stays as it is."""
     many = distributed(comm, cnn())
     train(many, "cnn", 2)
-    before = many.parameters.copy()
+    before = many.flat_parameters.copy()
     one = many.alone()
     assert (one is None) == (comm.rank == 1)
     if one:
-        assert (one.parameters == before).all()
+        assert (one.flat_parameters == before).all()
         train(one, "cnn", 1)
-        assert (one.parameters != before).any()
+        assert (one.flat_parameters != before).any()
     comm.Barrier()
-    assert (many.parameters == before).all()
+    assert (many.flat_parameters == before).all()
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -491,12 +491,12 @@ def test_the_size_of_the_global_batch_must_be_given_and_alike(comm, nodes):
     for places, options in ([0, 0], {}), ([0, 0], MESSAGES), ([0, 1], {}):
         nodes(places)
         many = distributed(comm, mlp(), **options)
-        before = many.parameters.copy()
+        before = many.flat_parameters.copy()
         with pytest.raises(ValueError, match=r"step 0 on 2 ranks: step\(x, y, total\) needs the number of samples"):
             many.step(x, y)
         with pytest.raises(ValueError, match="ranks disagree on the size of the global batch"):
             many.step(x, y, total + comm.rank)
-        assert (many.parameters == before).all()
+        assert (many.flat_parameters == before).all()
         many.step(x, y, total)
         many.close()
     nodes([0, 0])
@@ -511,12 +511,12 @@ def test_the_size_of_the_global_batch_must_be_given_and_alike(comm, nodes):
         ps | {"servers": 2, "compress": "topk:0.1"},
     ):
         many = strategy(comm, **options)
-        before = many.parameters.copy()
+        before = many.flat_parameters.copy()
         with pytest.raises(ValueError, match=r"step 0: ranks disagree .* 16 on rank 0; 17 on rank 1"):
             many.step(x, y, total + comm.rank)
-        assert (many.parameters == before).all(), options
+        assert (many.flat_parameters == before).all(), options
         many.step(x, y, total)
-        assert not (many.parameters == before).all(), options
+        assert not (many.flat_parameters == before).all(), options
         many.close()
 
 
@@ -542,7 +542,7 @@ def test_a_nan_is_told_by_all_before_the_update(comm):
     for options in {}, {"overlap": "thread", **MESSAGES}:
         for parts in 1, 3:
             many = distributed(comm, cnn(), **options)
-            before = many.parameters.copy()
+            before = many.flat_parameters.copy()
             data = dataset("cnn")
             loader = nn.Loader(data, 16, seed=1, shard=many.shard, dtype=np.float64)
             bad = int(loader.order(0)[16 + 8])  # the ninth sample of the second batch: rank 1's
@@ -551,11 +551,11 @@ def test_a_nan_is_told_by_all_before_the_update(comm):
             with pytest.raises(nn.NonFiniteLoss, match=text) as error:
                 nn.fit(many, loader, 1, accumulate=parts)
             assert error.value.samples == [8] and many.steps == 1
-            after = many.parameters.copy()
-            many.parameters[:] = 1e308  # overflows in the first layer
+            after = many.flat_parameters.copy()
+            many.flat_parameters[:] = 1e308  # overflows in the first layer
             with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d \(.*\) on rank \d"):
                 many.step(*batches("cnn", many.shard)[0])
-            assert (many.parameters == 1e308).all() and (after != before).any()
+            assert (many.flat_parameters == 1e308).all() and (after != before).any()
 
 
 @pytest.mark.mpi(ranks=2)
@@ -600,7 +600,7 @@ from equality import difference, cnn, one_process, train, OPTIMIZERS
 many = distributed(MPI.COMM_WORLD, cnn(), OPTIMIZERS["lamb"](), **TINY)
 assert {says!r} in many.describe(), many.describe()
 train(many, "cnn")
-assert difference(many.parameters, one_process("cnn", "lamb")[0].parameters) < 1e-12
+assert difference(many.flat_parameters, one_process("cnn", "lamb")[0].flat_parameters) < 1e-12
 alike(MPI.COMM_WORLD, many)
 print("as one process", flush=True)
 """

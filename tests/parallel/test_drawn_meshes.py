@@ -116,8 +116,8 @@ def assert_as_one_process(communicator, case):
     found = train(many, 1 if case.options.pipeline else case.parts, case.sizes)
     np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=f"{case}")
     many.check_replicas()
-    state = many.state()
-    assert communicator.rank or difference(state, one.state()) < 1e-12, case
+    state = many.state_dict()
+    assert communicator.rank or difference(state, one.state_dict()) < 1e-12, case
     many.close()
 
 

@@ -270,7 +270,7 @@ resume, fit = training_run.resume, nn.fit
 def wrong(options, trainer, *more):
     progress = resume(options, trainer, *more)
     if progress:
-        trainer.parameters[0] += 1e-7
+        trainer.flat_parameters[0] += 1e-7
     return progress
 def waiting(trainer, train, epochs, callbacks=(), *more):
     return fit(trainer, train, epochs, [*callbacks, Waits(callbacks)], *more)

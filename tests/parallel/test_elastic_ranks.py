@@ -194,7 +194,7 @@ def test_copies_make_the_state_whole(comm):
             x, y = rng.normal(size=(12, 7)).astype("f4"), rng.integers(0, 3, 12)
             trainer.step(x[comm.rank :: 3], y[comm.rank :: 3], 12)
             mirrors.take(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
-        want = communicator.bcast(trainer.state())
+        want = communicator.bcast(trainer.state_dict())
         assert [copy.key for copy in mirrors.copies] == [(2, 0), (3, 0)]
         for lost in range(3):
             living = comm.Split(comm.rank == lost, comm.rank)
@@ -205,8 +205,8 @@ def test_copies_make_the_state_whole(comm):
                 assert (found.step, found.progress) == (3, {"batch": 3})
                 fewer = Communicator(living)
                 others = make(*parts, fewer, unit_bytes=64)
-                others.load_state(found.state())
-                whole = fewer.bcast(others.state())
+                others.load_state_dict(found.state())
+                whole = fewer.bcast(others.state_dict())
                 assert all(np.array_equal(want[name], whole[name]) for name in want)
                 others.close()
                 fewer.release()

@@ -122,7 +122,7 @@ def test_copies_make_the_state_of_a_mesh_whole(comm):
         for step in range(3):
             trainer.step(x[index::count], y[index::count], 8)
             mirrors.take(nn.Training(trainer, None, 1), {"batch": step + 1}, 0)
-        want = communicator.bcast(trainer.state())
+        want = communicator.bcast(trainer.state_dict())
         for lost in range(4):
             living = comm.Split(comm.rank == lost, comm.rank)
             found = mirrors.whole(living)

@@ -90,7 +90,7 @@ def steps(comm, trainer, sizes, gradients_of=()):
         with telling_gradients(trainer, gradients_of):
             loss = trainer.step(x[mine], y[mine], size)
         assert math.isclose(loss, one.step(x, y), rel_tol=1e-12)
-    return difference(trainer.parameters, one.parameters)
+    return difference(trainer.flat_parameters, one.flat_parameters)
 
 
 @pytest.mark.mpi(ranks=[2, 3], more=[5])
@@ -128,10 +128,10 @@ def test_ranks_that_disagree_on_the_size_of_the_batch_are_told(comm):
     mine = slice(2 * comm.rank, 2 * comm.rank + 2)
 
     def refused(*totals):
-        before = trainer.parameters.copy()
+        before = trainer.flat_parameters.copy()
         with pytest.raises(ValueError, match=f"size of the global batch: .*{totals[2]} on rank"):
             trainer.step(x[mine], y[mine], totals[comm.rank])
-        assert (trainer.parameters == before).all()
+        assert (trainer.flat_parameters == before).all()
 
     refused(6, 6, 7)  # all need room for factors
     steps(comm, trainer, [6])

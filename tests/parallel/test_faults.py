@@ -91,9 +91,9 @@ def finish(options: Options, kept: nn.Checkpoints | None) -> np.ndarray:
     one, progress = nn.Trainer(network, loss, optimizer, options.seed), None
     if kept:
         state, progress, _ = kept.load()
-        one.load_state({name: array for name, array in state.items() if not name.startswith("exchange/")})
+        one.load_state_dict({name: array for name, array in state.items() if not name.startswith("exchange/")})
     nn.fit(one, factory.loaders(options, data, one.shard).train, options.epochs, progress=progress)
-    return one.parameters
+    return one.flat_parameters
 
 
 def strike(out: Path, kind: str, phase: str, strategy: str) -> tuple[Path, int, str, int]:

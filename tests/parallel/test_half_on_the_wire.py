@@ -52,8 +52,8 @@ def assert_same(many, one, losses):
     np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=many.describe())
     np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
     many.check_replicas()
-    state = many.state()
-    assert not many.writer or difference(state, one.state()) < 1e-12, many.describe()
+    state = many.state_dict()
+    assert not many.writer or difference(state, one.state_dict()) < 1e-12, many.describe()
     many.close()
 
 
@@ -173,7 +173,7 @@ def test_a_gradient_too_large_for_the_wire_lets_all_ranks_skip_the_step(comm, mo
     from nn.core.run import Context
 
     many = make("Pipeline", halved(mlp()), Communicator(comm), micro_batches=MICRO)
-    before, packed = {name: np.array(array) for name, array in many.state().items()}, Context.packed
+    before, packed = {name: np.array(array) for name, array in many.state_dict().items()}, Context.packed
 
     def once_too_large(context, array, gradient=False):
         return packed(context, 1e12 * array if gradient and many.steps == 0 else array, gradient)
@@ -181,7 +181,7 @@ def test_a_gradient_too_large_for_the_wire_lets_all_ranks_skip_the_step(comm, mo
     monkeypatch.setattr(Context, "packed", once_too_large)
     train(many, sizes=(10,))
     assert many.loss_scale.skipped == 1 and many.loss_scale.scale == 2.0**15 and many.updates == 0
-    for name, array in many.state().items():
+    for name, array in many.state_dict().items():
         if name.startswith(("param", "optimizer")):
             np.testing.assert_array_equal(array, before[name], err_msg=name)
     train(many, sizes=(10,))

@@ -67,8 +67,8 @@ def test_every_strategy_is_what_one_process_computes(comm):
         np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array, err_msg=str(given))
         many.check_replicas()
         alone = many.alone()
-        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, given
-        many.load_state(comm.bcast(many.state()))
+        assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, given
+        many.load_state_dict(comm.bcast(many.state_dict()))
         assert many.loss_scale.skipped == 1
         many.close()
         many.communicator.release()
@@ -88,11 +88,11 @@ def test_stages_of_a_pipeline_keep_float16_and_skip_together(comm):
         )
         np.testing.assert_allclose(steps(many), losses, rtol=1e-12, err_msg=schedule)
         np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
-        state = comm.bcast(many.state())
-        many.load_state(state)
+        state = comm.bcast(many.state_dict())
+        many.load_state_dict(state)
         assert many.loss_scale.skipped == 1 and state["loss_scale"][2] == 1
         alone = many.alone()
-        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, schedule
+        assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, schedule
         many.close()
 
 
@@ -108,10 +108,10 @@ def test_ranks_that_compute_layers_together_skip_together(comm):
         many = TensorParallel(network(), nn.CrossEntropyLoss(), adam, communicator, SEED, way=way)
         np.testing.assert_allclose(steps(many), losses, rtol=1e-12, err_msg=way)
         np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
-        many.load_state(comm.bcast(many.state()))
+        many.load_state_dict(comm.bcast(many.state_dict()))
         assert many.loss_scale.skipped == 1
         alone = many.alone()
-        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, way
+        assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, way
         many.close()
 
 
@@ -127,7 +127,7 @@ def test_stages_that_ranks_compute_together_skip_together(comm):
     np.testing.assert_array_equal(many.loss_scale.array, one.loss_scale.array)
     assert many.loss_scale.skipped == 1
     alone = many.alone()
-    assert alone is None or difference(alone.parameters, one.parameters) < 1e-12
+    assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12
     many.close()
 
 

@@ -95,8 +95,8 @@ def assert_as_one_process(ranks, mesh, name, kind, schedule="1f1b", **more):
     case = f"{name}, {kind}, data x pipeline x tensor {mesh}, {schedule}, {more}"
     np.testing.assert_allclose(steps(many, mesh, sizes), losses, rtol=1e-12, err_msg=case)
     many.check_replicas()
-    state = many.state()
-    assert ranks.rank or difference(state, one.state()) < 1e-12, case
+    state = many.state_dict()
+    assert ranks.rank or difference(state, one.state_dict()) < 1e-12, case
     many.close()
     if one.communicator:
         one.close()
@@ -131,8 +131,8 @@ def test_norms_are_those_of_whole_tensors_and_of_the_whole_network(comm):
         one, losses = one_process(transformer(1), optimizer(), MICRO)
         many = trainer(ranks, (1, 2, 2), transformer(1), optimizer(), tensor=way)
         np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{optimizer()}, {way}")
-        state = many.state()
-        assert comm.rank or difference(state, one.state()) < 1e-12, (optimizer(), way)
+        state = many.state_dict()
+        assert comm.rank or difference(state, one.state_dict()) < 1e-12, (optimizer(), way)
         many.close()
 
 
@@ -151,11 +151,11 @@ def test_shards_along_the_axis_data(comm):
             case = f"{strategy}, {way}, {mesh}"
             np.testing.assert_allclose(steps(many, mesh), losses, rtol=1e-12, err_msg=case)
             many.check_replicas()
-            state = many.state()
-            assert comm.rank or difference(state, one.state()) < 1e-12, case
+            state = many.state_dict()
+            assert comm.rank or difference(state, one.state_dict()) < 1e-12, case
             assert many.formula()["moments"] < 0.7 / mesh[0] * one.formula()["moments"], case
             digest = many.digest()
-            many.load_state(state)
+            many.load_state_dict(state)
             assert many.digest() == digest, case
             many.close()
 
@@ -211,18 +211,18 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
     ranks = world(comm)
     x, y, total = list(batches(transformer(1)))[1]
     one = nn.Trainer(transformer(1), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
-    state = one.state()
+    state = one.state_dict()
     for mesh in (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 4), (1, 4, 1), (4, 1, 1), (1, 2, 2):
         schedule = "interleaved" if mesh[1] == 2 else "zb-h1"
         many = trainer(ranks, mesh, transformer(1), OPTIMIZERS["adam"](), schedule)
-        many.load_state(state if comm.rank == 0 or mesh[0] == 4 else {})
+        many.load_state_dict(state if comm.rank == 0 or mesh[0] == 4 else {})
         shard = list(batches(transformer(1), many.shard))[1]
         np.testing.assert_allclose(many.step(*shard), one.step(x, y, total, 1), rtol=1e-12, err_msg=f"{mesh}")
-        state = comm.bcast(many.state())
-        assert difference(state, one.state()) < 1e-12, mesh
+        state = comm.bcast(many.state_dict())
+        assert difference(state, one.state_dict()) < 1e-12, mesh
         digest = many.digest()
         back = nn.Trainer(transformer(1), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
-        back.load_state(state)
+        back.load_state_dict(state)
         assert back.digest() == digest, mesh
         snapshot = many.snapshot()
         many.step(*shard)
@@ -246,12 +246,12 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     with pytest.raises(NonFiniteLoss, match=r"is in the input on rank 0 \(samples \[7\] of the batch"):
         many.step(np.where(np.arange(10)[:, None] == 7, np.nan, x), y, total)
     assert many.digest() == before
-    for name, array in many.exchange.named("param", many.parameters):
+    for name, array in many.exchange.named("param", many.flat_parameters):
         if name == "param/0.W" and many.mesh.places["tensor"]:
             array[:, 1] = 1e308
     with pytest.raises(NonFiniteLoss, match=r"is in the output of layer 0 \(Linear\(12, 8\)\) on rank 1"):
         many.step(10 * x, y, total)
-    for name, array in many.exchange.named("param", many.parameters):
+    for name, array in many.exchange.named("param", many.flat_parameters):
         if name == "param/2.W" and many.mesh.places["tensor"]:
             array[1, 0] = np.inf
     with pytest.raises(NonFiniteLoss, match=r"parameter 2\.W"):

@@ -129,7 +129,7 @@ def test_a_run_directory_has_everything(small, refused):
         "network.npz",
     }  # fmt: skip
     left = nn.load(out / "network.npz")
-    assert hashlib.sha256(left.parameters).hexdigest() == result(out)["parameters_sha256"], (
+    assert hashlib.sha256(left.flat_parameters).hexdigest() == result(out)["parameters_sha256"], (
         "of the epoch that was chosen"
     )
     assert left.about["data"] == "digits" and left.about["outputs"] == "logits" and left.about["scale"] == 1 / 16
@@ -514,7 +514,7 @@ def test_the_figure_is_of_the_test_data_and_of_the_epoch_that_validation_chose(t
         assert found["validation_accuracy"] == scores[chosen]
         assert f"after epoch {chosen + 1}, the best of 6 on the validation data" in said
         trainer = nn.Trainer(nn.models.build("mlp:64,16,10", data.in_shape, 10), nn.CrossEntropyLoss(), nn.SGD(1, 0.9))
-        trainer.load_state(nn.Checkpoints(best.parent).load("best")[0])
+        trainer.load_state_dict(nn.Checkpoints(best.parent).load("best")[0])
         for split, accuracy in ((data.validation, scores[chosen]), (data.test, found["accuracy"])):
             assert nn.evaluate(trainer, nn.Loader(split, 500, shuffle=False))["accuracy"] == accuracy
         assert trainer.digest() == found["parameters_sha256"]

@@ -47,8 +47,8 @@ def test_every_strategy(comm):
         many = make(comm, given, cnn())
         found = [many.step(x, y, total) for x, y, total in join(data()[comm.rank], comm)]
         assert found == pytest.approx(losses, rel=1e-12), given
-        state = many.state()
-        for name, array in one.state().items() if comm.rank == 0 else ():
+        state = many.state_dict()
+        for name, array in one.state_dict().items() if comm.rank == 0 else ():
             np.testing.assert_allclose(state[name], array, rtol=1e-9, atol=1e-12, err_msg=f"{given} {name}")
         many.close()
         many.communicator.release()

@@ -53,7 +53,7 @@ def test_controls_differ(comm):
         many = make(comm, mlp)
         setattr(many.exchange, method, lambda many=many: unsummed(comm, many))
         train(many, "mlp")
-        assert comm.bcast(difference(many.parameters, one.parameters)) > 1e-6, method
+        assert comm.bcast(difference(many.flat_parameters, one.flat_parameters)) > 1e-6, method
     one, _ = one_process("cnn", "momentum")
     many = make(comm, lambda: cnn(synchronized=False))
     train(many, "cnn", steps=2)
@@ -80,19 +80,19 @@ def test_replicas_evaluation_micro_batches_and_resuming(comm):
     history = batches("cnn", many.shard)
     for batch in history[:3]:
         many.step(*batch)
-    kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
+    kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items()})
     ends = []
     for trainer in (many, make(comm, cnn, "adam")):
-        trainer.load_state(kept)
+        trainer.load_state_dict(kept)
         assert [trainer.step(*batch) for batch in history[3:]] == pytest.approx(losses[3:], rel=1e-12)
         trainer.check_replicas()
-        ends.append(trainer.parameters.tobytes())
+        ends.append(trainer.flat_parameters.tobytes())
     assert ends[0] == ends[1]
     assert len(set(comm.allgather(ends[0]))) == 1
     other = DistributedDataParallel(
         cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), Communicator(comm), SEED, node_memory="off"
     )
-    other.load_state(kept)
+    other.load_state_dict(kept)
     assert [other.step(*b) for b in batches("cnn", other.shard)[3:]] == pytest.approx(losses[3:], rel=1e-12)
     other.close()
 
@@ -103,7 +103,7 @@ def test_replicas_evaluation_micro_batches_and_resuming(comm):
     alone = many.alone()
     assert (alone is None) == (comm.rank != 0)
     if alone:
-        assert (alone.parameters == many.parameters).all() and alone.steps == many.steps
+        assert (alone.flat_parameters == many.flat_parameters).all() and alone.steps == many.steps
 
 
 @pytest.mark.mpi(ranks=2)
@@ -119,9 +119,9 @@ def test_only_the_master_has_moments(comm):
     first = many.step(*history[0])
     many.restore(before)
     assert many.steps == 0 and many.step(*history[0]) == first
-    kept = comm.bcast({name: array.copy() for name, array in many.state().items() if not name.endswith("1.W")})
+    kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items() if not name.endswith("1.W")})
     with pytest.raises(ValueError, match="the checkpoint lacks"):
-        many.load_state(kept)
+        many.load_state_dict(kept)
 
 
 @pytest.mark.mpi(ranks=3)
@@ -130,11 +130,11 @@ def test_nan_is_told_by_all_before_the_update(comm):
         many = make(comm, network)
         x, y = np.zeros((12 if many.pass_.master else 0, 8, 8, 1)), np.zeros(12 if many.pass_.master else 0, int)
         x[5:6] = np.nan  # of rank 1
-        before = many.parameters.copy()
+        before = many.flat_parameters.copy()
         with pytest.raises(nn.NonFiniteLoss, match=r"step 0.*the input.*on rank 1") as caught:
             many.step(x, y, 12)
         assert list(caught.value.samples) == [5]
-        assert (many.parameters == before).all()
+        assert (many.flat_parameters == before).all()
 
 
 @pytest.mark.mpi(ranks=3)

@@ -38,7 +38,7 @@ def test_every_strategy(comm):
         found = [many.step(*batch, parts=3) for batch in batches("mlp", many.shard)]
         assert found == pytest.approx(losses, rel=1e-12), given
         alone = many.alone()
-        assert alone is None or difference(alone.parameters, one.parameters) < 1e-12, given
+        assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, given
         assert (alone is None) == (comm.rank > 0)
         many.close()
         many.communicator.release()
@@ -51,4 +51,4 @@ def test_control_a_forgotten_part_is_seen():
     wrapped = forgetful.compute_gradients
     forgetful.compute_gradients = lambda x, y, total, first, adds: wrapped(x, y, total, first)
     forgetful.step(*batch, parts=3)
-    assert difference(forgetful.parameters, whole.parameters) > 1e-6
+    assert difference(forgetful.flat_parameters, whole.flat_parameters) > 1e-6

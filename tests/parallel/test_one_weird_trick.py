@@ -44,7 +44,7 @@ def test_computes_what_one_process_computes(comm, ranks):
             found = [many.step(*batch, parts=parts) for batch in batches("cnn", many.shard)]
             if parts == 1:
                 np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=scheme)
-                want, got = one.state(), many.state()
+                want, got = one.state_dict(), many.state_dict()
                 for name in want if many.writer else ():
                     assert difference(np.asarray(got[name]), want[name]) < 1e-12 or not np.any(want[name]), name
                 assert many.writer == bool(got)
@@ -111,7 +111,7 @@ def test_statistics_are_those_of_data_parallelism(comm):
     many = OneWeirdTrick(one, nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), SEED, scheme="turns")
     for batch in batches("cnn", many.shard, 3):
         assert many.step(*batch) == pytest.approx(other.step(*batch), rel=1e-12)
-    want, got = other.state(), many.state()
+    want, got = other.state_dict(), many.state_dict()
     for name in want if many.writer else ():
         np.testing.assert_allclose(got[name], want[name], rtol=1e-10, atol=1e-12, err_msg=name)
     many.close()
@@ -134,9 +134,9 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
     with pytest.raises(nn.NonFiniteLoss, match="the input on rank 0"):
         many.step(np.full_like(x[:n], np.nan), y[:n], 1)
     assert all(np.array_equal(before[name], array) for name, array in many.entries())
-    huge = dict(many.held.layout.items(many.parameters))["6.W"]
+    huge = dict(many.held.layout.items(many.flat_parameters))["6.W"]
     huge *= 1e200
-    dict(many.held.layout.items(many.parameters))["9.W"][...] *= 1e200
+    dict(many.held.layout.items(many.flat_parameters))["9.W"][...] *= 1e200
     with pytest.raises(nn.NonFiniteLoss, match=r"the output of layer \d+ .*of the batch"):
         many.step(x, y, total)
     many.close()
@@ -157,7 +157,7 @@ def test_normalisation_behind_the_boundary_sees_all_samples(comm):
         many.optimizer.weight_decay = 0.0
         for mine, whole in zip(batches("cnn", many.shard, 3), batches("cnn", (0, 1), 3), strict=True):
             assert many.step(*mine) == pytest.approx(one.step(*whole), rel=1e-12)
-        want, got = one.state(), many.state()
+        want, got = one.state_dict(), many.state_dict()
         for name in want if many.writer else ():
             np.testing.assert_allclose(got[name], want[name], rtol=0, atol=1e-12, err_msg=f"{scheme} {name}")
         many.close()

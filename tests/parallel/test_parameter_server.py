@@ -197,7 +197,7 @@ def test_the_same_bits_for_any_number_of_servers_anywhere(comm):
         many = make(ranks, mlp, "adam", servers, place)
         train(many, "mlp")
         many.check_replicas()
-        ends[place, servers] = many.parameters.tobytes()
+        ends[place, servers] = many.flat_parameters.tobytes()
     if comm.rank < 4:
         assert len(set(ends.values())) == 1 and len(ends) == 5
         assert len(set(four.allgather(ends["own", 1]))) == 1
@@ -220,14 +220,16 @@ def test_controls_differ(comm):
 
     many.exchange.push = own_only
     train(many, "mlp")
-    assert difference(comm.bcast(many.parameters), one.parameters) > 1e-6
+    assert difference(comm.bcast(many.flat_parameters), one.flat_parameters) > 1e-6
     many = make(comm, lambda: cnn(synchronized=False))
     train(many, "cnn", steps=2)
-    assert difference(comm.bcast(many.parameters), one_process("cnn", "momentum", steps=2)[0].parameters) > 1e-6
+    assert (
+        difference(comm.bcast(many.flat_parameters), one_process("cnn", "momentum", steps=2)[0].flat_parameters) > 1e-6
+    )
     kept = comm.allgather(many.statistics.tobytes() if many.exchange.works else None)
     assert kept[0] == kept[1], "workers keep the same running statistics"
     if comm.rank == 1:
-        many.parameters[3] = np.nextafter(many.parameters[3], 1)
+        many.flat_parameters[3] = np.nextafter(many.flat_parameters[3], 1)
     if many.exchange.works:
         from parallel import ReplicaError
 
@@ -248,22 +250,22 @@ def test_memory_evaluation_and_resuming(comm):
     size = many.network.layout.size
     assert sum(slot.size for slot in many.slots.values()) == (2 * size if comm.rank == 2 else 0), "moments are servers'"
     assert hasattr(many, "gradients") == many.exchange.works, "a rank that only serves has room for no gradients"
-    kept = comm.bcast({name: array.copy() for name, array in many.state().items()})
-    assert kept.keys() == one.state().keys()
+    kept = comm.bcast({name: array.copy() for name, array in many.state_dict().items()})
+    assert kept.keys() == one.state_dict().keys()
     ends = []
     for servers, place in [(1, "own"), (1, "own"), (2, "own"), (3, "workers")]:
         trainer = many if not ends else make(comm, cnn, "adam", servers, place)
         if ends:  # the first one goes on as if nothing had been
-            trainer.load_state(kept)
+            trainer.load_state_dict(kept)
         found = [trainer.step(*batch) for batch in batches("cnn", trainer.shard)[3:]]
         assert found == pytest.approx(losses[3:], rel=1e-12)
-        ends.append(comm.bcast(trainer.parameters.tobytes()))
+        ends.append(comm.bcast(trainer.flat_parameters.tobytes()))
     assert ends[0] == ends[1], "the same layout continues with the same bits"
     other = DataParallel(cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), Communicator(comm), SEED)
-    other.load_state(kept)
+    other.load_state_dict(kept)
     assert [other.step(*b) for b in batches("cnn", other.shard)[3:]] == pytest.approx(losses[3:], rel=1e-12)
     with pytest.raises(ValueError, match="the checkpoint lacks optimizer/velocity/"):
-        make(comm, cnn, "momentum").load_state(kept)
+        make(comm, cnn, "momentum").load_state_dict(kept)
 
     before = many.snapshot()
     many.step(*history[3])

@@ -100,7 +100,7 @@ def told(many, drained=(2,)):
         many.optimizer.lr = rate(step)
         found.append(many.step(*batch))
         if step in drained:
-            state = many.state()
+            state = many.state_dict()
     return found, state
 
 
@@ -307,23 +307,23 @@ def test_a_checkpoint_in_the_middle_goes_on(comm):
         given = list(batches(resnet()))
         many.step(*given[0])
         many.step(*given[1])
-        state = many.state()
-        again.load_state(state)
+        state = many.state_dict()
+        again.load_state_dict(state)
         assert many.steps == again.steps == 2
         found = []
         for each in many, again:
             each.step(*given[2])
             each.step(*given[0])
-            found.append((each.digest(), each.state()))
+            found.append((each.digest(), each.state_dict()))
         assert found[0][0] == found[1][0]
         for name, array in found[0][1].items():
             assert np.array_equal(found[1][1][name], array), name
         one = nn.Trainer(resnet(), nn.CrossEntropyLoss(), nn.Adam(0.01), SEED)
         if comm.rank == 0:
-            one.load_state(state)
+            one.load_state_dict(state)
         x, y, _ = given[1]
         expected = comm.bcast(one.evaluate(x, y) if comm.rank == 0 else None)
-        many.load_state(state)
+        many.load_state_dict(state)
         np.testing.assert_allclose(many.sum(many.evaluate(x, y)), expected, rtol=1e-12)
         np.testing.assert_allclose(many.predict(x), comm.bcast(one.predict(x) if comm.rank == 0 else None), rtol=1e-10)
         many.close()

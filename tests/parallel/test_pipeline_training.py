@@ -41,8 +41,8 @@ def test_every_schedule_computes_what_one_process_computes(comm):
         for schedule in SCHEDULES:
             many = pipeline(ranks, build(), schedule=schedule, micro_batches=5)
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{build.__name__}, {schedule}")
-            state = many.state()
-            assert comm.rank or difference(state, one.state()) < 1e-12, (build.__name__, schedule)
+            state = many.state_dict()
+            assert comm.rank or difference(state, one.state_dict()) < 1e-12, (build.__name__, schedule)
             many.close()
 
 
@@ -70,8 +70,8 @@ def test_every_mesh_computes_what_one_process_computes(comm):
                 case = f"{name}, {kind}, data={data}, {schedule}"
                 np.testing.assert_allclose(train(many, sizes=sizes), losses, rtol=1e-12, err_msg=case)
                 many.check_replicas()
-                state = many.state()
-                assert comm.rank or difference(state, one.state()) < 1e-12, case
+                state = many.state_dict()
+                assert comm.rank or difference(state, one.state_dict()) < 1e-12, case
                 many.close()
                 one.close()
 
@@ -104,8 +104,8 @@ def test_norms_are_those_of_the_whole_network(comm):
         for more in {"data": 2, "zero1": True}, {"data": 1, "schedule": "zb-h1"}:
             many = pipeline(ranks, transformer(), optimizer(), micro_batches=3, **more)
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{optimizer()}, {more}")
-            state = many.state()
-            assert comm.rank or difference(state, one.state()) < 1e-12, (optimizer(), more)
+            state = many.state_dict()
+            assert comm.rank or difference(state, one.state_dict()) < 1e-12, (optimizer(), more)
             many.close()
 
 
@@ -121,8 +121,8 @@ def test_buckets_leave_while_earlier_stages_still_compute(comm):
             told, ready = [], many.exchange.buckets.ready
             many.exchange.buckets.ready = lambda end, told=told, ready=ready: (told.append(end), ready(end))
             np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=f"{build.__name__}, {schedule}")
-            state = many.state()
-            assert comm.rank or difference(state, one.state()) < 1e-12, (build.__name__, schedule)
+            state = many.state_dict()
+            assert comm.rank or difference(state, one.state_dict()) < 1e-12, (build.__name__, schedule)
             size = many.held.layout.size
             assert told[-1] == size and any(0 < end < size for end in told), "in pieces"
             many.close()
@@ -154,8 +154,8 @@ def test_one_buffer_for_all_micro_batches_is_not_equal(comm, monkeypatch):
         monkeypatch.setattr(executor, "Program", program)
         many = pipeline(world(comm), mlp(), schedule="gpipe", micro_batches=5)
         train(many)
-        state = many.state()
-        assert comm.rank or (difference(state, one.state()) < 1e-12) == equal
+        state = many.state_dict()
+        assert comm.rank or (difference(state, one.state_dict()) < 1e-12) == equal
         many.close()
 
 
@@ -181,8 +181,8 @@ def test_nobody_waits_for_ever_where_a_send_ends_only_when_it_is_received(comm, 
     for schedule in SCHEDULES:
         many = pipeline(world(comm), mlp(), schedule=schedule, micro_batches=7)
         np.testing.assert_allclose(train(many), losses, rtol=1e-12, err_msg=schedule)
-        state = many.state()
-        assert comm.rank or difference(state, one.state()) < 1e-12, schedule
+        state = many.state_dict()
+        assert comm.rank or difference(state, one.state_dict()) < 1e-12, schedule
         many.close()
 
 
@@ -338,10 +338,10 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
         lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), micro_batches=3, data=2, zero1=True),
         lambda: pipeline(ranks, transformer(), OPTIMIZERS["adam"](), micro_batches=3),
     ]
-    state = one.state()
+    state = one.state_dict()
     for make in makers:
         many = make()
-        many.load_state(state if comm.rank == 0 else {})
+        many.load_state_dict(state if comm.rank == 0 else {})
         shard = list(batches(transformer(), many.shard))[1]
         np.testing.assert_allclose(many.step(*shard), one.step(x, y, total, 1), rtol=1e-12)
         snapshot, digest = many.snapshot(), many.digest()
@@ -349,11 +349,11 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
         assert many.digest() != digest
         many.restore(snapshot)
         assert many.digest() == digest
-        state = many.state()
+        state = many.state_dict()
         if comm.rank == 0:
-            assert difference(state, one.state()) < 1e-12, many.name
+            assert difference(state, one.state_dict()) < 1e-12, many.name
             back = nn.Trainer(transformer(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
-            back.load_state(state)
+            back.load_state_dict(state)
             assert back.digest() == digest
         np.testing.assert_allclose(many.predict(x), one.predict(x), rtol=1e-9)
         sums = many.sum(many.evaluate(shard[0], shard[1]))
@@ -362,7 +362,7 @@ def test_every_checkpoint_continues_on_every_mesh(comm):
         assert alone is None or alone.digest() == digest
         many.close()
     with pytest.raises(ValueError, match=r"the checkpoint lacks param/0\.W"):
-        makers[1]().load_state({name: array for name, array in one.state().items() if name != "param/0.W"})
+        makers[1]().load_state_dict({name: array for name, array in one.state_dict().items() if name != "param/0.W"})
 
 
 @pytest.mark.mpi(ranks=3)
@@ -380,7 +380,7 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     many.close()
 
     many = pipeline(ranks, mlp(), micro_batches=3)
-    for name, array in many.exchange.named("param", many.parameters):
+    for name, array in many.exchange.named("param", many.flat_parameters):
         if name == "param/9.W":
             array[0, 0] = np.inf
     with pytest.raises(NonFiniteLoss, match=r"is in parameter 9\.W"):
@@ -388,7 +388,7 @@ def test_a_bad_step_is_told_on_every_rank_and_changes_nothing(comm):
     many.close()
 
     many = pipeline(ranks, cnn(), micro_batches=3)
-    for name, array in many.exchange.named("param", many.parameters):
+    for name, array in many.exchange.named("param", many.flat_parameters):
         if name == "param/8.W":
             array[...] = 1e308
     images[7] = 0.5

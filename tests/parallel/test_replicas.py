@@ -55,10 +55,10 @@ class Simulated:
     def move(self, step):
         for trainer, g in zip(self.each, self.gradients(step), strict=True):
             g *= self.size
-            trainer.optimizer.update(trainer.parameters, g, trainer.slots, step, trainer.region)
+            trainer.optimizer.update(trainer.flat_parameters, g, trainer.slots, step, trainer.region)
 
     def mean(self):
-        return sum(trainer.parameters for trainer in self.each) / self.size
+        return sum(trainer.flat_parameters for trainer in self.each) / self.size
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -76,7 +76,9 @@ def test_meeting_in_every_step_is_data_parallelism(comm, ranks):
     control = make(comm, "LocalSGD", OPTIMIZERS["momentum"](), every=2)
     train(control, "mlp")
     control.settle()
-    assert difference(control.parameters, one_process("mlp", "momentum")[0].parameters) > 1e-6, "control: every second"
+    assert difference(control.flat_parameters, one_process("mlp", "momentum")[0].flat_parameters) > 1e-6, (
+        "control: every second"
+    )
     free(control)
 
 
@@ -99,11 +101,11 @@ def test_a_replica_of_several_ranks_is_one_of_one_rank(comm, together):
         if step % 3 == 2:
             mean = ours.mean()
             for each in ours.each:
-                each.parameters[:] = mean
+                each.flat_parameters[:] = mean
         many.step(*batch)
     many.check_replicas()
-    state = many.state()
-    ours.each[0].parameters[:] = ours.mean()
+    state = many.state_dict()
+    ours.each[0].flat_parameters[:] = ours.mean()
     for name, array in ours.each[0].state().items():
         if comm.rank == 0 and name.startswith("param/"):
             assert np.abs(state[name] - array).max() < 1e-12 * np.abs(array).max(), name
@@ -134,20 +136,20 @@ def test_however_replicas_meet_they_may_be_several_ranks(comm):
     ):
         each = make(pair, name, nn.Adam(0.01), **options)
         train(each, "mlp")
-        counted, want = each.counted(), comm.bcast(each.state())
+        counted, want = each.counted(), comm.bcast(each.state_dict())
         assert name != "LocalSGD" or 1 < counted["meetings"] < 5, counted
         many, again = (make(comm, name, nn.Adam(0.01), **options, **together) for _ in range(2))
         train(many, "mlp")
         assert many.counted() == pytest.approx(counted)
         many.check_replicas()
         many.settle()  # as for a checkpoint that a run continues from
-        found = comm.bcast(many.state())
+        found = comm.bcast(many.state_dict())
         assert found.keys() == want.keys()
         for entry, array in want.items():
             scale = np.abs(array).max() or 1.0
             assert np.abs(found[entry] - array).max() / scale < 1e-12, (name, together, entry)
-        again.load_state(found if comm.rank == 0 else {})
-        each.load_state(found)
+        again.load_state_dict(found if comm.rank == 0 else {})
+        each.load_state_dict(found)
         more = batches("mlp", many.shard)[:3]
         for trainer in many, again:
             for batch in more:
@@ -155,11 +157,11 @@ def test_however_replicas_meet_they_may_be_several_ranks(comm):
         assert many.digest() == again.digest()
         for batch in batches("mlp", each.shard)[:3]:
             each.step(*batch)
-        want, last = comm.bcast(each.state()), comm.bcast(many.state())
+        want, last = comm.bcast(each.state_dict()), comm.bcast(many.state_dict())
         for entry, array in want.items():
             assert np.abs(last[entry] - array).max() <= 1e-11 * (np.abs(array).max() or 1.0), (name, together, entry)
         fewer = {entry: array for entry, array in found.items() if not entry.startswith(OWN)}
-        again.load_state(fewer)  # of another strategy
+        again.load_state_dict(fewer)  # of another strategy
         for batch in more:
             again.step(*batch)
         assert name == "LocalSGD" or again.digest() != many.digest(), "control: what is its own counts"
@@ -177,7 +179,7 @@ def assert_equal_to_one_process(comm, name, options, models, optimizers):
             mean = sum(comm.allgather(found)) / comm.size
             np.testing.assert_allclose(mean, losses, rtol=1e-12, err_msg=name)
             many.check_replicas()
-            state, want = many.state(), one.state()
+            state, want = many.state_dict(), one.state_dict()
             for entry, array in want.items():
                 if comm.rank == 0 and array.size and array.ndim:
                     scale = np.abs(array).max() or 1.0
@@ -208,7 +210,7 @@ def test_late_sums_are_those_of_one_process_that_waits(comm):
 
             def apply(one=one, rule=rule, waiting=waiting):
                 step, g, rule.lr = waiting.pop(0)
-                rule.update(one.parameters, g, one.slots, step, one.region)
+                rule.update(one.flat_parameters, g, one.slots, step, one.region)
 
             for step, batch in enumerate(batches("mlp", (0, 1))):
                 rule.lr = many.optimizer.lr = 0.1 / (1 + step)
@@ -219,18 +221,18 @@ def test_late_sums_are_those_of_one_process_that_waits(comm):
                     apply()
                 many.step(*batches("mlp", many.shard)[step])
                 if step != 2:
-                    assert difference(many.parameters, one.parameters) < 1e-12
+                    assert difference(many.flat_parameters, one.flat_parameters) < 1e-12
                 else:
                     many.settle()  # as where a checkpoint is kept
                     while waiting:
                         apply()
-                    assert difference(many.parameters, one.parameters) < 1e-12
+                    assert difference(many.flat_parameters, one.flat_parameters) < 1e-12
             many.settle()
-            before = one.parameters.copy()
-            assert waiting and difference(many.parameters, before) > 1e-6, "control: those that were on their way"
+            before = one.flat_parameters.copy()
+            assert waiting and difference(many.flat_parameters, before) > 1e-6, "control: those that were on their way"
             while waiting:
                 apply()
-            assert difference(many.parameters, one.parameters) < 1e-12
+            assert difference(many.flat_parameters, one.flat_parameters) < 1e-12
             many.check_replicas()
             free(many)
 
@@ -246,11 +248,11 @@ def test_replicas_are_those_of_one_process(comm):
             if step % 2:
                 mean = ours.mean()
                 for each in ours.each:
-                    each.parameters[:] = mean
+                    each.flat_parameters[:] = mean
             many.step(*batch)
-            assert difference(many.parameters, ours.each[comm.rank].parameters) < 1e-12, (optimizer, step)
+            assert difference(many.flat_parameters, ours.each[comm.rank].flat_parameters) < 1e-12, (optimizer, step)
         many.settle()
-        assert difference(many.parameters, ours.mean()) < 1e-12
+        assert difference(many.flat_parameters, ours.mean()) < 1e-12
         free(many)
 
         ours, many = Simulated(3, rule), make(comm, "DiLoCo", rule(), every=2, outer=0.7, momentum=0.9)
@@ -262,9 +264,9 @@ def test_replicas_are_those_of_one_process(comm):
                 velocity = 0.9 * velocity + delta
                 last = last - 0.7 * (delta + 0.9 * velocity)
                 for each in ours.each:
-                    each.parameters[:] = last
+                    each.flat_parameters[:] = last
             many.step(*batch)
-            assert difference(many.parameters, ours.each[comm.rank].parameters) < 1e-11, (optimizer, step)
+            assert difference(many.flat_parameters, ours.each[comm.rank].flat_parameters) < 1e-11, (optimizer, step)
         free(many)
 
         ours, many = Simulated(3, rule), make(comm, "EASGD", rule(), every=2, alpha=0.2)
@@ -272,19 +274,22 @@ def test_replicas_are_those_of_one_process(comm):
         for step, batch in enumerate(batches("mlp", many.shard)):
             ours.move(step)
             if step % 2:
-                apart = [0.2 * (each.parameters - centre) for each in ours.each]
+                apart = [0.2 * (each.flat_parameters - centre) for each in ours.each]
                 for each, way in zip(ours.each, apart, strict=True):
-                    each.parameters -= way
+                    each.flat_parameters -= way
                 centre = centre + sum(apart)
             many.step(*batch)
-            assert difference(many.parameters, ours.each[comm.rank].parameters) < 1e-12, (optimizer, step)
-        replica = many.parameters.copy()
+            assert difference(many.flat_parameters, ours.each[comm.rank].flat_parameters) < 1e-12, (optimizer, step)
+        replica = many.flat_parameters.copy()
         many.evaluate(*batches("mlp", many.shard)[0][:2])  # is of the centre
-        apart = [0.2 * (each.parameters - centre) for each in ours.each]
-        assert difference(many.parameters, centre + sum(apart)) < 1e-12
+        apart = [0.2 * (each.flat_parameters - centre) for each in ours.each]
+        assert difference(many.flat_parameters, centre + sum(apart)) < 1e-12
         many.check_replicas()
         many.step(*batches("mlp", many.shard)[0])
-        assert difference(many.parameters, replica) > 1e-6 and len({*comm.allgather(many.parameters.tobytes())}) == 3
+        assert (
+            difference(many.flat_parameters, replica) > 1e-6
+            and len({*comm.allgather(many.flat_parameters.tobytes())}) == 3
+        )
         free(many)
 
 
@@ -344,22 +349,22 @@ def test_checkpoints_continue(comm, shared_tmp_path):
             nn.fit(first, loader(first), 2, [Stopped(kept, 2, None)], loader(first, False))
         again = build()
         state, progress, _ = kept.load()
-        again.load_state(state)
+        again.load_state_dict(state)
         assert again.steps == 8
         found = nn.fit(
             again, loader(again), 2, [nn.KeepCheckpoints(kept, 2, None)], loader(again, False), progress=progress
         )
-        a, b = straight.state(), again.state()
+        a, b = straight.state_dict(), again.state_dict()
         for entry in a:
             np.testing.assert_array_equal(a[entry], b[entry], err_msg=f"{name}: {entry}")
         keys = ("loss", "validation_loss", "step")
         assert [[r[k] for k in keys] for r in found.history] == [[r[k] for k in keys] for r in want.history], name
         assert again.digest() == straight.digest()
         other = make(comm, "DistributedDataParallel", nn.Adam(0.01), alone)  # does without what is their own
-        other.load_state(b)
-        back = {entry: array.copy() for entry, array in other.state().items()}
+        other.load_state_dict(b)
+        back = {entry: array.copy() for entry, array in other.state_dict().items()}
         assert not any(entry.startswith(OWN) for entry in back)
-        again.load_state(back)
+        again.load_state_dict(back)
         again.step(*batches("mlp", again.shard)[0])
         one = again.alone()
         assert comm.rank or one.steps == 11
@@ -377,7 +382,7 @@ def test_a_loss_that_is_not_finite_is_told_where_all_meet(comm):
                     x[0] = np.nan
                 many.step(x, y, total)
             many.settle()
-        assert np.isfinite(many.parameters).all()
+        assert np.isfinite(many.flat_parameters).all()
         free(many)
     from nn.optim import clipping
 
@@ -397,19 +402,19 @@ def test_looking_between_meetings_changes_nothing(comm):
         for i, batch in enumerate(batches("mlp", many.shard)):
             many.step(*batch)
             if look and i % 2:
-                held = many.state()
+                held = many.state_dict()
                 assert np.isfinite(many.evaluate(*batch[:2])[0])
                 many.check_replicas()
                 assert many.digest() == many.digest() and many.predict(batch[0]).shape == (len(batch[0]), 10)
-                assert len(set(comm.allgather(many.parameters.tobytes()))) == 1, "all see the same"
+                assert len(set(comm.allgather(many.flat_parameters.tobytes()))) == 1, "all see the same"
                 many.snapshot()
-                again = many.state()
+                again = many.state_dict()
                 assert all(np.array_equal(held[entry], again[entry]) for entry in held), name
                 with pytest.raises(ValueError, match="lacks"):
-                    many.load_state({})
+                    many.load_state_dict({})
         own = many.counted()
         many.settle()
-        found = many.state(), own
+        found = many.state_dict(), own
         free(many)
         return found
 
@@ -432,8 +437,8 @@ def test_after_a_loss_that_is_not_finite_the_state_is_that_of_all(comm):
             many.settle()
         for _ in range(2):
             many.check_replicas()
-            state = many.state()
-            assert len(set(comm.allgather(many.parameters.tobytes()))) == 1, name
+            state = many.state_dict()
+            assert len(set(comm.allgather(many.flat_parameters.tobytes()))) == 1, name
             assert all(np.isfinite(array).all() for array in state.values())
             many.step(*data[2])
         many.settle()

@@ -282,7 +282,7 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_under_any_s
     for name in (name for name, can in CAPABILITIES.items() if can.reproducible):
         options = Options(strategy=name, reproducible=SHARDS, seed=5)
         many = STRATEGIES[name](options, MODELS[model](), nn.CrossEntropyLoss(), optimizer(), communicator)
-        many.load_state(kept)
+        many.load_state_dict(kept)
         losses, sha = fingerprint(many, model)
         assert losses == want[0] and (comm.rank or sha == want[1]), name
         many.close()
@@ -300,8 +300,8 @@ def test_control_without_it_bits_differ_but_little(comm):
     assert fingerprint(one, "mlp")[1] != sha
     shards = ReproducibleSerial(mlp(), loss, OPTIMIZERS["adam"](), 5, SHARDS)
     fingerprint(shards, "mlp")
-    assert np.abs(shards.parameters - one.parameters).max() < 1e-5
-    assert np.abs(many.parameters - one.parameters).max() < 1e-5
+    assert np.abs(shards.flat_parameters - one.flat_parameters).max() < 1e-5
+    assert np.abs(many.flat_parameters - one.flat_parameters).max() < 1e-5
 
 
 def test_float64_equals_serial():
@@ -314,10 +314,10 @@ def test_float64_equals_serial():
     one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
     for shards in (1, 3, 8, 30):  # 30: more shards than samples
         many = ReproducibleSerial(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), shards=shards)
-        one.load_state({k: v.copy() for k, v in many.state().items()})
+        one.load_state_dict({k: v.copy() for k, v in many.state_dict().items()})
         for _ in range(3):
             assert abs(one.step(x, y) - many.step(x, y)) < 1e-13
-        np.testing.assert_allclose(many.parameters, one.parameters, atol=1e-14)
+        np.testing.assert_allclose(many.flat_parameters, one.flat_parameters, atol=1e-14)
         assert np.allclose(many.evaluate(x, y), one.evaluate(x, y), rtol=1e-6)
 
 
@@ -345,7 +345,7 @@ def test_blas_has_its_threads_again_when_the_last_of_them_is_closed_or_deleted()
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_trainers_of_ranks_are_not_copied(copied):
     trainer = ReproducibleSerial(nn.Network(nn.Linear(6, 3), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), shards=4)
-    with pytest.raises(TypeError, match=r"cannot be copied or pickled.*state\(\).*load_state.*alone\(\)"):
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled.*state_dict\(\).*load_state_dict.*alone\(\)"):
         copied(trainer)
     copied(trainer.alone())
 

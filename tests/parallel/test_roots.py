@@ -73,9 +73,9 @@ def test_equals_one_process(comm, strategy):
         options = Options(strategy=strategy, seed=SEED, **options)
         many = registry.STRATEGIES[strategy](options, *made(root()), Communicator(comm))
         np.testing.assert_allclose(steps(many), steps(one), rtol=1e-12, err_msg=case)
-        state = many.state()
+        state = many.state_dict()
         if comm.rank == 0:
-            want = one.state()
+            want = one.state_dict()
             assert state.keys() == want.keys(), case
             for key, array in want.items():
                 assert difference(state[key], array) < 1e-12 if array.ndim else state[key] == array, (case, key)

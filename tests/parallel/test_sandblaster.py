@@ -40,12 +40,12 @@ def serial():
 def plain(steps=STEPS):
     """(parameters, losses before each step) of L-BFGS in one process, each gradient that of the batch at once."""
     trainer, (x, y) = serial(), data()
-    lbfgs = LBFGS(Vectors(trainer.parameters, trainer.gradients), lambda: trainer.compute_gradients(x, y, len(x)))
+    lbfgs = LBFGS(Vectors(trainer.flat_parameters, trainer.gradients), lambda: trainer.compute_gradients(x, y, len(x)))
     losses = []
     for _ in range(steps):
         lbfgs.step()
         losses.append(lbfgs.start)
-    return trainer.parameters, losses
+    return trainer.flat_parameters, losses
 
 
 class Lazy(LocalPost):
@@ -79,7 +79,7 @@ class Together:
         names = ["w", *QuasiNewton().slots, *WORKING]
         self.post, self.roles, self.shards = post, {}, []
         for i, share in enumerate(slices):
-            w = first.parameters[share].copy()
+            w = first.flat_parameters[share].copy()
             self.shards.append(kind(i, Vectors(w, np.zeros_like(w)), names, replicas, post))
         for i in range(replicas):
             one = serial()
@@ -88,7 +88,7 @@ class Together:
                 rows = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, SAMPLES))
                 return one.compute_gradients(x[rows], y[rows], SAMPLES, rows.start)
 
-            self.roles["replica", i] = Replica(i, slices, one.parameters, one.gradients, compute, post)
+            self.roles["replica", i] = Replica(i, slices, one.flat_parameters, one.gradients, compute, post)
         self.coordinator = Coordinator(names, shards, replicas, post, self.pump)
         self.coordinator.chunks = math.ceil(SAMPLES / CHUNK)
         self.roles |= {role.role: role for role in (*self.shards, self.coordinator)}
@@ -215,11 +215,11 @@ def test_finds_the_minimum_that_scipy_finds():
     one = nn.Trainer(make(), nn.CrossEntropyLoss(), nn.SGD(0.1))
 
     def function(w):
-        one.parameters[:] = w
+        one.flat_parameters[:] = w
         return one.compute_gradients(x, y, len(x)), one.gradients.copy()
 
     theirs = optimize.minimize(
-        function, one.parameters.copy(), jac=True, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-9}
+        function, one.flat_parameters.copy(), jac=True, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-9}
     )
     trainer = Sandblaster(make(), nn.CrossEntropyLoss(), QuasiNewton(tolerance=1e-8), servers=2, same_batch=True)
     said = []
@@ -263,7 +263,7 @@ def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
 
             one, many = make(None, "own"), make(communicator, place)
             assert steps(many, 4, batch) == steps(one, 4, batch)
-            state, want = many.state(), one.state()
+            state, want = many.state_dict(), one.state_dict()
             many.check_replicas()
             assert many.digest() == one.digest(), "the same bits for as many shards"
             if many.writer:
@@ -272,7 +272,7 @@ def test_on_ranks_as_in_one_process(comm, tmp_path_factory):
                     assert np.array_equal(array, state[name]), name
             # A checkpoint continues, here and on one process.
             for to in (make(communicator, place), make(None, "own")):
-                to.load_state(comm.bcast(state))
+                to.load_state_dict(comm.bcast(state))
                 assert to.steps == 4
                 snapshot = to.snapshot()
                 steps(to, 2, batch)

@@ -42,8 +42,8 @@ def adagrad():
 
 def assert_state(comm, trainer, want, case):
     """What a trainer gathers is what one process has: parameters, moments, statistics."""
-    found = trainer.state()
-    for name, array in want.state().items() if comm.rank == 0 else ():
+    found = trainer.state_dict()
+    for name, array in want.state_dict().items() if comm.rank == 0 else ():
         if array.ndim and array.size:
             assert found[name].shape == array.shape, (case, name)
             assert np.abs(found[name] - array).max() < 1e-12 * (np.abs(array).max() or 1), (case, name)
@@ -139,7 +139,7 @@ def test_without_a_stage_a_pipeline_is_not_one_process(comm, monkeypatch):
         many.step(*batch)
     many.settle()
     if comm.rank == 2:
-        changed = {name for name, array in many.network.layout.items(many.parameters - first) if array.any()}
+        changed = {name for name, array in many.network.layout.items(many.flat_parameters - first) if array.any()}
         assert 0 < len(changed) < len(many.network.layout.specs), "control: the second stage stays as it was"
     free(many)
 
@@ -179,7 +179,7 @@ def test_what_is_applied_is_what_two_replicas_pushed(comm):
         many = make(comm, name, **options)
         exchange, sent = many.exchange, []
         if replica := exchange.replica:
-            start, join = replica.join(many.parameters).copy(), replica.join
+            start, join = replica.join(many.flat_parameters).copy(), replica.join
 
             def noted(mine, join=join, sent=sent):
                 found = join(mine)
@@ -227,7 +227,7 @@ def test_all_ranks_of_a_replica_use_one_read(comm, together):
         for batch in batches("transformer", many.shard):
             many.step(*batch)
             if replica:
-                used.append(shared(many, many.parameters).copy())
+                used.append(shared(many, many.flat_parameters).copy())
     if replica:
         theirs = replica.ranks.allgather((taken, np.array(used)))
         assert taken and theirs[0][0] == theirs[1][0]
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
             many.settle()
         many.settle()
         many.check_replicas()
-        assert not many.exchange.works or np.isfinite(many.parameters).all()
+        assert not many.exchange.works or np.isfinite(many.flat_parameters).all()
         free(many)
 
 
@@ -298,24 +298,24 @@ def test_a_state_continues_with_statistics_in_parts_and_on_one_process(comm, tog
     for batch in history[:3]:
         straight.step(*batch)
         first.step(*batch)
-    kept = comm.bcast(first.state())
+    kept = comm.bcast(first.state_dict())
     straight.settle()
     second = again()
-    second.load_state(kept)
+    second.load_state_dict(kept)
     before = second.snapshot()
     second.step(*history[4])
     second.restore(before)
     for batch in history[3:]:
         straight.step(*batch)
         second.step(*batch)
-    want, found = straight.state(), second.state()
+    want, found = straight.state_dict(), second.state_dict()
     for name in want:
         np.testing.assert_array_equal(found[name], want[name], err_msg=name)
     assert straight.digest() == second.digest() != first.digest()
     digest = second.digest()
     if comm.rank == 0:
         one = nn.Trainer(alone(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
-        one.load_state({name: want[name] for name in one.state()})
+        one.load_state_dict({name: want[name] for name in one.state_dict()})
         assert one.digest() == digest
     for each in straight, first, second:
         free(each)

@@ -60,14 +60,14 @@ def test_equals_one_process_between_nodes(comm, monkeypatch):
 def test_controls_that_differ(comm):
     """The comparison can fail: without the allgather after an update, or with units of the step before, it does."""
     one, _ = one_process("mlp", "adam")
-    want = np.concatenate([array.reshape(-1) for _, array in one.network.layout.items(one.parameters)])
+    want = np.concatenate([array.reshape(-1) for _, array in one.network.layout.items(one.flat_parameters)])
     for stage in STAGES:
         for broken in (False, True):
             many = sharded(comm, stage)
             if broken:
                 many.exchange.spread = lambda: None
             train(many, "mlp")
-            state = many.state()
+            state = many.state_dict()
             if comm.rank == 0:
                 got = np.concatenate([state[f"param/{name}"].reshape(-1) for name in one.network.layout.specs])
                 assert (difference(got, want) > 1e-6) == broken, stage
@@ -84,9 +84,9 @@ def test_tied_weights(comm):
         many = maker(comm, stage, **options)(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9))
         assert [unit.alone for unit in many.exchange.cut.units].count(True) == 1
         np.testing.assert_allclose(train(many, "transformer"), losses, rtol=1e-12)
-        state = many.state()
+        state = many.state_dict()
         if comm.rank == 0:
-            assert all(difference(state[name], array) < 1e-12 for name, array in one.state().items() if array.ndim)
+            assert all(difference(state[name], array) < 1e-12 for name, array in one.state_dict().items() if array.ndim)
 
 
 @pytest.mark.mpi(ranks=3)
@@ -107,9 +107,9 @@ def test_micro_batches_and_ranks_without_samples(comm):
             mine = slice(min(comm.rank, 2), min(comm.rank + 1, 2))  # two samples on three ranks
             assert abs(many.step(x[mine], y[mine], 2) - one.step(x[:2], y[:2], 2)) < 1e-12
             np.testing.assert_allclose(many.sum(many.evaluate(x[mine], y[mine])), one.evaluate(x[:2], y[:2]), 1e-12)
-            state = many.state()
+            state = many.state_dict()
             if comm.rank == 0:
-                for name, array in one.state().items():
+                for name, array in one.state_dict().items():
                     np.testing.assert_allclose(state[name], array, rtol=1e-9, atol=1e-12, err_msg=f"{stage} {name}")
 
 

@@ -36,21 +36,21 @@ def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
     trainers += [sharded(comm, stage) for stage in STAGES]
     for i, trainer in enumerate(trainers):
         if i:
-            trainer.load_state(kept.load()[0])
+            trainer.load_state_dict(kept.load()[0])
         for batch in batches("mlp", trainer.shard, 10)[2 * i : 2 * i + 2]:
             trainer.step(*batch)
         if not i:  # starts from the seed of the others
-            trainer.load_state(one_process("mlp", "adam", steps=2)[0].state())
+            trainer.load_state_dict(one_process("mlp", "adam", steps=2)[0].state())
         entries = list(trainer.entries()) if comm.rank else trainer.entries()
         if comm.rank == 0:
             kept.save(entries, {})
         comm.Barrier()
     last = build(nn.Trainer, 3)
-    last.load_state(kept.load()[0])
+    last.load_state_dict(kept.load()[0])
     assert last.steps == 8
     for batch in batches("mlp", (0, 1), 10)[8:]:
         last.step(*batch)
-    assert difference(last.parameters, whole.parameters) < 1e-12
+    assert difference(last.flat_parameters, whole.flat_parameters) < 1e-12
     assert difference(last.slots["squares"], whole.slots["squares"]) < 1e-12
 
 
@@ -59,15 +59,15 @@ def test_states_are_checked_and_come_back(comm):
     one, _ = one_process("mlp", "adam")
     for stage in STAGES:
         many = sharded(comm, stage)
-        many.load_state(one.state() if comm.rank == 0 else {})  # what rank 0 has is scattered
+        many.load_state_dict(one.state_dict() if comm.rank == 0 else {})  # what rank 0 has is scattered
         assert many.steps == one.steps
-        assert many.digest() == one.digest() == hashlib.sha256(one.parameters).hexdigest()
+        assert many.digest() == one.digest() == hashlib.sha256(one.flat_parameters).hexdigest()
         many.check_replicas()
-        before, kept = many.snapshot(), comm.bcast(many.state())
+        before, kept = many.snapshot(), comm.bcast(many.state_dict())
         ends = []
         for trainer in (many, sharded(comm, stage)):
             if ends:  # the first one goes on as if nothing had been
-                trainer.load_state(kept)
+                trainer.load_state_dict(kept)
             for batch in batches("mlp", trainer.shard)[:3]:
                 trainer.step(*batch)
             ends.append(hashlib.sha256(b"".join(array.tobytes() for _, array in trainer.entries())).digest())
@@ -78,12 +78,12 @@ def test_states_are_checked_and_come_back(comm):
         alone = many.alone()
         assert (alone is None) == (comm.rank > 0)
         if alone:
-            assert all((array == one.state()[name]).all() for name, array in alone.state().items())
-        wrong = {name: array for name, array in one.state().items() if name != "param/3.b"}
+            assert all((array == one.state_dict()[name]).all() for name, array in alone.state_dict().items())
+        wrong = {name: array for name, array in one.state_dict().items() if name != "param/3.b"}
         with pytest.raises(ValueError, match=r"lacks param/3\.b"):  # on all ranks
-            many.load_state(wrong)
+            many.load_state_dict(wrong)
         with pytest.raises(ValueError, match=r"entry param/3\.b: expected float64\(10,\), given float64\(2,\)"):
-            many.load_state(wrong | {"param/3.b": np.zeros(2)})
+            many.load_state_dict(wrong | {"param/3.b": np.zeros(2)})
 
 
 @pytest.mark.mpi(ranks=2)
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_written_with_a_unit_in_memory(comm, tmp_path):
         if comm.rank == 0:
             state = kept.load()[0]
             assert len(state) == 3 * 26 + 1
-        many.load_state(state if comm.rank == 0 else {})
+        many.load_state_dict(state if comm.rank == 0 else {})
         read = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

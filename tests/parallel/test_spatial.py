@@ -109,7 +109,7 @@ def together(comm, make, optimizer="adam", clip=0, kind="SpatialParallel", excha
 
 def assert_same(many, one, losses, **options):
     np.testing.assert_allclose(train(many, one.network, **options), losses, rtol=1e-12, err_msg=many.describe())
-    want, got = one.state(), many.state()
+    want, got = one.state_dict(), many.state_dict()
     there = many.writer or not many.scattered
     assert not there or want.keys() == {name for name in got if not name.startswith("compress/")}
     for name, array in want.items() if there else ():
@@ -226,15 +226,15 @@ def test_parts_half_precision_and_checkpoints(comm):
     for kind in "SpatialParallel", "BranchParallel":
         many = together(comm, unnormalized, kind=kind)
         assert_same(many, one, losses, parts=2)
-        state = many.state()
+        state = many.state_dict()
         many.close()
         many = together(comm, unnormalized, kind=kind)
         half = nn.Trainer(unnormalized(), loss_of(unnormalized), OPTIMIZERS["adam"](), SEED)
         given = batches(half.network, (0, 1))
         [half.step(*batch) for batch in given[:2]]
-        many.load_state(half.state())
+        many.load_state_dict(half.state_dict())
         np.testing.assert_allclose([many.step(*batch) for batch in given[2:]], losses[2:], rtol=1e-12)
-        again = many.state()
+        again = many.state_dict()
         for name, array in state.items():
             np.testing.assert_allclose(again[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max(initial=0)))
         digest, alone = many.digest(), many.alone()

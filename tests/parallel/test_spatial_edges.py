@@ -64,10 +64,10 @@ def test_a_value_that_is_not_finite_on_one_rank_only(comm):
         (inception, "BranchParallel", {}, ["2.2.1.W", "3.rest.0.W"], r"layer 3\.rest\.0 .* on rank [01]"),
     ):
         many = together(comm, make, kind=kind, exchange=exchange)
-        state = comm.bcast(many.state())
+        state = comm.bcast(many.state_dict())
         for name in names:
             state["param/" + name] = state["param/" + name] * 1e200
-        many.load_state(state)
+        many.load_state_dict(state)
         x = np.zeros((4, *many.network.in_shape))
         x[2, -1] = 1e160 * np.random.default_rng(0).standard_normal(x.shape[2:])  # the last row: the last rank's
         with pytest.raises(nn.NonFiniteLoss, match=f"output of {words}"):
@@ -87,11 +87,11 @@ def test_what_one_mesh_has_trained_goes_on_on_another(comm):
     )
     make, more = inception, {"synchronized": True}
     one = nn.Trainer(make(**more), loss_of(make), OPTIMIZERS["adam"](), SEED)
-    state, left = one.state(), {}
+    state, left = one.state_dict(), {}
     rng = np.random.default_rng(5)
     for kind, ranks, exchange in hows:
         many = together(comm, make, kind=kind, exchange=exchange_of(exchange), more=more, **ranks)
-        many.load_state({**state, **left} if exchange.get("compressor") else state)
+        many.load_state_dict({**state, **left} if exchange.get("compressor") else state)
         for n in (5, 1):
             x, y = rng.standard_normal((n, *one.network.in_shape)), rng.integers(0, 5, n)
             index, count = many.shard
@@ -100,10 +100,10 @@ def test_what_one_mesh_has_trained_goes_on_on_another(comm):
             found = many.sum(many.evaluate(x[mine], y[mine]))
             np.testing.assert_allclose(found, one.evaluate(x, y), rtol=1e-10, err_msg=f"{kind}, {ranks}, {n}")
             np.testing.assert_allclose(many.predict(x), one.predict(x), rtol=1e-9, atol=1e-12)
-        everything = comm.bcast(many.state())
+        everything = comm.bcast(many.state_dict())
         left = {name: array for name, array in everything.items() if name.startswith("compress/")} or left
         state = {name: array for name, array in everything.items() if name not in left}
-        for name, array in one.state().items():
+        for name, array in one.state_dict().items():
             np.testing.assert_allclose(state[name], array, rtol=0, atol=1e-11 * max(1e-3, np.abs(array).max(initial=0)))
         many.close()
 

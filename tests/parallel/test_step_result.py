@@ -81,12 +81,12 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
         index, count = many.shard[:2]
         n = 0 if index is None else 3 if count == 1 else 1
         x, y = np.ones((n, 8, 8, 1), np.float32), np.zeros(n, int)
-        before = many.parameters.copy()
+        before = many.flat_parameters.copy()
         with pytest.raises(ValueError, match=r"step 0: .* 4 on rank 0; 3 on rank 1; 5 on rank 2") as refused:
             many.step(x, y, [4, 3, 5][comm.rank])
             if options.consistency != "sync":  # found when the sum arrives
                 many.step(x, y, 3)
         assert len(set(comm.allgather(str(refused.value)))) == 1, case
-        assert (many.parameters == before).all(), case
+        assert (many.flat_parameters == before).all(), case
         assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
         many.close()

@@ -40,7 +40,7 @@ def one_process(optimizer, clip=0, loss=None):
 
 
 def assert_same_state(many, one):
-    want, got = one.state(), many.state()
+    want, got = one.state_dict(), many.state_dict()
     if many.writer:
         assert want.keys() == got.keys()
         for name, array in want.items():
@@ -80,12 +80,13 @@ def test_checkpoints_hold_whole_tensors(comm, ranks):
         half = nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         steps(half, 2)
         many = make(comm, way=way)(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"]())
-        many.load_state(half.state() if many.writer else {})
+        many.load_state_dict(half.state_dict() if many.writer else {})
         np.testing.assert_allclose(steps(many, 4, 2, parts=2), losses[2:4], rtol=1e-12)
-        state, again = many.state(), nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
+        state = many.state_dict()
+        again = nn.Trainer(language_model(), nn.CrossEntropyLoss(), OPTIMIZERS["adam"](), SEED)
         assert bool(state) == many.writer
         if many.writer:
-            again.load_state(state)
+            again.load_state_dict(state)
             assert steps(again, 5, 4) == pytest.approx(losses[4:], rel=1e-12)
         snapshot = many.snapshot()
         assert steps(many, 5, 4) == pytest.approx(losses[4:], rel=1e-12)
@@ -95,7 +96,7 @@ def test_checkpoints_hold_whole_tensors(comm, ranks):
         many.restore(snapshot)
         assert steps(many, 5, 4) == pytest.approx(losses[4:], rel=1e-12)
         with pytest.raises(ValueError, match=r"entry param/0\.W: expected float64\(33, 24\), given float64\(17, 24\)"):
-            many.load_state(state | {"param/0.W": np.zeros((17, 24))} if many.writer else {})
+            many.load_state_dict(state | {"param/0.W": np.zeros((17, 24))} if many.writer else {})
         many.close()
 
 
@@ -114,7 +115,7 @@ def test_ranks_know_all_that_is_asked(comm):
         and many.memory()["moments"] < 0.6 * one.memory()["moments"]
     )
     if comm.rank:  # its own copy of a tensor that is whole on both
-        dict(many.held.layout.items(many.parameters))["4.gamma"][0] += 1
+        dict(many.held.layout.items(many.flat_parameters))["4.gamma"][0] += 1
     with pytest.raises(ReplicaError, match=r"parameter 4\.gamma on ranks \[1\] differs from rank 0's"):
         many.check_replicas()
     many.close()
@@ -135,7 +136,7 @@ def test_a_bad_step_changes_nothing_and_is_traced(comm):
             trainer.step(x, y, total)
         after = dict(trainer.entries())
         assert all(np.array_equal(before[name], after[name]) for name in before)
-    broken = dict(many.held.layout.items(many.parameters))
+    broken = dict(many.held.layout.items(many.flat_parameters))
     if comm.rank:
         broken["0.W"][0, 0, 0, 0] = np.inf
     with pytest.raises(nn.NonFiniteLoss, match=r"parameter 0\.W"):

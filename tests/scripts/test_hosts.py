@@ -85,7 +85,7 @@ def train(kind, *more, **options):
     mine = slice(*part(13, *trainer.shard[::-1]))
     for step in range(4):
         trainer.step(x[step % 2][mine], y[step % 2][mine], 13)
-    return trainer.state(), trainer
+    return trainer.state_dict(), trainer
 want, _ = train(nn.Trainer)
 how = {}
 for kind, options in ((DistributedDataParallel, {}), (FullyShardedDataParallel, {"unit_bytes": 1000})):

@@ -98,7 +98,7 @@ def test_validation_chooses_and_the_test_data_are_looked_at_once(script, tmp_pat
     assert [np.array_equal(dataset.x, data.test.x) for dataset in looked].count(True) == 1
     assert np.array_equal(looked[-1].x, data.test.x), "after all else"
     trainer = nn.Trainer(nn.models.build("mlp:64,16,10", data.in_shape, 10), nn.CrossEntropyLoss(), nn.SGD(0.1))
-    trainer.load_state(nn.Checkpoints(tmp_path / "one").load("best")[0])
+    trainer.load_state_dict(nn.Checkpoints(tmp_path / "one").load("best")[0])
     assert evaluate(trainer, nn.Loader(data.test, 500, shuffle=False)) == found["test"]
     assert (tmp_path / "one" / "selection.png").read_bytes().startswith(b"\x89PNG")
     assert script.main([*words[:-1], str(tmp_path / "two"), "--ranks", "2"]) == 0

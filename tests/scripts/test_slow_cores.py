@@ -23,7 +23,7 @@ def trained() -> np.ndarray:
     """Parameters after a step in two micro-batches."""
     trainer = nn.Trainer(made(), nn.CrossEntropyLoss(), nn.SGD(0.1))
     trainer.step(np.ones((4, 6), np.float32), np.arange(4) % 3, None, 2)
-    return trainer.parameters.copy()
+    return trainer.flat_parameters.copy()
 
 
 def test_layers_and_updates_compute_the_same_and_rest_behind_it(monkeypatch):
