@@ -17,8 +17,9 @@ network and the groups by a slow one, the A of a group takes the place of "secon
 
 Two ways of counting are in use. "paper" is the formula above: gradients travel while the layers compute. "program" is
 what the authors' program computes: one after the other, 4 (m-1) w / (B m) seconds for the gradients, and a link shared
-by the n ranks of the stage behind it, 2 a_s / (B n), before and after a stage. The answers differ, so do the published
-figures.
+by the n ranks of the stage behind it, 2 a_s / (B n), before and after a stage. Above the first level it divides the
+seconds for the gradients of a group's first stage by the units of the level below, which send their parts at the same
+time; those of later stages it does not divide. The answers differ, so do the published figures.
 
 Memory: rank of a stage keeps v versions of its weights and the activations of v mini-batches, v = floor((ranks - 1 -
 ranks of earlier stages) / ranks of this stage) + 1 (pipeline/schedules.py). What does not fit is not chosen.
@@ -174,12 +175,13 @@ class Search:
         """Seconds of layers i ... j-1 on one unit of a level."""
         return self.best(level - 1, before, copies).seconds if level else self.one_rank(before, copies)
 
-    def shared(self, seconds: np.ndarray, level: int, m: int) -> np.ndarray:
-        """T: seconds a mini-batch of layers i ... j-1 where m units share the mini-batches."""
+    def shared(self, seconds: np.ndarray, level: int, m: int, first: bool = False) -> np.ndarray:
+        """T: seconds a mini-batch of layers i ... j-1 where m units share the mini-batches, perhaps the first stage."""
         travelling = (m - 1) * np.where(np.isfinite(self.weights), self.weights, 0.0) / self.speeds[level]
         if self.counting == "paper":
             return np.maximum(seconds, 2 * travelling) / m
-        return (seconds + 4 * travelling / m) / m
+        within = self.sizes[level - 1] if first and level else 1
+        return (seconds + 4 * travelling / m / within) / m
 
     def behind_a_link(self, seconds: np.ndarray, level: int, m: int) -> np.ndarray:
         """The same of a stage that is not the first: its links may be slower than itself."""
@@ -201,7 +203,7 @@ class Search:
         begin = np.full((size + 1, rows, self.n + 1), -1)
         units = np.zeros_like(begin)
         for m in range(1, size + 1):
-            whole = self.shared(self.unit(level, before, copies * m), level, m)[:rows].copy()
+            whole = self.shared(self.unit(level, before, copies * m), level, m, first=True)[:rows].copy()
             units[m] = m
             for last in range(1, m):
                 there = before + copies * (m - last) * below
@@ -240,5 +242,5 @@ class Search:
         """Seconds a mini-batch where every rank has all layers."""
         seconds = self.computing
         for level, size in enumerate(self.sizes):
-            seconds = self.shared(seconds, level, size)
+            seconds = self.shared(seconds, level, size, first=True)
         return float(seconds[0, -1])

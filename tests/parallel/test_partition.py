@@ -55,6 +55,13 @@ def test_published_program(name, workers, bandwidth, replicas):
         assert plan.stages[1].first == 17  # the program's node 19: it counts from 1, and the input first
 
 
+def test_published_program_on_two_levels():
+    """Machines within a node send their parts of the gradients at the same time."""
+    plan = partition(profile("vgg16"), (4, 4), (10e9, 1.25e9), counting="program")
+    assert round(plan.seconds, 4) == 0.0671 and plan.replicas == (12, 1, 2, 1)
+    assert round(plan.data_parallel, 4) == 0.1354
+
+
 # ------------------------------------------------------------------ every plan tried out
 
 
@@ -92,7 +99,8 @@ def best_of_all(layers, sizes, speeds, memory, counting):
                 worst = max(worst, seconds / m, 2 * (m - 1) * weights / speed / m)
                 worst = max(worst, 2 * layers[begin - 1].output / speed if begin > i else 0)
             else:
-                worst = max(worst, (seconds + 4 * (m - 1) * weights / speed / m) / m)
+                within = sizes[level - 1] if level and begin == i else 1
+                worst = max(worst, (seconds + 4 * (m - 1) * weights / speed / m / within) / m)
                 if begin > i:
                     worst = max(worst, 2 * layers[begin - 1].output / speed / m)
                     worst = max(worst, 2 * layers[end - 1].output / speed / m if end < len(layers) else 0)

@@ -11,8 +11,12 @@ from nn.optim import clipping
 from nn.training.trainer import NonFiniteLoss, micro_batches
 from parallel.mesh import ReplicaError
 
+SIZES = 10, 10, 3  # of batches; 5 mini-batches divide neither the last one nor two replicas
 
-def simulate(network, optimizer, cuts, mini_batches, replicas=None, vertical_sync=False, stale=True, drained=()):
+
+def simulate(
+    network, optimizer, cuts, mini_batches, replicas=None, vertical_sync=False, stale=True, drained=(), sizes=SIZES
+):
     """(losses, state by name) of the equations in one process, stage by stage, a mini-batch after the other.
 
     A stage on r ranks makes one update for r mini-batches, with the sum of their gradients; mini-batch b meets it after
@@ -43,15 +47,15 @@ def simulate(network, optimizer, cuts, mini_batches, replicas=None, vertical_syn
 
     def update(s, rate):
         optimizer.lr, part = rate, parts[s]
-        number = base * -(-mini_batches // replicas[s]) + len(history[s]) - 1
-        optimizer.update(w[s], sums[s], slots[s], number, part.layout.region())
+        optimizer.update(w[s], sums[s], slots[s], made[s], part.layout.region())
         history[s].append(w[s].copy())
+        made[s] += 1
         sums[s] = part.layout.zeros(network.dtype)
 
-    loss, losses, b = nn.CrossEntropyLoss(), [], 0
-    for step, (x, y, total) in enumerate(batches(network)):
+    loss, losses, b, made = nn.CrossEntropyLoss(), [], 0, [0] * len(parts)
+    for step, (x, y, total) in enumerate(batches(network, sizes=sizes)):
         if not b:
-            base, history = step, [[each.copy()] for each in w]
+            history = [[each.copy()] for each in w]
             sums, rates = [part.layout.zeros(network.dtype) for part in parts], []
         value = 0.0
         for rows in micro_batches(total, min(total, mini_batches)):
@@ -93,10 +97,10 @@ def rate(step):
     return 0.01 + 0.02 * step
 
 
-def told(many, drained=(2,)):
+def told(many, drained=(2,), sizes=SIZES):
     """The losses that steps return, each step at its own rate; state() after some, when nothing is in flight."""
     found, state = [], None
-    for step, batch in enumerate(batches(many.network)):
+    for step, batch in enumerate(batches(many.network, sizes=sizes)):
         many.optimizer.lr = rate(step)
         found.append(many.step(*batch))
         if step in drained:
@@ -148,6 +152,27 @@ def test_it_is_its_equations_exactly(comm):
         for other in {"stale": False}, {"drained": (0, 1, 2)}:
             assert simulate(mlp(), OPTIMIZERS[0](), [6, 12], 5, **{"drained": (2,)} | other)[0] != losses
         assert all(found[mlp, i, True] != found[mlp, i, False] for i in range(3))
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_updates_are_counted_as_they_are_made(comm):
+    """Adam's correction depends on their number, after batches that are short, and drains with a replica too few."""
+    for replicas, sizes, drained in ((), (3, 10, 10), (0, 2)), ((2, 1), (10, 10, 10), (1, 2)):
+        many = dream(comm, mlp(), nn.Adam(0.01), mini_batches=5, replicas=replicas)
+        cuts, what = many.pass_.placement.cuts, (replicas, sizes)
+        losses, expected = simulate(mlp(), nn.Adam(0.01), cuts, 5, replicas, drained=drained, sizes=sizes)
+        found, state = told(many, drained, sizes)
+        assert found[0] == losses[0], what
+        for name, array in expected.items() if comm.rank == 0 else ():
+            assert np.array_equal(state[name], array), (*what, name)
+        other = dream(comm, mlp(), nn.Adam(0.01), mini_batches=5)  # another cut goes on with the counts of its layers
+        other.load_state(state)
+        counts = [int(array) for name, array in state.items() if name.startswith("exchange/updates/")]
+        counts, made = comm.bcast(counts), comm.allgather(int(other.exchange.made))
+        assert set(made) <= set(counts) and max(made) == max(counts) and min(counts) > 0
+        assert replicas or set(counts) == {13}
+        for each in many, other:
+            each.close()
 
 
 REPLICAS = {1: [(1,)], 2: [(2,)], 3: [(2, 1), (1, 2), (3,)], 4: [(2, 2), (2, 1, 1), (1, 2, 1), (3, 1)]}

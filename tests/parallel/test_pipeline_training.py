@@ -432,6 +432,18 @@ def test_what_cannot_run_is_refused_on_every_rank(comm):
     x, y, total = next(batches(mlp()))
     with pytest.raises(ValueError, match="leave out to accumulate 3 parts"):
         many.step(x, y, total, 3)
-    with pytest.raises(ValueError, match=r"the size of the global batch: 10 on rank 0 .*, 11 on rank 1"):
+    with pytest.raises(ValueError, match=r"the size of the global batch: 10 on rank 0; 11 on rank 1"):
         many.step(x, y, total + comm.rank)
+    many.close()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_a_pipeline_is_ready_for_a_bounded_number_of_lengths(comm):
+    """Each length needs memory for what arrives; those that were used last stay, and the numbers are the same."""
+    sizes = (*range(3, 40), 10, 10, 3)
+    one = nn.Trainer(mlp(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"](), SEED)
+    many = pipeline(comm, mlp(), micro_batches=2)
+    losses = train(many, sizes=sizes)
+    np.testing.assert_allclose(losses, [one.step(*batch, 2) for batch in batches(one.network, sizes=sizes)], 1e-12)
+    assert len(many.pass_.programs) == 8 and list(many.pass_.programs)[-2:] == [10, 3]
     many.close()

@@ -36,6 +36,8 @@ from parallel.strategies.pipeline.step import ACTIONS, TAG, Program, Step, wait_
 from parallel.strategies.tensor.moves import sum_as_one
 from parallel.strategies.tensor.rewriting import in_words, share, terms
 
+PROGRAMS = 8  # lengths of batches that a pipeline is ready for at once: each has memory for what it receives
+
 
 @dataclass
 class OwnStage:
@@ -114,7 +116,7 @@ class PipelinePass(whole.Whole):
         self.schedule, self.micro_batches, self.cuts = schedule, micro_batches, cuts
         self.recompute, self.limit, self.options = recompute, limit, options
         self.actions = ACTIONS
-        self.programs: dict[int, Program] = {}  # by samples of a batch
+        self.programs: dict[int, Program] = {}  # by samples of a batch; the one that was used last is the last
         self.broken: list[Step] = []  # steps that failed: messages may still arrive in their memory
 
     def hold(self, network, mesh):
@@ -214,9 +216,7 @@ class PipelinePass(whole.Whole):
             stage.written, stage.finished = False, 0
         for array, _ in self.ties.values():
             array[...] = 0
-        if len(x) not in self.programs:
-            self.programs[len(x)] = Program(self, len(x))
-        step = Step(self, self.programs[len(x)], x, y, total, micro.first)
+        step = Step(self, self.program(len(x)), x, y, total, micro.first)
         try:
             loss = step.run()
         except BaseException:
@@ -237,6 +237,14 @@ class PipelinePass(whole.Whole):
         if self.tell:
             self.tell(self.held.layout.size)
         return loss
+
+    def program(self, samples: int) -> Program:
+        """Return the program for a batch of so many samples; the least recently used of too many is dropped."""
+        found = self.programs.pop(samples, None) or Program(self, samples)
+        self.programs[samples] = found
+        if len(self.programs) > PROGRAMS:
+            del self.programs[next(iter(self.programs))]
+        return found
 
     def told(self, loss: float) -> float:
         """The loss that the last stage has, in all stages (collective)."""

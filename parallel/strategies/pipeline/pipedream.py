@@ -42,7 +42,7 @@ from mpi4py import MPI
 from nn.core.network import Network
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
-from nn.training.trainer import micro_batches
+from nn.training.trainer import OWN, micro_batches
 from parallel.exchange.base import Exchange
 from parallel.exchange.messages import Buckets, check_bucketing
 from parallel.exchange.step_result import StepResult
@@ -57,6 +57,8 @@ from parallel.strategies.pipeline.schedules import check_counts
 from parallel.strategies.pipeline.stream import Stream
 from parallel.trainer import DistributedTrainer
 
+UPDATES = OWN + "updates/"  # in a checkpoint
+
 
 class Stashed(Exchange):
     """One stage's parameters, updated after every mini-batch; older versions as long as a mini-batch needs them.
@@ -70,6 +72,8 @@ class Stashed(Exchange):
     ----------
     updates : int
         Made since nothing was in flight.
+    made : array of one number
+        Updates of this stage since training began, or steps of the strategy that trained before: what Adam counts.
     stash : dict
         After how many of them -> (parameters, how layers see them).
     loss : float
@@ -92,16 +96,15 @@ class Stashed(Exchange):
     def allocate(self):
         super().allocate()
         self.stash: dict[int, tuple[np.ndarray, object]] = {}
-        self.updates = self.number = 0
-        self.loss = 0.0
+        self.made, self.updates, self.loss = np.zeros((), np.int64), 0, 0.0
 
     def begin(self, step, samples, total, parts):
         self.total = total
         return super().begin(step, samples, total, parts)
 
-    def fill(self, number: int) -> None:
-        """Nothing is in flight; the next update is the `number`-th of all."""
-        self.stash, self.updates, self.number = {}, 0, number
+    def empty(self) -> None:
+        """Nothing is in flight."""
+        self.stash, self.updates = {}, 0
 
     def version(self, updates: int):
         """The parameters after so many updates, as layers see them."""
@@ -134,11 +137,11 @@ class Stashed(Exchange):
             self.stash[self.updates] = copy, self.layout.views(copy)
         now, self.optimizer.lr = self.optimizer.lr, rate
         try:
-            number = self.number + self.updates
-            self.optimizer.update(self.parameters, self.gradients, self.slots, number, self.region)
+            self.optimizer.update(self.parameters, self.gradients, self.slots, int(self.made), self.region)
         finally:
             self.optimizer.lr = now
         self.updates += 1
+        self.made += 1
 
     def sum(self):
         return StepResult(self.loss, self.total)
@@ -148,6 +151,24 @@ class Stashed(Exchange):
 
     def settle(self):
         return self.pass_.drain()
+
+    def entries(self):
+        """Also the updates of each array, so that another cut into stages goes on with them."""
+        yield from super().entries()
+        yield from ((UPDATES + name, self.made) for name in self.layout.specs)
+
+    def own_kinds(self):
+        return {UPDATES + name: ((), self.made.dtype) for name in self.undivided.layout.specs}
+
+    def load(self, state):
+        counts = [int(state.get(UPDATES + name, state["steps"])) for name in self.layout.specs]
+        for name, array in super().entries():
+            array[...] = state[name]
+        self.made[...] = max(counts)
+
+    def kept(self):
+        yield from super().entries()
+        yield "updates", self.made
 
     def describe(self):
         return f"replicas sum gradients by messages, {self.buckets.describe()}" if self.buckets else ""
@@ -244,7 +265,6 @@ class PipeDreamPass(PipelinePass):
         if self.stream is None:
             (stage,) = self.stages.values()
             self.stream = Stream(self, stage, self.count)
-            exchange.fill(step * -(-self.micro_batches // self.stream.seat.count))
         if step != self.following:  # another state was loaded
             self.losses.clear()
         self.following = step + 1
@@ -284,7 +304,7 @@ class PipeDreamPass(PipelinePass):
         self.stream = None
         self.count += stream.given
         trainer = self.trainer
-        trainer.exchange.fill(0)
+        trainer.exchange.empty()
         bad = np.array([float(stream.bad or any(not math.isfinite(loss) for loss in self.losses.values()))])
         if self.communicator:
             self.communicator.Allreduce(MPI.IN_PLACE, bad)
