@@ -166,7 +166,7 @@ def test_updates_are_counted_as_they_are_made(comm):
         for name, array in expected.items() if comm.rank == 0 else ():
             assert np.array_equal(state[name], array), (*what, name)
         other = dream(comm, mlp(), nn.Adam(0.01), mini_batches=5)  # another cut goes on with the counts of its layers
-        other.load_state(state)
+        other.load_state_dict(state)
         counts = [int(array) for name, array in state.items() if name.startswith("exchange/updates/")]
         counts, made = comm.bcast(counts), comm.allgather(int(other.exchange.made))
         assert set(made) <= set(counts) and max(made) == max(counts) and min(counts) > 0
