@@ -229,10 +229,22 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
         survivor.rest()
         if rank == 0:
             survivor.close()
+    if world:
+        wait_for_writer(world)
     trainer.close()  # not after an error: it needs all ranks
     if world:  # MPI would free what is left at its end, in an order of each rank's own, and wait for ever
         world.release()
     return result
+
+
+def wait_for_writer(world) -> None:
+    """Return when all ranks have come here; `--watch` does not count the time, as rank 0 works: it draws and writes.
+
+    The ranks that wait are in no call meanwhile, and if rank 0 fails it ends all.
+    """
+    request = world.Ibarrier()
+    while not request.Test():
+        time.sleep(0.01)
 
 
 def introduce(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:

@@ -379,6 +379,28 @@ def test_a_rank_that_is_stopped_outside_training_ends_the_job(tmp_path, when, me
     assert message.format(limit) in said, said
 
 
+DRAWS_LONG = """
+import sys, time
+from parallel.command import main, training_run
+
+training_run.write_curves = lambda *_: time.sleep(2.5 * float(sys.argv[-1]))
+sys.exit(main.main())
+"""
+
+
+def test_ranks_that_wait_for_pictures_do_not_end_the_job(tmp_path):
+    """--watch is about ranks that stall; the first one works."""
+    program = tmp_path / "program.py"
+    program.write_text(DRAWS_LONG)
+    for limit in longer(2):
+        lines, args = [], [program, *DRAWN, "--out", str(tmp_path / str(limit)), "--watch", str(limit)]
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        status = launcher.run(args, 2, timeout=PATIENCE + 3 * limit, stdout=lines.append, env=env)
+        if not status:
+            break
+    assert status == 0, "".join(lines)
+
+
 # Writes down when the limit of MPI's start ends, and when what comes after that is loaded.
 LIMITED = """
 import faulthandler, sys
