@@ -1,17 +1,18 @@
 """A neural-network engine in NumPy, whose backprop you can read. It knows nothing of ranks or MPI.
 
-Start with nn/core/layer.py (the contract of a layer), nn/core/run.py (what layers are told) and nn/layers/dense.py (the
-four equations of backprop), then nn/training/trainer.py.
+Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what layers are told) and nn/layers/dense.py
+(the four equations of backprop), then nn/training/trainer.py.
 """
 
 from nn import data, metrics, models
 from nn.analysis.gradcheck import gradcheck
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
+from nn.core.context import Group, LayerContext, MicroBatch, NetworkContext
+from nn.core.gradients import Gradient, Product, RowSum, ScatterAdd
 from nn.core.layer import Layer, Sequential, ShapeError, Spec, Split
 from nn.core.layout import Layout, Region
+from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
-from nn.core.pool import Memory
-from nn.core.run import Context, Group, MicroBatch, Run
 from nn.core.stages import stages
 from nn.data import Loader
 from nn.files.description import register
@@ -26,7 +27,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
-from nn.layers.recurrent import LSTM, Recurrent
+from nn.layers.recurrent import LSTM, RNN
 from nn.layers.reshaping import Flatten, Reshape
 from nn.losses import (
     BCEWithLogitsLoss,
@@ -53,6 +54,7 @@ __all__ = [
     "LARS",
     "LBFGS",
     "LSTM",
+    "RNN",
     "SGD",
     "Adagrad",
     "Adam",
@@ -62,14 +64,12 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
-    "Branches",
     "Callback",
     "CheckpointError",
     "Checkpoints",
     "ClipGlobalNorm",
     "ClipNorm",
     "ClipValue",
-    "Context",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
@@ -79,10 +79,12 @@ __all__ = [
     "Flatten",
     "GlobalAvgPool2d",
     "GlobalMaxPool2d",
+    "Gradient",
     "Group",
     "HuberLoss",
     "KeepCheckpoints",
     "Layer",
+    "LayerContext",
     "LayerNorm",
     "Layout",
     "LeakyReLU",
@@ -95,13 +97,16 @@ __all__ = [
     "MSELoss",
     "MaskedCrossEntropyLoss",
     "MaxPool2d",
-    "Memory",
+    "MemoryPool",
     "Metrics",
     "MicroBatch",
     "MultiHeadAttention",
     "NLLLoss",
     "Network",
+    "NetworkContext",
     "NonFiniteLoss",
+    "Parallel",
+    "Product",
     "Progress",
     "QuadraticLoss",
     "QuasiNewton",
@@ -109,12 +114,12 @@ __all__ = [
     "RMSprop",
     "ReLU",
     "Recompute",
-    "Recurrent",
     "Region",
     "Reshape",
     "Residual",
     "RestoreBest",
-    "Run",
+    "RowSum",
+    "ScatterAdd",
     "Sequential",
     "ShapeError",
     "SiLU",

@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 
+from nn.core.context import LayerContext
 from nn.core.layer import check_numbers
-from nn.core.run import Run
 from nn.layers.activations import row_maxima
 from nn.metrics import Accuracy, BinaryAccuracy, Metric
 
@@ -46,7 +46,7 @@ class Loss:
     targets = ""
     ignore_index: int | None = None
 
-    def __call__(self, z: np.ndarray, target: np.ndarray, total: float, run: Run) -> tuple[float, np.ndarray]:
+    def __call__(self, z: np.ndarray, target: np.ndarray, total: float, ctx: LayerContext) -> tuple[float, np.ndarray]:
         """(sum of the rows' losses / total, its gradient with respect to z in an array of its own).
 
         Raises
@@ -75,8 +75,8 @@ class QuadraticLoss(Loss):
     Integer targets of shape (N,) stand for one-hot rows.
     """
 
-    def __call__(self, z, target, total, run):
-        gz = run.empty(z.shape, z.dtype)
+    def __call__(self, z, target, total, ctx):
+        gz = ctx.empty(z.shape, z.dtype)
         check_array(target)
         if target.ndim == z.ndim - 1 and target.dtype.kind in "iu":
             check_classes(target, z)
@@ -95,8 +95,8 @@ class MSELoss(Loss):
 
     targets = "values"
 
-    def __call__(self, z, target, total, run):
-        gz = _difference(z, target, run.empty(z.shape, z.dtype))
+    def __call__(self, z, target, total, ctx):
+        gz = _difference(z, target, ctx.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
         value = _checked(float(flat @ flat), target)
         total = total * z.shape[-1]
@@ -109,9 +109,9 @@ class MAELoss(Loss):
 
     targets = "values"
 
-    def __call__(self, z, target, total, run):
-        gz = _difference(z, target, run.empty(z.shape, z.dtype))
-        value = _checked(float(np.abs(gz, out=run.scratch("loss", z.shape, z.dtype)).sum()), target)
+    def __call__(self, z, target, total, ctx):
+        gz = _difference(z, target, ctx.empty(z.shape, z.dtype))
+        value = _checked(float(np.abs(gz, out=ctx.workspace("loss", z.shape, z.dtype)).sum()), target)
         np.sign(gz, out=gz)
         total = total * z.shape[-1]
         gz *= 1 / total
@@ -135,9 +135,9 @@ class HuberLoss(Loss):
     def __repr__(self):
         return f"HuberLoss(delta={self.delta})"
 
-    def __call__(self, z, target, total, run):
-        d = _difference(z, target, run.scratch("loss", z.shape, z.dtype))
-        gz = np.clip(d, -self.delta, self.delta, out=run.empty(z.shape, z.dtype))
+    def __call__(self, z, target, total, ctx):
+        d = _difference(z, target, ctx.workspace("loss", z.shape, z.dtype))
+        gz = np.clip(d, -self.delta, self.delta, out=ctx.empty(z.shape, z.dtype))
         flat = gz.reshape(-1)
         value = _checked(float(flat @ d.reshape(-1)) - 0.5 * float(flat @ flat), target)
         total = total * z.shape[-1]
@@ -155,11 +155,11 @@ class BCEWithLogitsLoss(Loss):
     metric = BinaryAccuracy()
     targets = "values"
 
-    def __call__(self, z, target, total, run):
+    def __call__(self, z, target, total, ctx):
         check_same(z, target)
         if target.size and not (target.min() >= 0 and target.max() <= 1):
             refuse(target, ~((target >= 0) & (target <= 1)), "must be between 0 and 1")
-        gz, work = run.empty(z.shape, z.dtype), run.scratch("loss", z.shape, z.dtype)
+        gz, work = ctx.empty(z.shape, z.dtype), ctx.workspace("loss", z.shape, z.dtype)
         np.abs(z, out=work)
         np.negative(work, out=work)
         np.exp(work, out=work)
@@ -214,9 +214,9 @@ class NLLLoss(Loss):
         given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
         return f"{type(self).__name__}({given})"
 
-    def __call__(self, z, target, total, run):
+    def __call__(self, z, target, total, ctx):
         labels = self.check(z, target)
-        gz = run.empty(z.shape, z.dtype)
+        gz = ctx.empty(z.shape, z.dtype)
         gz[...] = 0
         labels, _, weights = self.weights(labels, z.dtype)
         at = _places(labels, z.shape[-1])
@@ -303,9 +303,9 @@ class CrossEntropyLoss(NLLLoss):
         given = f"label_smoothing={self.label_smoothing}, " if self.label_smoothing else ""
         return super().__repr__().replace("(", f"({given}").replace(", )", ")")
 
-    def __call__(self, z, target, total, run):
+    def __call__(self, z, target, total, ctx):
         labels = self.check(z, target)
-        gz = run.empty(z.shape, z.dtype)
+        gz = ctx.empty(z.shape, z.dtype)
         rows, prob = z.reshape(-1, z.shape[-1]), gz.reshape(-1, z.shape[-1])
         np.subtract(rows, row_maxima(rows), out=prob)
         if not self._plain:
@@ -313,7 +313,7 @@ class CrossEntropyLoss(NLLLoss):
         flat, at = gz.reshape(-1), _places(labels, z.shape[-1])
         value = -float(np.add.reduce(flat[at]))
         np.exp(prob, out=prob)
-        norm = prob @ run.context.memory.ones(z.shape[-1], z.dtype)
+        norm = prob @ ctx.network_context.pool.ones(z.shape[-1], z.dtype)
         value += float(np.add.reduce(np.log(norm)))
         norm *= total
         prob /= norm[:, None]

@@ -339,17 +339,17 @@ plt.show()
 # %% [markdown]
 # ## 5. The same in `nn`
 #
-# In `nn` a layer is a function and its derivative. It holds no arrays: parameters `p`, gradients `g` and what
-# backward needs (`saved`) are handed in and out. Each layer does its part of the chain rule without knowing its
-# neighbours: it is given `gy`, the derivative of the cost with respect to its output, and returns `gx`, that with
-# respect to its input. The four equations fall into pieces:
+# In `nn` a layer is a function and its derivative. It holds no arrays: parameters `p` and what backward needs
+# (`saved`) are handed in and out. Each layer does its part of the chain rule without knowing its neighbours: it is
+# given `gy`, the derivative of the cost with respect to its output, and returns `gx`, that with respect to its input,
+# and the gradients of its parameters by name. The four equations fall into pieces:
 #
 # | layer | forward | backward | which equation |
 # |---|---|---|---|
 # | `QuadraticLoss` | $\frac{1}{2B}\sum (z-y)^2$ | $(z - y)/B$ | first factor of (1) |
 # | `Sigmoid` | $y = \sigma(x)$ | `gx = gy * y * (1 - y)` | second factor of (1) and (2) |
 # | `Linear` | $y = xW + b$ | `gx = gy @ W.T` | first factor of (2) |
-# | | | `g.b = gy.sum(0)`, `g.W = x.T @ gy` | (3) and (4) |
+# | | | `"b": gy.sum(0)`, `"W": x.T @ gy` | (3) and (4) |
 #
 # Read them in `nn/losses.py`, `nn/layers/activations.py` and `nn/layers/dense.py`: `Linear` and `Sigmoid` are a dozen
 # lines each.
@@ -366,12 +366,12 @@ network = nn.Network(
 print(network.summary())
 
 parameters, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
-p, g, run = network.layout.views(parameters), network.layout.views(gradients), network.run()
+p, g, ctx = network.layout.views(parameters), network.layout.views(gradients), network.context()
 p[0].W[...], p[0].b[...], p[2].W[...], p[2].b[...] = W1, b1, W2, b2  # the same weights as ours
 
-output, saved = network.forward(p, batch, run)
-loss, gz = nn.QuadraticLoss()(output, y_train[:32], 32, run)  # the 32 is B
-network.backward(p, g, gz, saved, run)
+output, saved = network.forward(p, batch, ctx)
+loss, gz = nn.QuadraticLoss()(output, y_train[:32], 32, ctx)  # the 32 is B
+network.backward(p, g, gz, saved, ctx)
 
 
 def relative(ours, theirs):
@@ -460,8 +460,8 @@ direction /= np.linalg.norm(direction)
 
 
 def mean_cost(w):
-    output, _ = network.forward(network.layout.views(w), batch, run)
-    return nn.QuadraticLoss()(output, y_train[:32], 32, run)[0]
+    output, _ = network.forward(network.layout.views(w), batch, ctx)
+    return nn.QuadraticLoss()(output, y_train[:32], 32, ctx)[0]
 
 
 def directional_error(gradient, eps):
@@ -500,8 +500,8 @@ assert directional_error(wrong, 1e-5) > 1e-2
 
 # %%
 class HastySigmoid(nn.Sigmoid):
-    def backward(self, p, g, gy, y, run):
-        return gy * y
+    def backward(self, p, gy, y, ctx):
+        return gy * y, {}  # no parameters, so no gradients of any
 
 
 inputs = rng.standard_normal((5, 8))
@@ -511,19 +511,20 @@ assert nn.gradcheck(nn.Sigmoid(), inputs) < 1e-6 < 1e-2 < nn.gradcheck(HastySigm
 
 # %% [markdown]
 # **Exercise 3.** Write a layer of your own: *softsign*, $y = x / (1 + |x|)$, with the derivative $1/(1+|x|)^2$.
-# Forward returns `y` and what backward will need; `backward` gets that back as `saved`, and `gy`.
+# Forward returns `y` and what backward will need; `backward` gets that back as `saved`, and `gy`. It returns the
+# gradient of its input, and those of its parameters by name: there are none.
 
 
 # %%
 class Softsign(nn.Layer):
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x / (1 + np.abs(x)), x
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         # gap: the chain rule: gy times the derivative
-        # return gy
+        # return gy, {}
         # solution
-        return gy / (1 + np.abs(saved)) ** 2
+        return gy / (1 + np.abs(saved)) ** 2, {}
         # end
 
 
@@ -531,12 +532,12 @@ class Softsign(nn.Layer):
 def draw_backward(layer):
     """What backward says, and the slope of what forward computes."""
     at, network = np.linspace(-4, 4, 81), nn.Network(layer, in_shape=(81,), dtype=np.float64)
-    run, p, g = network.run(), network.layout.views(np.zeros(0)), network.layout.views(np.zeros(0))
-    y, saved = network.forward(p, at[None], run)
+    ctx, p, g = network.context(), network.layout.views(np.zeros(0)), network.layout.views(np.zeros(0))
+    y, saved = network.forward(p, at[None], ctx)
     _, ax = plt.subplots(figsize=(6.4, 2.8))
     ax.plot(at, y[0], color=checks.GREY, label="forward")
     ax.plot(at, np.gradient(y[0], at), color=checks.GREY, lw=5, alpha=0.5, label="its slope")
-    ax.plot(at, network.backward(p, g, np.ones((1, 81)), saved, run)[0], color=checks.RED, label="backward of ones")
+    ax.plot(at, network.backward(p, g, np.ones((1, 81)), saved, ctx)[0], color=checks.RED, label="backward of ones")
     ax.set(title="Is backward the slope of forward?", xlabel="input", ylabel="output, slope")
     ax.legend()
 
@@ -572,7 +573,7 @@ e = np.linspace(-3, 3, 61)
 huber = lambda e: np.where(np.abs(e) <= 1, 0.5 * e**2, np.abs(e) - 0.5)
 checks.same(checks.call(huber_gradient, e), (huber(e + 1e-6) - huber(e - 1e-6)) / 2e-6, "the gradient", tolerance=1e-5)
 output, target = rng.standard_normal((4, 3)) * 2, rng.standard_normal((4, 3))
-loss, gz = nn.HuberLoss()(output, target, 4, network.run())
+loss, gz = nn.HuberLoss()(output, target, 4, network.context())
 got = checks.call(huber_gradient, output - target) / 12
 checks.same(got, gz, "the gradient of the mean over 4 samples of 3 outputs")
 checks.right("the same as nn.HuberLoss")

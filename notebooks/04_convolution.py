@@ -80,7 +80,7 @@ def library(x, w):
     network = nn.Network(layer, in_shape=x.shape[1:], dtype=np.float64)
     p = network.layout.views(network.layout.zeros(np.float64))
     p.W[...] = w
-    return network.forward(p, np.ascontiguousarray(x, np.float64), network.run())[0].copy()
+    return network.forward(p, np.ascontiguousarray(x, np.float64), network.context())[0].copy()
 
 
 rng = np.random.default_rng(0)
@@ -309,7 +309,7 @@ plt.show()
 C, size, N = 32, 16, 8
 layer = nn.Conv2d(C, C, 3, padding=1, bias=False)
 network = nn.Network(layer, in_shape=(size, size, C), dtype=np.float32)
-p, run = network.layout.views(network.layout.zeros(np.float32)), network.run()
+p, ctx = network.layout.views(network.layout.zeros(np.float32)), network.context()
 x = rng.standard_normal((N, size, size, C)).astype(np.float32)
 p.W[...] = rng.standard_normal(p.W.shape)
 padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -333,7 +333,7 @@ rates = {
     "loops": rate(lambda: by_loops(corner, p.W), 9 * C * C * 9, 1),
     "im2col, yours": rate(lambda: by_im2col(padded, p.W), macs, 10),
     f"nn.Conv2d\n({layer.algorithm(layer.geometry((size, size))).__name__.split('.')[-1]})": rate(
-        lambda: network.forward(p, x, run), macs, 10
+        lambda: network.forward(p, x, ctx), macs, 10
     ),
 }
 a = rng.standard_normal((1024, 1024)).astype(np.float32)
@@ -345,7 +345,7 @@ ax.bar_label(bars, [f"{value:,.4f}" if value < 0.1 else f"{value:.0f}" for value
 ax.set(xscale="log", xlabel=f"billion MACs a second: {N} images of {size} x {size}, {C} channels", xlim=(1e-4, 1e4))
 ax.invert_yaxis()
 plt.show()
-assert np.abs(network.forward(p, x, run)[0] - by_im2col(padded, p.W)).max() < 1e-2
+assert np.abs(network.forward(p, x, ctx)[0] - by_im2col(padded, p.W)).max() < 1e-2
 
 # %% [markdown]
 # Between the first bar and the third are five powers of ten, and they compute the same. Nothing in this course is worth

@@ -155,15 +155,15 @@ draw_errors(curves, "The same rate: too little happens in an epoch")
 
 # %%
 network_ = new_network()
-loss_function, run = nn.CrossEntropyLoss(), network_.run()
+loss_function, ctx = nn.CrossEntropyLoss(), network_.context()
 
 
 def gradient(w, x, y):
     """The gradient of the mean loss of these samples, as one flat array."""
     g = network_.layout.zeros(np.float32)
-    output, saved = network_.forward(network_.layout.views(w), x, run)
-    _, gz = loss_function(output, y, len(x), run)
-    network_.backward(network_.layout.views(w), network_.layout.views(g), gz, saved, run)
+    output, saved = network_.forward(network_.layout.views(w), x, ctx)
+    _, gz = loss_function(output, y, len(x), ctx)
+    network_.backward(network_.layout.views(w), network_.layout.views(g), gz, saved, ctx)
     return g
 
 

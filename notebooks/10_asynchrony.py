@@ -63,21 +63,21 @@ data = nn.data.load("digits", validation=0.2, flat=True, normalise=True, dtype=n
 x_train, y_train = data.train.batch()
 x_validation, y_validation = data.validation.batch()
 network, loss_function, _ = work()
-run = network.run()
+ctx = network.context()
 
 
 def gradient(w, x, y, total):
     """The part of these samples of the mean gradient over `total` samples, as a flat array."""
     g = network.layout.zeros(np.float64)
-    output, saved = network.forward(network.layout.views(w), x, run)
-    _, gz = loss_function(output, y, total, run)
-    network.backward(network.layout.views(w), network.layout.views(g), gz, saved, run)
+    output, saved = network.forward(network.layout.views(w), x, ctx)
+    _, gz = loss_function(output, y, total, ctx)
+    network.backward(network.layout.views(w), network.layout.views(g), gz, saved, ctx)
     return g
 
 
 def error(w):
     """Validation error in percent."""
-    output, _ = network.forward(network.layout.views(w), x_validation, run)
+    output, _ = network.forward(network.layout.views(w), x_validation, ctx)
     return 100 * np.mean(output.argmax(1) != y_validation)
 
 
@@ -571,9 +571,9 @@ curve = []
 
 def evaluate():
     """The loss of the whole training set at w; its gradient into g."""
-    output, saved = network.forward(network.layout.views(w), x_train, run)
-    loss, gz = loss_function(output, y_train, len(x_train), run)
-    network.backward(network.layout.views(w), network.layout.views(g), gz, saved, run)
+    output, saved = network.forward(network.layout.views(w), x_train, ctx)
+    loss, gz = loss_function(output, y_train, len(x_train), ctx)
+    network.backward(network.layout.views(w), network.layout.views(g), gz, saved, ctx)
     curve.append(loss)
     return loss
 
@@ -597,8 +597,8 @@ descent = network.layout.zeros(np.float64)
 network.layout.initialize(descent, 0)
 losses = []
 for _ in range(len(curve)):
-    output, _ = network.forward(network.layout.views(descent), x_train, run)
-    losses.append(loss_function(output, y_train, len(x_train), run)[0])
+    output, _ = network.forward(network.layout.views(descent), x_train, ctx)
+    losses.append(loss_function(output, y_train, len(x_train), ctx)[0])
     descent -= 0.5 * gradient(descent, x_train, y_train, len(x_train))
 ax.plot(losses, color=ORANGE, label="gradient descent, rate 0.5")
 ax.set(

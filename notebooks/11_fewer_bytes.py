@@ -84,22 +84,22 @@ x_validation, y_validation = data.validation.batch()
 network = nn.Network(
     nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), (64,)
 )
-loss_function, run, layout = nn.CrossEntropyLoss(), network.run(), network.layout
+loss_function, ctx, layout = nn.CrossEntropyLoss(), network.context(), network.layout
 COUNT = layout.size
 
 
 def gradient(w, x, y, total):
     """The part of these samples of the mean gradient over `total` samples, as a flat array."""
     g = layout.zeros(np.float32)
-    output, saved = network.forward(layout.views(w), x, run)
-    _, gz = loss_function(output, y, total, run)
-    network.backward(layout.views(w), layout.views(g), gz, saved, run)
+    output, saved = network.forward(layout.views(w), x, ctx)
+    _, gz = loss_function(output, y, total, ctx)
+    network.backward(layout.views(w), layout.views(g), gz, saved, ctx)
     return g
 
 
 def error(w):
     """Validation error in percent."""
-    return 100 * np.mean(network.forward(layout.views(w), x_validation, run)[0].argmax(1) != y_validation)
+    return 100 * np.mean(network.forward(layout.views(w), x_validation, ctx)[0].argmax(1) != y_validation)
 
 
 def train(exchange, epochs=8, rate=0.1, momentum=0.0, seed=0):

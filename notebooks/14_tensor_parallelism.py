@@ -104,14 +104,14 @@ assert np.allclose(by_columns, X @ A) and np.allclose(by_rows, X @ A)
 # %%
 gelu = nn.GELU()
 network = nn.Network(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), (4,), np.float64)
-run = network.run()
+ctx = network.context()
 z = np.linspace(-3, 3, 200)
 
 
 def GeLU(x):
     """GeLU, as nn computes it; and a function that takes a gradient back through it."""
-    y, saved = gelu.forward({}, x.copy(), run.children[1])  # a copy: there x may be written over
-    return y.copy(), lambda gy: gelu.backward({}, {}, gy.copy(), saved, run.children[1]).copy()
+    y, saved = gelu.forward({}, x.copy(), ctx.children[1])  # a copy: there x may be written over
+    return y.copy(), lambda gy: gelu.backward({}, gy.copy(), saved, ctx.children[1])[0].copy()
 
 
 _, ax = plt.subplots(figsize=(6.2, 2.8))
@@ -208,7 +208,7 @@ g = network.layout.views(gradients)
 rng = np.random.default_rng(1)
 X, gZ = rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
 p[0].W[...], p[2].W[...] = rng.standard_normal((4, 8)), rng.standard_normal((8, 4))
-Z, saved = network.forward(p, X.copy(), run)
+Z, saved = network.forward(p, X.copy(), ctx)
 Z = Z.copy()
 numerical, eps = np.zeros_like(X), 1e-6  # a network gives no gradient of its input: take it by differences
 for i in np.ndindex(*X.shape):
@@ -216,10 +216,10 @@ for i in np.ndindex(*X.shape):
     for sign in (1, -1):
         moved = X.copy()
         moved[i] += sign * eps
-        ends.append((network.forward(p, moved, network.run())[0] * gZ).sum())
+        ends.append((network.forward(p, moved, network.context())[0] * gZ).sum())
     numerical[i] = (ends[0] - ends[1]) / (2 * eps)
-Z2, saved = network.forward(p, X.copy(), run)
-network.backward(p, g, gZ.copy(), saved, run)
+Z2, saved = network.forward(p, X.copy(), ctx)
+network.backward(p, g, gZ.copy(), saved, ctx)
 for t in (1, 2, 4):
     parts = np.split(p[0].W, t, axis=1), np.split(p[2].W, t, axis=0)
     mine = checks.several(4, my_mlp, X, *parts, gZ)
@@ -282,7 +282,7 @@ def some_heads(x, heads):
 
 terms = [some_heads(x, heads) for heads in ((0, 1), (2, 3))]  # two ranks
 y = terms[0][0] + terms[1][0] + p.bo  # g; the bias is added once, behind it
-theirs, _ = attention.forward(p, x[None], attention.run())
+theirs, _ = attention.forward(p, x[None], attention.context())
 print(f"two ranks with two heads each, and nn: differ by {np.abs(y - theirs[0]).max():.1e}")
 assert np.allclose(y, theirs[0], rtol=1e-12, atol=1e-14)
 
@@ -356,7 +356,7 @@ z, target = 4 * rng.standard_normal((6, 11)), np.array([0, 3, 4, 7, 8, 10])
 z[2] += 800  # exp of it would be infinite
 want, want_gz = [], np.zeros_like(z)
 for i in range(6):
-    loss, gz = nn.CrossEntropyLoss()(z[i : i + 1], target[i : i + 1], 1, run)
+    loss, gz = nn.CrossEntropyLoss()(z[i : i + 1], target[i : i + 1], 1, ctx)
     want.append(loss)
     want_gz[i] = gz
 first, parts = (0, 4, 8), [z[:, :4], z[:, 4:8], z[:, 8:]]

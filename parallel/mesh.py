@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nn.core.pool import Memory
-from nn.core.run import Group
+from nn.core.context import Group
+from nn.core.memory_pool import MemoryPool
 
 
 class ReplicaError(RuntimeError):
@@ -26,7 +26,7 @@ class Ranks(Group):
 
         self.communicator, self.rank, self.size = communicator, communicator.rank, communicator.size
         self.in_place, self.max = MPI.IN_PLACE, MPI.MAX
-        self.memory = Memory()
+        self.memory = MemoryPool()
 
     def sum(self, array):
         self.communicator.Allreduce(self.in_place, array)

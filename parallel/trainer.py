@@ -82,12 +82,12 @@ class DistributedTrainer(Trainer):
         return self.pass_.hold(network, self.mesh)
 
     def allocate(self) -> None:
-        mesh, context = self.mesh, self.run.context
+        mesh, context = self.mesh, self.ctx.network_context
         self.suspects: list[tuple[int, np.ndarray]] = []  # what was computed when a loss was not finite
         self.pass_.start(mesh, self.network)
         self.exchange.start(mesh, self.pass_, self.held, self.network, self.optimizer, self.statistics, self.seed)
         self.shard, self.p, self.g = self.pass_.shard, self.exchange.p, self.exchange.g
-        context.fetch = self.exchange.fetch
+        context.before_layer = self.exchange.fetch
         context.groups |= {name: Ranks(ranks) for name in GROUPS if (ranks := getattr(mesh, name))}
         self.homes = homes_of(mesh, self.network, self.exchange)  # who has which part of the state
         self.pass_.join(self)
@@ -127,7 +127,7 @@ class DistributedTrainer(Trainer):
         self.total_weight = self.weight_of_batch(x, y, total, total_weight)
         self.exchange.resume()
         self.begin_step()
-        context, exchange, computed, loss = self.run.context, self.exchange, [], 0.0
+        context, exchange, computed, loss = self.ctx.network_context, self.exchange, [], 0.0
         micro_batches = self.pass_.divide(len(x), total, parts)
         context.factors = exchange.begin(self.updates, len(x), total, parts)
         try:
@@ -140,7 +140,7 @@ class DistributedTrainer(Trainer):
             self.statistics[:] = self.statistics_before
             raise
         finally:
-            context.ready, context.factors = None, {}
+            context.on_gradients_ready, context.factors = None, {}
             if exchange.bad and not self.suspects:
                 self.suspects = computed
         loss, overflowed = self.read(result, total)
@@ -154,7 +154,7 @@ class DistributedTrainer(Trainer):
 
     def compute_gradients(self, x: np.ndarray, y: np.ndarray, total: int, micro: Samples, before: float = 0.0) -> float:
         """Gradients of a micro-batch; returns its part of the mean loss and that of those `before` in this addend."""
-        batch, exchange = self.run.micro_batch, self.exchange
+        batch, exchange = self.ctx.micro_batch, self.exchange
         if self.statistics.size and not micro.adds:
             self.statistics[:] = self.statistics_before
         batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
@@ -173,17 +173,17 @@ class DistributedTrainer(Trainer):
     def forward(self, x: np.ndarray, training: bool, micro: Samples | None = None) -> tuple[np.ndarray, object]:
         """(outputs, what backward needs); None for that where there are no samples, and none has to wait for others."""
         network = self.held
-        self.run.micro_batch.training, self.run.context.ready = training, self.exchange.part(micro)
+        self.ctx.micro_batch.training, self.ctx.network_context.on_gradients_ready = training, self.exchange.part(micro)
         if len(x) or (training and self.everyone):
-            return network.forward(self.p, x, self.run)
+            return network.forward(self.p, x, self.ctx)
         self.exchange.skip(micro)
         return np.empty((0, *(network.training_shape if training else network.out_shape)), network.dtype), None
 
     def backward(self, gz: np.ndarray, saved: object) -> None:
         """Gradients of what went forward."""
         if saved is not None:
-            self.held.backward(self.p, self.g, gz, saved, self.run)
-            if ready := self.run.context.ready:
+            self.held.backward(self.p, self.g, gz, saved, self.ctx)
+            if ready := self.ctx.network_context.on_gradients_ready:
                 ready(self.held.layout.size)  # whatever the root is
 
     def read(self, result: StepResult, total: int) -> tuple[float, bool]:
@@ -268,7 +268,7 @@ class DistributedTrainer(Trainer):
         if self.mesh.sizes["pipeline"] > 1:
             return self.pass_.first_bad(self, parts)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
-        self.run.micro_batch.training = not self.everyone
+        self.ctx.micro_batch.training = not self.everyone
         mine = min(
             filter(None, (self.pass_.look(self, part) for part in parts)), key=lambda bad: bad.depth, default=None
         )

@@ -167,11 +167,12 @@ def test_public_names_say_what_they_do():
 PUBLIC = {
     nn: """
     GELU LAMB LARS LBFGS SGD Adagrad Adam AdamW AdaptiveAvgPool2d AvgPool2d BCEWithLogitsLoss BatchNorm1d BatchNorm2d
-    Branches Callback CheckpointError Checkpoints ClipGlobalNorm ClipNorm ClipValue Conv2d CrossEntropyLoss Dropout
+    Callback CheckpointError Checkpoints ClipGlobalNorm ClipNorm ClipValue Conv2d CrossEntropyLoss Dropout
     EarlyStopping Embedding Flatten GlobalAvgPool2d GlobalMaxPool2d HuberLoss KeepCheckpoints Layer LayerNorm Layout
     LeakyReLU LearnedPositions Linear Loader LocalResponseNorm LogSoftmax MAELoss MSELoss MaskedCrossEntropyLoss
-    MaxPool2d Memory Metrics MultiHeadAttention NLLLoss Network NonFiniteLoss Progress QuadraticLoss RMSNorm RMSprop
-    ReLU Recompute Region Reshape Residual RestoreBest Run Sequential Trainer ShapeError SiLU Sigmoid
+    LayerContext MaxPool2d MemoryPool Metrics MultiHeadAttention NLLLoss Network NonFiniteLoss Parallel Product
+    Progress QuadraticLoss RMSNorm RMSprop RNN RowSum ScatterAdd
+    ReLU Recompute Region Reshape Residual RestoreBest Sequential Trainer ShapeError SiLU Sigmoid
     SinusoidalPositions Softmax Spec Tanh TiedLinear Training TransformerBlock Vectors data evaluate fit gradcheck
     models save load register Trained FileError
     """,

@@ -65,11 +65,11 @@ class Scale(nn.Layer):
     def __init__(self, factor: float):
         self.factor = factor
 
-    def forward(self, p: Any, x: Array, run: nn.Run) -> tuple[Array, None]:
+    def forward(self, p: Any, x: Array, ctx: nn.LayerContext) -> tuple[Array, None]:
         return x * self.factor, None
 
-    def backward(self, p: Any, g: Any, gy: Array, saved: None, run: nn.Run) -> Array:
-        return gy * self.factor
+    def backward(self, p: Any, gy: Array, saved: None, ctx: nn.LayerContext) -> tuple[Array, dict[str, nn.Gradient]]:
+        return gy * self.factor, {}
 
 
 def on_ranks(world: collectives.Communicator) -> None:

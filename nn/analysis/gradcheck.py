@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from nn.core.containers import Wrapper, statistics_of
+from nn.core.context import LayerContext, NetworkContext
 from nn.core.layer import Layer
+from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
-from nn.core.pool import Memory
-from nn.core.run import Context, Run
 from nn.losses import Loss
 
 NEAR = 1e-12  # of two sums that differ in their order only, relative
@@ -35,7 +37,7 @@ def gradcheck(
     seed: int = 0,
     eps: float = 1e-5,
     directions: int = 3,
-    setup: Callable[[Run], None] | None = None,
+    setup: Callable[[LayerContext], None] | None = None,
     target: np.ndarray | None = None,
 ) -> float:
     """The largest relative difference between analytic and numerical directional derivative.
@@ -50,7 +52,7 @@ def gradcheck(
     directions : int
         How many directions to try; the worst counts.
     setup : callable (Run) or None
-        Changes what layers are told, such as `run.micro_batch.training`.
+        Changes what layers are told, such as `ctx.micro_batch.training`.
     target : array (N, ...) or None
         Of a loss, what the outputs are compared with.
 
@@ -63,11 +65,12 @@ def gradcheck(
     Raises
     ------
     AssertionError
-        If forward or backward overwrites what it is given, backward returns no dLoss/dx, or backward in two halves is
-        not backward; if a loss overwrites what it is given, is not the sum of its parts, or leaves some of its gradient
-        unwritten.
-    TypeError
-        If this is neither a layer nor a loss with its target, or x is no array of float64 or ids.
+        If forward or backward overwrites what it is given, or returns memory that is not its own to give away; if
+        backward in two halves, or after a forward of other samples, is not backward; if a loss overwrites what it is
+        given, is not the sum of its parts, or leaves some of its gradient unwritten.
+    TypeError, ShapeError
+        If this is neither a layer nor a loss with its target, or x is no array of float64 or ids; if forward or
+        backward does not return what a layer returns (nn/core/layer.py).
     ValueError
         If x is empty, there are no directions, or eps is no step: nothing would be compared.
     """
@@ -86,65 +89,194 @@ def gradcheck(
         return _of_loss(layer, x, target, seed, eps, directions)
     if not isinstance(layer, Layer) or target is not None:
         raise TypeError(f"gradcheck takes a Layer and x, or a Loss, z and target, given {layer!r:.80}")
-    rng = np.random.default_rng(seed)
-    network = Network(layer, x.shape[1:], np.float64)
-    w = network.layout.zeros(np.float64)
-    network.layout.initialize(w, seed)
-    for _, array in network.layout.items(w):  # zeros would hide a term
-        array += 0.1 * rng.standard_normal(array.shape)
-    run = network.run(seed=seed)
-    run.context.input_gradient = x.dtype.kind == "f"
-    if setup:
-        setup(run)
-    p = network.layout.views(w)
-    given, moves_x = x.copy(), run.context.input_gradient
-    y, _ = network.forward(p, x, run)
-    if not np.array_equal(x, given, equal_nan=x.dtype.kind == "f"):
-        raise AssertionError(f"{layer!r}: forward overwrote its input")
-    upstream, noise = rng.standard_normal(y.shape), rng.standard_normal(len(w))
-
-    def gradients(accumulate: bool, halves: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        """dL/dw, written over noise or added to it, and dL/dx."""
-        g = noise.copy()
-        run.micro_batch.accumulate = accumulate
-        _, saved = network.forward(p, x, run)
-        backward = network.backward_inputs if halves else network.backward
-        gy = upstream.copy()
-        gx = backward(p, network.layout.views(g), gy, saved, run)
-        gx = gx.copy() if isinstance(gx, np.ndarray) else gx
-        if halves:
-            network.backward_weights(run)
-        if moves_x and (not isinstance(gx, np.ndarray) or gx.shape != x.shape or gx.dtype != x.dtype):
-            found = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else f"{gx!r:.60}"
-            raise AssertionError(f"{layer!r}: backward must return dLoss/dx, {x.dtype}{x.shape}, given {found}")
-        for what, array, before in (("its input", x, given), ("gy", gy, gy if run.gy_free else upstream)):
-            if not np.array_equal(array, before, equal_nan=array.dtype.kind == "f"):
-                raise AssertionError(f"{layer!r}: backward overwrote {what}, which others may need")
-        return g - noise if accumulate else g, gx
-
-    found = [gradients(accumulate) for accumulate in (False, True)]
-    _compare(layer, network, found[0], gradients(accumulate=False, halves=True))
-
-    def loss(shift: np.ndarray, x_shift: np.ndarray | float) -> float:
-        moved = network.layout.views(w + shift)
-        return float((network.forward(moved, x + x_shift if moves_x else x, run)[0] * upstream).sum())
-
     worst = 0.0
-    for _ in range(directions):
-        d = np.zeros_like(w)
-        for _, array in network.layout.items(d):
-            array[...] = rng.standard_normal(array.shape)
-        dx = rng.standard_normal(x.shape) if moves_x else 0.0
-        norm = np.sqrt((d * d).sum() + np.sum(np.square(dx)))
-        d, dx = d / norm, dx / norm
-        numerical = (loss(eps * d, eps * dx) - loss(-eps * d, -eps * dx)) / (2 * eps)
-        for g, gx in found:
-            analytic = float(g @ d) + (float((gx * dx).sum()) if moves_x else 0.0)
-            worst = max(worst, _difference(numerical, analytic))
+    for around in (False, True):
+        worst = max(worst, _Case(layer, x, seed, setup, around).check(eps, directions))
     return worst
 
 
-class _Noise(Memory):
+class _Overwriting(Wrapper):
+    """The layer between two that overwrite whatever they may: with NaN, so that it shows wherever it is used again."""
+
+    output = gradient = "new"
+
+    def __repr__(self):
+        return f"{self.layer!r} between layers that overwrite what they may"
+
+    def plan(self, ctx):
+        ctx.may_overwrite_input = ctx.may_overwrite_grad = True
+        self.layer.plan(ctx)
+
+    def forward(self, p, x, ctx):
+        y, saved = self.layer.forward(p, x.copy(), ctx)
+        return _spoiled(y, self.layer.output), saved
+
+    def backward(self, p, gy, saved, ctx):
+        gx, gradients = self.layer.backward(p, gy.copy(), saved, ctx)
+        if gradients:
+            ctx.accumulate(gradients)  # as the engine does before it goes on
+        return (None if gx is None else _spoiled(gx, self.layer.gradient)), {}
+
+
+def _spoiled(array: np.ndarray, kind: str) -> np.ndarray:
+    """A copy of an array, which is overwritten unless it is declared as kept."""
+    copy = array.copy()
+    if kind != "kept" and array.dtype.kind == "f":
+        array[...] = np.nan
+    return copy
+
+
+class _Case:
+    """A layer by itself, or between layers that overwrite whatever they may, with parameters and samples."""
+
+    def __init__(self, layer: Layer, x: np.ndarray, seed: int, setup: Callable | None, around: bool):
+        self.layer, self.x, self.around, self.rng = layer, x, around, np.random.default_rng(seed)
+        self.network = Network(_Overwriting(layer) if around else layer, x.shape[1:], np.float64)
+        self.w = self.network.layout.zeros(np.float64)
+        self.network.layout.initialize(self.w, seed)
+        for _, array in self.network.layout.items(self.w):  # zeros would hide a term
+            array += 0.1 * self.rng.standard_normal(array.shape)
+        self.ctx = self.network.context(seed=seed)
+        if around:
+            self.ctx.unchecked = None  # it was checked by itself
+        self.moves_x = self.ctx.network_context.input_gradient = x.dtype.kind == "f"
+        if setup:
+            setup(self.ctx)
+            self.moves_x = self.ctx.network_context.input_gradient
+        self.p = self.network.layout.views(self.w)
+        self.given = x.copy()
+
+    def check(self, eps: float, directions: int) -> float:
+        """The largest relative difference, as of `gradcheck`."""
+        y = self.forward(self.x)[0].copy()
+        if not np.array_equal(y, self.forward(self.x)[0], equal_nan=True):
+            raise AssertionError(
+                f"{self.layer!r}: forward makes something else the second time: random numbers must come from "
+                "ctx.random, and nothing may be kept from pass to pass"
+            )
+        if not self.around:
+            self.look()
+        self.upstream, self.noise = self.rng.standard_normal(y.shape), self.rng.standard_normal(len(self.w))
+        found = [self.gradients(accumulate) for accumulate in (False, True)]
+        _compare(self.layer, self.network, found[0], self.gradients(accumulate=False, halves=True))
+        self.in_flight(found[0])
+        worst = 0.0
+        for _ in range(directions):
+            worst = max(worst, self.difference(found, eps))
+        return worst
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, object]:
+        """One forward pass, which must leave x alone."""
+        result = self.network.forward(self.p, x, self.ctx)
+        if x is self.x and not np.array_equal(x, self.given, equal_nan=x.dtype.kind == "f"):
+            raise AssertionError(f"{self.layer!r}: forward overwrote its input")
+        return result
+
+    def look(self) -> None:
+        """Refuse outputs and gradients in memory that is somebody else's, in training and in evaluation."""
+        batch, layer = self.ctx.micro_batch, self.layer
+        before = batch.training
+        for training in (not before, before):
+            batch.training = training
+            y, saved = self.network.forward(self.p, x := self.x.copy(), self.ctx)
+            mode = "training" if training else "evaluation"
+            memory = {"a parameter": self.w, "what it saved": saved, "its input": x}
+            self.refuse(y, memory, layer.output, "input", f"in {mode}, the output", "output")
+        gy, g = self.rng.standard_normal(y.shape), self.network.layout.views(np.zeros_like(self.w))
+        del y
+        parts = list(_arrays(saved))  # backward may let go of some
+        gx = self.network.backward(self.p, g, gy, saved, self.ctx)
+        if isinstance(gx, np.ndarray) and self.moves_x:
+            memory = {"a parameter": self.w, "what forward saved": parts, "gy": gy}
+            self.refuse(gx, memory, layer.gradient, "gy", "dLoss/dx", "gradient")
+
+    def refuse(self, array: np.ndarray, memory: dict, kind: str, passed: str, what: str, declared: str) -> None:
+        """Refuse an array that shares memory with a workspace, or, unless it is declared as kept, with others."""
+        for name, owner in memory.items():
+            if kind == "kept" or (kind == "view" and name.endswith(passed)):
+                continue
+            if any(_shares(array, other) for other in _arrays(owner)):
+                raise AssertionError(
+                    f"{self.layer!r}: {what} shares memory with {name}, and others would overwrite it: "
+                    f'{declared} = "{kind}" does not hold, leave it out'
+                )
+        if any(_shares(array, raw) for raw in self.ctx.network_context.pool.workspaces()):
+            raise AssertionError(f"{self.layer!r}: {what} is a workspace, which the next layer uses: take ctx.empty")
+
+    def gradients(self, accumulate: bool, halves: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """dL/dw, written over noise or added to it, and dL/dx."""
+        g, network, ctx = self.noise.copy(), self.network, self.ctx
+        ctx.micro_batch.accumulate = accumulate
+        _, saved = self.forward(self.x)
+        backward = network.backward_inputs if halves else network.backward
+        gy = self.upstream.copy()
+        gx = backward(self.p, network.layout.views(g), gy, saved, ctx)
+        gx = gx.copy() if isinstance(gx, np.ndarray) else gx
+        if halves:
+            network.backward_weights(ctx)
+        for what, array, before in (("its input", self.x, self.given), ("gy", gy, self.upstream)):
+            if not np.array_equal(array, before, equal_nan=array.dtype.kind == "f"):
+                raise AssertionError(f"{self.layer!r}: backward overwrote {what}, which others may need")
+        ctx.micro_batch.accumulate = False
+        return g - self.noise if accumulate else g, gx
+
+    def in_flight(self, expected: tuple[np.ndarray, np.ndarray | None]) -> None:
+        """Refuse a layer whose backward depends on a forward of other samples that came between."""
+        ctx, g = self.ctx, self.noise.copy()
+        first, second = replace(ctx.micro_batch), replace(ctx.micro_batch)
+        statistics = [(array, array.copy()) for array in statistics_of(ctx)]
+        _, saved = self.network.forward(self.p, self.x, ctx, first)
+        self.network.forward(self.p, np.ascontiguousarray(self.x[::-1]) if len(self.x) > 1 else -self.x, ctx, second)
+        gx = self.network.backward(self.p, self.network.layout.views(g), self.upstream.copy(), saved, ctx, first)
+        for array, value in statistics:
+            array[...] = value
+        if not np.array_equal(g, expected[0], equal_nan=True) or (
+            self.moves_x and not np.array_equal(gx, expected[1], equal_nan=True)
+        ):
+            raise AssertionError(
+                f"{self.layer!r}: after a forward of other samples, backward makes something else: all that it needs "
+                "of its own forward must be in `saved`"
+            )
+
+    def difference(self, found: list[tuple[np.ndarray, np.ndarray | None]], eps: float) -> float:
+        """The relative difference along one random direction, of gradients that were written, and added."""
+        d = np.zeros_like(self.w)
+        for _, array in self.network.layout.items(d):
+            array[...] = self.rng.standard_normal(array.shape)
+        dx = self.rng.standard_normal(self.x.shape) if self.moves_x else 0.0
+        norm = np.sqrt((d * d).sum() + np.sum(np.square(dx)))
+        d, dx = d / norm, dx / norm
+
+        def loss(step: float) -> float:
+            moved = self.network.layout.views(self.w + step * d)
+            x = self.x + step * dx if self.moves_x else self.x
+            return float((self.network.forward(moved, x, self.ctx)[0] * self.upstream).sum())
+
+        numerical = (loss(eps) - loss(-eps)) / (2 * eps)
+        worst = 0.0
+        for g, gx in found:
+            analytic = float(g @ d) + (float((gx * dx).sum()) if self.moves_x else 0.0)
+            worst = max(worst, _difference(numerical, analytic))
+        return worst
+
+
+def _arrays(saved: object):
+    """All arrays in a tree of tuples, lists and dicts."""
+    if isinstance(saved, np.ndarray):
+        yield saved
+    elif isinstance(saved, tuple | list | dict):
+        for part in saved.values() if isinstance(saved, dict) else saved:
+            yield from _arrays(part)
+
+
+def _shares(a: np.ndarray, b: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(a, b, max_work=1000)
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(a, b)
+
+
+class _Noise(MemoryPool):
     """Memory that hands out what others have left: noise, in place of zeros that hide a mistake."""
 
     def __init__(self, rng: np.random.Generator):
@@ -155,7 +287,7 @@ class _Noise(Memory):
         return _filled(super().empty(shape, dtype), self.rng)
 
     def scratch(self, name, shape, dtype):
-        return _filled(super().scratch(name, shape, dtype), self.rng)
+        return _filled(super().workspace(name, shape, dtype), self.rng)
 
 
 def _filled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -167,21 +299,21 @@ def _filled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: float, directions: int) -> float:
     """As `gradcheck`, of a loss."""
     rng = np.random.default_rng(seed)
-    run = Run(Context(_Noise(rng), seed), "loss", (), None, 0)
+    ctx = LayerContext(NetworkContext(_Noise(rng), seed), loss, "loss", (), None, 0)
     total = 1.7 * len(z)  # not that of these samples: the caller says
     given = z.copy(), target.copy()
-    value, gz = loss(z, target, total, run)
+    value, gz = loss(z, target, total, ctx)
     if not np.array_equal(z, given[0]) or not np.array_equal(target, given[1]):
         raise AssertionError(f"{loss!r}: it overwrote its {'targets' if np.array_equal(z, given[0]) else 'input'}")
     if gz.shape != z.shape or gz.dtype != z.dtype or np.shares_memory(gz, z):
         raise AssertionError(f"{loss!r}: the gradient must be a new {z.dtype}{z.shape}, given {gz.dtype}{gz.shape}")
-    again, gz_again = loss(z, target, total, run)
+    again, gz_again = loss(z, target, total, ctx)
     if again != value or not np.array_equal(gz, gz_again):
         raise AssertionError(
             f"{loss!r}: another value or gradient the second time: does it use what was in its memory?"
         )
     half = len(z) // 2
-    parts = [loss(z[rows], target[rows], total, run) for rows in (slice(half), slice(half, None))]
+    parts = [loss(z[rows], target[rows], total, ctx) for rows in (slice(half), slice(half, None))]
     sums = sum(part for part, _ in parts), np.concatenate([g for _, g in parts])
     if not np.allclose(sums[0], value, NEAR, NEAR) or not np.allclose(sums[1], gz, NEAR, NEAR):
         raise AssertionError(f"{loss!r}: of a batch in two parts, values and gradients are not those of the whole")
@@ -189,7 +321,7 @@ def _of_loss(loss: Loss, z: np.ndarray, target: np.ndarray, seed: int, eps: floa
     for _ in range(directions):
         d = rng.standard_normal(z.shape)
         d /= np.sqrt((d * d).sum())
-        numerical = (loss(z + eps * d, target, total, run)[0] - loss(z - eps * d, target, total, run)[0]) / (2 * eps)
+        numerical = (loss(z + eps * d, target, total, ctx)[0] - loss(z - eps * d, target, total, ctx)[0]) / (2 * eps)
         analytic = float((gz * d).sum())
         worst = max(worst, _difference(numerical, analytic))
     return worst

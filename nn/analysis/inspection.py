@@ -117,12 +117,12 @@ def activations(trainer: Trainer, x: np.ndarray, bins: int = 40) -> list[Distrib
         if not layer.children() and layer.output != "view":
             found.append(distribution(f"{path} {layer!r}", y, bins))
 
-    context = trainer.run.context
-    outer, context.watch = context.watch, watch
+    context = trainer.ctx.network_context
+    outer, context.after_forward = context.after_forward, watch
     try:
         trainer.predict(x)
     finally:
-        context.watch = outer
+        context.after_forward = outer
     return found
 
 

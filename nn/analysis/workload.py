@@ -49,7 +49,7 @@ class Row:
 
 def count(network: Network) -> list[Row]:
     """One row a layer, in forward order. Allocates nothing but running statistics."""
-    first = _first_layers(network.run())
+    first = _first_layers(network.context())
     rows = []
     for path, layer, in_shape, out_shape in network.layers():
         trained = [s for s in layer.specs(in_shape)[0].values() if not (s.state or s.tied)]
@@ -181,10 +181,10 @@ def training_time() -> str:
     return "\n".join(lines)
 
 
-def _first_layers(run) -> set[str]:
+def _first_layers(ctx) -> set[str]:
     """Paths of the layers whose input needs no gradient."""
-    inner = [_first_layers(child) for child in run.children]
-    return set().union(*inner) if inner else {run.path} if run.first else set()
+    inner = [_first_layers(child) for child in ctx.children]
+    return set().union(*inner) if inner else {ctx.path} if ctx.first else set()
 
 
 def _short(layer: Layer) -> str:

@@ -3,11 +3,13 @@
 | file | holds |
 |---|---|
 | layer.py | the contract of a layer, and `Sequential` |
-| run.py | what a layer is told of the pass, and what it asks for while it computes |
+| context.py | `ctx`: what a layer is told of the pass, and what it asks for while it computes |
+| gradients.py | how a layer describes gradients, and the function that writes or adds them |
+| checks.py | what is looked at in a layer's first passes |
 | layout.py | where parameters lie: one order, many flat buffers |
 | containers.py | layers made of layers: residual, branches, recomputation |
 | network.py | a layer with an input shape: one pass forward and backward |
 | stages.py, parts.py | a network cut between layers, and tensors cut among ranks |
-| half.py | what is kept until backward, and sent, as float16 |
-| pool.py | memory for activations that is taken again at every step |
+| mixed_precision.py | what is kept until backward, and sent, as float16 |
+| memory_pool.py | memory for activations that is taken again at every step |
 """

@@ -1,4 +1,4 @@
-"""Layers made of layers: Residual (He et al. 2015), Branches (Szegedy et al. 2014), Recompute (Chen et al. 2016).
+"""Layers made of layers: Residual (He et al. 2015), Parallel (Szegedy et al. 2014), Recompute (Chen et al. 2016).
 
 A container decides what its children may overwrite (`plan`), and runs their backward in the reverse of their order, as
 the layout has it: so finished gradients stay a growing prefix.
@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from nn.core.layer import Layer, ShapeError, as_pair, check_layers, child_specs
-from nn.core.run import MicroBatch
+from nn.core.checks import as_pair
+from nn.core.context import LayerContext, MicroBatch
+from nn.core.layer import Layer, ShapeError, check_layers, child_specs
 
 
 class Residual(Layer):
@@ -24,6 +25,8 @@ class Residual(Layer):
     shortcut : Layer or None
         Where the body changes the shape; None leaves x as it is.
     """
+
+    output = gradient = "new"
 
     def __init__(self, body: Layer, shortcut: Layer | None = None):
         check_layers("Residual", body, *([] if shortcut is None else [shortcut]))
@@ -50,31 +53,28 @@ class Residual(Layer):
             )
         return specs, shapes[0]
 
-    def plan(self, run):
-        for child in run.children:  # x and gy go two ways: nobody may overwrite them
-            child.x_free = child.gy_free = False
-            child.first = run.first
+    def plan(self, ctx):
+        for child in ctx.children:  # x and gy go two ways: nobody may overwrite them
+            child.may_overwrite_input = child.may_overwrite_grad = False
+            child.first = ctx.first
 
-    def forward(self, p, x, run):
-        y, kept = forward_child(self.body, p[0], x, run.children[0])
-        other, kept_shortcut = (
-            (x, None) if not self.shortcut else forward_child(self.shortcut, p[1], x, run.children[1])
-        )
-        y = np.add(y, other, y if self.body.output == "new" else run.empty(y.shape, y.dtype))
+    def forward(self, p, x, ctx):
+        y, kept = ctx.children[0].forward(p[0], x)
+        other, kept_shortcut = ctx.children[1].forward(p[1], x) if self.shortcut else (x, None)
+        y = np.add(y, other, y if self.body.output == "new" else ctx.empty(y.shape, y.dtype))
         return y, [kept, kept_shortcut]
 
-    def backward(self, p, g, gy, saved, run):
-        other = gy
-        if self.shortcut:
-            other = backward_child(self.shortcut, p[1], g[1], gy, saved, 1, run)
-        gx = backward_child(self.body, p[0], g[0], gy, saved, 0, run)
-        if gx is None or other is None or not run.wants_gx:
-            return None
-        return np.add(gx, other, gx if self.body.gradient == "new" else run.empty(gx.shape, gx.dtype))
+    def backward(self, p, gy, saved, ctx):
+        kept_shortcut = saved.pop()
+        other = ctx.children[1].backward(p[1], gy, kept_shortcut) if self.shortcut else gy
+        gx = ctx.children[0].backward(p[0], gy, saved.pop())
+        if gx is None or other is None or not ctx.needs_input_grad:
+            return None, {}
+        return np.add(gx, other, gx if self.body.gradient == "new" else ctx.empty(gx.shape, gx.dtype)), {}
 
 
-class Branches(Layer):
-    """Several layers on the same input, their outputs side by side on the last axis: an inception module.
+class Parallel(Layer):
+    """Several layers on the same input, their outputs concatenated on the last axis: an inception module.
 
     Parameters
     ----------
@@ -82,14 +82,16 @@ class Branches(Layer):
         Their outputs agree in all axes but the last.
     """
 
+    output = gradient = "new"
+
     def __init__(self, *layers: Layer):
         if not layers:
-            raise ValueError("Branches needs at least one layer")
-        check_layers("Branches", *layers)
+            raise ValueError("Parallel needs at least one layer")
+        check_layers("Parallel", *layers)
         self.layers = layers
 
     def __repr__(self):
-        return f"Branches({', '.join(map(repr, self.layers))})"
+        return f"Parallel({', '.join(map(repr, self.layers))})"
 
     def children(self):
         return {str(i): layer for i, layer in enumerate(self.layers)}
@@ -106,60 +108,58 @@ class Branches(Layer):
             raise ShapeError(f"outputs must agree in all axes but the last, given {', '.join(map(str, shapes))}")
         return specs, (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
-    def plan(self, run):
-        for child in run.children:
-            child.x_free, child.gy_free = False, True  # gy is a copy made here
-            child.first = run.first
+    def plan(self, ctx):
+        for child in ctx.children:
+            child.may_overwrite_input, child.may_overwrite_grad = False, True  # gy is a copy made here
+            child.first = ctx.first
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         outputs, saved = [], []
-        for layer, pl, child in zip(self.layers, p, run.children, strict=True):
-            y, kept = forward_child(layer, pl, x, child)
+        for views, child in zip(p, ctx.children, strict=True):
+            y, kept = child.forward(views, x)
             outputs.append(y)
             saved.append(kept)
         widths = [y.shape[-1] for y in outputs]
         dtype = next((y.dtype for y in outputs if y.dtype.kind == "f"), x.dtype)  # x may hold ids
-        y = run.empty((*outputs[0].shape[:-1], sum(widths)), dtype)
+        y = ctx.empty((*outputs[0].shape[:-1], sum(widths)), dtype)
         np.concatenate(outputs, axis=-1, out=y)
         return y, (saved, widths)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         saved, widths = saved
         gx, stop = None, gy.shape[-1]
         for i in range(len(self.layers) - 1, -1, -1):
-            part = run.empty((*gy.shape[:-1], widths[i]), gy.dtype)
+            part = ctx.empty((*gy.shape[:-1], widths[i]), gy.dtype)
             part[...] = gy[..., stop - widths[i] : stop]
             stop -= widths[i]
-            one = backward_child(self.layers[i], p[i], g[i], part, saved, i, run)
+            one = ctx.children[i].backward(p[i], part, saved.pop())
+            if gx is None and one is not None and self.layers[i].gradient == "kept":
+                one = one.copy()
             if gx is None:
                 gx = one
             elif one is not None:
                 gx += one
-        return gx if run.wants_gx else None
+        return (gx if ctx.needs_input_grad else None), {}
 
 
-class Recompute(Layer):
-    """Activation checkpointing: keep only the input of a layer, and compute it again when its backward needs the rest.
-
-    Less memory, a third more arithmetic. The second forward sees what the first saw: sample, step and padding, so the
-    random numbers are the same; running statistics move once. Parameters have the names they have without it.
+class Wrapper(Layer):
+    """Base of layers that run another one under its own path: the same arrays, children and shapes.
 
     Parameters
     ----------
     layer : Layer
-        Usually a Sequential.
     """
 
     def __init__(self, layer: Layer):
-        check_layers("Recompute", layer)
         self.layer = layer
+        self.ids, self.synchronized = layer.ids, layer.synchronized
 
     def __repr__(self):
-        return f"Recompute({self.layer!r})"
+        return repr(self.layer)
 
     @property
     def output(self):
-        return "kept" if self.layer.output == "view" else "new"
+        return self.layer.output
 
     @property
     def gradient(self):
@@ -174,68 +174,91 @@ class Recompute(Layer):
     def specs(self, in_shape):
         return self.layer.specs(in_shape)
 
+    def training_shape(self, in_shape):
+        return self.layer.training_shape(in_shape)
+
     def macs(self, in_shape):
         return self.layer.macs(in_shape)
 
-    def plan(self, run):
-        run.x_free = False  # it is needed again
-        self.layer.plan(run)
+    def plan(self, ctx):
+        self.layer.plan(ctx)
 
-    def forward(self, p, x, run):
-        y, _ = as_pair(self.layer.forward(p, x, run), self.layer, run)
-        half = run.context.half
-        return y, (half.keep(x, y) if half else x, replace(run.micro_batch, waiting=None))
+    def fix(self):
+        super().fix()
+        self.layer.fix()
 
-    def backward(self, p, g, gy, saved, run):
-        x, seen = saved
-        half = run.context.half
-        x = half.restored(x, gy.dtype) if half else x
-        with _as_before(run, seen):
-            _, kept = self.layer.forward(p, x, run)
-        return self.layer.backward(p, g, gy, kept, run)
+
+class Recompute(Wrapper):
+    """Activation checkpointing: keep only the input of a layer, and compute it again when its backward needs the rest.
+
+    Less memory, a third more arithmetic. The second forward sees what the first saw: sample, step and padding, so the
+    random numbers are the same; running statistics move once. Parameters have the names they have without it.
+
+    Parameters
+    ----------
+    layer : Layer
+        Usually a Sequential.
+
+    Raises
+    ------
+    RuntimeError
+        In the first step, if the second forward makes something else, as with random numbers that are not `ctx.random`.
+    """
+
+    def __init__(self, layer: Layer):
+        check_layers("Recompute", layer)
+        super().__init__(layer)
+
+    def __repr__(self):
+        return f"Recompute({self.layer!r})"
+
+    @property
+    def output(self):
+        return "new" if self.layer.output == "new" else "kept"  # it may be x, which is kept
+
+    def plan(self, ctx):
+        ctx.may_overwrite_input = False  # it is needed again
+        self.layer.plan(ctx)
+
+    def forward(self, p, x, ctx):
+        y, _ = as_pair(self.layer.forward(p, x, ctx), ctx)
+        mixed = ctx.network_context.mixed_precision
+        expected = y.copy() if ctx.unchecked and not mixed else None  # mixed: the second is given x as float16
+        return y, (mixed.keep(x, y) if mixed else x, replace(ctx.micro_batch, deferred=None), expected)
+
+    def backward(self, p, gy, saved, ctx):
+        x, seen, expected = saved
+        mixed = ctx.network_context.mixed_precision
+        x = mixed.restored(x, gy.dtype) if mixed else x
+        with _as_before(ctx, seen):
+            y, kept = self.layer.forward(p, x, ctx)
+        if expected is not None and np.nanmax(np.abs(y - expected), initial=0) > 1e-3 * np.nanmax(np.abs(y), initial=0):
+            raise RuntimeError(
+                f"layer {ctx.path} ({self!r}): computed again, forward makes something else. Random numbers must come "
+                "from ctx.random, and a layer must keep nothing from pass to pass"
+            )
+        del y
+        return self.layer.backward(p, gy, kept, ctx)
 
 
 @contextlib.contextmanager
-def _as_before(run, seen: MicroBatch):
-    """Let layers see the micro-batch as it was, unwatched, and running statistics come out as they went in."""
-    context = run.context
-    now = context.micro_batch, context.watch
-    state = [(array, array.copy()) for array in _states(run)]
-    context.micro_batch, context.watch = seen, None
+def _as_before(ctx: LayerContext, seen: MicroBatch):
+    """Let layers see the micro-batch as it was, without hooks, and running statistics come out as they went in."""
+    context = ctx.network_context
+    now = context.micro_batch, context.after_forward
+    state = [(array, array.copy()) for array in statistics_of(ctx)]
+    context.micro_batch, context.after_forward = seen, None
     try:
         yield
     finally:
-        context.micro_batch, context.watch = now
+        context.micro_batch, context.after_forward = now
         for array, value in state:
             array[...] = value
 
 
-def _states(run):
+def statistics_of(ctx: LayerContext):
     """All arrays of running statistics at and below a layer."""
-    if not run.children:
-        yield from vars(run.state).values()
-    for child in run.children:
-        yield from _states(child)
-
-
-def forward_child(layer: Layer, p, x, run):
-    """Forward of a child (run: its own): it is rounded, checked and watched as in a Sequential."""
-    half = run.context.half
-    if half:
-        x = half.take(p, x, run)
-    y, kept = as_pair(layer.forward(p, x, run), layer, run)
-    if run.context.watch:
-        run.context.watch(run.path, layer, y)
-    return y, (kept if half is None or run.children else half.keep(kept, y))
-
-
-def backward_child(layer: Layer, p, g, gy, saved: list, i: int, run):
-    """Backward of child i, which lets go of what it saved and tells that its gradients are finished."""
-    child, half = run.children[i], run.context.half
-    if half:
-        gy, saved[i] = half.restore(p, gy, saved[i], child)
-    gx = layer.backward(p, g, gy, saved[i], child)
-    saved[i] = None
-    if run.context.ready:
-        child.later(run.context.ready, child.end)
-    return gx
+    if not ctx.children:
+        yield from vars(ctx.state).values()
+    for child in ctx.children:
+        yield from statistics_of(child)

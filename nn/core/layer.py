@@ -1,47 +1,52 @@
 """The contract between a layer and everything else.
 
-A layer holds hyper-parameters and **no arrays**. Parameters, gradients and what backward needs are handed in and out:
+A layer holds hyper-parameters and **no arrays**. Parameters, and what backward needs, are handed in and out:
 
-    specs, out_shape = layer.specs(in_shape)         # what it needs, and what it makes of one sample
-    y, saved = layer.forward(p, x, run)              # p: views of the parameters; saved: all that backward needs
-    gx = layer.backward(p, g, gy, saved, run)        # adds to g (views of the gradients), returns dLoss/dx
+    specs, out_shape = layer.specs(in_shape)           # what it needs, and what it makes of one sample
+    y, saved = layer.forward(p, x, ctx)                # p: views of the parameters; saved: all that backward needs
+    gx, gradients = layer.backward(p, gy, saved, ctx)  # dLoss/dx, and {name: gradient} of the parameters
 
 So one layer serves one process and many, and whoever trains it decides where arrays are, and when what is computed. The
 rules, and what each is good for:
 
-Arrays. Never write into x or gy unless `run` says that they are free. The output has the dtype of the input.
+Arrays. A layer never writes into x or gy. The output has the dtype of the input. Nobody writes into what a layer
+returns, saves or was given, unless the layer declares it (`Layer.output`, `Layer.gradient`).
 
 Micro-batches. Several may be in flight, in any order: forward, forward, backward, backward. So all that backward needs
-of forward is in `saved`, which belongs to the caller and never holds a workspace; and what is known of the samples
-(which they are, their padding, whether their gradients add to others') is in `run.micro_batch`, never in the layer.
+of forward is in `saved`, which belongs to the caller and never holds a workspace, and nothing is kept on the layer:
+its attributes cannot be set once a network is made of it.
 
-Gradients. They are added by `run.add`, `run.add_product` and `run.add_rows`, or by a function given to `run.later`, and
-not otherwise. For a pass can ask for dLoss/dx first, which the stage before waits for, and for the parameters'
-gradients later: then these calls only note what is to be done. So what they are given is no workspace (an operand that
-has to be made comes from `run.operand`), and nothing that this layer returns or overwrites. What they do reads no
-parameters, which may have changed by then.
+Gradients. A gradient is an array, or a description of what it is made of (gradients.py): `Product`, `RowSum`,
+`ScatterAdd`, or a function that adds it to an array. Whether it is written or added, and when, is not the layer's
+concern: a pass can ask for dLoss/dx first, which the stage before waits for, and for the parameters' gradients later.
+Then workspaces last, and a description reads no parameters, which may have changed by then.
 
 Names. An array's full name, such as "2.W", says which random numbers it is drawn from; a dropout layer's path, which
 masks it draws. A Sequential counts from `first`, so a stage of a network (stages.py) draws what the whole one does.
 
 Sizes. A Spec has the shape of the whole array, and `split` says how it may be cut into parts (parts.py). So forward and
-backward take sizes from the arrays in p, and a layer computes with a part as with the whole: its share of the outputs,
-or a result that is to be summed. An array that is added to such a sum, and whole on every rank, may be missing in p:
-then it is added elsewhere, once.
+backward of a layer that may be cut take sizes from the arrays in p, and compute with a part as with the whole: its
+share of the outputs, or a result that is to be summed. An array that is added to such a sum, and whole on every rank,
+may be missing in p: then it is added elsewhere, once.
 
-Other ranks. A layer reaches them by `run.group(name)` only: a sum, a maximum, a gather, and their like. One that says
+Other ranks. A layer reaches them by `ctx.group(name)` only: a sum, a maximum, a gather, and their like. One that says
 `channelwise` can be given some of the channels of x, the last axis, and makes those of y.
+
+Containers. A layer with `children()` runs them by `ctx.children[i].forward(p[i], x)` and `.backward(p[i], gy, saved)`,
+which take the children's gradients; it has no parameters of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nn.core.run import Run, Shape
+from nn.core.checks import ShapeError
+from nn.core.context import LayerContext, Shape
+from nn.core.gradients import Gradient
 
 Initializer = Callable[[np.random.Generator, Shape], np.ndarray]
 
@@ -109,20 +114,18 @@ class Spec:
             raise ShapeError(f"an array of shape {self.shape} does not consist of what {split} says")
 
 
-class ShapeError(ValueError):
-    """A layer cannot take what it is given; the message names the layer, expected and given."""
-
-
 class Layer:
     """Base of all layers: one input array, one output array, batch axis first.
 
     Attributes
     ----------
-    output : {"new", "view", "kept"}
-        What forward returns: a new array, a view of its input, or an array that `saved` holds as well. A container
-        tells from it which arrays the next layer may overwrite.
-    gradient : {"new", "view"}
-        What backward returns: a new array, or gy itself (perhaps overwritten or reshaped).
+    output : {"kept", "new", "view"}
+        What may be done with the array that forward returns. "kept": it may be in `saved`, or x itself, and nobody
+        overwrites it. A layer of which more is known may declare it, and save memory: "new": it is nobody else's, and
+        the next layer may overwrite it; "view": it is x or a view of it, and the next layer may do what this one might.
+    gradient : {"kept", "new", "view"}
+        The same of dLoss/dx, and the layer before: "new" is nobody else's; "view" is gy itself, perhaps overwritten
+        or reshaped.
     ids : bool
         Whether x holds integer ids; every other layer takes floats of the network's dtype.
     channelwise : bool
@@ -132,10 +135,24 @@ class Layer:
         Whether it takes statistics over all ranks that share a batch, so that every one of them has to be there.
     """
 
-    output = "new"
-    gradient = "new"
+    output = gradient = "kept"
     ids = False
     channelwise = synchronized = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_fixed" in self.__dict__ and not callable(getattr(type(self), name, None)):
+            raise AttributeError(
+                f"{self!r}: {name} cannot be set once a network is made of the layer. What backward needs, forward "
+                "returns beside y; for another hyper-parameter make a new layer, and a network of it"
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_fixed"}  # copies may be changed
+
+    def fix(self) -> None:
+        """Let no attribute be set from now on: a network relies on them."""
+        self.__dict__["_fixed"] = True
 
     def specs(self, in_shape: Shape) -> tuple[dict[str, Spec | dict], Shape]:
         """What the layer needs, and its output's shape in evaluation; the batch axis is left out of both shapes."""
@@ -145,20 +162,22 @@ class Layer:
         """Shape of the output in training, where a layer may put out more than in evaluation; by default the same."""
         return self.specs(in_shape)[1]
 
-    def forward(self, p: Any, x: np.ndarray, run: Run) -> tuple[np.ndarray, Any]:
+    def forward(self, p: Any, x: np.ndarray, ctx: LayerContext) -> tuple[np.ndarray, Any]:
         """Compute (y, saved) for a batch x of shape (N, *in_shape)."""
         raise TypeError(f"{type(self).__name__} does not define forward")
 
-    def backward(self, p: Any, g: Any, gy: np.ndarray, saved: Any, run: Run) -> np.ndarray | None:
-        """Add to the gradients g and return dLoss/dx, or None where `run.wants_gx` is False."""
+    def backward(
+        self, p: Any, gy: np.ndarray, saved: Any, ctx: LayerContext
+    ) -> tuple[np.ndarray | None, dict[str, Gradient]]:
+        """Compute dLoss/dx (or None, where not `ctx.needs_input_grad`), and {name: gradient} of the parameters."""
         raise TypeError(f"{type(self).__name__} does not define backward")
 
     def children(self) -> dict[str, Layer]:
         """The layers inside, by name, in the order in which forward uses them; none for a plain layer."""
         return {}
 
-    def plan(self, run: Run) -> None:
-        """A container tells its children's runs which arrays they may overwrite; by default none."""
+    def plan(self, ctx: LayerContext) -> None:
+        """A container tells its children's contexts which arrays they may overwrite; by default none."""
 
     def child_shapes(self, in_shape: Shape) -> list[Shape]:
         """What each child takes: what the one before makes, unless a container says otherwise."""
@@ -212,58 +231,44 @@ class Sequential(Layer):
 
     @property
     def output(self) -> str:
-        kind = "view"
-        for layer in self.layers:
-            kind = layer.output if layer.output != "view" else kind
-        return kind
+        return last_kind(layer.output for layer in reversed(self.layers))
 
     @property
     def gradient(self) -> str:
-        return "new" if any(layer.gradient == "new" for layer in self.layers) else "view"
+        return last_kind(layer.gradient for layer in self.layers)
 
-    def plan(self, run: Run) -> None:
+    def plan(self, ctx: LayerContext) -> None:
         """Tell each child whether it is first, and which arrays it may overwrite."""
-        free = run.x_free
-        for layer, child in zip(self.layers, run.children, strict=True):
-            child.x_free = free
+        free = ctx.may_overwrite_input
+        for layer, child in zip(self.layers, ctx.children, strict=True):
+            child.may_overwrite_input = free
             free = {"new": True, "kept": False, "view": free}[layer.output]
-        free = run.gy_free
-        for layer, child in zip(reversed(self.layers), reversed(run.children), strict=True):
-            child.gy_free = free
-            free = free or layer.gradient == "new"
-        start = run.children[0].end if run.children else run.end
-        for child in run.children:  # the layers up to and with the first that has parameters
-            child.first = run.first and child.end == start
+        free = ctx.may_overwrite_grad
+        for layer, child in zip(reversed(self.layers), reversed(ctx.children), strict=True):
+            child.may_overwrite_grad = free
+            free = {"new": True, "kept": False, "view": free}[layer.gradient]
+        start = ctx.children[0].end if ctx.children else ctx.end
+        for child in ctx.children:  # the layers up to and with the first that has parameters
+            child.first = ctx.first and child.end == start
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         saved = []
-        watch, fetch, half = run.context.watch, run.context.fetch, run.context.half
-        for layer, pl, rl in zip(self.layers, p, run.children, strict=True):
-            if fetch:
-                fetch(rl)
-            if half:
-                x = half.take(pl, x, rl)
-            x, kept = as_pair(layer.forward(pl, x, rl), layer, rl)
-            saved.append(kept if half is None or rl.children else half.keep(kept, x))
-            if watch:
-                watch(rl.path, layer, x)
+        for views, child in zip(p, ctx.children, strict=True):
+            x, kept = child.forward(views, x)
+            saved.append(kept)
         return x, saved
 
-    def backward(self, p, g, gy, saved, run):
-        ready, fetch, half = run.context.ready, run.context.fetch, run.context.half
-        for i in range(len(self.layers) - 1, -1, -1):
-            child = run.children[i]
-            if fetch:
-                fetch(child)
-            if half:
-                gy, saved[i] = half.restore(p[i], gy, saved[i], child)
-            gy = self.layers[i].backward(p[i], g[i], gy, saved[i], child)
-            saved[i] = None  # its memory can serve the layers below
-            if ready:
-                child.later(ready, child.end)
+    def backward(self, p, gy, saved, ctx):
+        for views, child in zip(reversed(p), reversed(ctx.children), strict=True):
+            gy = child.backward(views, gy, saved.pop())  # popped: its memory can serve the layers below
             if gy is None:
                 break
-        return gy
+        return gy, {}
+
+
+def last_kind(kinds: Iterable[str]) -> str:
+    """What a chain of layers returns, of what each returns (`Layer.output`), the last one first."""
+    return next((kind for kind in kinds if kind != "view"), "view")
 
 
 def check_layers(container: str, *layers: Layer) -> None:
@@ -275,18 +280,6 @@ def check_layers(container: str, *layers: Layer) -> None:
             )
         if not isinstance(layer, Layer):
             raise TypeError(f"{container}: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
-
-
-def as_pair(result: Any, layer: Layer, run: Run) -> tuple[np.ndarray, Any]:
-    """Return what a layer's forward has returned; refuse anything but a pair (y, saved)."""
-    if type(result) is not tuple or len(result) != 2:
-        made = f"an array of shape {result.shape}" if isinstance(result, np.ndarray) else f"{result!r:.80}"
-        place = f"layer {run.path} ({layer!r})" if run.path else f"{layer!r}"
-        raise TypeError(
-            f"{place}: forward must return a pair (y, saved), the output and what backward needs (None if nothing), "
-            f"given {made}"
-        )
-    return result
 
 
 def check_tree(root: Layer) -> None:

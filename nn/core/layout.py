@@ -13,27 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from types import SimpleNamespace
 
 import numpy as np
 
 from nn.core.layer import ShapeError, Spec
 
 ALIGN = 16  # elements: a cache line of float32
-
-
-class Views(SimpleNamespace):
-    """Arrays of one layer by name, as views of a flat buffer; an array assigned to a name is written into the view."""
-
-    def __setattr__(self, name: str, value: np.ndarray) -> None:
-        view = vars(self).get(name)
-        if view is None:
-            raise AttributeError(f"there is no array {name!r} here, only {', '.join(vars(self)) or 'none'}")
-        if view is value:  # of p.W += x
-            return
-        if np.shape(value) != view.shape:
-            raise ValueError(f"{name}: expected an array of shape {view.shape}, given shape {np.shape(value)}")
-        view[...] = value
 
 
 class Layout:
@@ -174,12 +159,11 @@ class Layout:
     def _views(self, tree: dict, prefix: str, flat: dict[str, np.ndarray]):
         if _is_container(tree):
             return tuple(self._views(entry, f"{prefix}{name}.", flat) for name, entry in tree.items())
-        views = {
-            name: flat[spec.tied or prefix + name].reshape(spec.shape)
-            for name, spec in tree.items()
-            if spec.state == self._state
-        }
-        return Views(**views)
+        arrays = {}
+        for name, spec in tree.items():
+            if spec.state == self._state:
+                arrays[name] = flat[spec.tied or prefix + name].reshape(spec.shape)
+        return Views(**arrays)
 
     def items(self, buffer: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """(full name, array) of every entry, as views of the buffer."""
@@ -258,6 +242,30 @@ class Region:
                 self.decayed.append(slice(a, b))
         if layout.replicas:
             self.owned = [part for name, part, _ in self.tensors if name not in self.elsewhere]
+
+
+class Views:
+    """Arrays of one layer by name, such as p.W and p.b: views of a buffer.
+
+    To set one writes to the buffer, `p.W = array` as `p.W[...] = array`: what is not in the buffer is neither trained
+    nor saved.
+    """
+
+    def __init__(self, **arrays: np.ndarray):
+        vars(self).update(arrays)
+
+    def __setattr__(self, name: str, value: np.ndarray) -> None:
+        array = vars(self).get(name)
+        if array is None:
+            raise AttributeError(f"there is no array {name!r} here, only {', '.join(vars(self)) or 'none'}")
+        if value is array:  # after p.W += 1
+            return
+        if np.shape(value) != array.shape:
+            raise ValueError(f"{name}: expected an array of shape {array.shape}, given shape {np.shape(value)}")
+        array[...] = value
+
+    def __repr__(self):
+        return f"Views({', '.join(f'{name}={array.dtype}{array.shape}' for name, array in vars(self).items())})"
 
 
 def _is_container(tree: dict) -> bool:

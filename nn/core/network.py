@@ -5,34 +5,35 @@ A Network holds no arrays either. Whoever trains it owns the buffers (see nn/tra
     network = Network(Sequential(Linear(784, 30), Sigmoid(), Linear(30, 10)), in_shape=(784,))
     w, g = network.layout.zeros(np.float32), network.layout.zeros(np.float32)
     network.layout.initialize(w, seed=0)
-    p, gp, run = network.layout.views(w), network.layout.views(g), network.run()
-    y, saved = network.forward(p, x, run)
-    network.backward(p, gp, gy, saved, run)
+    p, gp, ctx = network.layout.views(w), network.layout.views(g), network.context()
+    y, saved = network.forward(p, x, ctx)
+    network.backward(p, gp, gy, saved, ctx)
 
 Several micro-batches in flight, as pipelines have them, and backward in two halves:
 
     first, second = MicroBatch(sample=0), MicroBatch(sample=32, accumulate=True)
-    y, saved = network.forward(p, x, run, first)
+    y, saved = network.forward(p, x, ctx, first)
     ...
-    gx = network.backward_inputs(p, gp, gy, saved, run, first)   # the stage before waits for this
-    network.backward_weights(run, first)                         # any time later
+    gx = network.backward_inputs(p, gp, gy, saved, ctx, first)   # the stage before waits for this
+    network.backward_weights(ctx, first)                         # any time later
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from nn.core.half import Half
-from nn.core.layer import Layer, Shape, ShapeError, as_pair, check_layers, check_tree, child_specs
+from nn.core.checks import Checks
+from nn.core.context import LayerContext, MicroBatch, NetworkContext
+from nn.core.layer import Layer, Shape, ShapeError, check_layers, check_tree, child_specs
 from nn.core.layout import Layout
+from nn.core.memory_pool import MemoryPool
+from nn.core.mixed_precision import MixedPrecision
 from nn.core.parts import check_part, chosen, largest, part_specs
-from nn.core.pool import Memory
-from nn.core.run import Context, MicroBatch, Run
 
 
 class NotFinite(NamedTuple):
@@ -70,7 +71,7 @@ class Network:
     name : str
         For reports.
     mixed : bool
-        Mixed precision: what is kept for backward, and sent, is float16; see nn/core/half.py.
+        Mixed precision: what is kept for backward, and sent, is float16; see nn/core/mixed_precision.py.
     whole : Layout or None
         Of the network of which this is a stage; layers here may be tied to arrays of others.
 
@@ -124,6 +125,8 @@ class Network:
         self.takes_ids = takes_ids(root)
         self.layout = Layout(self.specs, borrowed=whole and whole.specs, names=whole.names if whole else ())
         self.whole = self.layout
+        for layer in _all_layers(root):
+            layer.fix()
         self.whole_state = self.state_layout = Layout(self.specs, state=True)
 
     @property
@@ -166,10 +169,14 @@ class Network:
         other.state_layout = Layout(other.specs, state=True, room=largest(other.whole_state.specs, count))
         return other
 
-    def run(
-        self, state: np.ndarray | None = None, seed: int = 0, memory: Memory | None = None, gy_free: bool = False
-    ) -> Run:
-        """What every layer is told about a pass. One for each thread that trains.
+    def context(
+        self,
+        state: np.ndarray | None = None,
+        seed: int = 0,
+        pool: MemoryPool | None = None,
+        may_overwrite_grad: bool = False,
+    ) -> LayerContext:
+        """What layers are told about passes, and ask for. One for each thread that trains.
 
         Parameters
         ----------
@@ -177,93 +184,48 @@ class Network:
             Running statistics; made here (and initialised) if not given.
         seed : int
             Of the random streams of layers such as dropout.
-        memory : Memory or None
+        pool : MemoryPool or None
             Where results and workspaces come from; one of its own if not given.
-        gy_free : bool
+        may_overwrite_grad : bool
             Whether backward may overwrite the gy that it is given.
         """
         if state is None:
             state = self.state_layout.zeros(self.dtype)
             self.state_layout.initialize(state, seed)
-        memory = memory or Memory()
-        context = Context(memory, seed, Half(memory) if self.mixed else None)
-        run = self._runs(self.root, "", context, self.state_layout.views(state))
-        run.first, run.gy_free = True, gy_free
-        _plan(self.root, run)
-        return run
+        pool = pool or MemoryPool()
+        context = NetworkContext(pool, seed, MixedPrecision(pool) if self.mixed else None)
+        ctx = self._contexts(self.root, "", context, self.state_layout.views(state))
+        ctx.first, ctx.may_overwrite_grad = True, may_overwrite_grad
+        _plan(self.root, ctx)
+        return ctx
 
-    def _runs(self, layer: Layer, path: str, context: Context, state) -> Run:
+    def _contexts(self, layer: Layer, path: str, context: NetworkContext, state) -> LayerContext:
         prefix = f"{path}." if path else ""
         inside = layer.children().items()
         children = tuple(
-            self._runs(child, prefix + name, context, part)
+            self._contexts(child, prefix + name, context, part)
             for (name, child), part in zip(inside, state if inside else (), strict=True)
         )
-        run = Run(context, path, children, state, self.layout.ends[path])
-        run.shared = path in self.layout.shared
-        return run
+        ctx = LayerContext(context, layer, path, children, state, self.layout.ends[path])
+        ctx.shared = path in self.layout.shared
+        ctx.unchecked = Checks(self.dtype, whole=self.whole is self.layout)
+        return ctx
 
-    def forward(self, p, x: np.ndarray, run: Run, micro_batch: MicroBatch | None = None) -> tuple[np.ndarray, object]:
+    def forward(
+        self, p, x: np.ndarray, ctx: LayerContext, micro_batch: MicroBatch | None = None
+    ) -> tuple[np.ndarray, object]:
         """(output, what backward needs) for a batch of shape (N, *in_shape).
 
         Of several micro-batches in flight each has its MicroBatch, handed to its forward and to its backward, which may
-        come in any order. None: that of the pass before, of which Run.micro_batch is the first.
+        come in any order. None: that of the pass before, of which LayerContext.micro_batch is the first.
         """
+        context = ctx.network_context
         if micro_batch is not None:
-            run.context.micro_batch = micro_batch
+            context.micro_batch = micro_batch
         self.check_input(x)
-        if run.context.fetch:
-            run.context.fetch(run)  # for a root that is no Sequential, which would ask for each of its layers
-        half = run.context.half
-        if half:
-            half.begin(None if run.context.input_gradient else x, run.training)
-        if run.training in run.context.checked:
-            y, saved = self.root.forward(p, x, run)
-        else:
-            y, saved = self._checked_forward(p, x, run)
-        if run.context.watch and not run.children:
-            run.context.watch(run.path, self.root, y)
-        return y, (saved if half is None or run.children else half.keep(saved, y))
-
-    def _checked_forward(self, p, x: np.ndarray, run: Run) -> tuple[np.ndarray, object]:
-        """The first forward pass of a Run in training, and that in evaluation: outputs are compared with the specs.
-
-        Raises
-        ------
-        TypeError, ShapeError
-            A layer's output has another dtype than the network, or another shape than `specs` says.
-        """
-        context, watch = run.context, run.context.watch
-        known: dict[str, Shape] = {}
-        whole = self.layout is self.whole and context.groups.keys() <= {"data"}  # a part of a layer makes less
-        if whole and (not run.training or self.training_shape == self.out_shape):
-            known = dict(_out_shapes(self.root, "", self.in_shape))
-
-        def compare(path: str, layer: Layer, y: np.ndarray) -> None:
-            place = f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
-            if not isinstance(y, np.ndarray):
-                raise TypeError(f"{place}: forward must return an array, and what backward needs, given {y!r:.80}")
-            if y.dtype != self.dtype and not (self.takes_ids and y.dtype.kind in "iub"):
-                raise TypeError(
-                    f"{place}: its output is {y.dtype} in a network of {self.dtype}: does it compute with arrays of "
-                    "another dtype, such as np.ones(3)? Make them with dtype=x.dtype"
-                )
-            if path in known and y.shape != (expected := (len(x), *known[path])):
-                raise ShapeError(f"{place}: specs says that it makes {expected} of this batch, forward made {y.shape}")
-
-        def compare_and_watch(path: str, layer: Layer, y: np.ndarray) -> None:
-            compare(path, layer, y)
-            if watch:
-                watch(path, layer, y)
-
-        context.watch = compare_and_watch
-        try:
-            y, saved = as_pair(self.root.forward(p, x, run), self.root, run)
-        finally:
-            context.watch = watch
-        compare("", self.root, y)
-        context.checked.add(run.training)
-        return y, saved
+        if context.mixed_precision:
+            context.mixed_precision.begin(None if context.input_gradient else x, ctx.training)
+        return ctx.forward(p, x)
 
     def check_input(self, x: np.ndarray) -> None:
         """Refuse what is no batch for this network; the message says what is missing.
@@ -296,65 +258,65 @@ class Network:
         raise TypeError(f"{self.name}: computes in {self.dtype}, given {x.dtype}: {how}")
 
     def backward(
-        self, p, g, gy: np.ndarray, saved, run: Run, micro_batch: MicroBatch | None = None
+        self, p, g, gy: np.ndarray, saved, ctx: LayerContext, micro_batch: MicroBatch | None = None
     ) -> np.ndarray | None:
-        """Gradients of the parameters into g; returns dLoss/dx where run.context.input_gradient is set."""
-        context = run.context
+        """Gradients of the parameters into g; returns dLoss/dx where ctx.network_context.input_gradient is set."""
+        context = ctx.network_context
         if micro_batch is not None:
             context.micro_batch = micro_batch
-        if context.fetch:
-            context.fetch(run)
-        if context.half and not run.children:
-            gy, saved = context.half.restore(p, gy, saved, run)
-        gx = self.root.backward(p, g, gy, saved, run)
-        if context.ready and self.layout.borrowed:
-            run.later(context.ready, self.layout.size)  # they come last, and no layer's end has them
+        if ctx.gradients is not g:
+            ctx.bind(g)
+        gx = ctx.backward(p, gy, saved)
+        if context.on_gradients_ready and self.layout.borrowed:
+            ctx.defer(context.on_gradients_ready, self.layout.size)  # they come last, and no layer's end has them
         return gx
 
     def backward_inputs(
-        self, p, g, gy: np.ndarray, saved, run: Run, micro_batch: MicroBatch | None = None
+        self, p, g, gy: np.ndarray, saved, ctx: LayerContext, micro_batch: MicroBatch | None = None
     ) -> np.ndarray | None:
         """The first half of `backward`: dLoss/dx only. Gradients of parameters wait for `backward_weights`.
 
         What they are made of waits too, gy among it: it must not be overwritten before. Sums over rows, of which a
         vector is left, are made at once, and wait to be added.
         """
-        micro_batch = micro_batch or run.micro_batch
-        if micro_batch.waiting is not None:
+        micro_batch = micro_batch or ctx.micro_batch
+        if micro_batch.deferred is not None:
             raise RuntimeError(f"{self.name}: backward_weights has to come before this micro-batch's next backward")
-        micro_batch.waiting = []
+        micro_batch.deferred = []
         try:
-            return self.backward(p, g, gy, saved, run, micro_batch)
+            return self.backward(p, g, gy, saved, ctx, micro_batch)
         except BaseException:
-            micro_batch.waiting = None
+            micro_batch.deferred = None
             raise
 
-    def backward_weights(self, run: Run, micro_batch: MicroBatch | None = None) -> None:
+    def backward_weights(self, ctx: LayerContext, micro_batch: MicroBatch | None = None) -> None:
         """The second half: gradients of the parameters into the g of the first, bit for bit those of `backward`.
 
         Micro-batches may take theirs in any order: the first one's are written (accumulate False), all others' added.
         """
-        micro_batch = micro_batch or run.micro_batch
-        waiting, micro_batch.waiting = micro_batch.waiting, None
-        if waiting is None:
+        micro_batch = micro_batch or ctx.micro_batch
+        deferred, micro_batch.deferred = micro_batch.deferred, None
+        if deferred is None:
             raise RuntimeError(f"{self.name}: backward_weights needs a backward_inputs of this micro-batch before")
-        run.context.micro_batch = micro_batch
-        waiting.reverse()
-        while waiting:  # what has been made is let go at once
-            work, arguments = waiting.pop()
+        ctx.network_context.micro_batch = micro_batch
+        deferred.reverse()
+        while deferred:  # what has been made is let go at once
+            work, arguments = deferred.pop()
             work(*arguments)
             del work, arguments
 
-    def bad_input(self, x: np.ndarray, run: Run) -> NotFinite | None:
+    def bad_input(self, x: np.ndarray, ctx: LayerContext) -> NotFinite | None:
         """Whether a value of the input is not finite."""
-        return NotFinite(0, "the input", samples) if (samples := _bad_samples(x, run)) else None
+        return NotFinite(0, "the input", samples) if (samples := _bad_samples(x, ctx)) else None
 
-    def first_bad(self, p, x: np.ndarray, run: Run, forward: Callable[[], object] | None = None) -> NotFinite | None:
+    def first_bad(
+        self, p, x: np.ndarray, ctx: LayerContext, forward: Callable[[], object] | None = None
+    ) -> NotFinite | None:
         """Where the first value that is not finite appears in a forward pass; None if nowhere.
 
         `forward` makes that pass, where it is not this network's own.
         """
-        if bad := self.bad_input(x, run):
+        if bad := self.bad_input(x, ctx):
             return bad
         found: list[NotFinite] = []
         outputs = 0
@@ -363,15 +325,16 @@ class Network:
             nonlocal outputs
             outputs += 1
             if not found and not np.isfinite(y).all():
-                samples = _bad_samples(y, run) if len(y) == len(x) else []
-                found.append(NotFinite(outputs, f"the output of layer {path} ({layer!r})", samples))
+                samples = _bad_samples(y, ctx) if len(y) == len(x) else []
+                name = f"layer {path} ({layer!r})" if path else repr(layer)
+                found.append(NotFinite(outputs, f"the output of {name}", samples))
 
-        outer, run.context.watch = run.context.watch, watch
+        outer, ctx.network_context.after_forward = ctx.network_context.after_forward, watch
         try:
             with np.errstate(all="ignore"):
-                forward() if forward else self.forward(p, x, run)
+                forward() if forward else self.forward(p, x, ctx)
         finally:
-            run.context.watch = outer
+            ctx.network_context.after_forward = outer
         return found[0] if found else None
 
     def layers(self):
@@ -417,10 +380,10 @@ def near(given: Shape, sample: Shape) -> str:
     return ""
 
 
-def _bad_samples(x: np.ndarray, run: Run) -> list[int]:
+def _bad_samples(x: np.ndarray, ctx: LayerContext) -> list[int]:
     """Indices in the global batch of the samples with a value that is not finite."""
     rows = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))  # of no samples too
-    return [run.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
+    return [ctx.micro_batch.index(int(i)) for i in np.flatnonzero(~rows)]
 
 
 def _some(samples: list[int]) -> str:
@@ -436,11 +399,10 @@ def _walk(layer: Layer, path: str, in_shape: Shape):
         yield from _walk(child, f"{path}.{name}" if path else name, shape)
 
 
-def _out_shapes(layer: Layer, path: str, in_shape: Shape):
-    """(path, shape of the output for one sample, in evaluation) of a layer and of those inside."""
-    yield path, layer.specs(in_shape)[1]
-    for (name, child), shape in zip(layer.children().items(), layer.child_shapes(in_shape), strict=True):
-        yield from _out_shapes(child, f"{path}.{name}" if path else name, shape)
+def _all_layers(layer: Layer) -> Iterator[Layer]:
+    yield layer
+    for child in layer.children().values():
+        yield from _all_layers(child)
 
 
 def takes_ids(layer: Layer) -> bool:
@@ -448,8 +410,8 @@ def takes_ids(layer: Layer) -> bool:
     return layer.ids or any(map(takes_ids, layer.children().values()))
 
 
-def _plan(layer: Layer, run: Run) -> None:
+def _plan(layer: Layer, ctx: LayerContext) -> None:
     """Let every container tell its children what they may overwrite, from the outside in."""
-    layer.plan(run)
-    for child, inner in zip(layer.children().values(), run.children, strict=True):
+    layer.plan(ctx)
+    for child, inner in zip(layer.children().values(), ctx.children, strict=True):
         _plan(child, inner)

@@ -15,8 +15,8 @@ from nn.core.network import Network, takes_ids
 def stages(network: Network, at: Iterable[int]) -> list[Network]:
     """The network's root Sequential, cut between children.
 
-    Every stage but the first has to return dLoss/dx: set `run.context.input_gradient`. Padding that an Embedding finds
-    is in its stage's MicroBatch, and has to travel to those after it.
+    Every stage but the first has to return dLoss/dx: set `ctx.network_context.input_gradient`. Padding that an
+    Embedding finds is in its stage's MicroBatch, and has to travel to those after it.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Several(Sequential):
     def child_shapes(self, in_shape):
         return [shape for stage in self.stages for shape in stage.root.child_shapes(stage.in_shape)]
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         raise TypeError("samples go through the stages, one by one")
 
 

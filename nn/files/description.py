@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential
 from nn.initializers import BY_NAME
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
@@ -30,7 +30,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
-from nn.layers.recurrent import LSTM, Recurrent
+from nn.layers.recurrent import LSTM, RNN
 from nn.layers.reshaping import Flatten, Reshape
 from nn.models.googlenet import Auxiliary
 from nn.models.resnet import Subsample
@@ -38,9 +38,9 @@ from nn.models.resnet import Subsample
 LAYERS: dict[str, type[Layer]] = {
     kind.__name__: kind
     for kind in (
-        *(AdaptiveAvgPool2d, Auxiliary, AvgPool2d, BatchNorm1d, BatchNorm2d, Branches, Conv2d, Dropout, Embedding),
+        *(AdaptiveAvgPool2d, Auxiliary, AvgPool2d, BatchNorm1d, BatchNorm2d, Parallel, Conv2d, Dropout, Embedding),
         *(Flatten, GELU, GlobalAvgPool2d, GlobalMaxPool2d, LSTM, LayerNorm, LeakyReLU, LearnedPositions, Linear),
-        *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, Recurrent, Reshape),
+        *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, RNN, Reshape),
         *(
             Residual,
             Sequential,
@@ -55,6 +55,7 @@ LAYERS: dict[str, type[Layer]] = {
         ),
     )
 }
+RENAMED = {"Branches": "Parallel", "Recurrent": "RNN"}  # what older files call them
 PLAIN = (bool, int, float, str, type(None))
 SHOWN = 80  # letters of a layer or a value in a message
 
@@ -152,7 +153,7 @@ def make(told: Any) -> Layer:
     if not isinstance(told, dict) or told.keys() != {"layer", "arguments"} or not isinstance(told["arguments"], dict):
         raise ValueError(f"expected a layer by its name and arguments, given {brief(told)}")
     name, given = told["layer"], told["arguments"]
-    kind = LAYERS.get(name) if isinstance(name, str) else None
+    kind = (LAYERS.get(name) or LAYERS.get(RENAMED.get(name, ""))) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(
             f"it has a layer {brief(name)}, unknown here: if it is one of your own, import its module and call "

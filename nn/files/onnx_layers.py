@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.files.onnx_graph import Graph
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
@@ -27,7 +27,7 @@ from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
-from nn.layers.recurrent import LSTM, Recurrent
+from nn.layers.recurrent import LSTM, RNN
 from nn.layers.reshaping import Flatten, Reshape
 from nn.models.googlenet import Auxiliary
 from nn.models.resnet import Subsample
@@ -79,7 +79,7 @@ def _(layer, x, p, s, shape, graph):
     return graph.each(lambda a, b: graph.node("Add", a, b), y, other)
 
 
-@form(Branches)
+@form(Parallel)
 def _(layer, x, p, s, shape, graph):
     parts = [nodes_of(one, x, pc, sc, shape, graph) for one, pc, sc in zip(layer.layers, p, s, strict=True)]
     return graph.node("Concat", *parts, axis=-1)
@@ -154,7 +154,7 @@ def _(layer, x, p, s, shape, graph):
 # ------------------------------------------------------------------------------------------------------- recurrent
 
 
-@form(Recurrent, LSTM)
+@form(RNN, LSTM)
 def _(layer, x, p, s, shape, graph):
     H = layer.features
     order = (0, 3, 1, 2) if layer.blocks == 4 else (0,)  # i, o, f, g there
@@ -169,7 +169,7 @@ def _(layer, x, p, s, shape, graph):
         samples = graph.node("Gather", graph.node("Shape", x), np.array([0]), axis=0)
         size = graph.node("Concat", np.array([1]), samples, np.array([H]), axis=0)
         inputs += ["", *(graph.node("Expand", getattr(p, name)[None, None], size) for name in layer.states)]
-    more = {"activations": [layer.activation.capitalize()]} if type(layer) is Recurrent else {}
+    more = {"activations": [layer.activation.capitalize()]} if type(layer) is RNN else {}
     y = graph.node("LSTM" if layer.blocks == 4 else "RNN", *inputs, hidden_size=H, **more)
     y = graph.node("Squeeze", y, np.array([1]))  # (T, 1, N, H): of one direction
     if layer.last:

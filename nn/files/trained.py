@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from nn.core.context import LayerContext
+from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network
-from nn.core.pool import Memory
-from nn.core.run import Run
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError
 from nn.files import safetensors
 from nn.files.description import brief, describe, make
@@ -83,7 +83,7 @@ class Trained:
 
     def _make_views(self) -> None:
         self._p = self.network.layout.views(self.flat_parameters)
-        self._idle: list[Run] = []  # one for each thread that has predicted at the same time as others
+        self._idle: list[LayerContext] = []  # one for each thread that has predicted at the same time as others
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name not in ("_p", "_idle")}
@@ -93,17 +93,17 @@ class Trained:
         self._make_views()
 
     @contextlib.contextmanager
-    def _run(self) -> Iterator[Run]:
-        """Lend a Run, with memory of its own: no two threads have the same one at the same time."""
+    def _context(self) -> Iterator[LayerContext]:
+        """Lend a LayerContext, with memory of its own: no two threads have the same one at the same time."""
         try:
-            run = self._idle.pop()
+            ctx = self._idle.pop()
         except IndexError:
-            run = self.network.run(self.statistics, memory=Memory())
-            run.micro_batch.training = False
+            ctx = self.network.context(self.statistics, pool=MemoryPool())
+            ctx.micro_batch.training = False
         try:
-            yield run
+            yield ctx
         finally:
-            self._idle.append(run)
+            self._idle.append(ctx)
 
     def __repr__(self) -> str:
         return f"Trained({self.network!r})"
@@ -125,9 +125,9 @@ class Trained:
             x = x.astype(network.dtype, copy=False)
         network.check_input(x)
         y = np.empty((len(x), *network.out_shape), network.dtype)
-        with self._run() as run:
+        with self._context() as ctx:
             for lo in range(0, len(x), batch):
-                y[lo : lo + batch] = network.forward(self._p, x[lo : lo + batch], run)[0]
+                y[lo : lo + batch] = network.forward(self._p, x[lo : lo + batch], ctx)[0]
         return y
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:

@@ -21,7 +21,7 @@ BLOCK = 1 << 15  # elements: five float32 arrays of that length fit in a second-
 
 
 class Activation(Layer):
-    """Base: each entry by itself, no parameters; forward and backward write where `run` says it is free."""
+    """Base: each entry by itself, no parameters; forward and backward may overwrite x and gy where `ctx` allows it."""
 
     output = "kept"
     gradient = "view"
@@ -37,42 +37,42 @@ class Sigmoid(Activation):
     Computed as (1 + tanh(x/2)) / 2: it cannot overflow, and is the fastest form in NumPy.
     """
 
-    def forward(self, p, x, run):
-        y = np.multiply(x, 0.5, run.like_x(x))
+    def forward(self, p, x, ctx):
+        y = np.multiply(x, 0.5, ctx.reuse_input(x))
         np.tanh(y, y)
         y *= 0.5
         y += 0.5
         return y, y
 
-    def backward(self, p, g, gy, y, run):
-        slope = np.subtract(1, y, run.scratch("slope", y.shape, y.dtype))
+    def backward(self, p, gy, y, ctx):
+        slope = np.subtract(1, y, ctx.workspace("slope", y.shape, y.dtype))
         slope *= y
-        return np.multiply(gy, slope, run.like_gy(gy))
+        return np.multiply(gy, slope, ctx.reuse_grad(gy)), {}
 
 
 class Tanh(Activation):
     """y = tanh(x), dy/dx = 1 - y^2."""
 
-    def forward(self, p, x, run):
-        y = np.tanh(x, run.like_x(x))
+    def forward(self, p, x, ctx):
+        y = np.tanh(x, ctx.reuse_input(x))
         return y, y
 
-    def backward(self, p, g, gy, y, run):
-        slope = np.multiply(y, y, run.scratch("slope", y.shape, y.dtype))
+    def backward(self, p, gy, y, ctx):
+        slope = np.multiply(y, y, ctx.workspace("slope", y.shape, y.dtype))
         np.subtract(1, slope, slope)
-        return np.multiply(gy, slope, run.like_gy(gy))
+        return np.multiply(gy, slope, ctx.reuse_grad(gy)), {}
 
 
 class ReLU(Activation):
     """y = max(x, 0), dy/dx = 1 where y > 0, else 0."""
 
-    def forward(self, p, x, run):
-        y = x.clip(0, math.inf, run.like_x(x))  # vectorised for scalar bounds, which np.maximum is not
+    def forward(self, p, x, ctx):
+        y = x.clip(0, math.inf, ctx.reuse_input(x))  # vectorised for scalar bounds, which np.maximum is not
         return y, y
 
-    def backward(self, p, g, gy, y, run):
-        positive = np.greater(y, 0, run.scratch("positive", y.shape, np.bool_))
-        return np.multiply(gy, positive, run.like_gy(gy))
+    def backward(self, p, gy, y, ctx):
+        positive = np.greater(y, 0, ctx.workspace("positive", y.shape, np.bool_))
+        return np.multiply(gy, positive, ctx.reuse_grad(gy)), {}
 
 
 class LeakyReLU(Activation):
@@ -93,17 +93,17 @@ class LeakyReLU(Activation):
     def __repr__(self):
         return f"LeakyReLU({self.slope})"
 
-    def forward(self, p, x, run):
-        low = np.multiply(x, self.slope, run.scratch("slope", x.shape, x.dtype))
-        y = np.maximum(x, low, out=run.like_x(x))
+    def forward(self, p, x, ctx):
+        low = np.multiply(x, self.slope, ctx.workspace("slope", x.shape, x.dtype))
+        y = np.maximum(x, low, out=ctx.reuse_input(x))
         return y, y
 
-    def backward(self, p, g, gy, y, run):
-        slope = run.scratch("slope", y.shape, y.dtype)
+    def backward(self, p, gy, y, ctx):
+        slope = ctx.workspace("slope", y.shape, y.dtype)
         np.greater(y, 0, slope)
         slope *= 1 - self.slope
         slope += self.slope
-        return np.multiply(gy, slope, run.like_gy(gy))
+        return np.multiply(gy, slope, ctx.reuse_grad(gy)), {}
 
 
 class Smooth(Activation):
@@ -111,15 +111,15 @@ class Smooth(Activation):
 
     output = "new"
 
-    def forward(self, p, x, run):
-        y, slope = run.like_x(x), run.empty(x.shape, x.dtype)
+    def forward(self, p, x, ctx):
+        y, slope = ctx.reuse_input(x), ctx.empty(x.shape, x.dtype)
         for part in _blocks(x, y, slope):
             shape = part[0].shape
-            self.evaluate(*part, run.scratch("first", shape, x.dtype), run.scratch("second", shape, x.dtype))
+            self.evaluate(*part, ctx.workspace("first", shape, x.dtype), ctx.workspace("second", shape, x.dtype))
         return y, slope
 
-    def backward(self, p, g, gy, slope, run):
-        return np.multiply(gy, slope, run.like_gy(gy))
+    def backward(self, p, gy, slope, ctx):
+        return np.multiply(gy, slope, ctx.reuse_grad(gy)), {}
 
     def evaluate(self, x, y, slope, a, b) -> None:
         """Write y(x) and dy/dx; y may be x itself; a and b are workspace."""
@@ -189,15 +189,15 @@ class Softmax(Activation):
     def specs(self, in_shape):
         return {}, _with_axis(in_shape)
 
-    def forward(self, p, x, run):
-        y = softmax(x, run.like_x(x))
+    def forward(self, p, x, ctx):
+        y = softmax(x, ctx.reuse_input(x))
         return y, y
 
-    def backward(self, p, g, gy, y, run):
+    def backward(self, p, gy, y, ctx):
         dot = np.einsum("...i,...i->...", gy, y)[..., None]
-        gx = np.subtract(gy, dot, run.like_gy(gy))
+        gx = np.subtract(gy, dot, ctx.reuse_grad(gy))
         gx *= y
-        return gx
+        return gx, {}
 
 
 class LogSoftmax(Activation):
@@ -208,16 +208,16 @@ class LogSoftmax(Activation):
     def specs(self, in_shape):
         return {}, _with_axis(in_shape)
 
-    def forward(self, p, x, run):
-        y = np.subtract(x, row_maxima(x), run.like_x(x))
-        exp = np.exp(y, run.scratch("exp", y.shape, y.dtype))
+    def forward(self, p, x, ctx):
+        y = np.subtract(x, row_maxima(x), ctx.reuse_input(x))
+        exp = np.exp(y, ctx.workspace("exp", y.shape, y.dtype))
         y -= np.log(exp.sum(axis=-1, keepdims=True))
         return y, y
 
-    def backward(self, p, g, gy, y, run):
-        softmax = np.exp(y, run.scratch("exp", y.shape, y.dtype))
+    def backward(self, p, gy, y, ctx):
+        softmax = np.exp(y, ctx.workspace("exp", y.shape, y.dtype))
         softmax *= gy.sum(axis=-1, keepdims=True)
-        return np.subtract(gy, softmax, run.like_gy(gy))
+        return np.subtract(gy, softmax, ctx.reuse_grad(gy)), {}
 
 
 def softmax(x: np.ndarray, out: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from nn.core.containers import Residual
+from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
 from nn.layers.activations import GELU, softmax
@@ -46,6 +47,8 @@ class MultiHeadAttention(Layer):
     ValueError
         In forward, if a mask leaves a place nothing to look at: which layer, sample and place.
     """
+
+    output = gradient = "new"
 
     def __init__(
         self,
@@ -82,11 +85,11 @@ class MultiHeadAttention(Layer):
         T, D = in_shape
         return 4 * T * D * D + 2 * T * T * D
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         N, T, D = x.shape
         size = D // self.heads
         H = len(p.Wo) // size  # of this part of the heads
-        qkv = run.empty((N, T, 3, H, size), x.dtype)
+        qkv = ctx.empty((N, T, 3, H, size), x.dtype)
         rows = qkv.reshape(N * T, 3 * H * size)
         np.matmul(x.reshape(N * T, D), p.Wqkv, rows)
         if hasattr(p, "bqkv"):
@@ -94,34 +97,33 @@ class MultiHeadAttention(Layer):
         q, k, v = _heads(qkv)
         q *= 1 / math.sqrt(size)
 
-        prob = run.empty((N, H, T, T), x.dtype)
+        prob = ctx.empty((N, H, T, T), x.dtype)
         np.matmul(q, k.swapaxes(2, 3), prob)
-        self._mask(prob, run)
+        self._mask(prob, ctx)
         softmax(prob, prob)
-        mixed = run.empty((N, T, H, size), x.dtype)
+        mixed = ctx.empty((N, T, H, size), x.dtype)
         np.matmul(prob, v, mixed.swapaxes(1, 2))
 
-        y = run.empty(x.shape, x.dtype)
+        y = ctx.empty(x.shape, x.dtype)
         rows = y.reshape(N * T, D)
         np.matmul(mixed.reshape(N * T, H * size), p.Wo, rows)
         if hasattr(p, "bo"):
             rows += p.bo
         return y, (x, qkv, prob, mixed)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         x, qkv, prob, mixed = saved
         N, T, D = x.shape
         q, k, v = _heads(qkv)
 
         rows = gy.reshape(N * T, D)
-        run.add_product(g.Wo, mixed.reshape(N * T, len(p.Wo)).T, rows)
-        gmixed = run.scratch("mixed", mixed.shape, x.dtype)
+        gmixed = ctx.workspace("mixed", mixed.shape, x.dtype)
         np.matmul(rows, p.Wo.T, gmixed.reshape(N * T, len(p.Wo)))
 
-        gqkv = run.operand("qkv", qkv.shape, x.dtype)
+        gqkv = ctx.workspace("qkv", qkv.shape, x.dtype)
         gq, gk, gv = _heads(gqkv)
         np.matmul(prob.swapaxes(2, 3), gmixed.swapaxes(1, 2), gv)
-        gscore = run.scratch("prob", prob.shape, x.dtype)
+        gscore = ctx.workspace("prob", prob.shape, x.dtype)
         np.matmul(gmixed.swapaxes(1, 2), v.swapaxes(2, 3), gscore)
         # softmax: gs = prob (gp - sum gp prob), and that sum over T places is one over the D/H features
         gscore -= np.einsum("nthd,nthd->nht", gmixed, mixed)[..., None]
@@ -131,33 +133,36 @@ class MultiHeadAttention(Layer):
         np.matmul(gscore.swapaxes(2, 3), q, gk)  # q was scaled in forward
 
         rows3 = gqkv.reshape(N * T, 3 * len(p.Wo))
-        run.add_product(g.Wqkv, x.reshape(N * T, D).T, rows3)
-        if hasattr(g, "bo"):
-            run.add_rows(g.bo, rows)
-        if hasattr(g, "bqkv"):
-            run.add_rows(g.bqkv, rows3)
-        if not run.wants_gx:
-            return None
-        gx = run.empty(x.shape, x.dtype)
+        gradients = {
+            "Wo": Product(mixed.reshape(N * T, len(p.Wo)).T, rows),
+            "Wqkv": Product(x.reshape(N * T, D).T, rows3),
+        }
+        if hasattr(p, "bo"):
+            gradients["bo"] = RowSum(rows)
+        if hasattr(p, "bqkv"):
+            gradients["bqkv"] = RowSum(rows3)
+        if not ctx.needs_input_grad:
+            return None, gradients
+        gx = ctx.empty(x.shape, x.dtype)
         np.matmul(rows3, p.Wqkv.T, gx.reshape(N * T, D))
-        return gx
+        return gx, gradients
 
-    def _mask(self, score: np.ndarray, run) -> None:
+    def _mask(self, score: np.ndarray, ctx) -> None:
         """Minus infinity where a query (third axis) may not see a key (last axis)."""
-        padding = run.micro_batch.padding
+        padding = ctx.micro_batch.padding
         if self.causal:
             score += future(score.shape[-1], score.dtype)
         if padding is not None:
             if padding.shape != (expected := (len(score), score.shape[-1])):
                 raise ShapeError(
-                    f"layer {run.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
+                    f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
                     f"of its input, given the Embedding's {padding.shape}: layers between the two change the places; "
                     "build the Embedding without padding, or leave its places as they are"
                 )
             blind = padding[:, 0] if self.causal else padding.all(axis=1)
             if blind.any():
                 raise ValueError(
-                    f"layer {run.path} ({self!r}): sample {int(blind.argmax())}, place 0: padding masks every place "
+                    f"layer {ctx.path} ({self!r}): sample {int(blind.argmax())}, place 0: padding masks every place "
                     + ("that comes before it and itself; pad at the end" if self.causal else "of the sequence")
                 )
             np.copyto(score, -np.inf, where=padding[:, None, None, :])

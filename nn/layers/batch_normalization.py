@@ -38,11 +38,12 @@ class BatchNorm(Layer):
         The batch's variance is divided by n for normalising, and by n - 1 in the running statistics.
     synchronized : bool
         Take the statistics over all ranks' samples, each rank with its true count, which may be 0. Every rank must
-        take part. They are run.group("data").
+        take part. They are ctx.group("data").
     init : initializer
         For gamma: ones, or zeros for the last normalisation of a residual branch (Goyal et al. 2017).
     """
 
+    output = gradient = "new"
     dimensions: tuple[int, ...] = ()
     expects = ""
 
@@ -82,69 +83,69 @@ class BatchNorm(Layer):
             "var": Spec(shape, ones, state=True),
         }, in_shape
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         features = len(p.gamma)
         rows = _wide(x, features)
-        count, mean, var = None, run.state.mean.astype(np.float64), run.state.var.astype(np.float64)
-        if run.training and (len(x) or self.synchronized):
-            count, mean, var = self._moments(rows, x.size // features, features, run) or (count, mean, var)
+        count, mean, var = None, ctx.state.mean.astype(np.float64), ctx.state.var.astype(np.float64)
+        if ctx.training and (len(x) or self.synchronized):
+            count, mean, var = self._moments(rows, x.size // features, features, ctx) or (count, mean, var)
         if count is not None:  # else evaluation; or no samples, of which there is nothing to normalise
-            self._remember(count, mean, var, run.state)
+            self._remember(count, mean, var, ctx.state)
         scale = 1 / np.sqrt(var + self.eps)
-        y = run.empty(x.shape, x.dtype)
+        y = ctx.empty(x.shape, x.dtype)
         slope = p.gamma * scale
-        self._apply(rows, slope, p.beta - slope * mean, y.reshape(rows.shape), run)
+        self._apply(rows, slope, p.beta - slope * mean, y.reshape(rows.shape), ctx)
         return y, (x, count, mean, scale)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         x, count, mean, scale = saved
         rows, upstream = _wide(x, len(p.gamma)), _wide(gy, len(p.gamma))
-        partial = _partial_sums(rows, run)
+        partial = _partial_sums(rows, ctx)
         for i, block in enumerate(_blocks(rows)):
-            _add_up(upstream[block], rows[block], partial[:, i], run)
+            _add_up(upstream[block], rows[block], partial[:, i], ctx)
         sums = _collect(partial, len(p.gamma))  # of gy, and of gy x
         sums[1] = scale * (sums[1] - mean * sums[0])  # of gy xhat
-        run.add(g.beta, sums[0])
-        run.add(g.gamma, sums[1])
+        gradients = {"beta": sums[0], "gamma": sums[1]}
         if count is not None and self.synchronized:
-            run.group("data").sum(sums)
-        if not run.wants_gx:
-            return None
+            sums = sums.copy()
+            ctx.group("data").sum(sums)
+        if not ctx.needs_input_grad:
+            return None, gradients
         slope = p.gamma * scale
-        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        gx = ctx.reuse_grad(gy) if gy.flags.c_contiguous else ctx.empty(gy.shape, gy.dtype)
         target = gx.reshape(rows.shape)
         if count is None:  # statistics were given, not computed
-            self._apply(upstream, slope, 0 * slope, target, run)
-            return gx
+            self._apply(upstream, slope, 0 * slope, target, ctx)
+            return gx, gradients
         # gx = slope gy + along x + constant, where the last two are -slope (mean(gy) + xhat mean(gy xhat))
         along = -slope * scale * sums[1] / count
         constant = -slope * sums[0] / count - along * mean
-        slope = _repeat("slope", slope, rows, run)
-        along, constant = _repeat("along", along, rows, run), _repeat("constant", constant, rows, run)
+        slope = _repeat("slope", slope, rows, ctx)
+        along, constant = _repeat("along", along, rows, ctx), _repeat("constant", constant, rows, ctx)
         for block in _blocks(rows):
-            shift = np.multiply(rows[block], along, out=run.scratch("block", rows[block].shape, x.dtype))
+            shift = np.multiply(rows[block], along, out=ctx.workspace("block", rows[block].shape, x.dtype))
             shift += constant
             piece = np.multiply(upstream[block], slope, out=target[block])
             piece += shift  # target[block] += shift would copy the block onto itself once more
-        return gx
+        return gx, gradients
 
-    def _moments(self, rows, n, features, run):
+    def _moments(self, rows, n, features, ctx):
         """(count, mean, variance) of every channel, over this rank's batch or all ranks'; sums in float64.
 
         None where nobody has samples: of a batch cut into more micro-batches than it has samples some are empty.
         Where nearly all of the squares is the mean's, they are summed once more about the mean: little is lost.
         """
-        sums, squares = self._sums(rows, None, features, run)
+        sums, squares = self._sums(rows, None, features, ctx)
         if (sums * sums > MOSTLY * n * squares).any():
             center = (sums / n).astype(rows.dtype)
-            sums, squares = self._sums(rows, _repeat("center", center, rows, run), features, run)
+            sums, squares = self._sums(rows, _repeat("center", center, rows, ctx), features, ctx)
             squares -= sums * sums / n
             sums += n * center.astype(np.float64)
         elif n:
             squares -= sums * sums / n
         np.maximum(squares, 0, out=squares)  # now about the mean
         count = float(n)
-        group = run.group("data")
+        group = ctx.group("data")
         if self.synchronized and group.size > 1:
             own = sums / max(n, 1)
             total = np.append(sums, count)
@@ -156,19 +157,19 @@ class BatchNorm(Layer):
             return None
         if count < 2:
             raise ValueError(
-                f"layer {run.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "
+                f"layer {ctx.path} ({self!r}): {int(count)} values for each channel in training, and a variance needs "
                 "at least two: use a larger batch, or evaluation mode"
             )
         return count, sums / count, squares / count
 
-    def _sums(self, rows, center, features, run):
+    def _sums(self, rows, center, features, ctx):
         """Of every channel, the sums of x and of its squares, or of x - center."""
-        partial = _partial_sums(rows, run)
+        partial = _partial_sums(rows, ctx)
         for i, block in enumerate(_blocks(rows)):
             part = rows[block]
             if center is not None:
-                part = np.subtract(part, center, out=run.scratch("block", part.shape, rows.dtype))
-            _add_up(part, part, partial[:, i], run)
+                part = np.subtract(part, center, out=ctx.workspace("block", part.shape, rows.dtype))
+            _add_up(part, part, partial[:, i], ctx)
         return _collect(partial, features)
 
     def _remember(self, count, mean, var, state):
@@ -176,9 +177,9 @@ class BatchNorm(Layer):
         state.mean[...] = keep * state.mean + self.momentum * mean
         state.var[...] = keep * state.var + self.momentum * (count / (count - 1)) * var
 
-    def _apply(self, rows, scale, shift, out, run):
+    def _apply(self, rows, scale, shift, out, ctx):
         """out = scale rows + shift."""
-        scale, shift = _repeat("slope", scale, rows, run), _repeat("constant", shift, rows, run)
+        scale, shift = _repeat("slope", scale, rows, ctx), _repeat("constant", shift, rows, ctx)
         for block in _blocks(rows):
             piece = np.multiply(rows[block], scale, out=out[block])
             piece += shift
@@ -222,22 +223,22 @@ def _step(rows) -> int:
     return max(1, BLOCK // rows.shape[1])
 
 
-def _repeat(name: str, vector, rows, run) -> np.ndarray:
+def _repeat(name: str, vector, rows, ctx) -> np.ndarray:
     """One value for each channel, repeated over a row of `_wide`, in the workspace `name`."""
-    repeated = run.scratch(name, (rows.shape[1] // len(vector), len(vector)), rows.dtype)
+    repeated = ctx.workspace(name, (rows.shape[1] // len(vector), len(vector)), rows.dtype)
     repeated[...] = vector
     return repeated.reshape(-1)
 
 
-def _partial_sums(rows, run) -> np.ndarray:
+def _partial_sums(rows, ctx) -> np.ndarray:
     """Room for two sums over every block: (2, blocks, width)."""
     blocks = -(-len(rows) // _step(rows))
-    return run.scratch("partial sums", (2, blocks, rows.shape[1]), rows.dtype)
+    return ctx.workspace("partial sums", (2, blocks, rows.shape[1]), rows.dtype)
 
 
-def _add_up(a, b, sums, run) -> None:
+def _add_up(a, b, sums, ctx) -> None:
     """Sums over rows of a, and of a * b."""
-    np.matmul(run.context.memory.ones(len(a), a.dtype), a, out=sums[0])
+    np.matmul(ctx.ones(len(a), a.dtype), a, out=sums[0])
     np.einsum("ij,ij->j", a, b, out=sums[1])
 
 

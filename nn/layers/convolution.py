@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from nn.core.gradients import RowSum, accumulate
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
@@ -72,6 +73,8 @@ class Conv2d(Layer):
     init, bias_init : initializer
         For W of shape (height, width, in_channels / groups, out_channels) and b of shape (out_channels,).
     """
+
+    output = gradient = "new"
 
     def __init__(
         self,
@@ -149,26 +152,32 @@ class Conv2d(Layer):
         positions = math.prod(self.geometry(in_shape[:2]).out)
         return positions * math.prod(self.kernel_size) * self.in_channels // self.groups * self.out_channels
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         geometry, x = self.geometry(x.shape[1:3]), np.ascontiguousarray(x)
-        y = run.empty((len(x), *geometry.out, p.W.shape[3]), x.dtype)
-        self.algorithm(geometry, p.W.shape[3]).forward(x, p.W, getattr(p, "b", None), y, geometry, run)
+        y = ctx.empty((len(x), *geometry.out, p.W.shape[3]), x.dtype)
+        pool = ctx.network_context.pool
+        self.algorithm(geometry, p.W.shape[3]).forward(x, p.W, getattr(p, "b", None), y, geometry, pool)
         return y, x
 
-    def backward(self, p, g, gy, x, run):
+    def backward(self, p, gy, x, ctx):
         geometry = self.geometry(x.shape[1:3])
         gy = np.ascontiguousarray(gy)
-        if hasattr(g, "b"):
-            run.add_rows(g.b, gy.reshape(-1, gy.shape[3]))
-        gx = run.empty(x.shape, x.dtype) if run.wants_gx else None
+        gx = ctx.empty(x.shape, x.dtype) if ctx.needs_input_grad else None
+        pool, needs_gx = ctx.network_context.pool, ctx.needs_input_grad
         backward = self.algorithm(geometry, gy.shape[3]).backward
-        if not run.waits:
-            backward(x, gy, p.W, g.W, gx, geometry, run)
-            return gx
-        if gx is not None:
-            backward(x, gy, p.W, None, gx, geometry, run)
-        run.later(backward, x, gy, None, g.W, None, geometry, run)
-        return gx
+        if not ctx.defers:
+            gradients = {"W": backward(x, gy, p.W, gx, geometry, pool, needs_gx)}
+        else:  # dLoss/dx first, and the patches once more for the weight
+
+            def add_weight_gradient(array: np.ndarray) -> None:
+                accumulate(array, backward(x, gy, None, None, geometry, pool, needs_gx), True, pool)
+
+            if gx is not None:
+                backward(x, gy, p.W, gx, geometry, pool, needs_gx, weight_gradient=False)
+            gradients = {"W": add_weight_gradient}
+        if hasattr(p, "b"):
+            gradients["b"] = RowSum(gy.reshape(-1, gy.shape[3]))
+        return gx, gradients
 
     def algorithm(self, geometry: Geometry, out_channels: int | None = None):
         """The module that does the work: the choice depends on shapes only, so it is the same on all ranks."""

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
 
@@ -27,6 +28,8 @@ class Linear(Layer):
         part of b. By rows, it takes some of the inputs, and the results have to be summed: b is added there, once, and
         p has none.
     """
+
+    output = gradient = "new"
 
     def __init__(
         self,
@@ -63,24 +66,24 @@ class Linear(Layer):
     def macs(self, in_shape):
         return math.prod(in_shape) * self.out_features
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         rows, W = _rows(x), p.W
-        y = run.empty((len(rows), W.shape[1]), x.dtype)
+        y = ctx.empty((len(rows), W.shape[1]), x.dtype)
         np.dot(rows, W, y)
         if (b := getattr(p, "b", None)) is not None:
             y += b
         return (y if x.ndim == 2 else y.reshape(*x.shape[:-1], W.shape[1])), x
 
-    def backward(self, p, g, gy, x, run):
+    def backward(self, p, gy, x, ctx):
         rows = _rows(gy)
-        run.add_product(g.W, _rows(x).T, rows)
-        if (gb := getattr(g, "b", None)) is not None:
-            run.add_rows(gb, rows)
-        if not run.wants_gx:
-            return None
-        gx = run.empty(x.shape, x.dtype)
+        gradients = {"W": Product(_rows(x).T, rows)}
+        if getattr(p, "b", None) is not None:
+            gradients["b"] = RowSum(rows)
+        if not ctx.needs_input_grad:
+            return None, gradients
+        gx = ctx.empty(x.shape, x.dtype)
         np.dot(rows, p.W.T, gx if x.ndim == 2 else _rows(gx))
-        return gx
+        return gx, gradients
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
@@ -98,6 +101,8 @@ class TiedLinear(Layer):
     in_features, out_features : int
     """
 
+    output = gradient = "new"
+
     def __init__(self, source: str, in_features: int, out_features: int):
         self.source, self.in_features, self.out_features = source, in_features, out_features
 
@@ -113,14 +118,13 @@ class TiedLinear(Layer):
     def macs(self, in_shape):
         return math.prod(in_shape) * self.out_features
 
-    def forward(self, p, x, run):
-        y = run.empty((*x.shape[:-1], len(p.W)), x.dtype)
+    def forward(self, p, x, ctx):
+        y = ctx.empty((*x.shape[:-1], len(p.W)), x.dtype)
         np.dot(_rows(x), p.W.T, _rows(y))
         return y, x
 
-    def backward(self, p, g, gy, x, run):
+    def backward(self, p, gy, x, ctx):
         rows = _rows(gy)
-        run.add_product(g.W, rows.T, _rows(x))
-        gx = run.empty(x.shape, x.dtype)
+        gx = ctx.empty(x.shape, x.dtype)
         np.dot(rows, p.W, _rows(gx))
-        return gx
+        return gx, {"W": Product(rows.T, _rows(x))}

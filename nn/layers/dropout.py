@@ -1,8 +1,7 @@
 """Dropout (Srivastava et al. 2014): in training some activations are zero, the rest scaled up.
 
-The random numbers are **counted**, not drawn one after the other (Salmon et al. 2011, Philox): every sample of the
-global batch has its own place in the stream of (seed, step, layer). So the mask is the same on any number of ranks, for
-any cut into micro-batches, and when activations are computed again (Recompute).
+The random numbers are counted, not drawn one after the other (LayerContext.random_bits): so the mask is the same on any
+number of ranks, for any cut into micro-batches, and when activations are computed again (Recompute).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Dropout(Layer):
         Probability of a zero, in [0, 1), exact to 1/65536; the scale is that of the probability used.
     """
 
-    output = "view"  # in evaluation; in training x itself where it is free
+    output = "view"  # in evaluation; in training x itself where it may be overwritten
     gradient = "view"
 
     def __init__(self, rate: float = 0.5):
@@ -33,37 +32,38 @@ class Dropout(Layer):
         if not 0 <= rate < 1:
             raise ValueError(f"Dropout: rate must be in [0, 1), given {rate}")
         self.rate = rate
-        self.kept = max(1, round((1 - rate) * 65536))  # of 65536
+
+    @property
+    def kept(self) -> int:
+        """Of 65536 activations, how many are kept."""
+        return max(1, round((1 - self.rate) * 65536))
 
     def __repr__(self):
         return f"Dropout({self.rate})"
 
-    def forward(self, p, x, run):
-        if not run.training or self.kept == 65536:
+    def forward(self, p, x, ctx):
+        if not ctx.training or self.kept == 65536:
             return x, None
-        mask = keep_mask(self.kept, x.shape, run)
-        y = np.multiply(x, mask, run.like_x(x))
+        mask = keep_mask(self.kept, x.shape, ctx)
+        y = np.multiply(x, mask, ctx.reuse_input(x))
         y *= 65536 / self.kept
         return y, mask
 
-    def backward(self, p, g, gy, mask, run):
+    def backward(self, p, gy, mask, ctx):
         if mask is None:
-            return gy
-        gx = np.multiply(gy, mask, run.like_gy(gy))
+            return gy, {}
+        gx = np.multiply(gy, mask, ctx.reuse_grad(gy))
         gx *= 65536 / self.kept
-        return gx
+        return gx, {}
 
 
-def keep_mask(kept: int, shape: tuple[int, ...], run) -> np.ndarray:
+def keep_mask(kept: int, shape: tuple[int, ...], ctx) -> np.ndarray:
     """A mask of `shape` (batch axis first), True with probability kept / 65536."""
-    batch, size = run.micro_batch, math.prod(shape[1:])
+    size = math.prod(shape[1:])
     counts = -(-size // COUNT)  # of the generator, a sample
-    key = np.random.SeedSequence([run.context.seed, batch.step, *run.path.encode()]).generate_state(2, np.uint64)
-    mask, at = run.empty(shape, np.bool_), 0
-    for first, samples in batch.pieces or [(batch.sample, shape[0])]:
-        stream = np.random.Philox(key=key, counter=first * counts)
-        bits = stream.random_raw(samples * counts * 4).astype("<u8", copy=False).view("<u2")
-        rows = mask[at : at + samples].reshape(samples, size)
-        np.less(bits.reshape(samples, counts * COUNT)[:, :size], kept, rows)
-        at += samples
+    mask = ctx.empty(shape, np.bool_)
+    flat = mask.reshape(shape[0], size)
+    for rows, bits in ctx.random_bits(shape[0], counts):
+        short = bits.astype("<u8", copy=False).view("<u2")
+        np.less(short[:, :size], kept, flat[rows])
     return mask

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from nn.core.gradients import RowSum, ScatterAdd, accumulate
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import normal
 
@@ -17,7 +18,7 @@ small = normal(0.02)
 
 
 class Embedding(Layer):
-    """y = W[ids]: one row of W for every id. Its gradient is a sum over the places of each id: sort, then reduceat.
+    """y = W[ids]: one row of W for every id. Its gradient is a sum over the places of each id.
 
     Parameters
     ----------
@@ -37,6 +38,7 @@ class Embedding(Layer):
     """
 
     ids = True
+    output = gradient = "new"
 
     def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
         check_numbers("Embedding", vocabulary=vocabulary, features=features)
@@ -53,44 +55,28 @@ class Embedding(Layer):
     def specs(self, in_shape):
         return {"W": Spec((self.vocabulary, self.features), self.init, split=Split(0))}, (*in_shape, self.features)
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         vocabulary, features = p.W.shape
-        self.check(x, vocabulary, run)
+        self.check(x, vocabulary, ctx)
         if self.padding is not None:
-            run.micro_batch.padding = x == self.padding
-        y = run.empty((*x.shape, features), p.W.dtype)
+            ctx.micro_batch.padding = x == self.padding
+        y = ctx.empty((*x.shape, features), p.W.dtype)
         np.take(p.W, x, axis=0, out=y, mode="clip")  # in range, and with this mode not through a copy
         return y, x
 
-    def check(self, x, vocabulary: int, run) -> None:
+    def check(self, x, vocabulary: int, ctx) -> None:
         """Refuse what is no id below `vocabulary`."""
         if x.dtype.kind not in "iu":
-            raise TypeError(f"layer {run.path} ({self!r}): expects integer ids, given {x.dtype}")
+            raise TypeError(f"layer {ctx.path} ({self!r}): expects integer ids, given {x.dtype}")
         if x.size and (x.min() < 0 or x.max() >= vocabulary):
             place = np.argwhere((x < 0) | (x >= vocabulary))[0].tolist()
             raise ValueError(
-                f"layer {run.path} ({self!r}): id {x[tuple(place)]} of sample {place[0]}, place {place[1:]}, is not in "
+                f"layer {ctx.path} ({self!r}): id {x[tuple(place)]} of sample {place[0]}, place {place[1:]}, is not in "
                 f"the vocabulary: ids are 0 to {vocabulary - 1}"
             )
 
-    def backward(self, p, g, gy, x, run):
-        run.later(self._add_sums, g.W, x.reshape(-1), gy.reshape(-1, gy.shape[-1]), run)
-        return None
-
-    def _add_sums(self, gW, ids, rows, run) -> None:
-        """Add to each row of gW what belongs to its id."""
-        order = np.argsort(ids, kind="stable")
-        ids = ids[order]
-        starts = np.flatnonzero(np.diff(ids, prepend=-1))
-        grouped = run.scratch("grouped", rows.shape, rows.dtype)
-        np.take(rows, order, axis=0, out=grouped, mode="clip")
-        sums = run.scratch("sums", (len(starts), rows.shape[1]), rows.dtype)
-        np.add.reduceat(grouped, starts, axis=0, out=sums)
-        if run.adds:
-            gW[ids[starts]] += sums
-        else:
-            gW[...] = 0
-            gW[ids[starts]] = sums
+    def backward(self, p, gy, x, ctx):
+        return None, {"W": ScatterAdd(x, gy)}
 
 
 class LearnedPositions(Layer):
@@ -105,7 +91,7 @@ class LearnedPositions(Layer):
         For W of shape (length, features).
     """
 
-    gradient = "view"
+    output, gradient = "new", "view"
 
     def __init__(self, length: int, features: int, init: Initializer = small):
         check_numbers("LearnedPositions", length=length, features=features)
@@ -123,21 +109,22 @@ class LearnedPositions(Layer):
             )
         return {"W": Spec((self.length, self.features), self.init, decay=False)}, in_shape
 
-    def forward(self, p, x, run):
-        return np.add(x, p.W[: x.shape[1]], run.like_x(x)), None
+    def forward(self, p, x, ctx):
+        return np.add(x, p.W[: x.shape[1]], ctx.reuse_input(x)), None
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         places = gy.shape[1]
-        run.add_rows(g.W[:places].reshape(-1), gy.reshape(len(gy), places * self.features))
-        if places < self.length:
-            run.add(g.W[places:], np.zeros_like(g.W[places:]))
-        return gy if run.wants_gx else None
+        if places == len(p.W):
+            return (gy if ctx.needs_input_grad else None), {"W": RowSum(gy)}
+        gW = np.zeros(p.W.shape, gy.dtype)
+        accumulate(gW[:places], RowSum(gy), False, ctx.network_context.pool)
+        return (gy if ctx.needs_input_grad else None), {"W": gW}
 
 
 class SinusoidalPositions(Layer):
     """y = x + S, S[t, 2i] = sin(t / 10000^(2i/D)), S[t, 2i + 1] = cos of the same: nothing to learn, any length."""
 
-    gradient = "view"
+    output, gradient = "new", "view"
 
     def __repr__(self):
         return "SinusoidalPositions()"
@@ -147,11 +134,11 @@ class SinusoidalPositions(Layer):
             raise ShapeError(f"expects sequences (places, features), given samples of shape {in_shape}")
         return {}, in_shape
 
-    def forward(self, p, x, run):
-        return np.add(x, sinusoids(*x.shape[1:], x.dtype), run.like_x(x)), None
+    def forward(self, p, x, ctx):
+        return np.add(x, sinusoids(*x.shape[1:], x.dtype), ctx.reuse_input(x)), None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy
+    def backward(self, p, gy, saved, ctx):
+        return gy, {}
 
 
 @functools.lru_cache(maxsize=8)

@@ -28,41 +28,42 @@ def cost(geometry, channels: int, out_channels: int) -> float:
     return 1.1 * math.prod(geometry.out) * math.prod(geometry.kernel) * channels * out_channels / geometry.groups
 
 
-def forward(x, weight, bias, y, geometry, run) -> None:
+def forward(x, weight, bias, y, geometry, pool) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
-    matrices = _lowered(weight, geometry, run)
-    for images, rows, columns in _columns(x, _widened(weight.shape, geometry), run):
+    matrices = _lowered(weight, geometry, pool)
+    for images, rows, columns in _columns(x, _widened(weight.shape, geometry), pool):
         piece = y[images, rows]
         np.matmul(columns, matrices, out=_split(piece, columns))
         if bias is not None:
             piece += bias
 
 
-def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
-    """Add to g_weight, and write dLoss/dx to gx; what is None is left out.
+def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient: bool = True):
+    """Write dLoss/dx to gx, unless that is None, and return the gradient of the weight where it is asked for.
 
-    How g_weight is summed does not depend on what is left out. It needs no weight.
+    That is a workspace, and needs no weight. How it is summed depends on `needs_gx`, whether dLoss/dx is needed at all,
+    and not on what is left out in this call.
     """
     adjoint = geometry.adjoint()
-    if run.wants_gx and adjoint is not None and 2 * math.prod(geometry.size) <= 3 * math.prod(geometry.out):
-        _both_gradients(x, gy, weight, g_weight, gx, adjoint, run)
-        return
-    if g_weight is not None:
-        _weight_gradient(x, gy, g_weight, geometry, run)
+    if needs_gx and adjoint is not None and 2 * math.prod(geometry.size) <= 3 * math.prod(geometry.out):
+        return _both_gradients(x, gy, weight, gx, adjoint, pool, weight_gradient)
+    found = _weight_gradient(x, gy, geometry, pool) if weight_gradient else None
     if gx is not None:
-        _scatter(gy, weight, gx, geometry, run)
+        _scatter(gy, weight, gx, geometry, pool)
+    return found
 
 
-def _weight_gradient(x, gy, g_weight, geometry, run) -> None:
-    """Add to g_weight: columns of x times gy."""
-    total = _zero_matrices(g_weight.shape, geometry, gy.dtype, run)
-    for images, rows, columns in _columns(x, _widened(g_weight.shape, geometry), run):
-        _add_products(total, columns, gy[images, rows], run)
-    run.add(g_weight, _raised(total, g_weight.shape, geometry))
+def _weight_gradient(x, gy, geometry, pool) -> np.ndarray:
+    """Columns of x times gy."""
+    shape = (*geometry.kernel, x.shape[3] // geometry.groups, gy.shape[3])
+    total = _zero_matrices(shape, geometry, gy.dtype, pool)
+    for images, rows, columns in _columns(x, _widened(shape, geometry), pool):
+        _add_products(total, columns, gy[images, rows], pool)
+    return _raised(total, shape, geometry)
 
 
-def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
-    """Write dLoss/dx, the convolution of gy with the flipped kernel, and add to g_weight from the same columns.
+def _both_gradients(x, gy, weight, gx, adjoint, pool, weight_gradient: bool) -> np.ndarray | None:
+    """As `backward`: dLoss/dx is the convolution of gy with the flipped kernel, and both are made of the same columns.
 
     With roles exchanged, gy is what is lowered, and x what its columns are multiplied with; the kernel's gradient comes
     flipped as well.
@@ -70,25 +71,26 @@ def _both_gradients(x, gy, weight, g_weight, gx, adjoint, run) -> None:
     channels, out_channels = x.shape[3], gy.shape[3]
     shape = (*adjoint.kernel, out_channels // adjoint.groups, channels)
     if gx is not None:
-        flipped = run.scratch("flipped", shape, weight.dtype)
+        flipped = pool.workspace("flipped", shape, weight.dtype)
         flip(weight, flipped, adjoint.groups)
-        matrices = _lowered(flipped, adjoint, run)
-    if g_weight is not None:
-        total = _zero_matrices(shape, adjoint, gy.dtype, run)
-    for images, rows, columns in _columns(gy, _widened(shape, adjoint), run):
+        matrices = _lowered(flipped, adjoint, pool)
+    if weight_gradient:
+        total = _zero_matrices(shape, adjoint, gy.dtype, pool)
+    for images, rows, columns in _columns(gy, _widened(shape, adjoint), pool):
         if gx is not None:
             np.matmul(columns, matrices, out=_split(gx[images, rows], columns))
-        if g_weight is not None:
-            _add_products(total, columns, x[images, rows], run)
-    if g_weight is not None:
-        gradient = run.scratch("gradient", g_weight.shape, gy.dtype)
-        flip(_raised(total, shape, adjoint), gradient, adjoint.groups)
-        run.add(g_weight, gradient)
+        if weight_gradient:
+            _add_products(total, columns, x[images, rows], pool)
+    if not weight_gradient:
+        return None
+    gradient = pool.workspace("gradient", (*adjoint.kernel, channels // adjoint.groups, out_channels), gy.dtype)
+    flip(_raised(total, shape, adjoint), gradient, adjoint.groups)
+    return gradient
 
 
-def _add_products(total, columns, piece, run) -> None:
+def _add_products(total, columns, piece, pool) -> None:
     """total += columns^T piece, for each group."""
-    product = run.scratch("product", total.shape, total.dtype)
+    product = pool.workspace("product", total.shape, total.dtype)
     total += np.matmul(columns.transpose(0, 2, 1), _split(piece, columns), out=product)
 
 
@@ -116,23 +118,23 @@ def _widened(shape, geometry):
     return replace(geometry, kernel=(shape[0], shape[1] + count - 1), stride=(geometry.stride[0], count))
 
 
-def _lowered(weight, geometry, run):
+def _lowered(weight, geometry, pool):
     """What multiplies those patches: a matrix for each group."""
     count, (kh, kw, c, o) = _together(weight.shape, geometry), weight.shape
     if count == 1:
         return _by_group(weight, geometry.groups)
-    banded = run.scratch("banded", (kh, kw + count - 1, c, count, o), weight.dtype)
+    banded = pool.workspace("banded", (kh, kw + count - 1, c, count, o), weight.dtype)
     banded[...] = 0
     for i in range(count):
         banded[:, i : i + kw, :, i] = weight
     return banded.reshape(1, -1, count * o)
 
 
-def _zero_matrices(shape, geometry, dtype, run):
+def _zero_matrices(shape, geometry, dtype, pool):
     """A sum of gradients of what _lowered makes of a weight of that shape."""
     count, (kh, kw, c, o) = _together(shape, geometry), shape
     groups = geometry.groups
-    total = run.scratch("weight gradient", (groups, kh * (kw + count - 1) * c, count * o // groups), dtype)
+    total = pool.workspace("weight gradient", (groups, kh * (kw + count - 1) * c, count * o // groups), dtype)
     total[...] = 0
     return total
 
@@ -157,7 +159,7 @@ def _split(piece, columns):
     return piece.reshape(columns.shape[1], len(columns), -1).transpose(1, 0, 2)
 
 
-def _columns(x, geometry, run):
+def _columns(x, geometry, pool):
     """Yield (images, rows, columns): slices of the batch and of the output rows, and their patches.
 
     Columns are (groups, positions, kh kw c).
@@ -169,18 +171,18 @@ def _columns(x, geometry, run):
         return
     images, rows = _piece(len(x), oh, ow * kh * kw * c * groups * x.itemsize)
     for a in range(0, len(x), images):
-        part = _padded(x[a : a + images], geometry, run)
+        part = _padded(x[a : a + images], geometry, pool)
         sn, sy, sx, sc = part.strides
         shape = groups, len(part), oh, ow, kh, kw, c
         patches = strided(part, shape, (c * sc, sn, sh * sy, sw * sx, dh * sy, dw * sx, sc))
         for r in range(0, oh, rows):
             source = patches[:, :, r : r + rows]
-            columns = run.scratch("columns", source.shape, x.dtype)
+            columns = pool.workspace("columns", source.shape, x.dtype)
             np.copyto(columns, source)
             yield slice(a, a + images), slice(r, r + rows), columns.reshape(groups, -1, kh * kw * c)
 
 
-def _scatter(gy, weight, gx, geometry, run) -> None:
+def _scatter(gy, weight, gx, geometry, pool) -> None:
     """gx by adding every patch's gradient to where the patch came from: first along rows, then along columns."""
     h, w, channels = gx.shape[1:]
     kh, kw, c, _ = weight.shape
@@ -192,19 +194,19 @@ def _scatter(gy, weight, gx, geometry, run) -> None:
     for a in range(0, len(gx), images):
         part = gx[a : a + images]
         n, (height, width) = len(part), geometry.padded
-        half = run.scratch("half columns", (groups, n, height, ow, kw, c), gx.dtype)
+        half = pool.workspace("half columns", (groups, n, height, ow, kw, c), gx.dtype)
         half[...] = 0
         for r in range(0, oh, rows):
             piece = gy[a : a + images, r : r + rows]
             count = piece.shape[1]
-            columns = run.scratch("columns", (groups, n, count, ow, kh, kw, c), gx.dtype)
+            columns = pool.workspace("columns", (groups, n, count, ow, kh, kw, c), gx.dtype)
             matrix = columns.reshape(groups, -1, kh * kw * c)
             np.matmul(_split(piece, matrix), matrices, out=matrix)
             for u in range(kh):
                 first = r * sh + u * dh
                 target = half[:, :, first : first + (count - 1) * sh + 1 : sh]
                 target += columns[:, :, :, :, u]
-        whole = run.scratch("padded", (n, height, width, groups, c), gx.dtype)
+        whole = pool.workspace("padded", (n, height, width, groups, c), gx.dtype)
         whole[...] = 0
         for v in range(kw):
             target = whole[:, :, v * dw : v * dw + (ow - 1) * sw + 1 : sw]
@@ -221,13 +223,13 @@ def _piece(images: int, out_rows: int, row_bytes: int) -> tuple[int, int]:
     return -(-images // parts) or 1, out_rows
 
 
-def _padded(x, geometry, run) -> np.ndarray:
+def _padded(x, geometry, pool) -> np.ndarray:
     """x with zeros around, in a workspace; x itself where there are none."""
     n, h, w, c = x.shape
     if geometry.padded == (h, w):
         return x
     (top, _), (left, _) = geometry.padding
-    padded = run.scratch("padded", (n, *geometry.padded, c), x.dtype)
+    padded = pool.workspace("padded", (n, *geometry.padded, c), x.dtype)
     padded[:, :top] = 0
     padded[:, top + h :] = 0
     padded[:, top : top + h, :left] = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.core.gradients import Product, RowSum
 from nn.core.layer import Layer, ShapeError, Spec, check_numbers
 from nn.initializers import ones, zeros
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
@@ -33,6 +34,8 @@ class LayerNorm(Layer):
         Whether there is a beta.
     """
 
+    output = gradient = "new"
+
     def __init__(self, features: int, eps: float = 1e-5, bias: bool = True):
         check_numbers("LayerNorm", features=features, eps=eps)
         if features < 1 or not eps >= 0:
@@ -50,11 +53,11 @@ class LayerNorm(Layer):
             specs["beta"] = Spec((self.features,), zeros, decay=False)
         return specs, in_shape
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         rows = np.ascontiguousarray(x).reshape(-1, self.features)
-        y = run.empty(x.shape, x.dtype)
+        y = ctx.empty(x.shape, x.dtype)
         out = y.reshape(rows.shape)
-        mean = _row_means(rows, run)
+        mean = _row_means(rows, ctx)
         np.subtract(rows, mean, out=out)
         scale = np.einsum("ij,ij->i", out, out)[:, None]
         scale *= 1 / self.features
@@ -67,28 +70,28 @@ class LayerNorm(Layer):
             out += p.beta
         return y, (x, mean, scale)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         x, mean, scale = saved
         rows = np.ascontiguousarray(x).reshape(-1, self.features)
         upstream = np.ascontiguousarray(gy).reshape(rows.shape)
-        centred = np.subtract(rows, mean, out=run.scratch("centred", rows.shape, x.dtype))
-        if self.bias:
-            run.add_rows(g.beta, upstream)
-        product = np.multiply(upstream, centred, out=run.scratch("block", rows.shape, x.dtype))
-        run.add_product(g.gamma, scale[:, 0], product)  # xhat = scale centred, and a row's scale is one number
-        if not run.wants_gx:
-            return None
+        centred = np.subtract(rows, mean, out=ctx.workspace("centred", rows.shape, x.dtype))
+        product = np.multiply(upstream, centred, out=ctx.workspace("block", rows.shape, x.dtype))
+        gradients = {"gamma": Product(scale[:, 0], product)}  # xhat = scale centred, and a row's scale is one number
+        if self.bias:  # now: dLoss/dx may lie where gy is
+            gradients["beta"] = ctx.made("beta", RowSum(upstream))
+        if not ctx.needs_input_grad:
+            return None, gradients
         weights = p.gamma * (1 / self.features)
         along = np.dot(product, weights)[:, None]  # mean(h xhat) / scale
         along *= scale
         along *= scale
         centred *= along
         centred += np.dot(upstream, weights)[:, None]  # mean(h)
-        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        gx = ctx.reuse_grad(gy) if gy.flags.c_contiguous else ctx.empty(gy.shape, gy.dtype)
         target = np.multiply(upstream, p.gamma, out=gx.reshape(rows.shape))
         target -= centred
         target *= scale
-        return gx
+        return gx, gradients
 
 
 class RMSNorm(Layer):
@@ -99,6 +102,8 @@ class RMSNorm(Layer):
     features : int
     eps : float
     """
+
+    output = gradient = "new"
 
     def __init__(self, features: int, eps: float = 1e-6):
         check_numbers("RMSNorm", features=features, eps=eps)
@@ -113,28 +118,28 @@ class RMSNorm(Layer):
         _check_features(in_shape, self.features)
         return {"gamma": Spec((self.features,), ones, decay=False)}, in_shape
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         rows = np.ascontiguousarray(x).reshape(-1, self.features)
         scale = np.einsum("ij,ij->i", rows, rows)[:, None]
         scale *= 1 / self.features
         scale += self.eps
         np.sqrt(scale, out=scale)
         np.divide(1, scale, out=scale)
-        y = run.empty(x.shape, x.dtype)
+        y = ctx.empty(x.shape, x.dtype)
         out = np.multiply(rows, scale, out=y.reshape(rows.shape))
         out *= p.gamma
         return y, (x, scale)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         x, scale = saved
         rows = np.ascontiguousarray(x).reshape(-1, self.features)
         upstream = np.ascontiguousarray(gy).reshape(rows.shape)
-        normal = np.multiply(rows, scale, out=run.scratch("normal", rows.shape, x.dtype))
-        product = np.multiply(upstream, normal, out=run.scratch("block", rows.shape, x.dtype))
-        run.add_rows(g.gamma, product)
-        if not run.wants_gx:
-            return None
-        gx = run.like_gy(gy) if gy.flags.c_contiguous else run.empty(gy.shape, gy.dtype)
+        normal = np.multiply(rows, scale, out=ctx.workspace("normal", rows.shape, x.dtype))
+        product = np.multiply(upstream, normal, out=ctx.workspace("block", rows.shape, x.dtype))
+        gradients = {"gamma": RowSum(product)}
+        if not ctx.needs_input_grad:
+            return None, gradients
+        gx = ctx.reuse_grad(gy) if gy.flags.c_contiguous else ctx.empty(gy.shape, gy.dtype)
         target = gx.reshape(rows.shape)
         np.multiply(upstream, p.gamma, out=target)
         along = np.einsum("ij,ij->i", target, normal)[:, None]
@@ -142,7 +147,7 @@ class RMSNorm(Layer):
         normal *= along
         target -= normal
         target *= scale
-        return gx
+        return gx, gradients
 
 
 class LocalResponseNorm(Layer):
@@ -155,6 +160,8 @@ class LocalResponseNorm(Layer):
         itself before the sum: give size times its 1e-4, and k = 2.
     alpha, beta, k : float
     """
+
+    output = gradient = "new"
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
         check_numbers("LocalResponseNorm", size=size, alpha=alpha, beta=beta, k=k)
@@ -170,34 +177,34 @@ class LocalResponseNorm(Layer):
             raise ShapeError("expects channels on the last axis, given samples without axes")
         return {}, in_shape
 
-    def forward(self, p, x, run):
-        d = run.empty(x.shape, x.dtype)
-        squares = np.multiply(x, x, out=run.scratch("squares", x.shape, x.dtype))
+    def forward(self, p, x, ctx):
+        d = ctx.empty(x.shape, x.dtype)
+        squares = np.multiply(x, x, out=ctx.workspace("squares", x.shape, x.dtype))
         self._window_sums(squares, d, self.size // 2)
         d *= self.alpha / self.size
         d += self.k
-        y = np.multiply(x, self._power(d, run), out=run.empty(x.shape, x.dtype))
+        y = np.multiply(x, self._power(d, ctx), out=ctx.empty(x.shape, x.dtype))
         return y, (x, d)
 
-    def backward(self, p, g, gy, saved, run):
-        if not run.wants_gx:
-            return None
+    def backward(self, p, gy, saved, ctx):
+        if not ctx.needs_input_grad:
+            return None, {}
         x, d = saved
-        power = self._power(d, run)
-        inner = np.multiply(gy, x, out=run.scratch("squares", x.shape, x.dtype))
+        power = self._power(d, ctx)
+        inner = np.multiply(gy, x, out=ctx.workspace("squares", x.shape, x.dtype))
         inner *= power
         inner /= d
-        sums = run.scratch("sums", x.shape, x.dtype)
+        sums = ctx.workspace("sums", x.shape, x.dtype)
         self._window_sums(inner, sums, (self.size - 1) // 2)  # the window seen from its members
         sums *= x
         sums *= 2 * self.alpha * self.beta / self.size
-        gx = np.multiply(gy, power, out=run.like_gy(gy))
+        gx = np.multiply(gy, power, out=ctx.reuse_grad(gy))
         gx -= sums
-        return gx
+        return gx, {}
 
-    def _power(self, d, run):
+    def _power(self, d, ctx):
         """d^-beta, as exp(-beta log d): several times faster than `power` in NumPy."""
-        power = np.log(d, out=run.scratch("power", d.shape, d.dtype))
+        power = np.log(d, out=ctx.workspace("power", d.shape, d.dtype))
         power *= -self.beta
         return np.exp(power, out=power)
 
@@ -216,8 +223,8 @@ def _check_features(in_shape, features) -> None:
         raise ShapeError(f"expects {features} features on the last axis, given samples of shape {in_shape}")
 
 
-def _row_means(rows, run) -> np.ndarray:
+def _row_means(rows, ctx) -> np.ndarray:
     """Mean of each row, as a column."""
-    means = np.matmul(rows, run.context.memory.ones(rows.shape[1], rows.dtype))
+    means = np.matmul(rows, ctx.ones(rows.shape[1], rows.dtype))
     means *= 1 / rows.shape[1]
     return means[:, None]

@@ -19,6 +19,7 @@ from nn.layers.convolution import Pair, brief, check_image, pair
 class _Windows(Layer):
     """Base of pools with a kernel that moves; MaxPool2d says what the parameters mean."""
 
+    output = gradient = "new"
     channelwise = True
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False):
@@ -75,13 +76,13 @@ class MaxPool2d(_Windows):
         Keep windows that stick out at the bottom and right, if they start inside the image or the padding before it.
     """
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         out = self.out_size(x.shape[1:3])
-        y = run.empty((len(x), *out, x.shape[3]), x.dtype)
-        winner = run.empty(y.shape, np.uint8 if math.prod(self.kernel_size) <= 256 else np.uint32)
-        larger = run.scratch("larger", y.shape, np.bool_)
-        place = run.scratch("place", y.shape, winner.dtype)
-        for k, values in enumerate(self._places(self._reachable(x, out, run), out)):
+        y = ctx.empty((len(x), *out, x.shape[3]), x.dtype)
+        winner = ctx.empty(y.shape, np.uint8 if math.prod(self.kernel_size) <= 256 else np.uint32)
+        larger = ctx.workspace("larger", y.shape, np.bool_)
+        place = ctx.workspace("place", y.shape, winner.dtype)
+        for k, values in enumerate(self._places(self._reachable(x, out, ctx), out)):
             if k == 0:
                 y[...] = values
                 winner[...] = 0
@@ -92,26 +93,26 @@ class MaxPool2d(_Windows):
             np.maximum(winner, place, out=winner)  # places come in increasing order: the last to be larger won
         return y, (winner, x.shape)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         winner, shape = saved
         out, (h, w), (ph, pw) = winner.shape[1:3], shape[1:3], self.padding
-        gx = run.empty(shape, gy.dtype)
+        gx = ctx.empty(shape, gy.dtype)
         size = self._reach(out, (h, w))
         inside = size == (h, w)
-        total = gx if inside else run.scratch("padded", (shape[0], *size, shape[3]), gy.dtype)
+        total = gx if inside else ctx.workspace("padded", (shape[0], *size, shape[3]), gy.dtype)
         disjoint = all(k <= s for k, s in zip(self.kernel_size, self.stride, strict=True))
         if not disjoint or any(n != m * k for n, m, k in zip(size, out, self.kernel_size, strict=True)):
             total[...] = 0
-        won = run.scratch("larger", winner.shape, np.bool_)
+        won = ctx.workspace("larger", winner.shape, np.bool_)
         for k, places in enumerate(self._places(total, out)):
             np.equal(winner, k, out=won)
             if disjoint:
                 np.multiply(gy, won, out=places)
             else:
-                places += np.multiply(gy, won, out=run.scratch("share", winner.shape, gy.dtype))
+                places += np.multiply(gy, won, out=ctx.workspace("share", winner.shape, gy.dtype))
         if not inside:
             gx[...] = total[:, ph : ph + h, pw : pw + w]
-        return gx
+        return gx, {}
 
     def _places(self, image, out):
         """The views of `image` that hold the first, second, ... value of every window."""
@@ -125,14 +126,14 @@ class MaxPool2d(_Windows):
         ends = ((n - 1) * s + k for n, s, k in zip(out, self.stride, self.kernel_size, strict=True))
         return tuple(max(end, p + n) for end, p, n in zip(ends, self.padding, size, strict=True))
 
-    def _reachable(self, x, out, run):
+    def _reachable(self, x, out, ctx):
         """x where all windows are inside it, else a workspace around it that is filled with -infinity."""
         n, h, w, c = x.shape
         size = self._reach(out, (h, w))
         if size == (h, w):
             return x
         ph, pw = self.padding
-        padded = run.scratch("padded", (n, *size, c), x.dtype)
+        padded = ctx.workspace("padded", (n, *size, c), x.dtype)
         padded[...] = -np.inf
         padded[:, ph : ph + h, pw : pw + w] = x
         return padded
@@ -141,19 +142,20 @@ class MaxPool2d(_Windows):
 class _Averages(Layer):
     """Base of the average pools: y = R x C^T with R (out rows, rows) and C (out columns, columns)."""
 
+    output = gradient = "new"
     channelwise = True
 
     def matrices(self, size: tuple[int, int], dtype) -> tuple[np.ndarray, np.ndarray]:
         """R and C for an image of that size."""
         raise TypeError(f"{type(self).__name__} does not define matrices")
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         rows, columns = self.matrices(x.shape[1:3], x.dtype)
-        return _both_axes(rows, columns, x, run), x.shape[1:3]
+        return _both_axes(rows, columns, x, ctx), x.shape[1:3]
 
-    def backward(self, p, g, gy, size, run):
+    def backward(self, p, gy, size, ctx):
         rows, columns = self.matrices(size, gy.dtype)
-        return _both_axes(rows.T, columns.T, gy, run)
+        return _both_axes(rows.T, columns.T, gy, ctx), {}
 
 
 class AvgPool2d(_Averages, _Windows):
@@ -213,6 +215,7 @@ class AdaptiveAvgPool2d(_Averages):
 class GlobalAvgPool2d(Layer):
     """The mean of each channel: (N, H, W, C) to (N, C)."""
 
+    output = gradient = "new"
     channelwise = True
 
     def __repr__(self):
@@ -222,21 +225,22 @@ class GlobalAvgPool2d(Layer):
         check_image(in_shape)
         return {}, in_shape[2:]
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         positions = x.shape[1] * x.shape[2]
-        y = np.matmul(run.context.memory.ones(positions, x.dtype), x.reshape(len(x), positions, x.shape[3]))
+        y = np.matmul(ctx.ones(positions, x.dtype), x.reshape(len(x), positions, x.shape[3]))
         y *= 1 / positions
         return y, x.shape
 
-    def backward(self, p, g, gy, shape, run):
-        gx = run.empty(shape, gy.dtype)
+    def backward(self, p, gy, shape, ctx):
+        gx = ctx.empty(shape, gy.dtype)
         gx[...] = (gy * (1 / (shape[1] * shape[2])))[:, None, None]
-        return gx
+        return gx, {}
 
 
 class GlobalMaxPool2d(Layer):
     """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient."""
 
+    output = gradient = "new"
     channelwise = True
 
     def __repr__(self):
@@ -246,26 +250,26 @@ class GlobalMaxPool2d(Layer):
         check_image(in_shape)
         return {}, in_shape[2:]
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         flat = x.reshape(len(x), x.shape[1] * x.shape[2], x.shape[3])
         winner = flat.argmax(axis=1)[:, None]
         return np.take_along_axis(flat, winner, axis=1)[:, 0], (winner, x.shape)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         winner, shape = saved
-        gx = run.empty(shape, gy.dtype)
+        gx = ctx.empty(shape, gy.dtype)
         gx[...] = 0
         flat = gx.reshape(shape[0], shape[1] * shape[2], shape[3])
         np.put_along_axis(flat, winner, gy[:, None], axis=1)
-        return gx
+        return gx, {}
 
 
-def _both_axes(rows, columns, x, run) -> np.ndarray:
+def _both_axes(rows, columns, x, ctx) -> np.ndarray:
     """rows x columns^T for every image and channel."""
     n, h, w, c = x.shape
-    half = run.scratch("half", (n, len(rows), w * c), x.dtype)
+    half = ctx.workspace("half", (n, len(rows), w * c), x.dtype)
     np.matmul(rows, x.reshape(n, h, w * c), out=half)
-    y = run.empty((n, len(rows), len(columns), c), x.dtype)
+    y = ctx.empty((n, len(rows), len(columns), c), x.dtype)
     np.matmul(columns, half.reshape(n, len(rows), w, c), out=y)
     return y
 

@@ -1,6 +1,6 @@
 """Recurrent layers: a state goes from step to step of a sequence, and reads one entry at each.
 
-    Recurrent   h_t = tanh(x_t W + h_(t-1) U + b)                                   (Elman 1990)
+    RNN         h_t = tanh(x_t W + h_(t-1) U + b)                                   (Elman 1990)
     LSTM        i, f, o = sigmoid and g = tanh of the blocks of x_t W + h_(t-1) U + b,
                 c_t = f c_(t-1) + i g,    h_t = o tanh(c_t)                         (Hochreiter and Schmidhuber 1997,
                                                                                     forget gate: Gers et al. 2000)
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
 from nn.initializers import glorot, orthogonal, zeros
 
@@ -41,6 +42,7 @@ class _Recurrence(Layer):
     Inside arrays are (T, N, ...), a step together, and what is B times as wide (B, ..., H), a block together.
     """
 
+    output = gradient = "new"
     blocks = 1
     states: tuple[str, ...] = ("h0",)
 
@@ -82,17 +84,17 @@ class _Recurrence(Layer):
     def macs(self, in_shape):
         return in_shape[0] * (self.in_features + self.features) * self.blocks * self.features
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         (N, T, D), H, B, dtype = x.shape, self.features, self.blocks, x.dtype
-        W, U, b = self.parameters(p, run)
-        steps = run.empty((T, N, D), dtype)
+        W, U, b = self.parameters(p, ctx)
+        steps = ctx.empty((T, N, D), dtype)
         steps[...] = x.swapaxes(0, 1)
-        z = run.empty((T, B, N, H), dtype)
-        h = run.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
-        more = self.begin(p, h, run)
-        work = run.scratch("step", (N, H), dtype)
+        z = ctx.empty((T, B, N, H), dtype)
+        h = ctx.empty((T + 1, N, H), dtype)  # h[t] is the state before step t
+        more = self.begin(p, h, ctx)
+        work = ctx.workspace("step", (N, H), dtype)
         for part in _parts(T, z):
-            inputs = run.scratch("inputs", (B, part.stop - part.start, N, H), dtype)
+            inputs = ctx.workspace("inputs", (B, part.stop - part.start, N, H), dtype)
             np.matmul(_rows(steps[part]), W, out=inputs.reshape(B, (part.stop - part.start) * N, H))
             if b is not None:
                 inputs += b[:, None]
@@ -100,24 +102,24 @@ class _Recurrence(Layer):
                 zt = np.matmul(h[t], U, out=z[t])
                 zt += inputs[:, t - part.start]
                 self.step(t, zt, h, more, work)
-        y = run.empty((N, H) if self.last else (N, T, H), dtype)
+        y = ctx.empty((N, H) if self.last else (N, T, H), dtype)
         y[...] = h[T] if self.last else h[1:].swapaxes(0, 1)
         return y, (steps, z, h, *more)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         steps, z, h, *more = saved
         (T, N, D), H, B, dtype = steps.shape, self.features, self.blocks, steps.dtype
-        gz = run.operand("steps", (T, N, B * H), dtype)
+        gz = ctx.workspace("steps", (T, N, B * H), dtype)
         blocks = gz.reshape(T, N, B, H).swapaxes(1, 2)
-        gstates = [run.scratch(f"gradient of {name}", (N, H), dtype) for name in self.states]
+        gstates = [ctx.workspace(f"gradient of {name}", (N, H), dtype) for name in self.states]
         for gstate in gstates:
             gstate[...] = 0
         gh = gstates[0]
-        work = run.scratch("step", (N, H), dtype)
-        back = run.scratch("U", p.U.shape[::-1], dtype)
+        work = ctx.workspace("step", (N, H), dtype)
+        back = ctx.workspace("U", p.U.shape[::-1], dtype)
         back[...] = p.U.T  # with rows that lie together a third faster
         for part in reversed(_parts(T, z)):
-            slopes = self.slopes(z[part], h[1:][part], [array[part] for array in more], run)
+            slopes = self.slopes(z[part], h[1:][part], [array[part] for array in more], ctx)
             for t in reversed(range(*part.indices(T))):
                 if not self.last:
                     gh += gy[:, t]
@@ -131,26 +133,24 @@ class _Recurrence(Layer):
                     _multiply(gz[t], back, gh)
 
         rows = _rows(gz)
-        run.add_product(g.W, _rows(steps).T, rows)
-        run.add_product(g.U, _rows(h[:T]).T, rows)
+        gradients = {"W": Product(_rows(steps).T, rows), "U": Product(_rows(h[:T]).T, rows)}
         if self.bias:
-            run.add_rows(g.b, rows)
+            gradients["b"] = RowSum(rows)
         if self.learn_state:
-            for name, gstate in zip(self.states, gstates, strict=True):
-                run.add_rows(getattr(g, name), gstate)
-        if not run.wants_gx:
-            return None
-        gsteps = run.scratch("gradient of steps", steps.shape, dtype)
+            gradients |= {name: RowSum(gstate) for name, gstate in zip(self.states, gstates, strict=True)}
+        if not ctx.needs_input_grad:
+            return None, gradients
+        gsteps = ctx.workspace("gradient of steps", steps.shape, dtype)
         np.dot(rows, p.W.T, _rows(gsteps))
-        gx = run.empty((N, T, D), dtype)
+        gx = ctx.empty((N, T, D), dtype)
         gx[...] = gsteps.swapaxes(0, 1)
-        return gx
+        return gx, gradients
 
-    def parameters(self, p, run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def parameters(self, p, ctx) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """W (B, D, H), U (B, H, H), and b (B, 1, H) or None, as forward multiplies them."""
         return p.W[None], p.U[None], p.b[None, None] if self.bias else None
 
-    def begin(self, p, h: np.ndarray, run) -> tuple[np.ndarray, ...]:
+    def begin(self, p, h: np.ndarray, ctx) -> tuple[np.ndarray, ...]:
         """Write the first state, h[0]; returns what else is kept of the steps."""
         h[0] = p.h0 if self.learn_state else 0
         return ()
@@ -159,7 +159,7 @@ class _Recurrence(Layer):
         """From z (B, N, H), which becomes what backward needs, the state h[t + 1]; `work` is an (N, H) to use."""
         raise TypeError(f"{type(self).__name__} does not define step")
 
-    def slopes(self, z: np.ndarray, h: np.ndarray, more: list, run) -> np.ndarray:
+    def slopes(self, z: np.ndarray, h: np.ndarray, more: list, ctx) -> np.ndarray:
         """What `step_back` multiplies gradients with, of some steps at once: (any number, steps, N, H)."""
         raise TypeError(f"{type(self).__name__} does not define slopes")
 
@@ -169,7 +169,7 @@ class _Recurrence(Layer):
         raise TypeError(f"{type(self).__name__} does not define step_back")
 
 
-class Recurrent(_Recurrence):
+class RNN(_Recurrence):
     """h_t = f(x_t W + h_(t-1) U + b) on sequences (N, T, D): (N, T, H), or the last h (N, H).
 
     Parameters
@@ -203,7 +203,7 @@ class Recurrent(_Recurrence):
         bias_init: Initializer = zeros,
     ):
         if activation not in ("tanh", "relu"):
-            raise ValueError(f"Recurrent: activation must be tanh or relu, given {activation!r}")
+            raise ValueError(f"RNN: activation must be tanh or relu, given {activation!r}")
         super().__init__(in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init)
         self.activation = activation
 
@@ -217,8 +217,8 @@ class Recurrent(_Recurrence):
         else:
             np.maximum(z[0], 0, out=h[t + 1])
 
-    def slopes(self, z, h, more, run):
-        slope = run.scratch("slopes", (1, *h.shape), h.dtype)
+    def slopes(self, z, h, more, ctx):
+        slope = ctx.workspace("slopes", (1, *h.shape), h.dtype)
         if self.activation == "tanh":
             np.multiply(h, h, slope[0])
             np.subtract(1, slope, slope)
@@ -241,7 +241,7 @@ class LSTM(_Recurrence):
     in_features, features : int
         D of x and H of y.
     bias, last, truncate
-        As for Recurrent.
+        As for RNN.
     learn_state : bool
         The states before the first step, h0 and c0 (H,), are parameters, zero at first; otherwise they are zero.
     forget_bias : float
@@ -274,7 +274,7 @@ class LSTM(_Recurrence):
         b[self.features : 2 * self.features] += self.forget_bias
         return b
 
-    def parameters(self, p, run):
+    def parameters(self, p, ctx):
         """Inside, blocks are in the order o, i, f, g: the gates lie together, and so does what makes c.
 
         sigmoid(z) = (1 + tanh(z / 2)) / 2: with halves of the gates' columns one tanh serves all four blocks.
@@ -284,15 +284,15 @@ class LSTM(_Recurrence):
             if w is None:
                 return *found, None
             blocks = w.reshape(len(w), 4, self.features).swapaxes(0, 1)
-            inside = run.scratch(f"blocks of {name}", blocks.shape, w.dtype)
+            inside = ctx.workspace(f"blocks of {name}", blocks.shape, w.dtype)
             for k, factor in enumerate((0.5, 0.5, 1, 0.5)):
                 np.multiply(blocks[k], factor, inside[(k + 1) % 4])
             found.append(inside)
         return tuple(found)
 
-    def begin(self, p, h, run):
-        super().begin(p, h, run)
-        c, squashed = run.empty(h.shape, h.dtype), run.empty((len(h) - 1, *h.shape[1:]), h.dtype)
+    def begin(self, p, h, ctx):
+        super().begin(p, h, ctx)
+        c, squashed = ctx.empty(h.shape, h.dtype), ctx.empty((len(h) - 1, *h.shape[1:]), h.dtype)
         c[0] = p.c0 if self.learn_state else 0
         return c, squashed
 
@@ -308,10 +308,10 @@ class LSTM(_Recurrence):
         np.tanh(cell, squashed[t])
         np.multiply(o, squashed[t], h[t + 1])
 
-    def slopes(self, z, h, more, run):
+    def slopes(self, z, h, more, ctx):
         z, (before, squashed) = z.swapaxes(0, 1), more
         gates, (o, i, _, g) = z[:3], z
-        slopes = run.scratch("slopes", (5, *h.shape), h.dtype)
+        slopes = ctx.workspace("slopes", (5, *h.shape), h.dtype)
         np.multiply(gates, gates, slopes[:3])  # dy/dz: y - y^2 of gates, 1 - g^2
         np.subtract(gates, slopes[:3], slopes[:3])
         np.multiply(g, g, slopes[3])

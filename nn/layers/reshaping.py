@@ -17,11 +17,11 @@ class Flatten(Layer):
     def specs(self, in_shape):
         return {}, (math.prod(in_shape),)
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x.reshape(len(x), math.prod(x.shape[1:])), x.shape
 
-    def backward(self, p, g, gy, shape, run):
-        return gy.reshape(shape)
+    def backward(self, p, gy, shape, ctx):
+        return gy.reshape(shape), {}
 
 
 class Reshape(Layer):
@@ -49,8 +49,8 @@ class Reshape(Layer):
             )
         return {}, self.shape
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x.reshape(len(x), *self.shape), x.shape
 
-    def backward(self, p, g, gy, shape, run):
-        return gy.reshape(shape)
+    def backward(self, p, gy, shape, ctx):
+        return gy.reshape(shape), {}

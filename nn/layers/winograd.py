@@ -24,6 +24,7 @@ from functools import cache
 
 import numpy as np
 
+from nn.core.gradients import Product
 from nn.layers.im2col import strided
 
 POINTS = (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)  # and infinity
@@ -49,18 +50,18 @@ def cost(geometry, channels: int, out_channels: int) -> float:
     return SLOTS * (tiles + 2 * kh * kw * both / BATCH)
 
 
-def forward(x, weight, bias, y, geometry, run) -> None:
+def forward(x, weight, bias, y, geometry, pool) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
     to_outputs, _, _ = _transforms(geometry.kernel, x.dtype)
     mh, mw = map(step, geometry.kernel)
-    transformed = _transform_weight(weight, run)
+    transformed = _transform_weight(weight, pool)
     for images, rows in _pieces(len(x), geometry, weight.shape[2]):
-        tiles = _transform_input(x, images, rows, geometry, run)
-        products = run.scratch("winograd products", (SLOTS, tiles.shape[1], y.shape[3]), x.dtype)
+        tiles = _transform_input(x, images, rows, geometry, pool)
+        products = pool.workspace("winograd products", (SLOTS, tiles.shape[1], y.shape[3]), x.dtype)
         np.matmul(tiles, transformed, out=products)
         piece = y[images, rows.start * mh : rows.stop * mh]
         shape = (mh, mw, len(piece), *_piece_tiles(rows, geometry), y.shape[3])
-        outputs = run.scratch("winograd outputs", shape, x.dtype)
+        outputs = pool.workspace("winograd outputs", shape, x.dtype)
         np.matmul(to_outputs.T, products.reshape(SLOTS, -1), out=outputs.reshape(mh * mw, -1))
         for slots, image in _pair(outputs, piece):
             if bias is None:
@@ -69,33 +70,36 @@ def forward(x, weight, bias, y, geometry, run) -> None:
                 np.add(slots, bias, out=image)
 
 
-def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
-    """Add to g_weight, and write dLoss/dx to gx; what is None is left out. g_weight needs no weight."""
+def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient: bool = True) -> Product | None:
+    """Write dLoss/dx to gx, unless that is None, and return the gradient of the weight where it is asked for.
+
+    That needs no weight.
+    """
     _, to_points, to_kernel = _transforms(geometry.kernel, x.dtype)
     channels, out_channels = x.shape[3], gy.shape[3]
-    total = run.scratch("winograd weight gradient", (SLOTS, channels, out_channels), gy.dtype)
-    transformed = None if gx is None else _transform_weight(weight, run)
+    total = pool.workspace("winograd weight gradient", (SLOTS, channels, out_channels), gy.dtype)
+    transformed = None if gx is None else _transform_weight(weight, pool)
     first = True
     for images, rows in _pieces(len(x), geometry, channels):
-        products = _spread_outputs(gy, images, rows, geometry, run)
-        if g_weight is not None:
-            tiles = _transform_input(x, images, rows, geometry, run)
-            product = total if first else run.scratch("product", total.shape, gy.dtype)
+        products = _spread_outputs(gy, images, rows, geometry, pool)
+        if weight_gradient:
+            tiles = _transform_input(x, images, rows, geometry, pool)
+            product = total if first else pool.workspace("product", total.shape, gy.dtype)
             np.matmul(tiles.transpose(0, 2, 1), products, out=product)
             if not first:
                 total += product
         first = False
         if gx is not None:
-            tiles = run.scratch("winograd tiles", (SLOTS, products.shape[1], channels), gy.dtype)
+            tiles = pool.workspace("winograd tiles", (SLOTS, products.shape[1], channels), gy.dtype)
             np.matmul(products, transformed.transpose(0, 2, 1), out=tiles)
-            slots = run.scratch("winograd slots", tiles.shape, gy.dtype)
+            slots = pool.workspace("winograd slots", tiles.shape, gy.dtype)
             np.matmul(to_points, tiles.reshape(SLOTS, -1), out=slots.reshape(SLOTS, -1))
-            _fold(slots, gx, images, rows, geometry, run)
-    if g_weight is None:
-        return
+            _fold(slots, gx, images, rows, geometry, pool)
+    if not weight_gradient:
+        return None
     if first:
         total[...] = 0
-    run.add_product(g_weight.reshape(-1, channels * out_channels), to_kernel.T, total.reshape(SLOTS, -1))
+    return Product(to_kernel.T, total.reshape(SLOTS, -1))
 
 
 @cache
@@ -165,16 +169,16 @@ def _piece_tiles(rows: slice, geometry) -> tuple[int, int]:
     return rows.stop - rows.start, _tiles(geometry)[1]
 
 
-def _transform_weight(weight, run) -> np.ndarray:
+def _transform_weight(weight, pool) -> np.ndarray:
     """G w G^T: (kh, kw, c, o) to (slots, c, o)."""
     kh, kw, c, o = weight.shape
-    transformed = run.scratch("winograd weights", (SLOTS, c, o), weight.dtype)
+    transformed = pool.workspace("winograd weights", (SLOTS, c, o), weight.dtype)
     matrix = _transforms((kh, kw), weight.dtype)[2]
     np.matmul(matrix, weight.reshape(kh * kw, c * o), out=transformed.reshape(SLOTS, -1))
     return transformed
 
 
-def _transform_input(x, images, rows, geometry, run) -> np.ndarray:
+def _transform_input(x, images, rows, geometry, pool) -> np.ndarray:
     """B^T x B for every tile of a piece: (slots, tiles, channels)."""
     part = x[images]
     n, h, w, c = part.shape
@@ -182,7 +186,7 @@ def _transform_input(x, images, rows, geometry, run) -> np.ndarray:
     th, tw = _piece_tiles(rows, geometry)
     (top, _), (left, _) = geometry.padding
 
-    padded = run.scratch("padded", (n, (th - 1) * mh + SIDE, (tw - 1) * mw + SIDE, c), x.dtype)
+    padded = pool.workspace("padded", (n, (th - 1) * mh + SIDE, (tw - 1) * mw + SIDE, c), x.dtype)
     start = rows.start * mh - top  # the image's row that comes first in `padded`
     a, b = max(0, -start), max(0, min(padded.shape[1], h - start))
     d = min(padded.shape[2], left + w)
@@ -194,31 +198,31 @@ def _transform_input(x, images, rows, geometry, run) -> np.ndarray:
 
     sn, sy, sx, sc = padded.strides
     windows = strided(padded, (SIDE, SIDE, n, th, tw, c), (sy, sx, sn, mh * sy, mw * sx, sc))
-    slots = run.scratch("winograd slots", windows.shape, x.dtype)
+    slots = pool.workspace("winograd slots", windows.shape, x.dtype)
     np.copyto(slots, windows)
-    tiles = run.scratch("winograd tiles", (SLOTS, n * th * tw, c), x.dtype)
+    tiles = pool.workspace("winograd tiles", (SLOTS, n * th * tw, c), x.dtype)
     matrix = _transforms(geometry.kernel, x.dtype)[1]
     np.matmul(matrix.T, slots.reshape(SLOTS, -1), out=tiles.reshape(SLOTS, -1))
     return tiles
 
 
-def _spread_outputs(gy, images, rows, geometry, run) -> np.ndarray:
+def _spread_outputs(gy, images, rows, geometry, pool) -> np.ndarray:
     """A gy A^T for every tile of a piece: (slots, tiles, out channels)."""
     mh, mw = map(step, geometry.kernel)
     th, tw = _piece_tiles(rows, geometry)
     piece = gy[images, rows.start * mh : rows.stop * mh]
-    outputs = run.scratch("winograd outputs", (mh, mw, len(piece), th, tw, gy.shape[3]), gy.dtype)
+    outputs = pool.workspace("winograd outputs", (mh, mw, len(piece), th, tw, gy.shape[3]), gy.dtype)
     if piece.shape[1] % mh or piece.shape[2] % mw:
         outputs[...] = 0
     for slots, image in _pair(outputs, piece):
         slots[...] = image
-    products = run.scratch("winograd products", (SLOTS, len(piece) * th * tw, gy.shape[3]), gy.dtype)
+    products = pool.workspace("winograd products", (SLOTS, len(piece) * th * tw, gy.shape[3]), gy.dtype)
     matrix = _transforms(geometry.kernel, gy.dtype)[0]
     np.matmul(matrix, outputs.reshape(mh * mw, -1), out=products.reshape(SLOTS, -1))
     return products
 
 
-def _fold(slots, gx, images, rows, geometry, run) -> None:
+def _fold(slots, gx, images, rows, geometry, pool) -> None:
     """Add overlapping input tiles where they came from, cell by cell of m x m; gx when the images' last rows are in."""
     n, h, w, c = gx[images].shape
     mh, mw = map(step, geometry.kernel)
@@ -226,7 +230,7 @@ def _fold(slots, gx, images, rows, geometry, run) -> None:
     over_h, over_w = -(-SIDE // mh), -(-SIDE // mw)  # cells that a tile touches
     all_rows = _tiles(geometry)[0]
     shape = (n, all_rows + over_h - 1, mh, tw + over_w - 1, mw, c)
-    total = run.scratch("winograd fold", shape, gx.dtype)
+    total = pool.workspace("winograd fold", shape, gx.dtype)
     if rows.start == 0:
         total[...] = 0
     tiles = slots.reshape(SIDE, SIDE, n, th, tw, c)

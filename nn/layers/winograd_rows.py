@@ -61,19 +61,21 @@ def _larger(geometry) -> bool:
     return 2 * math.prod(geometry.size) > 3 * math.prod(geometry.out)
 
 
-def forward(x, weight, bias, y, geometry, run) -> None:
+def forward(x, weight, bias, y, geometry, pool) -> None:
     """Write the convolution of x with weight, plus bias if there is one, to y."""
-    kernels, row = _transform_weight(weight, run), _row(geometry, x.shape[3], y.shape[3])
+    kernels, row = _transform_weight(weight, pool), _row(geometry, x.shape[3], y.shape[3])
     for images in _pieces(len(x), kernels, geometry, row):
         piece = y[images]
-        patches = _transform_input(x[images], geometry, row, run)
-        _convolve(patches, kernels, piece, geometry, row, run)
+        patches = _transform_input(x[images], geometry, row, pool)
+        _convolve(patches, kernels, piece, geometry, row, pool)
         if bias is not None:
             piece += bias
 
 
-def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
-    """Add to g_weight, and write dLoss/dx to gx; what is None is left out. g_weight needs no weight.
+def backward(x, gy, weight, gx, geometry, pool, needs_gx: bool, weight_gradient: bool = True) -> np.ndarray | None:
+    """Write dLoss/dx to gx, unless that is None, and return the gradient of the weight where it is asked for.
+
+    That is a workspace, and needs no weight.
 
     gx is the convolution of gy with the flipped kernel. As gy is transformed for it, roles are exchanged for the
     kernel's gradient, unless the image is much larger: x is taken for the gradient of an output, and it comes flipped.
@@ -81,35 +83,35 @@ def backward(x, gy, weight, g_weight, gx, geometry, run) -> None:
     adjoint, exchanged, (kh, kw) = geometry.adjoint(), not _larger(geometry), geometry.kernel
     flipped = None
     if gx is not None:
-        flipped = run.scratch("flipped", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
+        flipped = pool.workspace("flipped", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
         flip(weight, flipped, 1)
-        if g_weight is None or not exchanged:
-            forward(gy, flipped, None, gx, adjoint, run)
-    if g_weight is None:
-        return
-    gradient = run.scratch("gradient", g_weight.shape, gy.dtype)
+        if not weight_gradient or not exchanged:
+            forward(gy, flipped, None, gx, adjoint, pool)
+    if not weight_gradient:
+        return None
+    gradient = pool.workspace("gradient", (kh, kw, x.shape[3], gy.shape[3]), gy.dtype)
     if exchanged:
-        turned = run.scratch("turned", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
-        _kernel_gradient(gy, x, turned, flipped, gx, adjoint, run)
+        turned = pool.workspace("turned", (kh, kw, gy.shape[3], x.shape[3]), gy.dtype)
+        _kernel_gradient(gy, x, turned, flipped, gx, adjoint, pool)
         flip(turned, gradient, 1)
     else:
-        _kernel_gradient(x, gy, gradient, None, None, geometry, run)
-    run.add(g_weight, gradient)
+        _kernel_gradient(x, gy, gradient, None, None, geometry, pool)
+    return gradient
 
 
-def _kernel_gradient(x, gy, gradient, weight, y, geometry, run) -> None:
+def _kernel_gradient(x, gy, gradient, weight, y, geometry, pool) -> None:
     """Write the kernel's gradient; and where y is given, to y the convolution with weight: x is transformed once."""
-    kernels = None if y is None else _transform_weight(weight, run)
+    kernels = None if y is None else _transform_weight(weight, pool)
     row = _row(geometry, x.shape[3], gy.shape[3])
     kh, kw, c, o = gradient.shape
-    total = run.scratch("winograd weight gradient", (SIDE, kw * c, o), gy.dtype)
-    product = run.scratch("product", total.shape, total.dtype)
+    total = pool.workspace("winograd weight gradient", (SIDE, kw * c, o), gy.dtype)
+    product = pool.workspace("product", total.shape, total.dtype)
     total[...] = 0
     for images in _pieces(len(x), total, geometry, row):
-        patches = _transform_input(x[images], geometry, row, run)
+        patches = _transform_input(x[images], geometry, row, pool)
         if y is not None:
-            _convolve(patches, kernels, y[images], geometry, row, run)
-        spread = _spread(gy[images], geometry, row, run)
+            _convolve(patches, kernels, y[images], geometry, row, pool)
+        spread = _spread(gy[images], geometry, row, pool)
         for k in range(patches.shape[1]):
             total += np.matmul(patches[:, k].transpose(0, 2, 1), spread[:, k], out=product)
     np.matmul(_kernel_transform(kh, gy.dtype).T, total.reshape(SIDE, -1), out=gradient.reshape(kh, -1))
@@ -174,10 +176,10 @@ def _pieces(n: int, kernels, geometry, row):
         yield slice(n * i // parts, n * (i + 1) // parts)
 
 
-def _transform_weight(weight, run) -> np.ndarray:
+def _transform_weight(weight, pool) -> np.ndarray:
     """G w, as matrices that multiply patches of a row: (kh, kw, c, o) to (SIDE, kw c, o)."""
     kh, kw, c, o = weight.shape
-    kernels = run.scratch("winograd weights", (SIDE, kw * c, o), weight.dtype)
+    kernels = pool.workspace("winograd weights", (SIDE, kw * c, o), weight.dtype)
     np.matmul(_kernel_transform(kh, weight.dtype), weight.reshape(kh, -1), out=kernels.reshape(SIDE, -1))
     return kernels
 
@@ -189,14 +191,14 @@ def _windows(image, tiles: slice, first: int, rows: int, geometry) -> np.ndarray
     return strided(image, shape, (sn, step(geometry.kernel[0]) * sy, sy, item), first * sy)
 
 
-def _transform_input(x, geometry, row, run) -> np.ndarray:
+def _transform_input(x, geometry, row, pool) -> np.ndarray:
     """B^T x down the columns, as patches: (SIDE, columns, images and tiles and columns apart, kw c), a view.
 
     Where a row has no output left, a patch may reach into the next row; nobody takes what becomes of it.
     """
     (n, _, w, c), kw, (width, apart) = x.shape, geometry.kernel[1], row
     shape, spare = (SIDE, n, _tiles(geometry), width * c), kw * c
-    flat = run.scratch("winograd slots", (math.prod(shape) + spare,), x.dtype)
+    flat = pool.workspace("winograd slots", (math.prod(shape) + spare,), x.dtype)
     flat[-spare:] = 0
     slots, left = flat[:-spare].reshape(shape), geometry.padding[1][0] * c
     slots[..., :left] = 0
@@ -209,20 +211,20 @@ def _transform_input(x, geometry, row, run) -> np.ndarray:
     return strided(flat, (SIDE, min(apart, geometry.out[1]), count, kw * c), strides)
 
 
-def _convolve(patches, kernels, y, geometry, row, run) -> None:
+def _convolve(patches, kernels, y, geometry, row, pool) -> None:
     """Products of every slot with its kernel, and A^T of them: into y, the outputs of these images."""
     n, _, ow, o = y.shape
-    products = run.scratch("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), y.dtype)
+    products = pool.workspace("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), y.dtype)
     np.matmul(patches, kernels[:, None], out=_columns(products, ow, o, row))
     source = products[..., : ow * o].transpose(1, 2, 0, 3)
     for tiles, first, matrix in _axis(geometry, y.dtype)[1]:
         np.matmul(matrix, source[:, tiles], out=_windows(y, tiles, first, len(matrix), geometry))
 
 
-def _spread(gy, geometry, row, run) -> np.ndarray:
+def _spread(gy, geometry, row, pool) -> np.ndarray:
     """A gy down the columns, zeros on the right, in the order of the patches."""
     n, _, ow, o = gy.shape
-    spread = run.scratch("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), gy.dtype)
+    spread = pool.workspace("winograd products", (SIDE, n, _tiles(geometry), row[0] * o), gy.dtype)
     spread[..., ow * o :] = 0
     target = spread[..., : ow * o].transpose(1, 2, 0, 3)
     for tiles, first, matrix in _axis(geometry, gy.dtype)[1]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nn.core.containers import Branches, backward_child, forward_child
+from nn.core.containers import Parallel
 from nn.core.layer import Layer, Sequential, Shape, ShapeError, child_specs
 from nn.initializers import he
 from nn.layers.activations import ReLU
@@ -60,9 +60,9 @@ def _pool() -> MaxPool2d:
     return MaxPool2d(3, stride=2, padding=1)
 
 
-def _inception(name: str) -> Branches:
+def _inception(name: str) -> Parallel:
     channels, one, before3, three, before5, five, pooled = MODULES[name]
-    return Branches(
+    return Parallel(
         Sequential(*_convolve(channels, one, 1)),
         Sequential(*_convolve(channels, before3, 1), *_convolve(before3, three, 3)),
         Sequential(*_convolve(channels, before5, 1), *_convolve(before5, five, 5)),
@@ -92,6 +92,14 @@ class Auxiliary(Layer):
     def __repr__(self):
         return f"Auxiliary({self.rest!r}, {self.head!r})"
 
+    @property
+    def output(self):
+        return "new" if self.rest.output == "new" else "kept"  # in evaluation it is that of the rest
+
+    @property
+    def gradient(self):
+        return "new" if self.rest.gradient == "new" else "kept"
+
     def children(self):
         return {"rest": self.rest, "head": self.head}
 
@@ -109,35 +117,36 @@ class Auxiliary(Layer):
         *rows, classes = self.rest.training_shape(in_shape)
         return (sum(rows, start=1) if rows else 2), classes
 
-    def plan(self, run):
-        for child in run.children:
-            child.x_free = child.gy_free = False
-            child.first = run.first
+    def plan(self, ctx):
+        for child in ctx.children:
+            child.may_overwrite_input = child.may_overwrite_grad = False
+            child.first = ctx.first
 
-    def forward(self, p, x, run):
-        main, saved = forward_child(self.rest, p[0], x, run.children[0])
-        if not run.training:
+    def forward(self, p, x, ctx):
+        main, saved = ctx.children[0].forward(p[0], x)
+        if not ctx.training:
             return main, [saved, None]
-        row, saved_head = forward_child(self.head, p[1], x, run.children[1])
+        row, saved_head = ctx.children[1].forward(p[1], x)
         rows = main if main.ndim == 3 else main[:, None]
-        y = run.empty((len(x), rows.shape[1] + 1, row.shape[-1]), x.dtype)
+        y = ctx.empty((len(x), rows.shape[1] + 1, row.shape[-1]), x.dtype)
         y[:, :-1], y[:, -1] = rows, row
         return y, [saved, saved_head]
 
-    def backward(self, p, g, gy, saved, run):
-        if saved[1] is None:  # it took no part
-            gx_head = None
-            run.later(_clear_unless_adding, g[1], run)
-            if run.context.ready:
-                run.later(run.context.ready, run.children[1].end)
-            gy_rest = gy
+    def backward(self, p, gy, saved, ctx):
+        rest, head = ctx.children
+        saved_head = saved.pop()
+        if saved_head is None:  # it took no part
+            gx_head, gy_rest = None, gy
+            head.zero_gradients()
+            if ctx.network_context.on_gradients_ready:
+                head.defer(ctx.network_context.on_gradients_ready, head.end)
         else:
-            gx_head = backward_child(self.head, p[1], g[1], gy[:, -1], saved, 1, run)
+            gx_head = head.backward(p[1], gy[:, -1], saved_head)
             gy_rest = gy[:, :-1] if gy.shape[1] > 2 else gy[:, 0]
-        gx = backward_child(self.rest, p[0], g[0], gy_rest, saved, 0, run)
+        gx = rest.backward(p[0], gy_rest, saved.pop())
         if gx is None or gx_head is None:
-            return gx
-        return np.add(gx, gx_head, run.empty(gx.shape, gx.dtype))
+            return gx, {}
+        return np.add(gx, gx_head, ctx.empty(gx.shape, gx.dtype)), {}
 
 
 class AuxiliaryLoss(Loss):
@@ -167,27 +176,13 @@ class AuxiliaryLoss(Loss):
     def kept(self, target):
         return self.loss.kept(target)
 
-    def __call__(self, z, target, total, run):
+    def __call__(self, z, target, total, ctx):
         if z.ndim == 2:  # evaluation
-            return self.loss(z, target, total, run)
-        gz, value = run.empty(z.shape, z.dtype), 0.0
+            return self.loss(z, target, total, ctx)
+        gz, value = ctx.empty(z.shape, z.dtype), 0.0
         for row in range(z.shape[1]):
             weight = self.weight if row else 1.0
-            part, g = self.loss(z[:, row], target, total, run)
+            part, g = self.loss(z[:, row], target, total, ctx)
             value += weight * part
             np.multiply(g, weight, gz[:, row])
         return value, gz
-
-
-def _clear_unless_adding(g, run) -> None:
-    if not run.adds:
-        _clear(g)
-
-
-def _clear(g) -> None:
-    """Zero all gradients of a tree of views."""
-    for part in g if isinstance(g, tuple) else vars(g).values():
-        if isinstance(part, np.ndarray):
-            part[...] = 0
-        else:
-            _clear(part)

@@ -63,6 +63,8 @@ class Subsample(Layer):
         Of the output.
     """
 
+    output = gradient = "new"
+
     def __init__(self, stride: int, channels: int):
         self.stride, self.channels = stride, channels
 
@@ -74,17 +76,17 @@ class Subsample(Layer):
             raise ShapeError(f"expects images of at most {self.channels} channels, given samples of shape {in_shape}")
         return {}, (-(-in_shape[0] // self.stride), -(-in_shape[1] // self.stride), self.channels)
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         part = x[:, :: self.stride, :: self.stride]
         front = (self.channels - x.shape[3]) // 2
-        y = run.empty((*part.shape[:3], self.channels), x.dtype)
+        y = ctx.empty((*part.shape[:3], self.channels), x.dtype)
         y[...] = 0
         y[..., front : front + x.shape[3]] = part
         return y, (x.shape, front)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         shape, front = saved
-        gx = run.empty(shape, gy.dtype)
+        gx = ctx.empty(shape, gy.dtype)
         gx[...] = 0
         gx[:, :: self.stride, :: self.stride] = gy[..., front : front + shape[3]]
-        return gx
+        return gx, {}

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network, NotFinite
-from nn.core.pool import Memory
 from nn.losses import Loss
 from nn.metrics import Metric
 from nn.optim.optimizers import Optimizer
@@ -33,7 +33,7 @@ MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
 BUFFERS = {"flat_parameters", "gradients", "statistics"}
-REBUILT = {"run", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
+REBUILT = {"ctx", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -51,7 +51,7 @@ class NonFiniteLoss(ArithmeticError):
 
 
 def one_thread_at_a_time(method):
-    """Let a trainer's method wait while another thread is in one of these: a Run, with its memory, serves one pass."""
+    """Let a trainer's method wait while another thread is in one of these: its context and memory serve one pass."""
 
     @functools.wraps(method)
     def locked(self, *arguments, **more):
@@ -126,7 +126,7 @@ class Trainer:
         self.statistics = held.state_layout.zeros(network.dtype)
         held.state_layout.initialize(self.statistics, seed)
         self.loss_scale = LossScale() if network.mixed else None
-        self.make_run()
+        self.make_context()
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.terms = loss.rows(network.out_shape)
@@ -147,10 +147,10 @@ class Trainer:
         elif value is not buffer:
             buffer[...] = value
 
-    def make_run(self) -> None:
+    def make_context(self) -> None:
         """What layers are told about a pass of this trainer."""
-        self.run = self.held.run(self.statistics, self.seed, Memory(), gy_free=True)
-        self.half, self.lock = self.run.context.half, threading.RLock()
+        self.ctx = self.held.context(self.statistics, self.seed, MemoryPool(), may_overwrite_grad=True)
+        self.half, self.lock = self.ctx.network_context.mixed_precision, threading.RLock()
 
     def make_views(self) -> None:
         """The buffers as layers and the optimizer see them."""
@@ -162,7 +162,7 @@ class Trainer:
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)  # a copied view would be an array of its own, which training does not change
-        self.make_run()
+        self.make_context()
         self.make_views()
 
     def __copy__(self) -> Trainer:
@@ -295,15 +295,15 @@ class Trainer:
 
         `first` is the place of the first one in the global batch; `adds`: to the gradients that are there.
         """
-        batch = self.run.micro_batch
+        batch = self.ctx.micro_batch
         batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, adds
         if not len(x) and not self.everyone:
             if not adds:
                 self.gradients[:] = 0
             return 0.0
-        z, saved = self.network.forward(self.p, x, self.run)
-        loss, gz = self.loss(z, y, self.mean_over(total), self.run)
-        self.network.backward(self.p, self.g, gz, saved, self.run)
+        z, saved = self.network.forward(self.p, x, self.ctx)
+        loss, gz = self.loss(z, y, self.mean_over(total), self.ctx)
+        self.network.backward(self.p, self.g, gz, saved, self.ctx)
         return loss
 
     def end_step(self, overflowed: bool = False) -> None:
@@ -369,14 +369,14 @@ class Trainer:
 
     def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:
         """Where the first value that is not finite appears in the forward pass of a micro-batch."""
-        self.run.micro_batch.sample, x = part
-        return self.held.first_bad(self.p, x, self.run) if len(x) else None
+        self.ctx.micro_batch.sample, x = part
+        return self.held.first_bad(self.p, x, self.ctx) if len(x) else None
 
     @one_thread_at_a_time
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""
-        self.run.micro_batch.training = False
-        return self.network.forward(self.p, x, self.run)[0]
+        self.ctx.micro_batch.training = False
+        return self.network.forward(self.p, x, self.ctx)[0]
 
     @one_thread_at_a_time
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -389,7 +389,7 @@ class Trainer:
 
     def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `evaluate` for outputs z."""
-        loss, _ = self.loss(z, y, 1, self.run)
+        loss, _ = self.loss(z, y, 1, self.ctx)
         sums = [loss, self.weight(y)]
         kept = self.whole_loss.kept(y)
         if kept is not None:

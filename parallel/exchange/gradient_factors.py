@@ -32,8 +32,8 @@ class WideWeight:
 
     Attributes
     ----------
-    path : str
-        Of the layer.
+    name : str
+        Its full name.
     place : slice
         Of the weight in the layout.
     shape : (int, int)
@@ -44,8 +44,8 @@ class WideWeight:
         The factors of all ranks, in the order of the global batch: x transposed, as products take it fastest.
     """
 
-    def __init__(self, path: str, place: slice, shape: tuple[int, int], rows: int, dtype):
-        self.path, self.place, self.shape, self.rows, self.dtype = path, place, shape, rows, dtype
+    def __init__(self, name: str, place: slice, shape: tuple[int, int], rows: int, dtype):
+        self.name, self.place, self.shape, self.rows, self.dtype = name, place, shape, rows, dtype
         self.x, self.gy = np.empty((shape[0], 0), dtype), np.empty((0, shape[1]), dtype)
         self.mine = slice(0, 0)  # this rank's rows
 
@@ -102,7 +102,7 @@ class Factors:
         return chosen
 
     def keepers(self, chosen: tuple[WideWeight, ...], samples: slice | None) -> dict[str, Callable]:
-        """What keeps the factors of the chosen layers, by their paths.
+        """What keeps the factors of the chosen layers, by the full names of their weights.
 
         `samples` is the place of this rank's samples in the global batch; None where it makes gradients.
         """
@@ -110,7 +110,7 @@ class Factors:
             return {}
         for layer in chosen:
             layer.mine = slice(samples.start * layer.rows, samples.stop * layer.rows)
-        return {layer.path: layer.keep for layer in chosen}
+        return {layer.name: layer.keep for layer in chosen}
 
     @property
     def nbytes(self) -> int:
@@ -125,4 +125,4 @@ def wide_layers(network: Network) -> Iterator[WideWeight]:
     for name, place in layout.slices.items():
         path, layer, shape = found.get(name, ("", None, ()))
         if isinstance(layer, Linear) and path not in layout.shared:
-            yield WideWeight(path, place, layout.specs[name].shape, math.prod(shape[:-1]), network.dtype)
+            yield WideWeight(name, place, layout.specs[name].shape, math.prod(shape[:-1]), network.dtype)

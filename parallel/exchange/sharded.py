@@ -297,9 +297,9 @@ class Sharded(Exchange):
     def fetch(self):
         return self._fetch if self.stage == 3 else None
 
-    def _fetch(self, run) -> None:
+    def _fetch(self, ctx) -> None:
         """Before a layer is run: gather the units that it needs, and start on the next ones."""
-        self._use_all(run.path)
+        self._use_all(ctx.path)
 
     def _use_all(self, path: str) -> None:
         for number in self.cut.needs.get(path, ()) if self.stage == 3 else ():

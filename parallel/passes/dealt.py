@@ -85,12 +85,12 @@ class Dealt(Whole):
         over, losses = trainer.mean_over(total), np.zeros(self.mesh.size)
         gz = None
         if self.master and not self.fixed:
-            losses[MASTER], gz = trainer.loss(outputs, y, over, trainer.run)
+            losses[MASTER], gz = trainer.loss(outputs, y, over, trainer.ctx)
         elif self.master:
             gz = np.empty_like(outputs)
             for rank, (lo, hi) in enumerate(self.in_a_row()):
                 if hi > lo:
-                    losses[rank], gz[lo:hi] = trainer.loss(outputs[lo:hi], y[lo:hi], over, trainer.run)
+                    losses[rank], gz[lo:hi] = trainer.loss(outputs[lo:hi], y[lo:hi], over, trainer.ctx)
         if self.fixed:
             self.mesh.communicator.Bcast(losses, root=MASTER)
         return float(losses[self.mesh.rank]), gz

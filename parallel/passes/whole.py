@@ -133,7 +133,7 @@ class Whole:
 
     def loss(self, trainer, z: np.ndarray, y: np.ndarray, total: int) -> tuple[float, np.ndarray | None]:
         """(part of the mean loss, its gradient) of the outputs z of a micro-batch."""
-        return trainer.loss(z, y, trainer.mean_over(total), trainer.run) if len(z) or trainer.everyone else (0.0, None)
+        return trainer.loss(z, y, trainer.mean_over(total), trainer.ctx) if len(z) or trainer.everyone else (0.0, None)
 
     def predict(self, trainer, x: np.ndarray) -> np.ndarray:
         """The outputs for samples, in evaluation mode."""

@@ -6,7 +6,7 @@
 Each layer is timed alone in whole training steps. Of the repetitions the middle half counts, by the time of the whole
 step, and each part is its mean over these steps: so the parts add up to what a step usually takes. (The fastest of
 every part would add up to a step that nobody has seen; what is missing would look like time outside the layers.) The
-gradient of the weights takes what backward takes longer than the backward that puts it off (contract 1: `run.later`).
+gradient of the weights takes what backward takes longer than the backward that defers it, as zero-bubble pipelines do.
 What belongs to no layer, the loss and what Python does between layers, is the head.
 """
 
@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nn.analysis.inspection import calls
+from nn.core.context import MicroBatch
 from nn.core.network import Network
-from nn.core.run import MicroBatch
 from nn.training.trainer import Trainer, micro_batches
 from parallel.planning.job import Job
 from parallel.planning.profile import LayerProfile, checked, count_layers
@@ -114,13 +114,13 @@ def sample_bytes(network: Network) -> tuple[float, float]:
 
 def halves(trainer: Trainer, x: np.ndarray, y: np.ndarray, terms: int, parts: int) -> None:
     """Of every micro-batch forward, loss, and a backward that puts the weights' gradients off."""
-    network, run = trainer.network, trainer.run
+    network, ctx = trainer.network, trainer.ctx
     for i, rows in enumerate(micro_batches(len(x), parts)):
         batch = MicroBatch(accumulate=i > 0)
-        output, saved = network.forward(trainer.p, x[rows], run, batch)
-        _, gy = trainer.loss(output, y[rows], terms, run)
-        network.backward_inputs(trainer.p, trainer.g, gy, saved, run, batch)
-        network.backward_weights(run, batch)
+        output, saved = network.forward(trainer.p, x[rows], ctx, batch)
+        _, gy = trainer.loss(output, y[rows], terms, ctx)
+        network.backward_inputs(trainer.p, trainer.g, gy, saved, ctx, batch)
+        network.backward_weights(ctx, batch)
 
 
 def random_batch(network: Network, samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.steps import part
-from nn.core.pool import Memory
-from nn.core.run import Run
+from nn.core.context import LayerContext
+from nn.core.memory_pool import MemoryPool
 from parallel.mesh import Ranks
 from parallel.strategies.tensor.moves import Cut
 
@@ -53,9 +53,9 @@ class Rounds:
         Of the network.
     """
 
-    def __init__(self, scheme: str, group: Ranks, features: int, run: Run):
-        self.scheme, self.group, self.cut, self.memory = scheme, group, Cut(-1, features), Memory()
-        self.run, self.context = run, run.context
+    def __init__(self, scheme: str, group: Ranks, features: int, ctx: LayerContext):
+        self.scheme, self.group, self.cut, self.memory = scheme, group, Cut(-1, features), MemoryPool()
+        self.ctx, self.context = ctx, ctx.network_context
         self.rank, self.ranks = group.rank, group.size
 
     def samples(self, count: int, first: int) -> list[tuple[int, int]]:
@@ -129,7 +129,7 @@ class Rounds:
         for rank, piece in enumerate(out):
             f, t = self.cut.bounds(rank, self.ranks)
             piece[: len(a), : t - f] = a[:, f:t]
-        return _joined(self.run.moved(self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
+        return _joined(self.ctx.moved(self.group.swap, out), one.counts)[:, : self.cut.share(self.group)]
 
     def swapped_back(self, gx: np.ndarray, one: Round) -> np.ndarray:
         """The gradient of this rank's samples, of all features: nothing is to be summed."""
@@ -139,7 +139,7 @@ class Rounds:
         mine = one.counts[self.rank]
         back = [
             piece[:mine, : t - f]
-            for rank, piece in enumerate(self.run.moved(self.group.swap, out, gradient=True))
+            for rank, piece in enumerate(self.ctx.moved(self.group.swap, out, gradient=True))
             for f, t in [self.cut.bounds(rank, self.ranks)]
         ]
         return np.concatenate(back, axis=1)

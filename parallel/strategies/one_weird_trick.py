@@ -25,9 +25,9 @@ from dataclasses import replace
 import numpy as np
 
 from collectives.steps import part
+from nn.core.context import ALONE, LayerContext
 from nn.core.layer import Sequential
 from nn.core.network import Network
-from nn.core.run import ALONE, Run
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.base import Exchange
@@ -75,13 +75,17 @@ class WeirdTrick(Whole):
     def join(self, trainer):
         """The two halves of the network: their layers, and how they see arrays."""
         trainer.loss = self.parts_loss
-        held, run = trainer.held, trainer.run
+        held, ctx = trainer.held, trainer.ctx
         root, at = held.root, self.at
         self.halves = [Sequential(*root.layers[:at]), Sequential(*root.layers[at:])]
-        self.runs = [Run(run.context, "", run.children[:at], None, run.end)]
-        self.runs.append(Run(run.context, "", run.children[at:], None, run.end))
-        self.views = [(trainer.p[:at], trainer.g[:at]), (trainer.p[at:], trainer.g[at:])]
-        self.group = run.context.groups.setdefault("tensor", Ranks(trainer.communicator))
+        self.views = [trainer.p[:at], trainer.p[at:]]
+        children = ctx.children[:at], ctx.children[at:]
+        self.contexts = [
+            LayerContext(ctx.network_context, half, "", inside, None, ctx.end)
+            for half, inside in zip(self.halves, children, strict=True)
+        ]
+        ctx.bind(trainer.g)
+        self.group = ctx.network_context.groups.setdefault("tensor", Ranks(trainer.communicator))
         layout = held.layout
         start = layout.ends[str(at)]  # of the convolutions' gradients, which are finished last
         ends = [end - start for end in layout.ends.values() if end > start]
@@ -89,7 +93,7 @@ class WeirdTrick(Whole):
             self.group.communicator, trainer.gradients[start:], ends, layout.size - start, **self.bucketing
         )
         self.start_of_convolutions = start
-        self.moves = Rounds(self.scheme, self.group, self.shape[-1], run)
+        self.moves = Rounds(self.scheme, self.group, self.shape[-1], ctx)
         statistics = held.state_layout.items(trainer.statistics)
         self.statistics = [array for name, array in statistics if int(name.partition(".")[0]) < at]
 
@@ -97,8 +101,8 @@ class WeirdTrick(Whole):
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """As Whole. Every rank takes part in every micro-batch, also without samples."""
-        context, batch, last = trainer.run.context, trainer.run.micro_batch, micro.addend is not None
-        batch.training, batch.pieces, context.ready = True, None, None
+        context, batch, last = trainer.ctx.network_context, trainer.ctx.micro_batch, micro.addend is not None
+        batch.training, batch.pieces, context.on_gradients_ready = True, None, None
         if not micro.adds:
             self.buckets.begin()
         pieces, loss = self.moves.samples(len(x), micro.first), 0.0
@@ -108,12 +112,11 @@ class WeirdTrick(Whole):
             context.micro_batch = batch
         if last:
             self.mean_statistics()
-            context.ready = lambda end: self.buckets.ready(end - self.start_of_convolutions)
+            context.on_gradients_ready = lambda end: self.buckets.ready(end - self.start_of_convolutions)
         trainer.tell(loss + before, total, micro)
         if some:
-            p, g = self.views[0]
             context.groups["data"] = self.group
-            self.halves[0].backward(p, g, ga, saved, self.runs[0])
+            self.halves[0].backward(self.views[0], ga, saved, self.contexts[0])
         else:
             trainer.exchange.skip(micro)
         if last:
@@ -131,23 +134,22 @@ class WeirdTrick(Whole):
 
     def forward(self, half: int, x: np.ndarray) -> tuple[np.ndarray, object]:
         """One half of the network, as its root would do it."""
-        context = self.runs[half].context
-        if context.half:
-            context.half.begin(None if half else x, context.micro_batch.training)
-        return self.halves[half].forward(self.views[half][0], x, self.runs[half])
+        context = self.contexts[half].network_context
+        if context.mixed_precision:
+            context.mixed_precision.begin(None if half else x, context.micro_batch.training)
+        return self.halves[half].forward(self.views[half], x, self.contexts[half])
 
     def rounds(self, trainer, a, y, total, pieces, adds: bool) -> tuple[float, np.ndarray]:
         """The loss of everybody's activations a, and its gradient with respect to this rank's."""
-        context, batch, loss = trainer.run.context, trainer.run.micro_batch, 0.0
-        p, g = self.views[1]
+        context, batch, loss = trainer.ctx.network_context, trainer.ctx.micro_batch, 0.0
         ga = np.zeros(a.shape, a.dtype)
         for number, (one, x, targets) in enumerate(self.moves.moved(a, y, [n for _, n in pieces])):
             samples = [(first + lo, hi - lo) for (first, _), (lo, hi) in zip(pieces, one.rows, strict=True)]
             context.micro_batch = replace(batch, pieces=samples, accumulate=adds or number > 0)
             z, saved = self.forward(1, x)
-            value, gz = trainer.loss(z, targets, trainer.mean_over(total), self.runs[1])
+            value, gz = trainer.loss(z, targets, trainer.mean_over(total), self.contexts[1])
             loss += value
-            gx = self.halves[1].backward(p, g, gz, saved, self.runs[1])
+            gx, _ = self.halves[1].backward(self.views[1], gz, saved, self.contexts[1])
             self.moves.take_back(gx, one, ga)
         return loss, ga
 
@@ -162,8 +164,8 @@ class WeirdTrick(Whole):
 
     def predict(self, trainer, x, training=False):
         """The outputs for this rank's samples; all compute them."""
-        context, batch = trainer.run.context, trainer.run.micro_batch
-        batch.training, batch.pieces, context.ready = training, None, None
+        context, batch = trainer.ctx.network_context, trainer.ctx.micro_batch
+        batch.training, batch.pieces, context.on_gradients_ready = training, None, None
         pieces = self.moves.samples(len(x), batch.sample)
         a, _ = self.convolve(context, x)
         found = np.empty((len(x), *trainer.network.out_shape), trainer.held.dtype)
@@ -184,11 +186,11 @@ class WeirdTrick(Whole):
 
     def look(self, trainer, part):
         """As Whole. All ranks go on together, or none: from the activations on each sees everybody's."""
-        trainer.run.micro_batch.sample, x = part
-        mine = trainer.held.bad_input(x, trainer.run)
+        trainer.ctx.micro_batch.sample, x = part
+        mine = trainer.held.bad_input(x, trainer.ctx)
         if any(trainer.mesh.allgather(mine is not None)):
             return mine
-        return trainer.held.first_bad(trainer.p, x, trainer.run, lambda: self.predict(trainer, x, True))
+        return trainer.held.first_bad(trainer.p, x, trainer.ctx, lambda: self.predict(trainer, x, True))
 
     def close(self):
         self.buckets.close()

@@ -22,17 +22,17 @@ def one_pass(layer, x, seed=0, dtype=None, setup=None, gy=None, w=None):
         if w is not None:
             array[...] = w[name]
     gradients = np.full_like(buffer, np.nan)
-    run = network.run(seed=seed)
-    run.context.input_gradient = x.dtype.kind == "f"
+    ctx = network.context(seed=seed)
+    ctx.network_context.input_gradient = x.dtype.kind == "f"
     if setup:
-        setup(run)
+        setup(ctx)
     p, g = network.layout.views(buffer), network.layout.views(gradients)
-    y, saved = network.forward(p, x, run)
+    y, saved = network.forward(p, x, ctx)
     if gy is None:
         gy = rng.standard_normal(y.shape).astype(dtype)
     kept = gy.copy()
     y_before = y.copy()
-    gx = network.backward(p, g, gy, saved, run)
+    gx = network.backward(p, g, gy, saved, ctx)
     assert np.array_equal(gy, kept), "backward changed gy"
     for name, array in network.layout.items(gradients):
         assert not np.isnan(array).any(), f"the gradient of {name} was not written, or not all of it"
@@ -43,7 +43,7 @@ def one_pass(layer, x, seed=0, dtype=None, setup=None, gy=None, w=None):
         w=dict(network.layout.items(buffer)),
         g=dict(network.layout.items(gradients)),
         network=network,
-        run=run,
+        ctx=ctx,
     )
 
 
@@ -81,17 +81,17 @@ def check_micro_batches(layer, x, setup=None):
     for name, array in network.layout.items(buffer):
         array[...] = whole.w[name]
     gradients = np.full_like(buffer, np.nan)
-    p, g, run = network.layout.views(buffer), network.layout.views(gradients), whole.run
+    p, g, ctx = network.layout.views(buffer), network.layout.views(gradients), whole.ctx
     cuts = [slice(0, 1), slice(1, 3), slice(3, len(x))]
     saved = {}
     for i, cut in enumerate(cuts):
-        run.micro_batch.sample = cut.start
-        y, saved[i] = network.forward(p, x[cut], run)
+        ctx.micro_batch.sample = cut.start
+        y, saved[i] = network.forward(p, x[cut], ctx)
         np.testing.assert_allclose(y, whole.y[cut], rtol=1e-10, atol=1e-12)
         del y
     for i in (1, 0, 2):
-        run.micro_batch.accumulate = i != 1
-        gx = network.backward(p, g, whole.gy[cuts[i]], saved.pop(i), run)
+        ctx.micro_batch.accumulate = i != 1
+        gx = network.backward(p, g, whole.gy[cuts[i]], saved.pop(i), ctx)
         if gx is not None:
             np.testing.assert_allclose(gx, whole.gx[cuts[i]], rtol=1e-10, atol=1e-12)
     for name, array in network.layout.items(gradients):

@@ -67,17 +67,17 @@ def test_where_x_and_gy_are_free_nothing_changes(layer):
     x = sample((5, 6))
     free = one_pass(Sequential(Linear(6, 6), layer, Linear(6, 6)), x)
     network = free.network
-    run = network.run()
-    run.context.input_gradient = True
-    assert run.children[1].x_free and run.children[1].gy_free
-    for child in run.children:
-        child.x_free = child.gy_free = False
+    ctx = network.context()
+    ctx.network_context.input_gradient = True
+    assert ctx.children[1].may_overwrite_input and ctx.children[1].may_overwrite_grad
+    for child in ctx.children:
+        child.may_overwrite_input = child.may_overwrite_grad = False
     buffer = network.layout.zeros(np.float64)
     for name, array in network.layout.items(buffer):
         array[...] = free.w[name]
     p, g = network.layout.views(buffer), network.layout.views(buffer.copy())
-    y, saved = network.forward(p, x, run)
-    gx = network.backward(p, g, free.gy, saved, run)
+    y, saved = network.forward(p, x, ctx)
+    gx = network.backward(p, g, free.gy, saved, ctx)
     assert np.array_equal(y, free.y)
     assert np.array_equal(gx, free.gx)
 

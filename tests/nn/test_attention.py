@@ -14,8 +14,8 @@ from nn.layers.attention import MultiHeadAttention, TransformerBlock
 PADDING = np.array([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 1, 0, 1, 0]], bool)
 
 
-def pad(run):
-    run.micro_batch.padding = PADDING
+def pad(ctx):
+    ctx.micro_batch.padding = PADDING
 
 
 def sample(shape=(3, 5, 12), seed=0):
@@ -118,8 +118,8 @@ def test_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("causal, padding", [(True, [[0, 0, 0], [1, 0, 0]]), (False, [[0, 0, 1], [1, 1, 1]])])
 def test_places_with_nothing_to_see_are_refused(causal, padding):
-    def mask(run):
-        run.micro_batch.padding = np.array(padding, bool)
+    def mask(ctx):
+        ctx.micro_batch.padding = np.array(padding, bool)
 
     layer = Sequential(MultiHeadAttention(4, 2, causal))
     with pytest.raises(ValueError, match=r"layer 0 .*sample 1, place 0: padding masks every place"):
@@ -127,8 +127,8 @@ def test_places_with_nothing_to_see_are_refused(causal, padding):
 
 
 def test_padding_in_front_is_no_matter_where_all_is_seen():
-    def mask(run):
-        run.micro_batch.padding = np.array([[1, 1, 0], [0, 1, 0]], bool)
+    def mask(ctx):
+        ctx.micro_batch.padding = np.array([[1, 1, 0], [0, 1, 0]], bool)
 
     result = one_pass(MultiHeadAttention(4, 2), sample((2, 3, 4)), setup=mask)
     expected = naive(result.w, sample((2, 3, 4)), 2, padding=np.array([[1, 1, 0], [0, 1, 0]], bool))

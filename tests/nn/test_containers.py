@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
 from nn.analysis.gradcheck import gradcheck
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, ShapeError, Spec
 from nn.core.network import Network
 from nn.layers.activations import BY_NAME, GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
@@ -28,13 +28,13 @@ class Average(Layer):
     def specs(self, in_shape):
         return {"count": Spec((1,), lambda rng, shape: np.zeros(shape), state=True)}, in_shape
 
-    def forward(self, p, x, run):
-        if run.training:
-            run.state.count += 1
+    def forward(self, p, x, ctx):
+        if ctx.training:
+            ctx.state.count += 1
         return x * 2, None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy * 2
+    def backward(self, p, gy, saved, ctx):
+        return gy * 2, {}
 
 
 CASES = [
@@ -45,9 +45,9 @@ CASES = [
     Residual(Tanh()),
     Residual(Sequential(Tanh(), Reshape(2, 2), Flatten())),
     Residual(Residual(Residual(Linear(4, 4)))),
-    Branches(Linear(4, 3), Sequential(Tanh(), Linear(4, 2)), Sigmoid(), Linear(4, 1)),
-    Branches(Tanh()),
-    Branches(Residual(Tanh()), Branches(Sigmoid(), Linear(4, 2))),
+    Parallel(Linear(4, 3), Sequential(Tanh(), Linear(4, 2)), Sigmoid(), Linear(4, 1)),
+    Parallel(Tanh()),
+    Parallel(Residual(Tanh()), Parallel(Sigmoid(), Linear(4, 2))),
     Recompute(Sequential(Linear(4, 5), GELU(), Dropout(0.4), Linear(5, 3))),
     Recompute(Linear(4, 3)),
     Recompute(Residual(Sequential(Linear(4, 4), Tanh()))),
@@ -76,7 +76,7 @@ def test_residual_adds():
 
 def test_branches_concatenate():
     x = sample((5, 3, 4))
-    result = one_pass(Branches(Linear(4, 3), Tanh(), Linear(4, 2)), x)
+    result = one_pass(Parallel(Linear(4, 3), Tanh(), Linear(4, 2)), x)
     w = result.w
     expected = np.concatenate([x @ w["0.W"] + w["0.b"], np.tanh(x), x @ w["2.W"] + w["2.b"]], axis=-1)
     np.testing.assert_allclose(result.y, expected, rtol=1e-13)
@@ -87,7 +87,7 @@ def test_branches_concatenate():
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 2**31))
 def test_branches_of_any_width(widths, features, seed):
     x = sample((3, features), seed)
-    result = one_pass(Branches(*(Linear(features, w) for w in widths)), x)
+    result = one_pass(Parallel(*(Linear(features, w) for w in widths)), x)
     whole = {kind: np.concatenate([result.w[f"{i}.{kind}"] for i in range(len(widths))], axis=-1) for kind in "Wb"}
     single = one_pass(Linear(features, sum(widths)), x, w=whole, gy=result.gy)
     np.testing.assert_allclose(result.y, single.y, rtol=1e-12, atol=1e-13)
@@ -101,10 +101,10 @@ def test_finished_gradients_are_a_growing_prefix(layer):
     network = Network(layer, (4,), np.float64)
     buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     network.layout.initialize(buffer, 0)
-    run, seen = network.run(), []
-    run.context.ready = lambda end: seen.append((end, gradients[:end].copy()))
-    y, saved = network.forward(network.layout.views(buffer), sample(), run)
-    network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, run)
+    ctx, seen = network.context(), []
+    ctx.network_context.on_gradients_ready = lambda end: seen.append((end, gradients[:end].copy()))
+    y, saved = network.forward(network.layout.views(buffer), sample(), ctx)
+    network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, ctx)
     ends = [end for end, _ in seen]
     assert ends == sorted(ends) and ends[-1] == network.layout.size
     for end, prefix in seen:
@@ -116,13 +116,13 @@ def test_first_layers_compute_no_input_gradient():
         network = Network(layer, (4,), np.float64)
         buffer = network.layout.zeros(np.float64)
         network.layout.initialize(buffer, 0)
-        p, run = network.layout.views(buffer), network.run()
+        p, ctx = network.layout.views(buffer), network.context()
         with_gx = one_pass(layer, sample())
         gradients = network.layout.zeros(np.float64)
         for name, array in network.layout.items(buffer):
             array[...] = with_gx.w[name]
-        _, saved = network.forward(p, sample(), run)
-        gx = network.backward(p, network.layout.views(gradients), with_gx.gy, saved, run)
+        _, saved = network.forward(p, sample(), ctx)
+        gx = network.backward(p, network.layout.views(gradients), with_gx.gy, saved, ctx)
         assert gx is None
         for name, array in network.layout.items(gradients):
             np.testing.assert_allclose(array, with_gx.g[name], rtol=1e-13, atol=1e-15)
@@ -136,11 +136,14 @@ def test_recompute_changes_nothing_but_memory():
     assert np.array_equal(plain.y, again.y) and np.array_equal(plain.gx, again.gx)
     for name in plain.g:
         assert np.array_equal(plain.g[name], again.g[name])
-    assert plain.run.children[1].children[3].state.count == again.run.children[1].children[3].state.count == 1
+    assert plain.ctx.children[1].children[3].state.count == again.ctx.children[1].children[3].state.count == 1
     network = again.network
-    p, run = network.layout.views(network.layout.zeros(np.float64)), network.run()
-    _, saved = network.forward(p, sample(), run)
-    assert saved[1][0].shape == (5, 4) and len(saved[1]) == 2
+    p, ctx = network.layout.views(network.layout.zeros(np.float64)), network.context()
+    _, saved = network.forward(p, sample(), ctx)
+    assert saved[1][0].shape == (5, 4) and len(saved[1]) == 3
+    network.backward(p, network.layout.views(network.layout.zeros(np.float64)), np.ones((5, 3)), saved, ctx)
+    _, saved = network.forward(p, sample(), ctx)
+    assert saved[1][2] is None, "the output is kept in the first pass only, to be compared"
 
 
 def test_recompute_sees_the_pass_as_it_was():
@@ -148,46 +151,46 @@ def test_recompute_sees_the_pass_as_it_was():
     network = Network(Recompute(Sequential(Linear(4, 40), Dropout(0.5), Linear(40, 2))), (4,), np.float64)
     buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     network.layout.initialize(buffer, 0)
-    p, g, run = network.layout.views(buffer), network.layout.views(gradients), network.run()
-    run.context.input_gradient = True
-    run.micro_batch.sample, run.micro_batch.step = 3, 7
-    y, saved = network.forward(p, sample(), run)
+    p, g, ctx = network.layout.views(buffer), network.layout.views(gradients), network.context()
+    ctx.network_context.input_gradient = True
+    ctx.micro_batch.sample, ctx.micro_batch.step = 3, 7
+    y, saved = network.forward(p, sample(), ctx)
     gy = np.ones_like(y)
-    run.micro_batch.sample, run.micro_batch.step, run.micro_batch.training = 11, 8, False
+    ctx.micro_batch.sample, ctx.micro_batch.step, ctx.micro_batch.training = 11, 8, False
     seen = []
-    run.context.watch = lambda path, layer, y: seen.append(path)
-    gx = network.backward(p, g, gy, saved, run)
-    assert (run.micro_batch.sample, run.micro_batch.step, run.micro_batch.training, seen) == (11, 8, False, [])
+    ctx.network_context.after_forward = lambda path, layer, y: seen.append(path)
+    gx = network.backward(p, g, gy, saved, ctx)
+    assert (ctx.micro_batch.sample, ctx.micro_batch.step, ctx.micro_batch.training, seen) == (11, 8, False, [])
     x = sample()
-    run.micro_batch.sample, run.micro_batch.step, run.micro_batch.training = 3, 7, True
+    ctx.micro_batch.sample, ctx.micro_batch.step, ctx.micro_batch.training = 3, 7, True
     eps, d = 1e-6, sample(seed=5)
     difference = (
-        (network.forward(p, x + eps * d, run)[0].sum() - network.forward(p, x - eps * d, run)[0].sum()) / eps / 2
+        (network.forward(p, x + eps * d, ctx)[0].sum() - network.forward(p, x - eps * d, ctx)[0].sum()) / eps / 2
     )
     assert (gx * d).sum() == pytest.approx(difference, rel=1e-6)
 
 
 def test_every_layer_is_watched():
-    layer = Sequential(Residual(Linear(4, 4)), Branches(Linear(4, 2), Sequential(Tanh())), Recompute(Linear(6, 2)))
+    layer = Sequential(Residual(Linear(4, 4)), Parallel(Linear(4, 2), Sequential(Tanh())), Recompute(Linear(6, 2)))
     network = Network(layer, (4,), np.float64)
-    run, seen = network.run(), []
-    run.context.watch = lambda path, layer, y: seen.append(path)
-    network.forward(network.layout.views(network.layout.zeros(np.float64)), sample(), run)
-    assert seen == ["0.body", "0", "1.0", "1.1.0", "1.1", "1", "2"]
+    ctx, seen = network.context(), []
+    ctx.network_context.after_forward = lambda path, layer, y: seen.append(path)
+    network.forward(network.layout.views(network.layout.zeros(np.float64)), sample(), ctx)
+    assert seen == ["0.body", "0", "1.0", "1.1.0", "1.1", "1", "2", ""]
 
 
 def test_bad_values_are_traced_through_containers():
     network = Network(Sequential(Residual(Sequential(Linear(4, 4), Tanh())), Linear(4, 2)), (4,), np.float64)
     buffer = network.layout.zeros(np.float64)
     dict(network.layout.items(buffer))["0.body.0.b"][2] = np.nan
-    bad = network.first_bad(network.layout.views(buffer), sample(), network.run())
+    bad = network.first_bad(network.layout.views(buffer), sample(), network.context())
     assert bad.place == "the output of layer 0.body.0 (Linear(4, 4))"
     assert bad.samples == list(range(len(sample())))
 
 
 def test_shapes_macs_and_summary():
     layer = Sequential(
-        Residual(Sequential(Linear(4, 6), Linear(6, 4)), Linear(4, 4)), Branches(Linear(4, 2), Linear(4, 3))
+        Residual(Sequential(Linear(4, 6), Linear(6, 4)), Linear(4, 4)), Parallel(Linear(4, 2), Linear(4, 3))
     )
     network = Network(layer, (4,))
     assert layer.macs((4,)) == 24 + 24 + 16 + 8 + 12
@@ -202,7 +205,7 @@ def test_shapes_macs_and_summary():
     [
         *(a() for a in (*BY_NAME.values(), Softmax, LogSoftmax, Dropout, Flatten, SinusoidalPositions)),
         *(Linear(4, 3), LearnedPositions(5, 4), MultiHeadAttention(4, 2), TransformerBlock(4, 2), Reshape(12)),
-        *(Residual(Linear(4, 4)), Branches(Linear(4, 4), Tanh()), Recompute(Sequential(Tanh(), Linear(4, 4)))),
+        *(Residual(Linear(4, 4)), Parallel(Linear(4, 4), Tanh()), Recompute(Sequential(Tanh(), Linear(4, 4)))),
         Sequential(Embedding(5, 4, padding=0), TiedLinear("0.W", 4, 5)),
     ],
     ids=repr,
@@ -220,18 +223,18 @@ def test_what_does_not_fit_is_refused_by_name():
         (Sequential(Residual(Linear(4, 3))), r"layer 0 .*the body makes \(3,\) .*the shortcut \(4,\)"),
         (Sequential(Residual(Linear(4, 3), Linear(4, 2))), r"the shortcut \(2,\)"),
         (Sequential(Residual(Sequential(ReLU(), Linear(5, 4)))), r"layer 0\.body\.1 .*expects 5 features"),
-        (Sequential(Branches(Linear(4, 3), Sequential(Linear(3, 4)))), r"layer 0\.1\.0 .*expects 3 features"),
-        (Sequential(Branches(Reshape(2, 2), Linear(4, 2))), r"layer 0 .*agree in all axes but the last"),
+        (Sequential(Parallel(Linear(4, 3), Sequential(Linear(3, 4)))), r"layer 0\.1\.0 .*expects 3 features"),
+        (Sequential(Parallel(Reshape(2, 2), Linear(4, 2))), r"layer 0 .*agree in all axes but the last"),
         (Sequential(Recompute(Linear(3, 4))), r"layer 0 .*expects 3 features"),
         (Sequential(Reshape(3, 2)), r"layer 0 .*4 elements.*\(3, 2\)"),
     ):
         with pytest.raises(ShapeError, match=words):
             Network(layer, (4,))
     with pytest.raises(ValueError, match="at least one"):
-        Branches()
+        Parallel()
     for make, words in (
         (lambda: Residual(Linear(4, 4), Tanh), r"Residual: entry 1 .*not a Layer"),
-        (lambda: Branches(Tanh(), None), r"Branches: entry 1 is None"),
+        (lambda: Parallel(Tanh(), None), r"Parallel: entry 1 is None"),
         (lambda: Recompute(Tanh), r"Recompute: entry 0 .*not the class"),
     ):
         with pytest.raises(TypeError, match=words):

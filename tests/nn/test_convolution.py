@@ -258,8 +258,8 @@ def test_empty_batch(algorithm):
 
 
 def test_first_layer_computes_no_input_gradient():
-    def setup(run):
-        run.context.input_gradient = False
+    def setup(ctx):
+        ctx.network_context.input_gradient = False
 
     assert one_pass(Conv2d(3, 4, 3), sample((2, 6, 5, 3)), setup=setup).gx is None
 
@@ -269,12 +269,12 @@ def test_a_step_allocates_nothing_large(algorithm):
     network = Network(Sequential(*(Forced(algorithm, 8, 8, 3, padding=1) for _ in range(2))), (32, 32, 8))
     w, g = network.layout.zeros(np.float32), network.layout.zeros(np.float32)
     network.layout.initialize(w, 0)
-    p, gp, run = network.layout.views(w), network.layout.views(g), network.run()
+    p, gp, ctx = network.layout.views(w), network.layout.views(g), network.context()
     x = sample((16, 32, 32, 8)).astype(np.float32)
 
     def step():
-        y, saved = network.forward(p, x, run)
-        network.backward(p, gp, y, saved, run)
+        y, saved = network.forward(p, x, ctx)
+        network.backward(p, gp, y, saved, ctx)
 
     step(), step()
     tracemalloc.start()

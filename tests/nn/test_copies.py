@@ -140,7 +140,8 @@ def test_threads_predict_with_one_network(kind):
         expected = [model.predict(x, **more).copy() for x in inputs]
         assert several(4, work) == [0] * 4
     if kind != "trainer":
-        assert 1 <= len(model._idle) <= 4 and len({id(run.context.memory) for run in model._idle}) == len(model._idle)
+        pools = {id(ctx.network_context.pool) for ctx in model._idle}
+        assert 1 <= len(model._idle) <= 4 and len(pools) == len(model._idle)
 
 
 def test_predictions_and_evaluation_while_another_thread_trains():

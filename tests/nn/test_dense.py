@@ -65,21 +65,21 @@ def test_gradients_by_an_older_version_of_the_weights():
     network = Network(Sequential(Linear(4, 6), Sigmoid(), Linear(6, 3)), (4,), np.float64)
     old = network.layout.zeros(np.float64)
     network.layout.initialize(old, 0)
-    run, gradients = network.run(), [network.layout.zeros(np.float64) for _ in range(2)]
+    ctx, gradients = network.context(), [network.layout.zeros(np.float64) for _ in range(2)]
     new = old.copy()
     p_old, p_new = network.layout.views(old), network.layout.views(new)
-    y, saved = network.forward(p_old, sample(), run)
-    network.backward(p_old, network.layout.views(gradients[0]), np.ones_like(y), saved, run)
-    y, saved = network.forward(p_new, sample(), run)
+    y, saved = network.forward(p_old, sample(), ctx)
+    network.backward(p_old, network.layout.views(gradients[0]), np.ones_like(y), saved, ctx)
+    y, saved = network.forward(p_new, sample(), ctx)
     new += 1.0
-    network.backward(p_old, network.layout.views(gradients[1]), np.ones_like(y), saved, run)
+    network.backward(p_old, network.layout.views(gradients[1]), np.ones_like(y), saved, ctx)
     assert np.array_equal(*gradients)
 
 
 def test_first_layer_computes_no_input_gradient():
     network = Network(Sequential(Flatten(), Sigmoid(), Linear(4, 6), Linear(6, 3)), (2, 2), np.float64)
-    runs = network.run().children
-    assert [run.wants_gx for run in runs] == [False, False, False, True]
+    runs = network.context().children
+    assert [ctx.needs_input_grad for ctx in runs] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_what_does_not_fit_is_refused_by_name(layer, shape, words):
 
 def test_batches_that_do_not_fit_are_refused():
     network = Network(Sequential(Linear(4, 3)), (4,))
-    p, run = network.layout.views(network.layout.zeros(np.float32)), network.run()
+    p, ctx = network.layout.views(network.layout.zeros(np.float32)), network.context()
     with pytest.raises(ShapeError, match=r"\(N, 4\), given \(5, 3\)"):
-        network.forward(p, np.zeros((5, 3), np.float32), run)
+        network.forward(p, np.zeros((5, 3), np.float32), ctx)
     with pytest.raises(TypeError, match="float32, given float64"):
-        network.forward(p, np.zeros((5, 4)), run)
+        network.forward(p, np.zeros((5, 4)), ctx)
     with pytest.raises(TypeError, match="float32, given int64"):
-        network.forward(p, np.zeros((5, 4), np.int64), run)
+        network.forward(p, np.zeros((5, 4), np.int64), ctx)
     with pytest.raises(TypeError, match="float32 or float64"):
         Network(Sequential(Linear(4, 3)), (4,), np.float16)
     with pytest.raises(ValueError, match="at least 1"):

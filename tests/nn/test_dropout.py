@@ -13,14 +13,14 @@ from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout, keep_mask
 
 
-def masked(run, shape=(8, 5), rate=0.5):
-    return keep_mask(Dropout(rate).kept, shape, run).copy()
+def masked(ctx, shape=(8, 5), rate=0.5):
+    return keep_mask(Dropout(rate).kept, shape, ctx).copy()
 
 
 def a_run(layer=None, seed=0, step=0, sample=0):
-    run = Network(layer or Dropout(), (5,), np.float64).run(seed=seed)
-    run.micro_batch.step, run.micro_batch.sample = step, sample
-    return run
+    ctx = Network(layer or Dropout(), (5,), np.float64).context(seed=seed)
+    ctx.micro_batch.step, ctx.micro_batch.sample = step, sample
+    return ctx
 
 
 def test_gradient_and_contract():
@@ -42,8 +42,8 @@ def test_rate_and_scale(rate):
 
 
 def test_evaluation_is_the_identity():
-    def evaluate(run):
-        run.micro_batch.training = False
+    def evaluate(ctx):
+        ctx.micro_batch.training = False
 
     x = np.random.default_rng(0).standard_normal((3, 5))
     result = one_pass(Dropout(0.5), x, setup=evaluate)
@@ -67,7 +67,7 @@ def test_streams_differ_by_seed_step_and_layer():
     others = [
         masked(a_run(seed=1), (4, 100)),
         masked(a_run(step=1), (4, 100)),
-        *(masked(child, (4, 100)) for child in network.run().children),
+        *(masked(child, (4, 100)) for child in network.context().children),
     ]
     for mask in others:
         assert 100 < np.count_nonzero(mask != base) < 300

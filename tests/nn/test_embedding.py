@@ -61,14 +61,14 @@ def test_pytorch():
 
 def test_ids_out_of_the_vocabulary_are_named():
     network = Network(Sequential(Embedding(7, 4)), (5,))
-    p, run = network.layout.views(network.layout.zeros(np.float32)), network.run()
+    p, ctx = network.layout.views(network.layout.zeros(np.float32)), network.context()
     for bad in (7, -1):
         ids = IDS.copy()
         ids[4, 2] = bad
         with pytest.raises(ValueError, match=rf"layer 0 .*id {bad} of sample 4, place \[2\].*0 to 6"):
-            network.forward(p, ids, run)
+            network.forward(p, ids, ctx)
     with pytest.raises(TypeError, match=r"layer 0 .*integer ids"):
-        network.forward(p, IDS.astype(np.float32), run)
+        network.forward(p, IDS.astype(np.float32), ctx)
 
 
 def test_padding_reaches_attention():
@@ -134,10 +134,10 @@ def test_finished_prefix_with_ties():
     network = Network(Sequential(Embedding(7, 4), Linear(4, 4), TiedLinear("0.W", 4, 7)), (5,), np.float64)
     buffer, gradients = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     network.layout.initialize(buffer, 0)
-    run, seen = network.run(), []
-    run.context.ready = lambda end: seen.append((end, gradients[:end].copy()))
-    y, saved = network.forward(network.layout.views(buffer), IDS, run)
-    network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, run)
-    assert [end for end, _ in seen] == [0, 32, 64]
+    ctx, seen = network.context(), []
+    ctx.network_context.on_gradients_ready = lambda end: seen.append((end, gradients[:end].copy()))
+    y, saved = network.forward(network.layout.views(buffer), IDS, ctx)
+    network.backward(network.layout.views(buffer), network.layout.views(gradients), y.copy(), saved, ctx)
+    assert [end for end, _ in seen] == [0, 32, 64, 64]
     for end, prefix in seen:
         assert np.array_equal(gradients[:end], prefix)

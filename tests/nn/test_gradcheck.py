@@ -5,7 +5,7 @@ import pytest
 
 from nn import losses
 from nn.analysis.gradcheck import gradcheck
-from nn.core.layer import Layer, Sequential, Spec
+from nn.core.layer import Layer, Sequential, ShapeError, Spec
 from nn.initializers import ones, zeros
 from nn.layers.activations import Sigmoid, Tanh
 from nn.layers.dense import Linear
@@ -30,26 +30,31 @@ class Scale(Layer):
     def specs(self, in_shape):
         return {"a": Spec(in_shape, ones), "b": Spec(in_shape, zeros)}, in_shape
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         y = (p.a * x) ** 2 + p.b
         if self.mistake == "overwrites x":
             x *= 1.5
         return y, x
 
-    def backward(self, p, g, gy, x, run):
+    def backward(self, p, gy, x, ctx):
         slope = 2 * p.a * x * gy
-        if self.mistake == "always adds":
-            g.a += (slope * x).sum(0)
-        elif self.mistake == "always writes":
-            g.a[...] = (slope * x).sum(0)
+        ga = (slope * x).sum(0)
+        if self.mistake == "writes in place of adding":
+            gradients = {"a": lambda array: np.copyto(array, ga)}
         elif self.mistake == "leaves one out":
-            run.add(g.a[1:], (slope * x).sum(0)[1:])
+            ga[0] = 0
+            gradients = {"a": ga}
         else:
-            run.add(g.a, (slope * x).sum(0) * (1.001 if self.mistake == "slightly wrong parameter" else 1))
-        if self.mistake != "forgotten parameter":
-            run.add(g.b, gy.sum(0) / (len(x) if self.mistake == "mean for sum" else 1))
+            gradients = {"a": ga * (1.001 if self.mistake == "slightly wrong parameter" else 1)}
+        gradients["b"] = gy.sum(0) / (len(x) if self.mistake == "mean for sum" else 1)
+        if self.mistake == "forgotten parameter":
+            del gradients["b"]
+        if self.mistake == "another name":
+            gradients["c"] = gradients.pop("b")
+        if self.mistake == "another shape":
+            gradients["b"] = gy.sum()[None]
         if self.mistake == "ignores gy":
-            return 2 * p.a**2 * x
+            return 2 * p.a**2 * x, gradients
         gx = p.a * slope
         if self.mistake == "wrong sign":
             gx = -gx
@@ -62,8 +67,10 @@ class Scale(Layer):
         if self.mistake == "overwrites gy":
             gy[...] = gx
         if self.mistake == "returns nothing":
+            return None, gradients
+        if self.mistake == "forgets to return":
             return None
-        return gx.astype(np.float32) if self.mistake == "another dtype" else gx
+        return (gx.astype(np.float32) if self.mistake == "another dtype" else gx), gradients
 
 
 def test_the_layer_without_a_mistake_passes():
@@ -75,14 +82,12 @@ def test_the_layer_without_a_mistake_passes():
     "mistake",
     [
         "slightly wrong parameter",
-        "forgotten parameter",
         "mean for sum",
         "ignores gy",
         "wrong sign",
         "rows mixed up",
         "one entry",
-        "always adds",
-        "always writes",
+        "writes in place of adding",
         "leaves one out",
     ],
 )
@@ -103,10 +108,14 @@ def test_overwriting_the_input_is_caught():
         ("overwrites gy", "backward overwrote gy"),
         ("returns nothing", r"backward must return dLoss/dx, float64\(\d, 3\), given None"),
         ("another dtype", r"must return dLoss/dx, float64\(\d, 3\), given float32"),
+        ("forgets to return", r"backward must return a pair \(gx, gradients\).*given None \(is a return missing\?\)"),
+        ("forgotten parameter", "must return the gradients of a, b, as specs names them, given those of a"),
+        ("another name", "must return the gradients of a, b, as specs names them, given those of a, c"),
+        ("another shape", r"the gradient of b must have its shape \(3,\), given \(1,\)"),
     ],
 )
 def test_what_backward_owes_others_is_checked(mistake, said, samples):
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises((AssertionError, TypeError, ShapeError), match=said):
         gradcheck(Scale(mistake), X[:samples].copy())
 
 
@@ -116,13 +125,13 @@ class Roots(Layer):
     def __init__(self, root=True):
         self.root = root
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         with np.errstate(invalid="ignore"):
             return (np.sqrt(x) if self.root else x.copy()), x
 
-    def backward(self, p, g, gy, x, run):
+    def backward(self, p, gy, x, ctx):
         with np.errstate(invalid="ignore"):
-            return gy / (2 * np.sqrt(x)) if self.root else gy * np.nan
+            return (gy / (2 * np.sqrt(x)) if self.root else gy * np.nan), {}
 
 
 def test_what_is_not_finite_is_caught():
@@ -142,16 +151,16 @@ def test_ids_are_not_perturbed_but_their_table_is():
         def specs(self, in_shape):
             return {"W": Spec((5, 2), ones)}, (*in_shape, 2)
 
-        def forward(self, p, x, run):
+        def forward(self, p, x, ctx):
             return p.W[x] ** 2, x
 
-        def backward(self, p, g, gy, x, run):
-            gW = np.zeros_like(g.W)
+        def backward(self, p, gy, x, ctx):
+            gW = np.zeros_like(p.W)
             if self.right:
                 np.add.at(gW, x, 2 * p.W[x] * gy)
             else:
                 gW[x] += 2 * p.W[x] * gy  # repeated ids count once
-            run.add(g.W, gW)
+            return None, {"W": gW}
 
     ids = np.array([[0, 1], [1, 4]])
     assert gradcheck(Table(True), ids) < 1e-8
@@ -193,8 +202,8 @@ class Squares(losses.Loss):
     def __init__(self, mistake=""):
         self.mistake = mistake
 
-    def __call__(self, z, target, total, run):
-        gz, d = run.empty(z.shape, z.dtype), z - target
+    def __call__(self, z, target, total, ctx):
+        gz, d = ctx.empty(z.shape, z.dtype), z - target
         match self.mistake:
             case "adds":
                 gz += d / total

@@ -6,9 +6,10 @@ from test_models import SMALL
 
 import nn
 from nn.analysis.gradcheck import gradcheck
+from nn.core.context import Group, MicroBatch
+from nn.core.gradients import Product
 from nn.core.layer import Layer, Sequential, Spec
 from nn.core.network import Network
-from nn.core.run import Group, MicroBatch
 from nn.initializers import glorot
 from nn.models import build
 from nn.models.googlenet import Auxiliary
@@ -37,7 +38,7 @@ LAYERS = {  # every kind of layer, alone or where it can stand: (layer, shape of
     nn.LocalResponseNorm: (Sequential(nn.Conv2d(8, 6, 1), nn.LocalResponseNorm(3)), IMAGE),
     nn.Dropout: (Sequential(linear(), nn.Dropout(0.4), nn.Linear(6, 3)), (8,)),
     nn.Residual: (Sequential(nn.Residual(Sequential(nn.LearnedPositions(5, 8), linear(8))), nn.Tanh()), SEQUENCE),
-    nn.Branches: (nn.Branches(linear(2), Sequential(linear(3), nn.Tanh()), nn.Tanh()), (8,)),
+    nn.Parallel: (nn.Parallel(linear(2), Sequential(linear(3), nn.Tanh()), nn.Tanh()), (8,)),
     nn.Recompute: (Sequential(nn.Recompute(Sequential(linear(), nn.Dropout(0.5))), nn.Tanh(), nn.Linear(6, 2)), (8,)),
     nn.Sequential: (Sequential(linear(), nn.Sigmoid(), nn.Linear(6, 2)), (8,)),
     Auxiliary: (Auxiliary(linear(3), Sequential(nn.Dropout(0.3), linear(3))), (8,)),
@@ -47,7 +48,7 @@ LAYERS = {  # every kind of layer, alone or where it can stand: (layer, shape of
     nn.AdaptiveAvgPool2d: (Sequential(nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(2)), IMAGE),
     nn.GlobalAvgPool2d: (Sequential(nn.Conv2d(8, 4, 1), nn.GlobalAvgPool2d()), IMAGE),
     nn.GlobalMaxPool2d: (Sequential(nn.Conv2d(8, 4, 1), nn.GlobalMaxPool2d()), IMAGE),
-    nn.Recurrent: (Sequential(linear(8), nn.Recurrent(8, 6), nn.Tanh()), SEQUENCE),
+    nn.RNN: (Sequential(linear(8), nn.RNN(8, 6), nn.Tanh()), SEQUENCE),
     nn.LSTM: (Sequential(nn.LSTM(8, 6, truncate=2, learn_state=True), nn.LSTM(6, 3, last=True)), SEQUENCE),
     nn.Flatten: (Sequential(nn.Flatten(), nn.Linear(40, 3)), SEQUENCE),
     nn.Reshape: (Sequential(nn.Reshape(8, 5), nn.Linear(5, 3)), SEQUENCE),
@@ -82,22 +83,22 @@ class Pass:
             self.x[:, 0] = 1  # a sequence that is nothing but padding cannot be looked at
         self.g = np.full_like(w, np.nan)
         self.p, self.views = layout.views(w), layout.views(self.g)
-        self.run = network.run(seed=seed)
-        self.run.context.input_gradient = not network.takes_ids
+        self.ctx = network.context(seed=seed)
+        self.ctx.network_context.input_gradient = not network.takes_ids
         self.gy, self.listens = {}, layout.size < 10_000
 
     def compute(self, order: str, accumulate: bool = False):
         """Gradients, the micro-batches' input gradients and what was told to be finished, in an order such as F0 B0."""
         parts = {"0": FIRST, "1": SECOND}
         batches = {name: MicroBatch(step=3, sample=part.start) for name, part in parts.items()}
-        run, told, gx, saved = self.run, [], {}, {}
+        ctx, told, gx, saved = self.ctx, [], {}, {}
         if self.listens:
-            run.context.ready = lambda end: told.append((end, self.g[:end].copy()))
+            ctx.network_context.on_gradients_ready = lambda end: told.append((end, self.g[:end].copy()))
         self.g[:] = 1 if accumulate else np.nan
         for kind, name in order.split():
             batch = batches[name]
             if kind == "F":
-                y, saved[name] = self.network.forward(self.p, self.x[parts[name]], run, batch)
+                y, saved[name] = self.network.forward(self.p, self.x[parts[name]], ctx, batch)
                 if name not in self.gy:
                     self.gy[name] = np.random.default_rng(int(name)).standard_normal(y.shape).astype(y.dtype)
                 del y
@@ -106,10 +107,10 @@ class Pass:
             if kind in "BW":
                 accumulate = True
             if kind == "W":
-                self.network.backward_weights(run, batch)
+                self.network.backward_weights(ctx, batch)
                 continue
             back = self.network.backward if kind == "B" else self.network.backward_inputs
-            found = back(self.p, self.views, self.gy[name].copy(), saved.pop(name), run, batch)
+            found = back(self.p, self.views, self.gy[name].copy(), saved.pop(name), ctx, batch)
             gx[name] = None if found is None else found.copy()
             del found
         return self.g.copy(), gx, told
@@ -204,11 +205,11 @@ def test_padding_dropout_and_ties_in_flight(recompute):
     network = Network(encoder(recompute), (6,), np.float64)
     given, whole = Pass(network), Pass(Network(encoder(False), (6,), np.float64))
     given.x = whole.x = ids
-    whole.run.micro_batch.step = 3
-    y, saved = whole.network.forward(whole.p, ids, whole.run)
+    whole.ctx.micro_batch.step = 3
+    y, saved = whole.network.forward(whole.p, ids, whole.ctx)
     gy = y * y
     given.gy = {"0": gy[FIRST], "1": gy[SECOND]}
-    whole.network.backward(whole.p, whole.views, gy.copy(), saved, whole.run)
+    whole.network.backward(whole.p, whole.views, gy.copy(), saved, whole.ctx)
     one_after_another, _, _ = given.compute("F0 B0 F1 B1")
     real = ~np.isnan(whole.g)
     np.testing.assert_allclose(one_after_another[real], whole.g[real], rtol=1e-9, atol=1e-12)
@@ -226,8 +227,8 @@ def test_padding_of_a_micro_batch_is_its_own():
     kept, _, _ = given.compute("F0 B0 F1 B1")
     assert same(given.compute("F0 F1 B0 B1")[0], kept)
     first, second = MicroBatch(), MicroBatch()
-    given.network.forward(given.p, given.x[FIRST], given.run, first)
-    given.network.forward(given.p, given.x[SECOND], given.run, second)
+    given.network.forward(given.p, given.x[FIRST], given.ctx, first)
+    given.network.forward(given.p, given.x[SECOND], given.ctx, second)
     assert first.padding.any() and not second.padding.any()
 
 
@@ -236,7 +237,7 @@ def test_what_a_micro_batch_is_told_changes_its_masks():
     given = Pass(Network(Sequential(nn.Linear(8, 6), nn.Dropout(0.5)), (8,), np.float64))
     masks = []
     for batch in MicroBatch(), MicroBatch(sample=3), MicroBatch(step=1), MicroBatch(training=False):
-        y, _ = given.network.forward(given.p, given.x, given.run, batch)
+        y, _ = given.network.forward(given.p, given.x, given.ctx, batch)
         masks.append((y != 0).tobytes())
     assert len(set(masks)) == 4
 
@@ -254,21 +255,21 @@ def test_sums_over_ranks_in_two_halves():
     """They are made at once, in the array of which the gradients have been noted before."""
     layers = Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, synchronized=True), nn.Tanh())
     given = Pass(Network(layers, (8,), np.float64))
-    given.run.context.groups["data"] = TwoAlike()
+    given.ctx.network_context.groups["data"] = TwoAlike()
     assert_same(given.compute("F0 I0 W0"), given.compute("F0 B0"))
 
 
 def test_halves_in_the_wrong_order_are_refused():
     given = case(nn.Linear)
     batch = MicroBatch()
-    y, saved = given.network.forward(given.p, given.x, given.run, batch)
+    y, saved = given.network.forward(given.p, given.x, given.ctx, batch)
     with pytest.raises(RuntimeError, match="needs a backward_inputs"):
-        given.network.backward_weights(given.run, batch)
-    given.network.backward_inputs(given.p, given.views, y, saved, given.run, batch)
+        given.network.backward_weights(given.ctx, batch)
+    given.network.backward_inputs(given.p, given.views, y, saved, given.ctx, batch)
     with pytest.raises(RuntimeError, match="has to come before"):
-        given.network.backward_inputs(given.p, given.views, y, saved, given.run, batch)
-    given.network.backward_weights(given.run, batch)
-    assert batch.waiting is None
+        given.network.backward_inputs(given.p, given.views, y, saved, given.ctx, batch)
+    given.network.backward_weights(given.ctx, batch)
+    assert batch.deferred is None
 
 
 def test_nothing_is_made_before_its_time():
@@ -278,12 +279,12 @@ def test_nothing_is_made_before_its_time():
         g, _, _ = given.compute("F0 B0")
         batch = MicroBatch(step=3)
         given.g[:] = np.nan
-        _, saved = given.network.forward(given.p, given.x[FIRST], given.run, batch)
-        given.network.backward_inputs(given.p, given.views, given.gy["0"].copy(), saved, given.run, batch)
+        _, saved = given.network.forward(given.p, given.x[FIRST], given.ctx, batch)
+        given.network.backward_inputs(given.p, given.views, given.gy["0"].copy(), saved, given.ctx, batch)
         assert np.isnan(given.g).all(), name
         for part in flat(given.p):
             part[...] = np.nan
-        given.network.backward_weights(given.run, batch)
+        given.network.backward_weights(given.ctx, batch)
         assert same(given.g, g), name
 
 
@@ -300,7 +301,7 @@ def test_whoever_takes_factors_gets_them_when_the_weights_are_made():
     given = case(nn.Sequential)
     expected, _, _ = given.compute("F0 B0")
     taken = []
-    given.run.context.factors = {"2": lambda x, gy: taken.append((x, gy))}
+    given.ctx.network_context.factors = {"2.W": lambda x, gy: taken.append((x, gy))}
     for order in ("F0 B0", "F0 I0 W0"):
         taken.clear()
         g, _, _ = given.compute(order)
@@ -311,19 +312,18 @@ def test_whoever_takes_factors_gets_them_when_the_weights_are_made():
 
 
 class OverwritesItsOperand(Layer):
-    """Wrong: multiplies a workspace, which other layers use before the product is made."""
+    """Wrong: describes its gradient by memory that other layers use before the product is made."""
 
     def specs(self, in_shape):
         return {"W": Spec((in_shape[0], in_shape[0]), glorot)}, in_shape
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x @ p.W, x
 
-    def backward(self, p, g, gy, x, run):
-        rows = run.scratch("rows", gy.shape, gy.dtype)
+    def backward(self, p, gy, x, ctx):
+        rows = ctx.network_context.pool.workspace("rows", gy.shape, gy.dtype)  # ctx.workspace would last
         rows[...] = gy
-        run.add_product(g.W, x.T, rows)
-        return rows @ p.W.T
+        return rows @ p.W.T, {"W": Product(x.T, rows)}
 
 
 def test_a_workspace_that_does_not_outlive_the_call_is_noticed():

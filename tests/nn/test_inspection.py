@@ -110,7 +110,7 @@ def test_activations_and_dead_units(tmp_path):
     assert math.isclose(relu.mean, z.mean(), rel_tol=1e-5) and math.isclose(relu.std, z.std(), rel_tol=1e-5)
     assert relu.least == 0 and math.isclose(relu.most, z.max(), rel_tol=1e-5) and relu.zeros == np.mean(z == 0)
     assert relu.counts.sum() == z.size and "2 of 8" in inspection.distribution_table(found)
-    assert trainer.run.context.watch is None
+    assert trainer.ctx.network_context.after_forward is None
     assert saved(pictures.histograms(found), tmp_path / "c.png")
 
 
@@ -142,13 +142,13 @@ class Slow(Layer):
 
     now = 0.0
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         Slow.now += 3
         return x.copy(), None
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         Slow.now += 5
-        return gy.copy()
+        return gy.copy(), {}
 
     def __repr__(self):
         return "Slow()"

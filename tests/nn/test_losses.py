@@ -18,7 +18,7 @@ from nn.losses import (
     QuadraticLoss,
 )
 
-RUN = Network(Linear(1, 1), (1,), np.float64).run()
+RUN = Network(Linear(1, 1), (1,), np.float64).context()
 WEIGHTS = np.array([0.5, 2.0, 0.0, 1.0, 3.0])
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nn.core.pool import ALIGN, SMALL, VIEWS, Memory
+from nn.core.memory_pool import ALIGN, SMALL, VIEWS, MemoryPool
 from nn.losses import CrossEntropyLoss
 from nn.models import build
 from nn.optim.optimizers import SGD
@@ -22,7 +22,7 @@ def address(array):
 
 
 def test_freed_memory_is_used_again_and_held_memory_is_not():
-    memory = Memory()
+    memory = MemoryPool()
     a = memory.empty(LARGE, np.float32)
     first = address(a)
     b = memory.empty(LARGE, np.float32)
@@ -35,7 +35,7 @@ def test_freed_memory_is_used_again_and_held_memory_is_not():
 
 @pytest.mark.parametrize("view", [lambda a: a[3:5], lambda a: a.T, lambda a: a.reshape(-1)[7:9].view(np.int32)])
 def test_a_view_keeps_its_memory(view):
-    memory = Memory()
+    memory = MemoryPool()
     kept = view(memory.empty(LARGE, np.float32))
     kept[...] = 5
     others = [memory.empty(LARGE, np.float32) for _ in range(3)]
@@ -53,7 +53,7 @@ def test_a_view_keeps_its_memory(view):
     st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.sampled_from([(1024, 4), (4096,), (2, 2048)])), max_size=40)
 )
 def test_arrays_in_use_never_overlap(actions):
-    memory, live = Memory(), []
+    memory, live = MemoryPool(), []
     for keep, index, shape in actions:
         if keep or not live:
             array = memory.empty(shape, np.float32)
@@ -68,25 +68,25 @@ def test_arrays_in_use_never_overlap(actions):
 
 
 def test_workspaces_by_name():
-    memory = Memory()
-    a = memory.scratch("a", (10, 20), np.float32)
-    assert memory.scratch("a", (10, 20), np.float32) is a
-    assert np.shares_memory(memory.scratch("a", (50,), np.float64), a)
-    assert not np.shares_memory(memory.scratch("b", (10, 20), np.float32), a)
-    larger = memory.scratch("a", (100, 200), np.float32)
+    memory = MemoryPool()
+    a = memory.workspace("a", (10, 20), np.float32)
+    assert memory.workspace("a", (10, 20), np.float32) is a
+    assert np.shares_memory(memory.workspace("a", (50,), np.float64), a)
+    assert not np.shares_memory(memory.workspace("b", (10, 20), np.float32), a)
+    larger = memory.workspace("a", (100, 200), np.float32)
     assert larger.shape == (100, 200)
-    assert np.shares_memory(memory.scratch("a", (10, 20), np.float32), larger)
+    assert np.shares_memory(memory.workspace("a", (10, 20), np.float32), larger)
 
 
 def test_ones_cannot_be_written():
-    ones = Memory().ones(5, np.dtype(np.float32))
+    ones = MemoryPool().ones(5, np.dtype(np.float32))
     assert (ones == 1).all() and ones.dtype == np.float32
     with pytest.raises(ValueError, match="read-only"):
         ones[0] = 2
 
 
 def test_clear_forgets_but_arrays_live_on():
-    memory = Memory()
+    memory = MemoryPool()
     a = memory.empty(LARGE, np.float32)
     a[...] = 3
     memory.clear()
@@ -97,21 +97,21 @@ def test_clear_forgets_but_arrays_live_on():
 
 def test_batches_of_all_sizes_need_little_more_than_the_largest():
     """A block of its own for every size would be 100 times as much: sizes from 1 to 200 times 4 KiB, 5 in use."""
-    memory, largest = Memory(), 5 * 200 * 4096
+    memory, largest = MemoryPool(), 5 * 200 * 4096
     for n in [*range(1, 201), *range(200, 0, -1)]:
         live = [memory.empty((n, 1024), np.float32) for _ in range(5)]
-        memory.ones(n, np.dtype(np.float32)), memory.scratch("a", (n,), np.float32)
+        memory.ones(n, np.dtype(np.float32)), memory.workspace("a", (n,), np.float32)
         del live
     assert memory.nbytes < 3 * largest, "rounded up to a power of two, and each smaller one: less than 4 / 1.6"
 
 
 def test_views_and_ones_of_sizes_that_come_once_are_not_kept():
-    memory, dtype = Memory(), np.dtype(np.float32)
+    memory, dtype = MemoryPool(), np.dtype(np.float32)
     tracemalloc.start()
     try:
         for n in range(10 * VIEWS, 0, -1):
             assert len(memory.ones(n, dtype)) == n
-            memory.scratch("a", (n,), dtype)
+            memory.workspace("a", (n,), dtype)
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -121,7 +121,7 @@ def test_views_and_ones_of_sizes_that_come_once_are_not_kept():
 @pytest.mark.parametrize("first", [0, -1], ids=["1F1B", "GPipe"])
 def test_the_search_stays_short_with_many_micro_batches_in_flight(first):
     """Blocks looked at for one request, in the second step: forward of 200 micro-batches, then backward of each."""
-    memory, looks = Memory(), 0
+    memory, looks = MemoryPool(), 0
 
     def step(micro_batches=200, layers=4):
         flying = [[memory.empty(LARGE, np.float32) for _ in range(layers)] for _ in range(micro_batches)]
@@ -169,7 +169,7 @@ def test_a_training_step_allocates_nothing_large(spec, in_shape, batch):
         x, y = rng.standard_normal((batch, *in_shape)).astype(np.float32), rng.integers(0, 10, batch)
     for _ in range(3):
         trainer.step(x, y)
-    held = trainer.run.context.memory.nbytes
+    held = trainer.ctx.network_context.pool.nbytes
     tracemalloc.start()
     try:
         trainer.step(x, y)
@@ -179,7 +179,7 @@ def test_a_training_step_allocates_nothing_large(spec, in_shape, batch):
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert trainer.run.context.memory.nbytes == held
+    assert trainer.ctx.network_context.pool.nbytes == held
     assert peak < 160 << 10, f"{peak} bytes"  # 128 KiB are a block of the optimizer's
 
 
@@ -188,7 +188,7 @@ def test_training_on_batches_of_many_sizes_holds_what_the_largest_needs():
         trainer = Trainer(build("mlp:4,16,16,10", (4,), 10), CrossEntropyLoss(), SGD(lr=0.01))
         for n in sizes:
             trainer.step(np.zeros((n, 4), np.float32), np.zeros(n, int))
-        return trainer.run.context.memory.nbytes
+        return trainer.ctx.network_context.pool.nbytes
 
     assert held(range(80, 480, 4)) < 2.5 * held([476, 476])
 

@@ -25,14 +25,14 @@ def trainer(loss=None, outputs=3, shape=(6,), seed=0, lr=0.1):
 def test_labels_of_narrow_types_are_refused_where_they_are_no_class(dtype):
     outputs = np.iinfo(dtype).max + 173
     z, y = np.zeros((4, outputs)), np.array([0, 1, 2, 3], dtype)
-    run = trainer().run
-    value, _ = nn.CrossEntropyLoss()(z, y, 4, run)
+    ctx = trainer().ctx
+    value, _ = nn.CrossEntropyLoss()(z, y, 4, ctx)
     assert value == pytest.approx(np.log(outputs))
     for bad in (-1, np.iinfo(dtype).min):
         y[2] = bad
         with pytest.raises(ValueError, match=rf"targets: {bad} of sample 2 is out of range.*{np.dtype(dtype)} holds"):
-            nn.CrossEntropyLoss()(z, y, 4, run)
-        assert nn.CrossEntropyLoss(ignore_index=bad)(z, y, 3, run)[0] == pytest.approx(np.log(outputs))
+            nn.CrossEntropyLoss()(z, y, 4, ctx)
+        assert nn.CrossEntropyLoss(ignore_index=bad)(z, y, 3, ctx)[0] == pytest.approx(np.log(outputs))
 
 
 def test_labels_that_are_ignored_are_data():
@@ -58,9 +58,9 @@ def test_one_output_has_no_classes():
 
 
 def test_hints_lead_to_what_works():
-    run = trainer().run
+    ctx = trainer().ctx
     with pytest.raises(ValueError, match=r"given \(5, 7\): y\[\.\.\., None\]"):
-        nn.MSELoss()(np.zeros((5, 7, 1)), np.zeros((5, 7)), 35, run)
+        nn.MSELoss()(np.zeros((5, 7, 1)), np.zeros((5, 7)), 35, ctx)
     with pytest.raises(ValueError, match=r"of one-hot rows these are y\.argmax\(axis=-1\)"):
         trainer().step(X, np.eye(3, dtype=int)[Y])
     with pytest.raises(ValueError, match=r"y\.reshape\(48,\) has that shape"):
@@ -255,9 +255,9 @@ def test_fit_again_trains_on():
     seen = []
 
     class Spy(nn.ReLU):
-        def forward(self, p, x, run):
-            seen.extend(x[:, 0].tolist() if run.training else [])
-            return super().forward(p, x, run)
+        def forward(self, p, x, ctx):
+            seen.extend(x[:, 0].tolist() if ctx.training else [])
+            return super().forward(p, x, ctx)
 
     def spied():
         network = nn.Network(nn.Sequential(Spy(), nn.Linear(1, 2)), (1,))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import nn
-from nn.core.half import BLOCK, Half, nbytes
-from nn.core.pool import Memory
+from nn.core.memory_pool import MemoryPool
+from nn.core.mixed_precision import BLOCK, MixedPrecision, nbytes
 from nn.training import loss_scale
 from nn.training.loss_scale import LossScale
 
@@ -14,7 +14,7 @@ SEED = 3
 
 @pytest.fixture
 def half():
-    return Half(Memory())
+    return MixedPrecision(MemoryPool())
 
 
 def small(dtype=np.float32, mixed=True):
@@ -61,13 +61,13 @@ def test_what_is_too_large_is_noted(half, dtype):
         assert half.overflowed is too_large, value
         half.overflowed = False
         half.scale = 0.5
-        half.rounded(x, small().run())
+        half.rounded(x, small().context())
         assert half.overflowed == (too_large and value != -70000), value
     x[2, -1], half.overflowed, half.scale = np.nan, False, 1.0
     half.pack(x)
     assert half.overflowed
     half.overflowed = False
-    half.rounded(x, small().run())
+    half.rounded(x, small().context())
     assert half.overflowed
 
 
@@ -77,7 +77,7 @@ def test_a_gradient_is_rounded_as_it_would_be_packed(half, dtype, scale):
     gy = (np.random.default_rng(2).standard_normal((50, 1000)) * 1e-4 / scale).astype(dtype)
     half.scale = scale
     want = half.unpack(half.pack(gy, scale), dtype, scale)
-    np.testing.assert_array_equal(half.rounded(gy, small().run()), want)
+    np.testing.assert_array_equal(half.rounded(gy, small().context()), want)
     assert (want != gy).any()
 
 
@@ -90,11 +90,11 @@ def test_what_is_kept_takes_half_the_memory(model, in_shape):
     for name in "float32", "mixed":
         network = nn.models.build(model, in_shape, 10)
         network.mixed = name == "mixed"
-        w, run = network.layout.zeros(np.float32), network.run()
+        w, ctx = network.layout.zeros(np.float32), network.context()
         network.layout.initialize(w, SEED)
         ids = model.startswith("t")
         x = np.zeros((8, *in_shape), int) if ids else np.ones((8, *in_shape), np.float32)
-        _, saved = network.forward(network.layout.views(w), x, run)
+        _, saved = network.forward(network.layout.views(w), x, ctx)
         sizes[name] = nbytes(saved, floats=True) - (0 if ids else x.nbytes)
     assert 0.5 <= sizes["mixed"] / sizes["float32"] < 0.52, sizes
 
@@ -107,7 +107,7 @@ def test_the_pool_of_a_deep_network_needs_less():
         one = trainer(nn.Network(nn.Sequential(*layers), (64,), mixed=on))
         for _ in range(2):
             one.step(np.random.default_rng(0).random((1024, 64), np.float32), np.arange(1024) % 10)
-        used[on] = one.run.context.memory.nbytes
+        used[on] = one.ctx.network_context.pool.nbytes
     assert used[True] < 0.75 * used[False], used
 
 
@@ -115,16 +115,16 @@ def test_the_loss_scale_is_that_of_the_paper():
     """Bit for bit: gz times the scale, float16 as it is, and gradients divided by the scale."""
     x, y = batch()
     network, scale = small(), 2.0**14
-    w, run = network.layout.zeros(np.float32), network.run()
+    w, ctx = network.layout.zeros(np.float32), network.context()
     network.layout.initialize(w, SEED)
     p = network.layout.views(w)
     found = []
     for outside, inside in ((1.0, scale), (scale, 1.0)):
-        run.context.half.scale = inside
+        ctx.network_context.mixed_precision.scale = inside
         g = network.layout.zeros(np.float32)
-        z, saved = network.forward(p, x, run)
-        gz = nn.CrossEntropyLoss()(z, y, len(x), run)[1] * np.float32(outside)
-        network.backward(p, network.layout.views(g), gz, saved, run)
+        z, saved = network.forward(p, x, ctx)
+        gz = nn.CrossEntropyLoss()(z, y, len(x), ctx)[1] * np.float32(outside)
+        network.backward(p, network.layout.views(g), gz, saved, ctx)
         found.append(g / np.float32(outside))
     np.testing.assert_array_equal(*found)
     assert np.abs(found[0]).max() > 0
@@ -207,7 +207,7 @@ def test_a_run_that_is_resumed_has_its_scale():
 def test_a_single_layer_and_containers_keep_float16_too():
     """Kept so in every place: backward's gradients are those of float32 up to float16's rounding, and not the same."""
     inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
-    branches = nn.Branches(nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Tanh()))
+    branches = nn.Parallel(nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Tanh()))
     roots = nn.Linear(6, 6), nn.Residual(inner), branches, nn.Recompute(inner), nn.Recompute(nn.Linear(6, 6))
     x = np.random.default_rng(4).standard_normal((5, 6)).astype(np.float32)
     for root in roots:
@@ -215,11 +215,11 @@ def test_a_single_layer_and_containers_keep_float16_too():
         gradients, sizes = [], []
         for on in False, True:
             network = nn.Network(root, (6,), mixed=on)
-            w, g, run = network.layout.zeros(np.float32), network.layout.zeros(np.float32), network.run()
+            w, g, ctx = network.layout.zeros(np.float32), network.layout.zeros(np.float32), network.context()
             network.layout.initialize(w, SEED)
-            y, saved = network.forward(network.layout.views(w), x, run)
+            y, saved = network.forward(network.layout.views(w), x, ctx)
             sizes.append(nbytes(saved, floats=True))
-            network.backward(network.layout.views(w), network.layout.views(g), np.cos(y), saved, run)
+            network.backward(network.layout.views(w), network.layout.views(g), np.cos(y), saved, ctx)
             gradients.append(g)
         np.testing.assert_allclose(gradients[1], gradients[0], rtol=0, atol=2e-3 * np.abs(gradients[0]).max())
         assert (gradients[0] != gradients[1]).any()
@@ -228,9 +228,9 @@ def test_a_single_layer_and_containers_keep_float16_too():
 
 def test_evaluation_keeps_what_it_is_given():
     network = small()
-    run = network.run()
-    run.micro_batch.training = False
-    _, saved = network.forward(network.layout.views(network.layout.zeros(np.float32)), batch()[0], run)
+    ctx = network.context()
+    ctx.micro_batch.training = False
+    _, saved = network.forward(network.layout.views(network.layout.zeros(np.float32)), batch()[0], ctx)
     assert all(array.dtype != np.float16 for array in saved if isinstance(array, np.ndarray))
 
 
@@ -258,13 +258,13 @@ def test_what_layers_with_parameters_take_is_float16():
     taken, gotten = {}, {}
 
     class Spy(nn.Linear):
-        def forward(self, p, x, run):
-            taken[run.path] = x.copy()
-            return super().forward(p, x, run)
+        def forward(self, p, x, ctx):
+            taken[ctx.path] = x.copy()
+            return super().forward(p, x, ctx)
 
-        def backward(self, p, g, gy, saved, run):
-            gotten[run.path] = gy.copy()
-            return super().backward(p, g, gy, saved, run)
+        def backward(self, p, gy, saved, ctx):
+            gotten[ctx.path] = gy.copy()
+            return super().backward(p, gy, saved, ctx)
 
     inner = nn.Residual(nn.Sequential(Spy(12, 12), nn.Sigmoid(), Spy(12, 12)))
     network = nn.Network(nn.Sequential(Spy(6, 12), inner, nn.Tanh(), Spy(12, 4)), (6,), mixed=True)
@@ -272,7 +272,7 @@ def test_what_layers_with_parameters_take_is_float16():
     one.loss_scale.array[0] = 2.0**10
     x = np.random.default_rng(2).standard_normal((7, 6)).astype(np.float32)
     outputs = []
-    one.run.context.watch = lambda path, layer, y: outputs.append(y.copy())
+    one.ctx.network_context.after_forward = lambda path, layer, y: outputs.append(y.copy())
     one.step(x, np.arange(7) % 4)
     exact = lambda array, scale=1.0: np.array_equal(array, (array * scale).astype(np.float16).astype("f4") / scale)
     np.testing.assert_array_equal(taken["0"], x)
@@ -292,7 +292,7 @@ def test_what_is_too_large_becomes_the_largest_and_what_is_not_finite_stays_so(h
     assert half.overflowed
     half.scale = 4.0
     np.testing.assert_array_equal(
-        half.rounded(x, small().run()), np.where(np.isfinite(x), want.clip(-16376, 16376), x).astype(dtype)
+        half.rounded(x, small().context()), np.where(np.isfinite(x), want.clip(-16376, 16376), x).astype(dtype)
     )
 
 
@@ -301,5 +301,5 @@ def test_one_channel_is_kept_as_many_are():
     for channels in 1, 2:
         network = nn.Network(nn.Sequential(nn.Conv2d(1, channels, 3), nn.Tanh()), (5, 5, 1), mixed=True)
         p = network.layout.views(network.layout.zeros(np.float32))
-        _, saved = network.forward(p, np.zeros((2, 5, 5, 1), np.float32), network.run())
+        _, saved = network.forward(p, np.zeros((2, 5, 5, 1), np.float32), network.context())
         assert saved[1].dtype == np.float16

@@ -81,17 +81,17 @@ def test_gradients_of_all_parameters(spec):
     buffer = rng.standard_normal(network.layout.size, np.float32)  # real first values take seconds to draw
     buffer *= 0.02
     gradients = np.full_like(buffer, np.nan)
-    p, run = network.layout.views(buffer), network.run()
-    y, saved = network.forward(p, x, run)
+    p, ctx = network.layout.views(buffer), network.context()
+    y, saved = network.forward(p, x, ctx)
     target = rng.integers(0, 5, (2, *network.out_shape[:-1]))
     loss = AuxiliaryLoss(CrossEntropyLoss()) if spec == "googlenet" else CrossEntropyLoss()
-    value, gy = loss(y, target, 2, run)
-    network.backward(p, network.layout.views(gradients), gy, saved, run)
+    value, gy = loss(y, target, 2, ctx)
+    network.backward(p, network.layout.views(gradients), gy, saved, ctx)
     assert np.isfinite(value)
     for name, array in network.layout.items(gradients):
         assert np.isfinite(array).all(), name
-    run.micro_batch.training = False
-    assert network.forward(p, x, run)[0].shape == (2, *network.out_shape)
+    ctx.micro_batch.training = False
+    assert network.forward(p, x, ctx)[0].shape == (2, *network.out_shape)
 
 
 def test_all_models_are_tested():
@@ -185,8 +185,8 @@ def test_auxiliary_heads():
     check_contract(layer, x)
     check_micro_batches(layer, x)
 
-    def evaluate(run):
-        run.micro_batch.training = False
+    def evaluate(ctx):
+        ctx.micro_batch.training = False
 
     alone = one_pass(layer, x, setup=evaluate)
     assert alone.y.shape == (4, 2)
@@ -201,16 +201,16 @@ def test_auxiliary_heads():
 def test_auxiliary_loss():
     rng = np.random.default_rng(0)
     z, target = rng.standard_normal((4, 3, 5)), rng.integers(0, 5, 4)
-    run = Network(Linear(1, 1), (1,), np.float64).run()
-    value, gz = AuxiliaryLoss(CrossEntropyLoss(), 0.3)(z, target, 8, run)
-    parts = [CrossEntropyLoss()(z[:, k].copy(), target, 8, run) for k in range(3)]
+    ctx = Network(Linear(1, 1), (1,), np.float64).context()
+    value, gz = AuxiliaryLoss(CrossEntropyLoss(), 0.3)(z, target, 8, ctx)
+    parts = [CrossEntropyLoss()(z[:, k].copy(), target, 8, ctx) for k in range(3)]
     assert value == pytest.approx(parts[0][0] + 0.3 * parts[1][0] + 0.3 * parts[2][0], rel=1e-12)
     for k, weight in enumerate((1.0, 0.3, 0.3)):
         np.testing.assert_allclose(gz[:, k], weight * parts[k][1], rtol=1e-12)
-    plain = AuxiliaryLoss(CrossEntropyLoss())(z[:, 0], target, 8, run)
+    plain = AuxiliaryLoss(CrossEntropyLoss())(z[:, 0], target, 8, ctx)
     assert plain[0] == parts[0][0]
     with pytest.raises(ValueError, match="targets"):
-        CrossEntropyLoss()(z, target, 8, run)
+        CrossEntropyLoss()(z, target, 8, ctx)
 
 
 # Whole runs beside PyTorch: the same first weights, the same batches, 20 steps of SGD with momentum in float64.

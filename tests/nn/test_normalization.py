@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from passes import check_contract, check_micro_batches, one_pass
 
 from nn.analysis.gradcheck import gradcheck
+from nn.core.context import Group
 from nn.core.layer import Sequential, ShapeError
 from nn.core.network import Network
-from nn.core.run import Group
 from nn.initializers import zeros
 from nn.layers import batch_normalization
 from nn.layers.activations import Sigmoid
@@ -31,11 +31,11 @@ def sample(shape, seed=0, scale=2.0, shift=0.5):
     return shift + scale * np.random.default_rng(seed).standard_normal(shape)
 
 
-def evaluation(run):
+def evaluation(ctx):
     """Evaluation mode, with running statistics that are not those of the start."""
-    run.micro_batch.training = False
-    run.state.mean[...] = np.linspace(-1, 1, len(run.state.mean))
-    run.state.var[...] = np.linspace(0.5, 3, len(run.state.var))
+    ctx.micro_batch.training = False
+    ctx.state.mean[...] = np.linspace(-1, 1, len(ctx.state.mean))
+    ctx.state.var[...] = np.linspace(0.5, 3, len(ctx.state.var))
 
 
 @pytest.mark.parametrize("layer", WITHIN, ids=repr)
@@ -95,17 +95,17 @@ def test_pytorch_batch(layer, shape):
     network = Network(layer, shape[1:], np.float64)
     w, g = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     w += sample(w.shape)
-    run = network.run()
-    run.context.input_gradient = True
+    ctx = network.context()
+    ctx.network_context.input_gradient = True
     p, gp = network.layout.views(w), network.layout.views(g)
     with torch.no_grad():
         other.weight[...], other.bias[...] = torch.tensor(p.gamma), torch.tensor(p.beta)
     for step in range(4):
-        run.micro_batch.training = step < 3
+        ctx.micro_batch.training = step < 3
         other.train(step < 3)
         x, gy = sample(shape, step, 3.0, 10.0 * step), sample(shape, 10 + step)
-        y, saved = network.forward(p, x, run)
-        gx = network.backward(p, gp, gy, saved, run)
+        y, saved = network.forward(p, x, ctx)
+        gx = network.backward(p, gp, gy, saved, ctx)
         other.zero_grad()
         t = moved(torch, x).requires_grad_()
         z = other(t)
@@ -115,8 +115,8 @@ def test_pytorch_batch(layer, shape):
             (gx, t.grad),
             (gp.gamma, other.weight.grad),
             (gp.beta, other.bias.grad),
-            (run.state.mean, other.running_mean),
-            (run.state.var, other.running_var),
+            (ctx.state.mean, other.running_mean),
+            (ctx.state.var, other.running_var),
         ):
             expected = np.moveaxis(theirs.numpy(), 1, -1) if theirs.ndim > 2 else theirs.numpy()
             np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
@@ -170,10 +170,10 @@ def test_large_mean_in_float32(monkeypatch):
     x = sample((64, 8, 8, 4), scale=1.0, shift=3000.0)
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
     np.testing.assert_allclose(single.y, double.y, atol=2e-3)
-    np.testing.assert_allclose(single.run.state.var, double.run.state.var, rtol=1e-5)
+    np.testing.assert_allclose(single.ctx.state.var, double.ctx.state.var, rtol=1e-5)
     monkeypatch.setattr(batch_normalization, "MOSTLY", np.inf)
     careless = one_pass(BatchNorm2d(4), x.astype(np.float32))
-    assert np.abs(careless.run.state.var / double.run.state.var - 1).max() > 1e-4
+    assert np.abs(careless.ctx.state.var / double.ctx.state.var - 1).max() > 1e-4
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.9, 3.1, 30.0])
@@ -181,7 +181,7 @@ def test_variance_in_float32(shift):
     """As good on both sides of where sums are taken about the mean: a mean of three standard deviations."""
     x = sample((64, 8, 8, 4), scale=1.0, shift=shift)
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
-    np.testing.assert_allclose(single.run.state.var, double.run.state.var, rtol=2e-6)
+    np.testing.assert_allclose(single.ctx.state.var, double.ctx.state.var, rtol=2e-6)
     np.testing.assert_allclose(single.gx, double.gx, atol=1e-5 * (1 + shift))
 
 
@@ -189,7 +189,7 @@ def test_one_channel_with_a_large_mean_is_enough():
     """Sums are taken about the mean as soon as any channel needs it."""
     x = sample((64, 8, 8, 4), scale=1.0, shift=[0.0, 0.0, 3000.0, 0.0])
     single, double = one_pass(BatchNorm2d(4), x.astype(np.float32)), one_pass(BatchNorm2d(4), x)
-    np.testing.assert_allclose(single.run.state.var, double.run.state.var, rtol=1e-5)
+    np.testing.assert_allclose(single.ctx.state.var, double.ctx.state.var, rtol=1e-5)
 
 
 class Ranks:
@@ -223,8 +223,8 @@ def on_ranks(layer, x, whole):
     ranks = Ranks(len(CUTS))
 
     def work(rank):
-        def setup(run):
-            run.context.groups["data"] = ranks.group(rank)
+        def setup(ctx):
+            ctx.network_context.groups["data"] = ranks.group(rank)
 
         return one_pass(layer, x[CUTS[rank]], setup=setup, gy=whole.gy[CUTS[rank]], w=whole.w)
 
@@ -243,8 +243,8 @@ def test_synchronised_over_uneven_ranks_is_one_process(shape):
     for name in ("gamma", "beta"):
         np.testing.assert_allclose(sum(r.g[name] for r in parts), whole.g[name], rtol=1e-11, atol=1e-12)
     for r in parts:
-        np.testing.assert_allclose(r.run.state.mean, whole.run.state.mean, rtol=1e-12)
-        np.testing.assert_allclose(r.run.state.var, whole.run.state.var, rtol=1e-12)
+        np.testing.assert_allclose(r.ctx.state.mean, whole.ctx.state.mean, rtol=1e-12)
+        np.testing.assert_allclose(r.ctx.state.var, whole.ctx.state.var, rtol=1e-12)
 
 
 def test_more_micro_batches_than_samples_leave_some_empty():
@@ -265,7 +265,7 @@ def test_without_synchronisation_results_differ():
     parts = on_ranks(BatchNorm2d(5), x, whole)
     assert np.abs(np.concatenate([r.y for r in parts]) - whole.y).max() > 0.01
     assert parts[2].y.shape == (0, 3, 2, 5)
-    assert not parts[2].g["gamma"].any() and not parts[2].run.state.mean.any()
+    assert not parts[2].g["gamma"].any() and not parts[2].ctx.state.mean.any()
     for cut, part in [(cut, part) for cut, part in zip(CUTS, parts, strict=True) if cut.start < cut.stop]:
         alone = one_pass(BatchNorm2d(5), x[cut], gy=whole.gy[cut], w=whole.w)
         np.testing.assert_array_equal(part.gx, alone.gx)
@@ -274,9 +274,9 @@ def test_without_synchronisation_results_differ():
 def test_evaluation_asks_nothing_of_other_ranks():
     """One rank may evaluate alone: neither pass waits for the others, and both use the running statistics."""
 
-    def alone(run):
-        evaluation(run)
-        group = run.context.groups["data"] = Group()
+    def alone(ctx):
+        evaluation(ctx)
+        group = ctx.network_context.groups["data"] = Group()
         group.size, group.sum = 2, lambda array: pytest.fail("the other ranks do not evaluate")
 
     x = sample((4, 3, 2, 5))
@@ -294,16 +294,16 @@ def test_backward_of_an_older_pass():
     x = sample((9, 3))
     cuts = slice(0, 4), slice(4, 9)
     apart = [one_pass(layer, x[cut]) for cut in cuts]
-    network, run = apart[0].network, apart[0].network.run()
-    run.context.input_gradient = True
+    network, ctx = apart[0].network, apart[0].network.context()
+    ctx.network_context.input_gradient = True
     w, g = network.layout.zeros(np.float64), network.layout.zeros(np.float64)
     for name, array in network.layout.items(w):
         array[...] = apart[0].w[name]
     p, gp = network.layout.views(w), network.layout.views(g)
-    saved = [network.forward(p, x[cut], run)[1] for cut in cuts]
+    saved = [network.forward(p, x[cut], ctx)[1] for cut in cuts]
     for i in (0, 1):
-        run.micro_batch.accumulate = i == 1
-        gx = network.backward(p, gp, apart[i].gy, saved[i], run)
+        ctx.micro_batch.accumulate = i == 1
+        gx = network.backward(p, gp, apart[i].gy, saved[i], ctx)
         np.testing.assert_allclose(gx, apart[i].gx, rtol=1e-10, atol=1e-12)
     for name, array in network.layout.items(g):
         np.testing.assert_allclose(array, apart[0].g[name] + apart[1].g[name], rtol=1e-10, atol=1e-12)
@@ -358,8 +358,8 @@ def test_one_value_a_channel_in_training_is_refused():
     with pytest.raises(ValueError, match=words):
         one_pass(layer, sample((1, 3)))
 
-    def setup(run):
-        run.micro_batch.training = False
+    def setup(ctx):
+        ctx.micro_batch.training = False
 
     assert one_pass(layer, sample((1, 3)), setup=setup).y.shape == (1, 4)
     assert one_pass(BatchNorm2d(4), sample((1, 2, 1, 4))).y.shape == (1, 2, 1, 4)

@@ -31,7 +31,7 @@ MORE = [
     (nn.LocalResponseNorm(5, alpha=0.1), (12,)),
     (nn.LSTM(8, 3, last=True), (4, 8)),
     (nn.MaxPool2d((2, 3), (2, 1), (0, 1)), (7, 8, 3)),
-    (nn.Recurrent(8, 3, learn_state=True), (4, 8)),
+    (nn.RNN(8, 3, learn_state=True), (4, 8)),
     (nn.Residual(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 1)), (5, 5, 4)),
     (nn.Sequential(nn.Linear(8, 3)), (8,)),
 ]
@@ -105,7 +105,7 @@ def test_a_trainer_is_exported_and_layers_of_ones_own_are(tmp_path):
     np.testing.assert_allclose(y, trainer.predict(x), rtol=2e-4, atol=2e-5)
 
     class Triple(Layer):
-        def forward(self, p, x, run):
+        def forward(self, p, x, ctx):
             return 3 * x, None
 
     network = nn.Network(Triple(), (4,))

@@ -8,7 +8,7 @@ from passes import one_pass
 
 import nn
 from nn.core.layer import Sequential, ShapeError, Spec, Split
-from nn.core.layout import Layout
+from nn.core.layout import Layout, Views
 from nn.core.network import Network
 from nn.core.parts import cut, inside, join
 from nn.models import build
@@ -85,11 +85,19 @@ def run_part(layer, x, gy, w, index, count, without=()):
     part = net.part(index, count)
     values = {name: array for name, array in cut(part.whole.specs, w, index, count).items() if name not in without}
     g = {name: np.full(array.shape, np.nan) for name, array in values.items()}
-    run = net.run()
-    run.context.input_gradient = x.dtype.kind == "f"
-    y, saved = layer.forward(SimpleNamespace(**values), x, run)
-    gx = layer.backward(SimpleNamespace(**values), SimpleNamespace(**g), gy, saved, run)
+    ctx = net.context()
+    ctx.network_context.input_gradient = x.dtype.kind == "f"
+    y, saved = layer.forward(SimpleNamespace(**values), x, ctx)
+    gx = backward(layer, SimpleNamespace(**values), g, gy, saved, ctx)
     return y.copy(), gx, g, part
+
+
+def backward(layer, p, g, gy, saved, ctx):
+    """dLoss/dx; gradients are written to the arrays g."""
+    ctx.bind(Views(**g))
+    gx, gradients = layer.backward(p, gy, saved, ctx)
+    ctx.accumulate(gradients)
+    return gx
 
 
 def check(whole, parts, names):
@@ -138,12 +146,12 @@ def test_linear_by_rows(count):
         mine = cut(axis.specs, {"x": x}, i, count)["x"]
         net = Network(layer, (7,), np.float64).part(i, count)
         W = cut(net.whole.specs, whole.w, i, count)["W"]
-        g = SimpleNamespace(W=np.full(W.shape, np.nan))
-        run = net.run()
-        run.context.input_gradient = True
-        y, saved = layer.forward(SimpleNamespace(W=W), mine, run)
-        gx = layer.backward(SimpleNamespace(W=W), g, whole.gy, saved, run)
-        parts.append((y.copy(), gx, {"W": g.W}, net))
+        g = {"W": np.full(W.shape, np.nan)}
+        ctx = net.context()
+        ctx.network_context.input_gradient = True
+        y, saved = layer.forward(SimpleNamespace(W=W), mine, ctx)
+        gx = backward(layer, SimpleNamespace(W=W), g, whole.gy, saved, ctx)
+        parts.append((y.copy(), gx, g, net))
     np.testing.assert_allclose(sum(part[0] for part in parts) + whole.w["b"], whole.y, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(np.concatenate([part[1] for part in parts], axis=2), whole.gx, rtol=1e-12, atol=1e-12)
     check(whole, parts, ["W"])
@@ -179,9 +187,9 @@ def test_embedding_and_tied_output_by_rows():
     np.testing.assert_allclose(join(part.whole.specs, grads)["W"], whole.g["W"], rtol=1e-12, atol=1e-12)
 
     tied, x = nn.TiedLinear("0.W", 3, 7), np.random.default_rng(2).standard_normal((4, 3))
-    run, W = Network(Sequential(nn.Embedding(7, 3), nn.Flatten()), (1,)).run(), whole.w["W"]
-    run.context.input_gradient = True
-    pieces = [tied.forward(SimpleNamespace(W=piece), x, run)[0] for piece in (W[:3], W[3:])]
+    ctx, W = Network(Sequential(nn.Embedding(7, 3), nn.Flatten()), (1,)).context(), whole.w["W"]
+    ctx.network_context.input_gradient = True
+    pieces = [tied.forward(SimpleNamespace(W=piece), x, ctx)[0] for piece in (W[:3], W[3:])]
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), x @ W.T, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="ids are 0 to 2"):
         run_part(nn.Embedding(7, 3), np.array([[3]]), whole.gy, whole.w, 0, 2)
@@ -191,10 +199,10 @@ def test_a_part_without_its_share_is_wrong():
     """A control: contiguous columns of queries, keys and values are not heads."""
     layer = nn.MultiHeadAttention(8, 2, bias=False)
     x = np.random.default_rng(1).standard_normal((2, 4, 8))
-    whole, run = one_pass(layer, x), Network(layer, (4, 8), np.float64).run()
+    whole, ctx = one_pass(layer, x), Network(layer, (4, 8), np.float64).context()
     W, Wo = whole.w["Wqkv"], whole.w["Wo"]
     halves = [SimpleNamespace(Wqkv=W[:, :12], Wo=Wo[:4]), SimpleNamespace(Wqkv=W[:, 12:], Wo=Wo[4:])]
-    y = sum(layer.forward(half, x, run)[0] for half in halves)
+    y = sum(layer.forward(half, x, ctx)[0] for half in halves)
     assert np.abs(y - whole.y).max() > 0.01
 
 
@@ -209,10 +217,10 @@ def test_a_block_of_two_layers_in_parts():
         w, g = part.layout.zeros(np.float64), np.full(part.layout.size, np.nan)
         for name, array in part.layout.items(w):
             array[...] = cut(part.whole.specs, whole.w, i, 2)[name]
-        run = part.run()
-        run.context.input_gradient = True
-        y, saved = part.forward(part.layout.views(w), x, run)
-        total, gx = total + y, gx + part.backward(part.layout.views(w), part.layout.views(g), whole.gy, saved, run)
+        ctx = part.context()
+        ctx.network_context.input_gradient = True
+        y, saved = part.forward(part.layout.views(w), x, ctx)
+        total, gx = total + y, gx + part.backward(part.layout.views(w), part.layout.views(g), whole.gy, saved, ctx)
         gradients.append(dict(part.layout.items(g)))
     np.testing.assert_allclose(total, whole.y, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(gx, whole.gx, rtol=1e-12, atol=1e-12)

@@ -8,7 +8,7 @@ import nn
 from nn.analysis.gradcheck import gradcheck
 from nn.models import build
 
-KINDS = [(nn.Recurrent, {}), (nn.Recurrent, {"activation": "relu"}), (nn.LSTM, {})]
+KINDS = [(nn.RNN, {}), (nn.RNN, {"activation": "relu"}), (nn.LSTM, {})]
 
 
 def sample(shape=(3, 7, 5), seed=0):
@@ -137,7 +137,7 @@ def test_first_values():
     assert not w["h0"].any() and not w["c0"].any()
 
 
-@pytest.mark.parametrize("kind", [nn.Recurrent, nn.LSTM])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM])
 def test_what_has_to_be_remembered_is_learned(kind):
     """The class is the first of six entries; without it, a control, nothing is known."""
     rng = np.random.default_rng(0)
@@ -156,7 +156,7 @@ def test_what_has_to_be_remembered_is_learned(kind):
 def test_wrong_arguments_and_shapes_are_refused():
     for make, words in (
         (lambda: nn.LSTM(0, 4), "LSTM: sizes must be at least 1, given 0 and 4"),
-        (lambda: nn.Recurrent(4, 4, activation="gelu"), "Recurrent: activation must be tanh or relu, given 'gelu'"),
+        (lambda: nn.RNN(4, 4, activation="gelu"), "RNN: activation must be tanh or relu, given 'gelu'"),
         (lambda: nn.LSTM(4, 4, truncate=-1), "LSTM: truncate must be a number of steps, or 0 for all, given -1"),
         (lambda: build("lstm", (8, 8, 1), 10), r"lstm takes sequences of ids \(places,\)"),
         (lambda: build("lstm:8,2000", (8,), 10), "lstm has at most 1000 layers, given 2000"),

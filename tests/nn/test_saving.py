@@ -21,7 +21,7 @@ EXAMPLES = {
     "AvgPool2d": (nn.AvgPool2d((3, 2), 2, 1, ceil_mode=True, count_include_pad=False), IMAGE),
     "BatchNorm1d": (nn.BatchNorm1d(8, eps=1e-3, momentum=0.2), SEQUENCE),
     "BatchNorm2d": (nn.BatchNorm2d(4, synchronized=True), IMAGE),
-    "Branches": (nn.Branches(nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 3), nn.Tanh())), SEQUENCE),
+    "Parallel": (nn.Parallel(nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 3), nn.Tanh())), SEQUENCE),
     "Conv2d": (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False), IMAGE),
     "Dropout": (nn.Dropout(0.25), SEQUENCE),
     "Embedding": (nn.Embedding(11, 8, padding=0), (5,)),
@@ -40,7 +40,7 @@ EXAMPLES = {
     "MultiHeadAttention": (nn.MultiHeadAttention(8, 2, causal=True, bias=False), SEQUENCE),
     "RMSNorm": (nn.RMSNorm(8, eps=1e-3), SEQUENCE),
     "ReLU": (nn.ReLU(), SEQUENCE),
-    "Recurrent": (nn.Recurrent(8, 3, "relu", last=True, init=lecun), SEQUENCE),
+    "RNN": (nn.RNN(8, 3, "relu", last=True, init=lecun), SEQUENCE),
     "Recompute": (nn.Recompute(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), SEQUENCE),
     "Reshape": (nn.Reshape(2, 16), SEQUENCE),
     "Residual": (nn.Residual(nn.Linear(8, 3), nn.Linear(8, 3, bias=False)), SEQUENCE),
@@ -55,7 +55,7 @@ EXAMPLES = {
 
 
 # Bases of others; and what a process of a pipeline holds of a network, which is saved whole.
-NOT_SAVED = "Activation", "BatchNorm", "Smooth", "Several"
+NOT_SAVED = "Activation", "BatchNorm", "Smooth", "Several", "Wrapper"
 
 
 def every_kind(of=Layer):
@@ -100,6 +100,13 @@ def test_every_layer_comes_back_the_same(suffix, tmp_path):
         assert after.network.dtype == np.float64 and after.about == {"names": ["a", "b"]}
         np.testing.assert_array_equal(after.predict(x), before.predict(x), err_msg=name)
         assert not np.array_equal(trained(network, seed=2).predict(x), before.predict(x)) or not network.layout.count
+
+
+def test_files_with_the_names_of_before_are_read():
+    for old, name in (("Branches", "Parallel"), ("Recurrent", "RNN")):
+        told = describe(EXAMPLES[name][0])
+        assert told["layer"] == name
+        assert repr(make(told | {"layer": old})) == repr(EXAMPLES[name][0])
 
 
 def test_every_model_comes_back_the_same():
@@ -196,7 +203,7 @@ class Scale(Layer):
     def __init__(self, factor, inner=None):
         self.factor, self.inner = factor, inner
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x * x.dtype.type(self.factor), None
 
 
@@ -319,7 +326,7 @@ def test_a_layer_that_changes_its_arguments_is_not_saved(tmp_path, monkeypatch):
 
 def test_outputs_of_another_shape_are_not_repeated():
     class Mean(Layer):  # without specs
-        def forward(self, p, x, run):
+        def forward(self, p, x, ctx):
             return x.mean(-1, keepdims=True), None
 
     net = nn.Network(nn.Sequential(nn.Linear(4, 3), Mean()), (4,))

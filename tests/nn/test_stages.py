@@ -7,10 +7,10 @@ import pytest
 from test_models import SMALL
 
 import nn
+from nn.core.context import MicroBatch
 from nn.core.layer import Sequential, ShapeError
 from nn.core.layout import Layout
 from nn.core.network import Network
-from nn.core.run import MicroBatch
 from nn.core.stages import stages
 from nn.models import build
 from nn.models.googlenet import Auxiliary
@@ -75,17 +75,17 @@ def test_first_values_are_the_whole_networks(make):
 def forward(parts, ps, runs, x, micro_batches):
     """The output and what each stage saved; padding goes along."""
     saved, padding = [], None
-    for part, p, run, batch in zip(parts, ps, runs, micro_batches, strict=True):
+    for part, p, ctx, batch in zip(parts, ps, runs, micro_batches, strict=True):
         batch.padding = padding
-        x, kept = part.forward(p, x, run, batch)
+        x, kept = part.forward(p, x, ctx, batch)
         padding = batch.padding
         saved.append(kept)
     return x, saved
 
 
 def backward(parts, ps, gs, runs, gy, saved, micro_batches):
-    for part, p, g, run, kept, batch in reversed(list(zip(parts, ps, gs, runs, saved, micro_batches, strict=True))):
-        gy = part.backward(p, g, gy, kept, run, batch)
+    for part, p, g, ctx, kept, batch in reversed(list(zip(parts, ps, gs, runs, saved, micro_batches, strict=True))):
+        gy = part.backward(p, g, gy, kept, ctx, batch)
 
 
 @pytest.mark.parametrize("make", [language_model, images])
@@ -102,12 +102,12 @@ def test_stages_compute_what_the_whole_network_computes(make):
         parts = stages(network, at)
         buffers = [part.layout.zeros(np.float64) for part in parts]
         gradients = [np.full_like(buffer, np.nan) for buffer in buffers]
-        runs = [part.run(seed=7) for part in parts]
+        runs = [part.context(seed=7) for part in parts]
         told = [[] for _ in parts]
-        for part, buffer, run, ends in zip(parts, buffers, runs, told, strict=True):
+        for part, buffer, ctx, ends in zip(parts, buffers, runs, told, strict=True):
             part.layout.initialize(buffer, 5)
-            run.context.input_gradient = part is not parts[0]
-            run.context.ready = ends.append
+            ctx.network_context.input_gradient = part is not parts[0]
+            ctx.network_context.on_gradients_ready = ends.append
         ps = [part.layout.views(buffer) for part, buffer in zip(parts, buffers, strict=True)]
         gs = [part.layout.views(buffer) for part, buffer in zip(parts, gradients, strict=True)]
         batches = [MicroBatch(step=2, sample=3) for _ in parts]
@@ -139,8 +139,8 @@ def test_a_stage_begins_where_it_is_told():
     for network in right, wrong:
         w = network.layout.zeros(np.float32)
         network.layout.initialize(w, 0)
-        views, run = network.layout.views(w), network.run()
-        ones, _ = network.forward(views, np.ones((5, 8), np.float32), run)
+        views, ctx = network.layout.views(w), network.context()
+        ones, _ = network.forward(views, np.ones((5, 8), np.float32), ctx)
         results.append((w[:64].tobytes(), (ones != 0).tobytes()))
     assert results[0][0] != results[1][0] and results[0][1] != results[1][1]
     assert list(right.layout.slices) == ["2.W", "2.b"]
@@ -154,7 +154,7 @@ def test_borrowed_tensors_stand_behind_and_count_once():
     assert last.layout.slices["0.W"] == slice(last.layout.own, last.layout.own + 72)
     assert "0" not in last.layout.shared and "0" not in first.layout.shared  # nobody in a stage adds to another's
     assert last.layout.specs["0.W"] == first.layout.specs["0.W"]
-    assert last.run().end == last.layout.own
+    assert last.context().end == last.layout.own
     squares = []
     for layout in (network.layout, first.layout, last.layout):
         g = np.zeros(layout.size)

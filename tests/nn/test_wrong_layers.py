@@ -19,17 +19,17 @@ def trainer(*layers, in_shape=(6,), loss=None, **more):
 
 
 class Wide(nn.Layer):
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x * np.ones(6), None
 
 
 class Mean(nn.Layer):  # without specs, which would say (1,)
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x.mean(-1, keepdims=True), None
 
 
 class Alone(nn.Layer):
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return 2 * x
 
 
@@ -37,8 +37,8 @@ class Hidden(nn.Layer):
     def __init__(self):
         self.parts = [nn.Linear(6, 6)]
 
-    def forward(self, p, x, run):
-        return self.parts[0].forward(p, x, run)
+    def forward(self, p, x, ctx):
+        return self.parts[0].forward(p, x, ctx)
 
 
 class Nameless(Hidden):
@@ -55,7 +55,7 @@ class Zeros(nn.Layer):
 
 
 @pytest.mark.parametrize("samples", [2, 64])  # two rows can be taken for the pair that they are not
-@pytest.mark.parametrize("inside", [lambda layer: layer, nn.Residual, nn.Branches, nn.Recompute, nn.Sequential])
+@pytest.mark.parametrize("inside", [lambda layer: layer, nn.Residual, nn.Parallel, nn.Recompute, nn.Sequential])
 def test_what_forward_returns(inside, samples):
     x, y = X[:samples], Y[:samples]
     with pytest.raises(TypeError, match=r"layer 1.*Alone.*forward must return a pair \(y, saved\)"):
@@ -81,18 +81,17 @@ def test_a_network_that_is_one_layer():
 
 def test_what_is_right_is_looked_at_once_in_training_and_once_in_evaluation():
     one = trainer(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
-    assert one.run.context.checked == set()
-    one.step(X, Y)
-    assert one.run.context.checked == {True}
     one.predict(X)
-    assert one.run.context.checked == {True, False} and one.run.context.watch is None
+    assert all(child.unchecked.seen == {False} for child in one.ctx.children)
+    one.step(X, Y)
+    assert all(each.unchecked is None for each in (one.ctx, *one.ctx.children))
 
 
 def test_layers_inside_that_are_not_declared():
     with pytest.raises(TypeError, match=r"layer 1.*it holds layers \(parts\).*needs children\(\) and specs\(\)"):
         trainer(nn.Linear(6, 6), Hidden())
     with pytest.raises(TypeError, match=r"layer 1\.0.*it holds layers \(part\).*needs specs\(\)"):
-        trainer(nn.Linear(6, 6), nn.Branches(Nameless()))
+        trainer(nn.Linear(6, 6), nn.Parallel(Nameless()))
 
 
 def test_one_object_in_two_places():
@@ -142,11 +141,11 @@ def test_padding_that_is_not_of_the_places_that_attention_sees():
 
 def test_branches_of_ids():
     """The width of two embeddings side by side, and gradients of both."""
-    branches = nn.Branches(nn.Embedding(5, 4), nn.Sequential(nn.Embedding(5, 2), nn.Dropout(0.0)))
+    branches = nn.Parallel(nn.Embedding(5, 4), nn.Sequential(nn.Embedding(5, 2), nn.Dropout(0.0)))
     one = trainer(branches, nn.Flatten(), nn.Linear(18, 3), in_shape=(3,))
     ids = RNG.integers(0, 5, (64, 3))
     expected = np.concatenate([one.p[0][0].W[ids], one.p[0][1][0].W[ids]], axis=-1)
-    y, _ = one.network.root.layers[0].forward(one.p[0], ids, one.run.children[0])
+    y, _ = one.network.root.layers[0].forward(one.p[0], ids, one.ctx.children[0])
     assert np.array_equal(y, expected)
     assert nn.gradcheck(nn.Sequential(branches, nn.Flatten(), nn.Linear(18, 3)), ids) < 1e-6
     before = one.flat_parameters.copy()
@@ -158,12 +157,12 @@ def test_mixed_precision_of_a_layer_that_saves_a_named_tuple():
     Kept = namedtuple("Kept", "x y")
 
     class Named(nn.Tanh):
-        def forward(self, p, x, run):
+        def forward(self, p, x, ctx):
             y = np.tanh(x)
             return y, Kept(x, y)
 
-        def backward(self, p, g, gy, kept, run):
-            return gy * (1 - kept.y**2)
+        def backward(self, p, gy, kept, ctx):
+            return gy * (1 - kept.y**2), {}
 
     one, other = (trainer(nn.Linear(6, 6), layer, nn.Linear(6, 3), mixed=True) for layer in (Named(), nn.Tanh()))
     assert one.step(X, Y) == other.step(X, Y)
@@ -175,7 +174,7 @@ def test_heads_inside_a_network_are_rounded_and_watched():
     layers = nn.Linear(6, 6), nn.models.googlenet.Auxiliary(nn.Sequential(nn.Linear(6, 3)), nn.Linear(6, 3))
     one = trainer(*layers, loss=nn.models.googlenet.AuxiliaryLoss(nn.CrossEntropyLoss()), mixed=True)
     seen = {}
-    one.run.context.watch = lambda path, layer, y: seen.setdefault(path, y)
-    _, saved = one.network.forward(one.p, X, one.run)
+    one.ctx.network_context.after_forward = lambda path, layer, y: seen.setdefault(path, y)
+    _, saved = one.network.forward(one.p, X, one.ctx)
     assert {"1.rest.0", "1.rest", "1.head"} <= seen.keys()
     assert saved[1][1].dtype == np.float16, "what the head has saved"

@@ -39,7 +39,7 @@ def convolutional():
 
 def branches():
     """Two of them, for three ranks."""
-    two = nn.Branches(nn.Conv2d(1, 3, 3), nn.Conv2d(1, 2, 3))
+    two = nn.Parallel(nn.Conv2d(1, 3, 3), nn.Conv2d(1, 2, 3))
     return nn.Network(nn.Sequential(two, nn.ReLU(), nn.Flatten(), nn.Linear(180, 10)), (8, 8, 1), np.float64)
 
 

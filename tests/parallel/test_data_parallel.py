@@ -220,7 +220,7 @@ def test_gradients_that_are_ready_are_final(model):
     network = MODELS[model]() if model in MODELS else nn.models.build(model, (8, 8, 1), 10, "float64")
     trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1), SEED)
     sent = []
-    trainer.run.context.ready = lambda end: sent.append((end, trainer.gradients[:end].copy()))
+    trainer.ctx.network_context.on_gradients_ready = lambda end: sent.append((end, trainer.gradients[:end].copy()))
     x, y, total = batches(model if model in MODELS else "cnn", (0, 1))[0]
     trainer.compute_gradients(x, y, total)
     assert len(sent) > 2 and max(end for end, _ in sent) == network.layout.size

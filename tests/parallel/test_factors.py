@@ -26,14 +26,14 @@ def batch(samples: int):
 
 def test_a_layer_tells_factors_where_they_are_smaller_than_the_gradient():
     found = list(wide_layers(network()))
-    assert [layer.path for layer in found] == ["5", "3", "0"], "in the order of the layout"
+    assert [layer.name for layer in found] == ["5.W", "3.W", "0.W"], "in the order of the layout"
     most = [max(n for n in range(200) if layer.pays(n)) for layer in found]
     assert most == [64 * 3 // (64 + 3), 96 * 64 // (96 + 64), 40 * 48 // (40 + 48) // 2]
 
 
 def test_a_matrix_that_two_layers_use_tells_gradients():
     layers = nn.Linear(12, 8, bias=False), nn.Tanh(), nn.TiedLinear("0.W", 8, 12), nn.Linear(12, 2)
-    assert [layer.path for layer in wide_layers(nn.Network(Sequential(*layers), (12,)))] == ["3"]
+    assert [layer.name for layer in wide_layers(nn.Network(Sequential(*layers), (12,)))] == ["3.W"]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
@@ -53,7 +53,7 @@ def test_blocks_cover_the_layout_in_whole_rows_and_shrink(ranks, monkeypatch):
                 (place.start - layer.place.start) % layer.shape[1] == 0 == (place.stop - place.start) % layer.shape[1]
             )
     assert {layer for _, layer in blocks} == {None, *wide}
-    sizes = [place.stop - place.start for place, layer in blocks if layer and layer.path == "0"]
+    sizes = [place.stop - place.start for place, layer in blocks if layer and layer.name == "0.W"]
     assert sizes == sorted(sizes, reverse=True)
 
 

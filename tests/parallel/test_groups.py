@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.core.run import Group
+from nn.core.context import Group
 
 
 def check(group, rank, size):
@@ -26,10 +26,10 @@ def network():
 
 def test_a_rank_by_itself():
     check(Group(), 0, 1)
-    run = network().run()
-    assert run.group("data").size == run.group("tensor").size == 1
+    ctx = network().context()
+    assert ctx.group("data").size == ctx.group("tensor").size == 1
     with pytest.raises(ValueError, match="data or tensor or space or branch, not 'date'"):
-        run.group("date")
+        ctx.group("date")
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3])
@@ -38,8 +38,8 @@ def test_the_ranks_that_share_a_batch(comm):
     from parallel import DistributedDataParallel
 
     trainer = DistributedDataParallel(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm))
-    check(trainer.run.group("data"), comm.rank, comm.size)
-    check(trainer.run.group("tensor"), 0, 1)
+    check(trainer.ctx.group("data"), comm.rank, comm.size)
+    check(trainer.ctx.group("tensor"), 0, 1)
     trainer.close()
 
 
@@ -50,5 +50,5 @@ def test_servers_have_no_samples(comm):
 
     trainer = ParameterServer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1), Communicator(comm), servers=1)
     if trainer.exchange.works:
-        check(trainer.run.group("data"), trainer.exchange.workers.index(comm.rank), 2)
+        check(trainer.ctx.group("data"), trainer.exchange.workers.index(comm.rank), 2)
     trainer.close()

@@ -6,7 +6,7 @@ from equality import OPTIMIZERS, SEED
 from pipelines import difference, mlp, train, transformer
 
 import nn
-import nn.core.half
+import nn.core.mixed_precision
 from nn.core.layer import Sequential
 
 MICRO = 3
@@ -15,7 +15,7 @@ MICRO = 3
 def convolutions():
     """Windows that reach over rows, branches, and linear layers behind; every part has a remainder."""
     layers = [nn.Conv2d(1, 5, 3, padding=1), nn.Tanh(), nn.Conv2d(5, 6, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
-    layers += [nn.Branches(nn.Conv2d(6, 4, 1), Sequential(nn.Conv2d(6, 5, 3, padding=1), nn.ReLU())), nn.Dropout(0.2)]
+    layers += [nn.Parallel(nn.Conv2d(6, 4, 1), Sequential(nn.Conv2d(6, 5, 3, padding=1), nn.ReLU())), nn.Dropout(0.2)]
     layers += [nn.Flatten(), nn.Linear(81, 11), nn.Sigmoid(), nn.Linear(11, 4)]
     return nn.Network(Sequential(*layers), (6, 7, 1), np.float64)
 
@@ -99,7 +99,7 @@ def test_control_on_a_process_that_rounds_nothing_in_between(comm, monkeypatch):
     """Sent as float16 all the same: that would make a difference, and is found."""
     from collectives import Communicator
 
-    monkeypatch.setattr(nn.core.half, "_rounds", lambda p, run: False)
+    monkeypatch.setattr(nn.core.mixed_precision, "_rounds", lambda p, ctx: False)
     one, losses = one_process(mlp, MICRO)
     many = make("Pipeline", halved(mlp()), Communicator(comm), micro_batches=MICRO)
     with pytest.raises(AssertionError):
@@ -170,15 +170,15 @@ def test_evaluation_moves_what_it_computes(comm):
 def test_a_gradient_too_large_for_the_wire_lets_all_ranks_skip_the_step(comm, monkeypatch):
     """It is the second stage that sends it, and notes it; the first one never does."""
     from collectives import Communicator
-    from nn.core.run import Context
+    from nn.core.context import NetworkContext
 
     many = make("Pipeline", halved(mlp()), Communicator(comm), micro_batches=MICRO)
-    before, packed = {name: np.array(array) for name, array in many.state_dict().items()}, Context.packed
+    before, packed = {name: np.array(array) for name, array in many.state_dict().items()}, NetworkContext.packed
 
     def once_too_large(context, array, gradient=False):
         return packed(context, 1e12 * array if gradient and many.steps == 0 else array, gradient)
 
-    monkeypatch.setattr(Context, "packed", once_too_large)
+    monkeypatch.setattr(NetworkContext, "packed", once_too_large)
     train(many, sizes=(10,))
     assert many.loss_scale.skipped == 1 and many.loss_scale.scale == 2.0**15 and many.updates == 0
     for name, array in many.state_dict().items():

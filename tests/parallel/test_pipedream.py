@@ -5,7 +5,7 @@ import pytest
 from pipelines import SEED, batches, cnn, mlp, resnet, transformer
 
 import nn
-from nn.core.run import MicroBatch
+from nn.core.context import MicroBatch
 from nn.core.stages import stages
 from nn.optim import clipping
 from nn.training.trainer import NonFiniteLoss, micro_batches
@@ -35,9 +35,9 @@ def simulate(
         statistics.append([part.state_layout.zeros(network.dtype) for _ in range(replicas[s])])
         for each in statistics[s]:
             part.state_layout.initialize(each, SEED)
-        runs.append([part.run(each, SEED) for each in statistics[s]])
-        for run in runs[s]:
-            run.context.input_gradient = s > 0
+        runs.append([part.context(each, SEED) for each in statistics[s]])
+        for ctx in runs[s]:
+            ctx.network_context.input_gradient = s > 0
 
     def seen(b, s):
         if not stale:
@@ -62,16 +62,16 @@ def simulate(
             rates.append(rate(step))
             z, saved = x[rows], []
             for s, part in enumerate(parts):
-                p, run = part.layout.views(history[s][seen(b, s)].copy()), runs[s][b % replicas[s]]
+                p, ctx = part.layout.views(history[s][seen(b, s)].copy()), runs[s][b % replicas[s]]
                 batch = MicroBatch(step=step, sample=rows.start)
-                z, kept = part.forward(p, z, run, batch)
-                saved.append((p, kept, run, batch))
+                z, kept = part.forward(p, z, ctx, batch)
+                saved.append((p, kept, ctx, batch))
             each, gy = loss(z, y[rows], len(z) * loss.rows(network.out_shape), runs[-1][0])
             value += float(each) * (len(z) / total)
             for s, part in reversed(list(enumerate(parts))):
-                p, kept, run, batch = saved[s]
+                p, kept, ctx, batch = saved[s]
                 g = part.layout.zeros(network.dtype)
-                gy = part.backward(p, part.layout.views(g), gy, kept, run, batch)
+                gy = part.backward(p, part.layout.views(g), gy, kept, ctx, batch)
                 sums[s] += g
             b += 1
             for s, r in enumerate(replicas):

@@ -274,15 +274,15 @@ class Witness(Layer):
     def __repr__(self):
         return "Witness()"
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         kept = Kept()
         self.alive.add(kept)
         self.alive.most = max(self.alive.most, len(self.alive))
         return x, kept
 
-    def backward(self, p, g, gy, saved, run):
-        run.later(id, saved)
-        return gy
+    def backward(self, p, gy, saved, ctx):
+        ctx.defer(id, saved)
+        return gy, {}
 
 
 class Kept:

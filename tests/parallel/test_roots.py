@@ -16,15 +16,15 @@ ROOTS = {
     "linear": lambda: nn.Linear(6, 6),
     "residual": lambda: nn.Residual(nn.Linear(6, 6), nn.Linear(6, 6)),
     "residual of several": lambda: nn.Residual(Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))),
-    "branches": lambda: nn.Branches(nn.Linear(6, 2), Sequential(nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 4))),
+    "branches": lambda: nn.Parallel(nn.Linear(6, 2), Sequential(nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 4))),
     "recompute": lambda: nn.Recompute(
         Sequential(nn.Linear(6, 7, bias=False), nn.BatchNorm1d(7, synchronized=True), nn.Tanh(), nn.Linear(7, 6))
     ),
     "all of them within": lambda: Sequential(
         nn.Linear(6, 6),
         nn.Recompute(nn.Residual(Sequential(nn.Linear(6, 5), nn.Recompute(nn.Tanh()), nn.Linear(5, 6)))),
-        nn.Branches(nn.Recompute(nn.Residual(nn.Linear(6, 6))), nn.Linear(6, 3)),
-        nn.Residual(nn.Branches(nn.Linear(9, 4), nn.Linear(9, 5)), nn.Recompute(nn.Linear(9, 9))),
+        nn.Parallel(nn.Recompute(nn.Residual(nn.Linear(6, 6))), nn.Linear(6, 3)),
+        nn.Residual(nn.Parallel(nn.Linear(9, 4), nn.Linear(9, 5)), nn.Recompute(nn.Linear(9, 9))),
         nn.Linear(9, 6),
     ),
     "auxiliary": lambda: Auxiliary(Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6)), nn.Linear(6, 6)),

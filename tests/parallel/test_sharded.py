@@ -227,7 +227,7 @@ def test_memory_is_what_the_formulas_say(comm):
         before = pss()
         many = kind(network, nn.CrossEntropyLoss(), nn.Adam(0.01), communicator, SEED, **options)
         many.step(np.zeros((1, 16), np.float32), np.zeros(1, int), comm.size)
-        many.run.context.memory.clear()
+        many.ctx.network_context.pool.clear()
         grown, found, formula = pss() - before, many.memory(), many.formula()
         many.close()
         communicator.release()

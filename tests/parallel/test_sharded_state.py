@@ -93,7 +93,7 @@ def test_a_checkpoint_is_written_with_a_unit_in_memory(comm, tmp_path):
     network = nn.Network(Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))), (500,))
     many = sharded(comm, FSDP, network)
     one_unit, kept = 500 * 512 * 4, nn.Checkpoints(tmp_path)
-    many.run.context.memory.clear()
+    many.ctx.network_context.pool.clear()
     tracemalloc.start()
     try:
         entries = many.entries()

@@ -48,17 +48,18 @@ def _convolve(channels, filters, stride=1, groups=1):
 class Doubled(nn.Residual):
     """No rule knows it."""
 
-    def forward(self, p, x, run):
-        return super().forward(p, 2 * x, run)
+    def forward(self, p, x, ctx):
+        return super().forward(p, 2 * x, ctx)
 
-    def backward(self, p, g, gy, saved, run):
-        return 2 * super().backward(p, g, gy, saved, run)
+    def backward(self, p, gy, saved, ctx):
+        gx, gradients = super().backward(p, gy, saved, ctx)
+        return 2 * gx, gradients
 
 
 def odd():
     """What no rule knows is done by all ranks alike, whatever comes; a tied matrix may lie inside."""
     tied = nn.Sequential(nn.LayerNorm(16), nn.TiedLinear("0.W", 16, 20))
-    inner = nn.Branches(nn.Linear(16, 8), Doubled(tied, nn.Linear(16, 20)))
+    inner = nn.Parallel(nn.Linear(16, 8), Doubled(tied, nn.Linear(16, 20)))
     layers = nn.Linear(20, 16, bias=False), nn.Tanh(), inner, nn.Recompute(nn.Sequential(nn.Linear(28, 9), nn.GELU()))
     end = nn.Residual(nn.Linear(9, 7), nn.Recompute(nn.Sequential(nn.Linear(9, 7), nn.Tanh())))
     return nn.Network(nn.Sequential(*layers, nn.Softmax(), end), (20,), np.float64)
@@ -88,17 +89,17 @@ def one_pass(network, loss, x, y, group=None, summed=True):
     """(outputs in evaluation, loss, gradients) of a network, or of a rank's part of it."""
     w, g = network.layout.zeros(network.dtype), np.full(network.layout.size, np.nan)
     network.layout.initialize(w, 3)
-    run = network.run(seed=3)
+    ctx = network.context(seed=3)
     if group:
-        run.context.groups["tensor"] = group
+        ctx.network_context.groups["tensor"] = group
     p, views = network.layout.views(w), network.layout.views(g)
-    run.micro_batch.training = False
-    z = network.forward(p, x, run)[0].copy()
-    run.micro_batch.training = True
+    ctx.micro_batch.training = False
+    z = network.forward(p, x, ctx)[0].copy()
+    ctx.micro_batch.training = True
     before = dict(group.calls) if group else {}
-    out, saved = network.forward(p, x, run)
-    value, gz = loss(out, y, len(x) * loss.rows(network.out_shape), run)
-    network.backward(p, views, gz, saved, run)
+    out, saved = network.forward(p, x, ctx)
+    value, gz = loss(out, y, len(x) * loss.rows(network.out_shape), ctx)
+    network.backward(p, views, gz, saved, ctx)
     calls = {name: n - before.get(name, 0) for name, n in group.calls.items()} if group else {}
     gradients = dict(network.layout.items(g))
     for name in terms(network) if group and summed else ():
@@ -160,11 +161,11 @@ class Nothing(Move):
 
     output = gradient = "view"
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x, None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy
+    def backward(self, p, gy, saved, ctx):
+        return gy, {}
 
 
 def forget(kind):
@@ -174,8 +175,9 @@ def forget(kind):
         for each in layer.children().values():
             change(each)
         if isinstance(layer, Around):
-            layer.enter = Nothing() if type(layer.enter) is kind else layer.enter
-            layer.leave = Nothing() if type(layer.leave) is kind else layer.leave
+            for name in ("enter", "leave"):
+                if type(getattr(layer, name)) is kind:
+                    vars(layer)[name] = Nothing()
 
     return change
 
@@ -240,15 +242,15 @@ def test_moves_are_adjoint():
         ):
 
             def work(group, move=move, whole_in=whole_in, whole_out=whole_out, part=part, shape=shape):
-                run = nn.Network(nn.ReLU(), (3,), np.float64).run()
-                run.context.groups["tensor"] = group
+                ctx = nn.Network(nn.ReLU(), (3,), np.float64).context()
+                ctx.network_context.groups["tensor"] = group
                 own = np.random.default_rng(group.rank)
                 same = np.random.default_rng(9)
                 draw = same if isinstance(move, Keep) else own
                 x = draw.standard_normal(shape if whole_in else part(group))
                 y = own.standard_normal(shape if whole_out else part(group))
-                forward = np.vdot(move.forward(None, x, run)[0], y)
-                gx = move.backward(None, None, y, None, run)
+                forward = np.vdot(move.forward(None, x, ctx)[0], y)
+                gx = move.backward(None, y, None, ctx)[0]
                 backward = np.vdot(x, gx) / (group.size if isinstance(move, Keep) else 1)
                 return forward, backward
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 
-from nn.core.run import Group
+from nn.core.context import Group
 
 
 class Threads(Group):

@@ -227,7 +227,7 @@ def test_the_line_of_what_is_raised_is_never_the_librarys(checks):
     module, _ = checks
 
     class Wrong(nn.ReLU):
-        def backward(self, p, g, gy, saved, run):
+        def backward(self, p, gy, saved, ctx):
             return [0.0] if saved is None else gy.nothing
 
     x = np.ones((2, 3))
@@ -235,7 +235,7 @@ def test_the_line_of_what_is_raised_is_never_the_librarys(checks):
         module.NotYet, match=r"AttributeError: .*, at `return \[0.0\] if saved is None else gy.nothing`"
     ):
         module.call(nn.gradcheck, Wrong(), x)
-    Wrong.backward = lambda self, p, g, gy, saved, run: [0.0]
+    Wrong.backward = lambda self, p, gy, saved, ctx: ([0.0], {})
     with pytest.raises(module.NotYet, match=r"must return dLoss/dx, float64\(2, 3\), given \[0.0\]\.$"):
         module.call(nn.gradcheck, Wrong(), x)
 

@@ -74,11 +74,11 @@ def test_weights_that_are_put_off_rest_too():
     with slow_cores.of(2, made(), nn.SGD(0.1)) as cores:
         network = made()
         trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
-        x, run = np.ones((4, 6), np.float32), trainer.run
-        output, saved = network.forward(trainer.p, x, run)
-        network.backward_inputs(trainer.p, trainer.g, np.ones_like(output), saved, run)
+        x, ctx = np.ones((4, 6), np.float32), trainer.ctx
+        output, saved = network.forward(trainer.p, x, ctx)
+        network.backward_inputs(trainer.p, trainer.g, np.ones_like(output), saved, ctx)
         before = cores.seconds
-        network.backward_weights(run)
+        network.backward_weights(ctx)
         assert cores.seconds > before
 
 

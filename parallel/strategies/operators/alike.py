@@ -7,8 +7,7 @@ is the first rank's, and zero on others. A whole activation has a whole gradient
 
 from __future__ import annotations
 
-import numpy as np
-
+from nn.core.gradients import zero
 from nn.core.layer import Layer
 from parallel.strategies.tensor.around import Around
 from parallel.strategies.tensor.moves import Cut, Move
@@ -30,14 +29,15 @@ class Once(Around):
         super().__init__(layer, enter)
         self.rank = rank
 
-    def backward(self, p, g, gy, saved, run):
-        context = run.context
-        ready, context.ready = context.ready, None  # of layers inside: their gradients may be cleared
-        gx = super().backward(p, g, gy, saved, run)
-        context.ready = ready
+    def backward(self, p, gy, saved, ctx):
+        context = ctx.network_context
+        announce, context.on_gradients_ready = context.on_gradients_ready, None  # of layers inside: they may be cleared
+        gx, gradients = super().backward(p, gy, saved, ctx)
+        context.on_gradients_ready = announce
         if self.rank:
-            run.later(clear, g)
-        return gx
+            ctx.defer(zero, ctx.gradients)
+            gradients = {}
+        return gx, gradients
 
 
 class GatherRows(Move):
@@ -46,17 +46,8 @@ class GatherRows(Move):
     def __init__(self, height: int):
         self.cut = Cut(1, height)
 
-    def forward(self, p, x, run):
-        return self.cut.gather(x, run.group("space"), run), None
+    def forward(self, p, x, ctx):
+        return self.cut.gather(x, ctx.group("space"), ctx), None
 
-    def backward(self, p, g, gy, saved, run):
-        return self.cut.take(gy, run.group("space"), run)
-
-
-def clear(g) -> None:
-    """Zero all gradients of a tree of views."""
-    for part in g if isinstance(g, tuple) else vars(g).values():
-        if isinstance(part, np.ndarray):
-            part[...] = 0
-        else:
-            clear(part)
+    def backward(self, p, gy, saved, ctx):
+        return self.cut.take(gy, ctx.group("space"), ctx), {}

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.models.googlenet import Auxiliary
-from parallel.strategies.operators.alike import Once, clear
+from parallel.strategies.operators.alike import Once
 from parallel.strategies.tensor.around import Around, with_children
 from parallel.strategies.tensor.moves import Copy, Move
 
@@ -40,7 +40,7 @@ def deal(network: Network, rank: int, ranks: int) -> Network:
     root, modules = _dealt(network.root, network.in_shape, rank, ranks)
     if not modules:
         raise ValueError(
-            f"{network.name} has no branches that {ranks} ranks could compute: there is no nn.Branches inside, such as "
+            f"{network.name} has no branches that {ranks} ranks could compute: there is no nn.Parallel inside, such as "
             "googlenet has; use data parallelism"
         )
     return Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
@@ -48,7 +48,7 @@ def deal(network: Network, rank: int, ranks: int) -> Network:
 
 def _dealt(layer: Layer, in_shape: Shape, rank: int, ranks: int) -> tuple[Layer, int]:
     """What stands in a layer's place, and how many modules in it are dealt out."""
-    if type(layer) is Branches:
+    if type(layer) is Parallel:
         return _module(layer, in_shape, rank, ranks), 1
     whole = isinstance(layer, Sequential) and type(layer).forward is Sequential.forward
     if not whole and type(layer) not in (Residual, Recompute, Auxiliary):
@@ -61,7 +61,7 @@ def _dealt(layer: Layer, in_shape: Shape, rank: int, ranks: int) -> tuple[Layer,
     return with_children(layer, [each for each, _ in found]), sum(count for _, count in found)
 
 
-def _module(layer: Branches, in_shape: Shape, rank: int, ranks: int) -> Layer:
+def _module(layer: Parallel, in_shape: Shape, rank: int, ranks: int) -> Layer:
     owners = owners_of([branch.macs(in_shape) for branch in layer.layers], ranks)
     shapes = [branch.specs(in_shape)[1] for branch in layer.layers]
     parts = [
@@ -97,14 +97,14 @@ class Elsewhere(Around):
 
     output = gradient = "new"
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return np.empty((len(x), *self.places, 0), x.dtype), x.shape
 
-    def backward(self, p, g, gy, shape, run):
-        run.later(clear, g)
-        gx = run.empty(shape, gy.dtype)
+    def backward(self, p, gy, shape, ctx):
+        ctx.zero_gradients()
+        gx = ctx.empty(shape, gy.dtype)
         gx[...] = 0
-        return gx
+        return gx, {}
 
 
 class SideBySide(Move):
@@ -126,17 +126,17 @@ class SideBySide(Move):
             at += width
         self.most = max(map(len, self.columns))
 
-    def forward(self, p, x, run):
-        mine = run.scratch("branches", (*x.shape[:-1], self.most), x.dtype)
+    def forward(self, p, x, ctx):
+        mine = ctx.workspace("branches", (*x.shape[:-1], self.most), x.dtype)
         mine[..., : x.shape[-1]] = x
         mine[..., x.shape[-1] :] = 0
-        y = run.empty((*x.shape[:-1], self.width), x.dtype)
-        for theirs, columns in zip(run.moved(run.group("branch").gather, mine), self.columns, strict=True):
+        y = ctx.empty((*x.shape[:-1], self.width), x.dtype)
+        for theirs, columns in zip(ctx.moved(ctx.group("branch").gather, mine), self.columns, strict=True):
             y[..., columns] = theirs[..., : len(columns)]
         return y, None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy[..., self.columns[run.group("branch").rank]]
+    def backward(self, p, gy, saved, ctx):
+        return gy[..., self.columns[ctx.group("branch").rank]], {}
 
 
 def elsewhere(layer: Layer, path: str = "") -> Iterator[tuple[str, bool]]:

@@ -106,13 +106,13 @@ class Halo:
         lo, hi = self.owned[self.rank]
         return hi - lo
 
-    def keep(self, x: np.ndarray, run) -> np.ndarray:
+    def keep(self, x: np.ndarray, ctx) -> np.ndarray:
         """The rows that this rank needs, of a whole image (N, H, W, C)."""
-        found = run.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
+        found = ctx.empty((len(x), self.hi - self.lo, *x.shape[2:]), x.dtype)
         found[...] = x[:, self.lo : self.hi]
         return found
 
-    def receive(self, x: np.ndarray, run, meanwhile: Callable[[], object] | None = None) -> np.ndarray | None:
+    def receive(self, x: np.ndarray, ctx, meanwhile: Callable[[], object] | None = None) -> np.ndarray | None:
         """Rows that others send, one rank's behind another's: (rows, N, W, C); of x (N, rows, W, C), this rank's.
 
         `meanwhile` is called when they are on their way, and they are waited for when it has returned.
@@ -120,26 +120,26 @@ class Halo:
         if not self.moves or not x.size:
             return None
         first = self.owned[self.rank][0]
-        rows = run.scratch("halo", (_rows(self.sends), len(x), *x.shape[2:]), x.dtype)
+        rows = ctx.workspace("halo", (_rows(self.sends), len(x), *x.shape[2:]), x.dtype)
         for part, (lo, hi) in _parts(rows, self.sends):
             part[...] = x[:, lo - first : hi - first]
-        return run.moved(lambda sent: self._exchanged(sent, run, meanwhile), rows)
+        return ctx.moved(lambda sent: self._exchanged(sent, ctx, meanwhile), rows)
 
-    def _exchanged(self, sent: np.ndarray, run, meanwhile) -> np.ndarray:
+    def _exchanged(self, sent: np.ndarray, ctx, meanwhile) -> np.ndarray:
         """What comes for the rows that are sent."""
         mine, theirs = self._buffers(sent.shape[1:], sent.dtype)
         mine[...] = sent
-        self._move(mine, theirs, run, meanwhile)
-        found = run.empty(theirs.shape, theirs.dtype)
+        self._move(mine, theirs, ctx, meanwhile)
+        found = ctx.empty(theirs.shape, theirs.dtype)
         found[...] = theirs
         return found
 
-    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, run, rows: Interval | None = None) -> np.ndarray:
+    def put_together(self, x: np.ndarray, theirs: np.ndarray | None, ctx, rows: Interval | None = None) -> np.ndarray:
         """The rows that this rank needs (N, rows, W, C), or some of them, from its own and what it has received."""
         if rows is None and self._as_it_is():
             return x
         start, stop = rows or (self.lo, self.hi)
-        found = run.empty((len(x), stop - start, *x.shape[2:]), x.dtype)
+        found = ctx.empty((len(x), stop - start, *x.shape[2:]), x.dtype)
         first = self.owned[self.rank][0]
         lo, hi = common(self.owned[self.rank], (start, stop))
         found[:, lo - start : hi - start] = x[:, lo - first : hi - first]
@@ -148,14 +148,14 @@ class Halo:
             found[:, lo - start : hi - start] = part[:, lo - there[0] : hi - there[0]]
         return found
 
-    def give_back(self, gx: np.ndarray, run) -> np.ndarray:
+    def give_back(self, gx: np.ndarray, ctx) -> np.ndarray:
         """The gradient of this rank's rows from that of the rows it needs, and what other ranks have for it."""
         if self._as_it_is():
             return gx
-        self.send_back([((self.lo, self.hi), gx)], run)
-        return self.add_back(gx, run)
+        self.send_back([((self.lo, self.hi), gx)], ctx)
+        return self.add_back(gx, ctx)
 
-    def send_back(self, borders: Sequence, run, meanwhile: Callable[[], object] | None = None) -> None:
+    def send_back(self, borders: Sequence, ctx, meanwhile: Callable[[], object] | None = None) -> None:
         """Bring gradients of other ranks' rows home, of borders (rows, gradient); `meanwhile` as for `receive`."""
         _, gx = borders[0]
         if not self.moves or not gx.size:
@@ -164,11 +164,11 @@ class Halo:
         for part, (lo, hi) in _parts(theirs, self.receives):
             start, g = next((rows[0], g) for rows, g in borders if rows[0] <= lo and hi <= rows[1])
             part[...] = g[:, lo - start : hi - start]
-        self._move(mine, theirs, run, meanwhile, back=True)
+        self._move(mine, theirs, ctx, meanwhile, back=True)
 
-    def add_back(self, gx: np.ndarray, run) -> np.ndarray:
+    def add_back(self, gx: np.ndarray, ctx) -> np.ndarray:
         """The gradient of this rank's rows: its own, and what has come home."""
-        found = run.empty((len(gx), self.rows, *gx.shape[2:]), gx.dtype)
+        found = ctx.empty((len(gx), self.rows, *gx.shape[2:]), gx.dtype)
         found[...] = 0
         first = self.owned[self.rank][0]
         lo, hi = common(self.owned[self.rank], (self.lo, self.hi))
@@ -179,13 +179,13 @@ class Halo:
                 found[:, lo - first : hi - first] += part
         return found
 
-    def _move(self, mine: np.ndarray, theirs: np.ndarray, run, meanwhile, back: bool = False) -> None:
+    def _move(self, mine: np.ndarray, theirs: np.ndarray, ctx, meanwhile, back: bool = False) -> None:
         """Let what lies in the buffers travel; where there is a communicator for that, while something else is done."""
-        communicator = self.beside or run.group("space").communicator
+        communicator = self.beside or ctx.group("space").communicator
         if (key := (mine.shape[1:], mine.dtype, back)) not in self.plans:
             rounds = halo(self.rank, self.needs, self.owned, math.prod(mine.shape[1:]), back)
             self.plans[key] = communicator.compile(rounds, mine=mine.reshape(-1), theirs=theirs.reshape(-1))
-        plan, name = self.plans[key], f"halo of layer {run.path}{', backward' * back}"
+        plan, name = self.plans[key], f"halo of layer {ctx.path}{', backward' * back}"
         if not self.beside:
             communicator.Run(plan, name)
             return

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nn.core.containers import Wrapper
 from nn.core.layer import Layer
 from nn.layers.batch_normalization import BatchNorm
 from nn.layers.convolution import Conv2d
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from nn.models.resnet import Subsample
 from parallel.strategies.operators.halo import Halo, Interval, common, owned_rows
-from parallel.strategies.tensor.parts import Inner
 
 HIDES = 1 << 24  # multiply-accumulates behind which messages between nodes may be hidden: more of them
 Needs = Callable[[int, int], Interval]  # rows of the output -> those of the input, also outside the image
@@ -69,7 +69,7 @@ def part_of(window: Needs, height: int, out: Interval) -> Part:
     return Part(out, needs, (needs[0] - lo, hi - needs[1]))
 
 
-class WindowRows(Inner):
+class WindowRows(Wrapper):
     """A convolution or pool of some rows.
 
     Rows that come from other nodes may be on their way while a convolution computes what it can without; and the
@@ -88,9 +88,10 @@ class WindowRows(Inner):
         Whether every rank is given the whole image, as the first of these layers is: then nothing travels.
     """
 
+    output = gradient = "new"
+
     def __init__(self, layer: Layer, size: tuple[int, int], out_height: int, rank: int, ranks: int, whole: bool):
         super().__init__(layer)
-        self.output = self.gradient = "new"
         self.size, self.whole, window = size, whole, window_of(layer, size)
         self.halo = Halo(size[0], needed_rows(layer, size, out_height, ranks), rank)
         out = owned_rows(out_height, ranks)[rank]
@@ -136,86 +137,88 @@ class WindowRows(Inner):
         rows, columns = self.layer.matrices(self.size, dtype)
         return np.ascontiguousarray(rows[slice(*self.part.out), slice(*self.part.needs)]), columns
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         if self._hides(x):
-            return self._forward_in_parts(p, x, run)
-        theirs = None if self.whole else self.halo.receive(x, run)
-        rows = self._needed(x, theirs, run)
+            return self._forward_in_parts(p, x, ctx)
+        theirs = None if self.whole else self.halo.receive(x, ctx)
+        rows = self._needed(x, theirs, ctx)
         if isinstance(self.layer, MaxPool2d) and any(self.part.outside):
-            rows = self._surrounded(rows, run)
-        y, saved = self.rows.forward(p, rows, run)
+            rows = self._surrounded(rows, ctx)
+        y, saved = self.rows.forward(p, rows, ctx)
         if isinstance(self.layer, Conv2d):  # which saves all rows that it needs: they are put together once more
             saved = x, theirs
         return y, saved
 
-    def _needed(self, x, theirs, run):
-        return self.halo.keep(x, run) if self.whole else self.halo.put_together(x, theirs, run)
+    def _needed(self, x, theirs, ctx):
+        return self.halo.keep(x, ctx) if self.whole else self.halo.put_together(x, theirs, ctx)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         if isinstance(self.layer, Conv2d):
-            hides, saved = self._hides(saved[0]), self._needed(*saved, run)
-            if hides and run.wants_gx:
-                return self._backward_in_parts(p, g, gy, saved, run)
-        gx = self.rows.backward(p, g, gy, saved, run)
-        if gx is None or not run.wants_gx:
-            return None
+            hides, saved = self._hides(saved[0]), self._needed(*saved, ctx)
+            if hides and ctx.needs_input_grad:
+                return self._backward_in_parts(p, gy, saved, ctx)
+        gx, gradients = self.rows.backward(p, gy, saved, ctx)
+        if gx is None or not ctx.needs_input_grad:
+            return None, gradients
         if isinstance(self.layer, MaxPool2d) and any(self.part.outside):
             above, below = self.part.outside
             gx = gx[:, above : gx.shape[1] - below]
         if not self.whole:
-            return self.halo.give_back(gx, run)
-        whole = run.empty((len(gx), *self.size, gx.shape[3]), gx.dtype)
+            return self.halo.give_back(gx, ctx), gradients
+        whole = ctx.empty((len(gx), *self.size, gx.shape[3]), gx.dtype)
         whole[...] = 0
         whole[:, self.halo.lo : self.halo.hi] = gx
-        run.group("space").sum(whole)
-        return whole
+        ctx.group("space").sum(whole)
+        return whole, gradients
 
     def _hides(self, x: np.ndarray) -> bool:
         """Whether rows that are on their way are to be hidden behind what needs none, and there is enough of that."""
         halo = self.halo
         return bool(self.inside and halo.beside and halo.hides) and len(x) * self.macs_inside > HIDES
 
-    def _forward_in_parts(self, p, x, run):
+    def _forward_in_parts(self, p, x, ctx):
         """What is made of this rank's rows alone, while others are on their way; then what is at the borders."""
         pieces, first = [], self.halo.owned[self.halo.rank][0]
         inside, layer = self.inside
 
         def compute():
             lo, hi = inside.needs
-            pieces.append((inside, layer.forward(p, x[:, lo - first : hi - first], run)[0]))
+            pieces.append((inside, layer.forward(p, x[:, lo - first : hi - first], ctx)[0]))
 
-        theirs = self.halo.receive(x, run, compute)
+        theirs = self.halo.receive(x, ctx, compute)
         for part, layer in self.borders:
-            pieces.append((part, layer.forward(p, self.halo.put_together(x, theirs, run, part.needs), run)[0]))
+            pieces.append((part, layer.forward(p, self.halo.put_together(x, theirs, ctx, part.needs), ctx)[0]))
         start, stop = self.part.out
-        y = run.empty((len(x), stop - start, *pieces[0][1].shape[2:]), x.dtype)
+        y = ctx.empty((len(x), stop - start, *pieces[0][1].shape[2:]), x.dtype)
         for part, piece in pieces:
             y[:, part.out[0] - start : part.out[1] - start] = piece
         return y, (x, theirs)
 
-    def _backward_in_parts(self, p, g, gy, x, run):
+    def _backward_in_parts(self, p, gy, x, ctx):
         """The gradients of other ranks' rows, from the borders; while they are on their way, all."""
         borders, made = [], []
         for part, layer in self.borders:
             theirs = x[:, part.needs[0] - self.halo.lo : part.needs[1] - self.halo.lo]
             upstream = gy[:, part.out[0] - self.part.out[0] : part.out[1] - self.part.out[0]]
             theirs, upstream = np.ascontiguousarray(theirs), np.ascontiguousarray(upstream)
-            gx, geometry = run.empty(theirs.shape, gy.dtype), layer.geometry(theirs.shape[1:3])
-            layer.algorithm(geometry, gy.shape[3]).backward(theirs, upstream, p.W, None, gx, geometry, run)
+            gx, geometry = ctx.empty(theirs.shape, gy.dtype), layer.geometry(theirs.shape[1:3])
+            backward, pool = layer.algorithm(geometry, gy.shape[3]).backward, ctx.network_context.pool
+            backward(theirs, upstream, p.W, gx, geometry, pool, needs_gx=True, weight_gradient=False)
             borders.append((part.needs, gx))
-        self.halo.send_back(borders, run, lambda: made.append(self.rows.backward(p, g, gy, x, run)))
-        return self.halo.add_back(made[0], run)
+        self.halo.send_back(borders, ctx, lambda: made.append(self.rows.backward(p, gy, x, ctx)))
+        gx, gradients = made[0]
+        return self.halo.add_back(gx, ctx), gradients
 
-    def _surrounded(self, x: np.ndarray, run) -> np.ndarray:
+    def _surrounded(self, x: np.ndarray, ctx) -> np.ndarray:
         """x between rows that never are a maximum."""
         above, below = self.part.outside
-        found = run.empty((len(x), above + x.shape[1] + below, *x.shape[2:]), x.dtype)
+        found = ctx.empty((len(x), above + x.shape[1] + below, *x.shape[2:]), x.dtype)
         found[:, :above] = found[:, above + x.shape[1] :] = -np.inf
         found[:, above : above + x.shape[1]] = x
         return found
 
 
-class BatchNormRows(Inner):
+class BatchNormRows(Wrapper):
     """Statistics over all rows, of the ranks that have them; with `synchronized` over all samples, too."""
 
     def __init__(self, layer: BatchNorm):
@@ -224,15 +227,15 @@ class BatchNormRows(Inner):
         self.rows = copy.copy(layer)
         self.rows.synchronized = True
 
-    def forward(self, p, x, run):
-        return self._among(run, self.rows.forward, p, x, run)
+    def forward(self, p, x, ctx):
+        return self._among(ctx, self.rows.forward, p, x, ctx)
 
-    def backward(self, p, g, gy, saved, run):
-        return self._among(run, self.rows.backward, p, g, gy, saved, run)
+    def backward(self, p, gy, saved, ctx):
+        return self._among(ctx, self.rows.backward, p, gy, saved, ctx)
 
-    def _among(self, run, call: Callable, *arguments):
+    def _among(self, ctx, call: Callable, *arguments):
         """Call it where the ranks that share samples are those that have rows of them."""
-        groups = run.context.groups
+        groups = ctx.network_context.groups
         before = groups["data"]
         groups["data"] = groups["everyone" if self.synchronized else "space"]
         try:
@@ -241,38 +244,38 @@ class BatchNormRows(Inner):
             groups["data"] = before
 
 
-class GlobalMeanRows(Inner):
+class GlobalMeanRows(Wrapper):
     """GlobalAvgPool2d: from all ranks' rows, whole on each."""
 
     def __init__(self, layer: Layer, height: int):
         super().__init__(layer)
         self.height = height
 
-    def forward(self, p, x, run):
-        y, saved = self.layer.forward(p, x, run)
+    def forward(self, p, x, ctx):
+        y, saved = self.layer.forward(p, x, ctx)
         y *= x.shape[1] / self.height
-        run.group("space").sum(y)
+        ctx.group("space").sum(y)
         return y, saved
 
-    def backward(self, p, g, gy, shape, run):
-        gx = self.layer.backward(p, g, gy, shape, run)
+    def backward(self, p, gy, shape, ctx):
+        gx, gradients = self.layer.backward(p, gy, shape, ctx)
         gx *= shape[1] / self.height
-        return gx
+        return gx, gradients
 
 
-class GlobalMaxRows(Inner):
+class GlobalMaxRows(Wrapper):
     """GlobalMaxPool2d, the same; of equal ones the first rank's, which is the first in reading order."""
 
-    def forward(self, p, x, run):
-        y, saved = self.layer.forward(p, x, run)
-        group = run.group("space")
-        everyones = run.moved(group.gather, y)
+    def forward(self, p, x, ctx):
+        y, saved = self.layer.forward(p, x, ctx)
+        group = ctx.group("space")
+        everyones = ctx.moved(group.gather, y)
         winner = everyones.argmax(axis=0)
         return np.take_along_axis(everyones, winner[None], axis=0)[0], (saved, winner == group.rank)
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         saved, won = saved
-        return self.layer.backward(p, g, np.multiply(gy, won, run.empty(gy.shape, gy.dtype)), saved, run)
+        return self.layer.backward(p, np.multiply(gy, won, ctx.empty(gy.shape, gy.dtype)), saved, ctx)
 
 
 def halos(layer: Layer) -> Iterator[Halo]:

@@ -21,7 +21,7 @@ or all whole, the images are put together before them.
 
 from __future__ import annotations
 
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.layers.activations import Activation
@@ -101,7 +101,7 @@ class _Cutting:
         if type(layer) is Recompute:
             inner, out = self.layer(layer.layer, in_shape, state)
             return Recompute(inner), out
-        if type(layer) in (Residual, Branches, Auxiliary):
+        if type(layer) in (Residual, Parallel, Auxiliary):
             return self.together(layer, in_shape, state)
         if (found := self.window(layer, in_shape, state)) is not None:
             return found

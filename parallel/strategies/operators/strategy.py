@@ -68,7 +68,7 @@ class Together(Whole):
             for halo in halos(self.root):
                 halo.beside = self.beside
         if trainer.communicator:
-            trainer.run.context.groups["everyone"] = Ranks(trainer.communicator)
+            trainer.ctx.network_context.groups["everyone"] = Ranks(trainer.communicator)
         self.counted = None
         branches_ = dict(branches.elsewhere(held.root))
         if held.state_layout.size and branches_:  # statistics are those of whoever has the branch
@@ -107,7 +107,7 @@ class Together(Whole):
         loss, gz = super().loss(trainer, z, y, total)
         if self.counted is not None:
             trainer.statistics *= self.counted
-            trainer.run.group(self.axis).sum(trainer.statistics)
+            trainer.ctx.group(self.axis).sum(trainer.statistics)
         return loss if self.knows else 0.0, gz
 
     def in_transit(self):

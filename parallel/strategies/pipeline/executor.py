@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
-from nn.core.run import MicroBatch, Run
 from nn.core.stages import together
 from nn.losses import Loss
 from nn.training.trainer import micro_batches
@@ -57,7 +57,7 @@ class OwnStage:
     p: Any
     g: Any
     statistics: np.ndarray
-    run: Run
+    ctx: LayerContext
     start: int
     line: PipelinePass
     finished: int = 0
@@ -154,7 +154,7 @@ class PipelinePass(whole.Whole):
             return
         trainer.loss = self.parts_loss or trainer.loss
         self.everyone = trainer.everyone and self.mesh.count > 1  # layers meet other ranks, with samples or without
-        outer, child = trainer.run.context, 0
+        outer, child = trainer.ctx.network_context, 0
         mine = self.placement.of(self.rank)
         start, state = self.held.layout.own, self.held.state_layout.size
         for number in mine:  # layouts have the last one first
@@ -162,11 +162,12 @@ class PipelinePass(whole.Whole):
             start, state = start - network.layout.own, state - network.state_layout.size
             end = child + len(network.root.layers)
             statistics = trainer.statistics[state : state + network.state_layout.size]
-            run = network.run(statistics, trainer.seed, outer.memory)
-            run.context.input_gradient, run.context.groups, run.context.half = number > 0, outer.groups, outer.half
-            run.context.fetch = outer.fetch
+            ctx = network.context(statistics, trainer.seed, outer.pool)
+            context = ctx.network_context
+            context.input_gradient, context.groups = number > 0, outer.groups
+            context.mixed_precision, context.before_layer = outer.mixed_precision, outer.before_layer
             p, g = trainer.p[child:end], trainer.g[child:end]
-            self.stages[number] = OwnStage(network, p, g, statistics, run, start, self)
+            self.stages[number] = OwnStage(network, p, g, statistics, ctx, start, self)
             child = end
         self._join_ties()
         self._join_terms()
@@ -186,8 +187,8 @@ class PipelinePass(whole.Whole):
                 self.ties[name] = gradients[name], among
             for stage in set(users) & self.stages.keys():
                 own = self.stages[stage]
-                for run in runs(own.run):
-                    run.shared |= name in names_of(own.network, run.path)
+                for ctx in runs(own.ctx):
+                    ctx.shared |= name in names_of(own.network, ctx.path)
 
     def _join_terms(self) -> None:
         """What every rank of the axis "tensor" has a term of: gradients of arrays that are whole on each."""
@@ -233,7 +234,7 @@ class PipelinePass(whole.Whole):
             if among is not None:
                 among.Allreduce(MPI.IN_PLACE, array)
         if self.terms:
-            sum_as_one(list(self.terms.values()), trainer.run.context.groups["tensor"])
+            sum_as_one(list(self.terms.values()), trainer.ctx.network_context.groups["tensor"])
         if self.tell:
             self.tell(self.held.layout.size)
         return loss
@@ -321,10 +322,10 @@ class PipelinePass(whole.Whole):
                     peer = at(number - 1, i)
                     self.wait(comm.Irecv(given, peer, TAG), peer, f"for the input of {stage.network.name}")
                 batch = MicroBatch(training=training, step=self.trainer.steps, sample=first + lo)
-                stage.run.context.micro_batch, stage.run.context.ready = batch, None
+                stage.ctx.network_context.micro_batch, stage.ctx.network_context.on_gradients_ready = batch, None
                 if look:
                     look(number, stage, given)
-                output, _ = stage.network.forward(stage.p, given, stage.run, batch)
+                output, _ = stage.network.forward(stage.p, given, stage.ctx, batch)
                 if number < self.last and at(number + 1, i) != self.rank:
                     array, peer = np.ascontiguousarray(output), at(number + 1, i)
                     sending.append((comm.Isend(array, peer, TAG), array, peer))
@@ -346,7 +347,7 @@ class PipelinePass(whole.Whole):
     def evaluate(self, trainer, x, y):
         """As Whole, on one rank with the last stage; nothing elsewhere."""
         sums = trainer.no_scores()
-        trainer.run.micro_batch.training = False
+        trainer.ctx.micro_batch.training = False
         for rows, z in self.outputs(x):
             sums += trainer.score(z, y[rows])
         return sums if self.knows else np.zeros_like(sums)
@@ -356,9 +357,9 @@ class PipelinePass(whole.Whole):
         found: list[tuple] = []
 
         def look(number: int, stage: OwnStage, x: np.ndarray) -> None:
-            bad = stage.network.bad_input(x, stage.run)
+            bad = stage.network.bad_input(x, stage.ctx)
             if not self.elsewhere(bad):  # else who has found something would look no further, and others wait for it
-                bad = stage.network.first_bad(stage.p, x, stage.run)
+                bad = stage.network.first_bad(stage.p, x, stage.ctx)
             if bad:
                 found.append((number, bad.depth, trainer.mesh.rank, bad))
 
@@ -401,10 +402,10 @@ class PipelinePass(whole.Whole):
         )
 
 
-def runs(run: Run) -> Iterator[Run]:
+def runs(ctx: LayerContext) -> Iterator[LayerContext]:
     """A layer's Run, and those inside."""
-    yield run
-    for child in run.children:
+    yield ctx
+    for child in ctx.children:
         yield from runs(child)
 
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from collectives.failures.awake import Awake
 from collectives.steps import Compute, Recv, Send
-from nn.core.run import MicroBatch
+from nn.core.context import MicroBatch
 from parallel.strategies.pipeline.actions import Action, parse
 from parallel.strategies.pipeline.lowering import Stage, lower
 
@@ -142,7 +142,7 @@ class Step:
             x = np.empty((0, *before), dtype) if action.stage else x
             gy = None if action.stage == line.last else np.empty((0, *behind), dtype)
         final = self.program.final.get(action.stage) == action.micro_batch and action.kind != "F"
-        stage.run.context.ready = stage.ready if final else None
+        stage.ctx.network_context.on_gradients_ready = stage.ready if final else None
         start = time.perf_counter()
         result = line.actions[action.kind](self, action, stage, x, gy, slice(lo, hi))
         if line.note:
@@ -156,7 +156,7 @@ class Step:
     def packed(self, buffer: str, array: np.ndarray) -> np.ndarray:
         """What leaves a buffer, as it travels."""
         name, stage = named(buffer)
-        return self.line.stages[stage].run.context.packed(array, name == "input_gradient")
+        return self.line.stages[stage].ctx.network_context.packed(array, name == "input_gradient")
 
     def array(self, place, stage: int, samples: int) -> np.ndarray | None:
         """What a slot of a stage stands for, as a batch; None for no samples."""
@@ -169,14 +169,14 @@ class Step:
         shape = self.line.placement.shape(stage if name == "input" else stage + 1)
         own = self.line.stages[stage]
         array = self.arrays[key].reshape(samples, *shape)
-        return own.run.context.unpacked(array, own.network.dtype, name == "output_gradient")
+        return own.ctx.network_context.unpacked(array, own.network.dtype, name == "output_gradient")
 
     def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
         place, line = (action.stage, action.micro_batch), self.line
         batch = self.batches[place] = MicroBatch(step=line.trainer.steps, sample=self.first + mine.start)
-        output, saved = stage.network.forward(line.version(stage, action), x, stage.run, batch)
+        output, saved = stage.network.forward(line.version(stage, action), x, stage.ctx, batch)
         if action.stage == line.last:
-            loss, gy = line.trainer.loss(output, self.y[mine], line.trainer.mean_over(self.total), stage.run)
+            loss, gy = line.trainer.loss(output, self.y[mine], line.trainer.mean_over(self.total), stage.ctx)
             self.value += float(loss)
         self.kept[place] = None if line.recompute else saved, gy
         return output
@@ -186,7 +186,7 @@ class Step:
         saved, own = self.kept.pop((action.stage, action.micro_batch))
         if self.line.recompute:
             statistics = stage.statistics.copy()  # of which this micro-batch is a part already
-            saved = stage.network.forward(self.line.version(stage, action), x, stage.run, self.batch(action))[1]
+            saved = stage.network.forward(self.line.version(stage, action), x, stage.ctx, self.batch(action))[1]
             stage.statistics[:] = statistics
         return saved, own if gy is None else gy
 
@@ -202,17 +202,17 @@ class Step:
     def backward(self, action, stage, x, gy, mine) -> np.ndarray:
         saved, gy = self.saved(action, stage, x, gy)
         p = self.line.version(stage, action)
-        gx = stage.network.backward(p, stage.g, gy, saved, stage.run, self.adding(action, stage))
+        gx = stage.network.backward(p, stage.g, gy, saved, stage.ctx, self.adding(action, stage))
         self.line.made(stage, action)
         return gx
 
     def backward_inputs(self, action, stage, x, gy, mine) -> np.ndarray:
         saved, gy = self.saved(action, stage, x, gy)
         p = self.line.version(stage, action)
-        return stage.network.backward_inputs(p, stage.g, gy, saved, stage.run, self.batch(action))
+        return stage.network.backward_inputs(p, stage.g, gy, saved, stage.ctx, self.batch(action))
 
     def backward_weights(self, action, stage, x, gy, mine):
-        stage.network.backward_weights(stage.run, self.adding(action, stage))
+        stage.network.backward_weights(stage.ctx, self.adding(action, stage))
 
 
 ACTIONS = {"F": Step.forward, "B": Step.backward, "I": Step.backward_inputs, "W": Step.backward_weights}

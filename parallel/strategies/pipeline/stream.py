@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from nn.core.run import MicroBatch
+from nn.core.context import MicroBatch
 from nn.training.trainer import micro_batches
 from parallel.strategies.pipeline.actions import Action
 from parallel.strategies.pipeline.schedules import pipedream, seat
@@ -224,13 +224,13 @@ class Stream:
     def forward(self, b: int, x: np.ndarray) -> None:
         line, stage, mini = self.line, self.stage, self.minis[b]
         batch = MicroBatch(step=mini.step, sample=mini.sample)
-        stage.run.context.ready = None
+        stage.ctx.network_context.on_gradients_ready = None
         version = min(line.seen(b, self.seat.stage), line.trainer.exchange.updates)  # fewer, where nothing is applied
-        output, saved = stage.network.forward(line.trainer.exchange.version(version), x, stage.run, batch)
+        output, saved = stage.network.forward(line.trainer.exchange.version(version), x, stage.ctx, batch)
         gy = None
         if self.last:
             trainer = line.trainer
-            loss, gy = trainer.loss(output, mini.y, mini.weight, stage.run)
+            loss, gy = trainer.loss(output, mini.y, mini.weight, stage.ctx)
             self.values[mini.step] += float(loss) * mini.share
             self.bad = self.bad or not math.isfinite(loss)
         self.kept[b] = saved, gy, version, batch
@@ -256,9 +256,9 @@ class Stream:
         else:
             batch.accumulate = False
             exchange = self.line.trainer.exchange
-            stage.run.context.ready = exchange.begin_sum() if self.seat.count > 1 else None
+            stage.ctx.network_context.on_gradients_ready = exchange.begin_sum() if self.seat.count > 1 else None
             p = exchange.version(version)
-            gx = stage.network.backward(p, stage.g, gy, saved, stage.run, batch)
+            gx = stage.network.backward(p, stage.g, gy, saved, stage.ctx, batch)
         if self.seat.stage:
             self.send(gx, self.seat.stage - 1, b)
         self.wrote = not self.bad

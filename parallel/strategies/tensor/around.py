@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 
-from nn.core.layer import Layer, Spec, Split
+from nn.core.containers import Wrapper
+from nn.core.gradients import RowSum
+from nn.core.layer import Layer, Spec, Split, last_kind
+from nn.core.layout import Views
 from parallel.strategies.tensor.moves import Move
 
 
-class Around(Layer):
+class Around(Wrapper):
     """A move, a layer, a move, under the layer's own name: its arrays and masks are what they were.
 
     Parameters
@@ -38,71 +40,49 @@ class Around(Layer):
         late: str = "",
         terms: bool = False,
     ):
-        self.layer, self.enter, self.leave = layer, enter, leave
+        super().__init__(layer)
+        self.enter, self.leave = enter, leave
         self.splits, self.late = splits, late
         self.terms = terms or (isinstance(layer, Around) and layer.terms)
-        self.ids = layer.ids
-        self.synchronized = layer.synchronized
-
-    def __repr__(self):
-        return repr(self.layer)  # as errors name it, whoever computes it
 
     @property
     def output(self):
-        kind = "view"
-        for each in filter(None, (self.enter, self.layer, self.leave)):
-            kind = each.output if each.output != "view" else kind
-        return kind
+        return last_kind(each.output for each in (self.leave, self.layer, self.enter) if each)
 
     @property
     def gradient(self):
-        chain = filter(None, (self.enter, self.layer, self.leave))
-        return "new" if any(each.gradient == "new" for each in chain) else "view"
-
-    def children(self):
-        return self.layer.children()
-
-    def child_shapes(self, in_shape):
-        return self.layer.child_shapes(in_shape)
+        return last_kind(each.gradient for each in (self.enter, self.layer, self.leave) if each)
 
     def specs(self, in_shape):
         specs, out_shape = self.layer.specs(in_shape)
         return specs if self.splits is None else _cut(specs, self.splits), out_shape
 
-    def training_shape(self, in_shape):
-        return self.layer.training_shape(in_shape)
-
-    def macs(self, in_shape):
-        return self.layer.macs(in_shape)
-
-    def plan(self, run):
-        self.layer.plan(run)
-
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         if self.enter:
-            x, _ = self.enter.forward(None, x, run)
-        y, saved = self.layer.forward(self._inner(p), x, run)
+            x, _ = self.enter.forward(None, x, ctx)
+        y, saved = self.layer.forward(self._inner(p), x, ctx)
         if self.leave:
-            y, _ = self.leave.forward(None, y, run)
+            y, _ = self.leave.forward(None, y, ctx)
         if (b := getattr(p, self.late, None)) is not None:
             y += b
         return y, saved
 
-    def backward(self, p, g, gy, saved, run):
-        if (gb := getattr(g, self.late, None)) is not None:
-            run.add_rows(gb, gy.reshape(-1, gy.shape[-1]))
+    def backward(self, p, gy, saved, ctx):
+        late = {}
+        if hasattr(p, self.late):  # now: what moves next may lie where gy is
+            late[self.late] = ctx.made(self.late, RowSum(gy.reshape(-1, gy.shape[-1])))
         if self.leave:
-            gy = self.leave.backward(None, None, gy, None, run)
-        gx = self.layer.backward(self._inner(p), self._inner(g), gy, saved, run)
-        if gx is None or not self.enter:
-            return gx
-        return self.enter.backward(None, None, gx, None, run)
+            gy, _ = self.leave.backward(None, gy, None, ctx)
+        gx, gradients = self.layer.backward(self._inner(p), gy, saved, ctx)
+        if gx is not None and self.enter:
+            gx, _ = self.enter.backward(None, gx, None, ctx)
+        return gx, gradients | late
 
     def _inner(self, views):
         """What the layer is given of its arrays."""
         if not self.late or not hasattr(views, self.late):
             return views
-        return SimpleNamespace(**{name: array for name, array in vars(views).items() if name != self.late})
+        return Views(**{name: array for name, array in vars(views).items() if name != self.late})
 
 
 def _cut(tree: dict, splits: Mapping[str, Split]) -> dict:

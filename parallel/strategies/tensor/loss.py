@@ -35,10 +35,10 @@ class SplitCrossEntropy(Loss):
     def rows(self, out_shape):
         return self.loss.rows(out_shape)
 
-    def __call__(self, z, target, total, run):
-        if not run.training:
-            return self.loss(z, target, total, run)
-        group, classes, smoothing = run.group("tensor"), self.cut.size, self.loss.label_smoothing
+    def __call__(self, z, target, total, ctx):
+        if not ctx.training:
+            return self.loss(z, target, total, ctx)
+        group, classes, smoothing = ctx.group("tensor"), self.cut.size, self.loss.label_smoothing
         lo, hi = self.cut.bounds(group.rank, group.size)
         labels = self.loss.check(np.broadcast_to(z.dtype.type(0), (*z.shape[:-1], classes)), target)
         spread = np.full(classes, smoothing / classes, z.dtype)
@@ -51,7 +51,7 @@ class SplitCrossEntropy(Loss):
         here = np.flatnonzero((labels >= lo) & (labels < hi))
         at = here, labels[here] - lo
 
-        gz = run.empty(z.shape, z.dtype)
+        gz = ctx.empty(z.shape, z.dtype)
         rows, prob = z.reshape(-1, hi - lo), gz.reshape(-1, hi - lo)
         largest = rows.max(axis=1)
         group.maximum(largest)

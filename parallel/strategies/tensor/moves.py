@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.core.context import Group
 from nn.core.layer import Layer
-from nn.core.run import Group
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class Cut:
         """The index of entries lo to hi of each block, for what `in_blocks` returns."""
         return (*[slice(None)] * (self.axis % array.ndim + 1), slice(lo, hi))
 
-    def take(self, array: np.ndarray, group: Group, run) -> np.ndarray:
+    def take(self, array: np.ndarray, group: Group, ctx) -> np.ndarray:
         """This rank's part of a whole array, as a new one."""
         mine = self.in_blocks(array)[self.inside(array, *self.bounds(group.rank, group.size))]
-        part = run.empty(self._shape(array, self.share(group)), array.dtype)
+        part = ctx.empty(self._shape(array, self.share(group)), array.dtype)
         self.in_blocks(part)[...] = mine
         return part
 
-    def gather(self, part: np.ndarray, group: Group, run, gradient: bool = False, rounded: bool = True) -> np.ndarray:
+    def gather(self, part: np.ndarray, group: Group, ctx, gradient: bool = False, rounded: bool = True) -> np.ndarray:
         """The whole array from all ranks' parts; those that are shorter travel with a gap behind.
 
         `gradient`: it is that of an activation, not one; `rounded`: in mixed precision as float16.
@@ -96,21 +96,21 @@ class Cut:
         most = self.blocks * -(-self.units // group.size)
         mine = np.ascontiguousarray(part)
         if most * group.size != self.size:
-            mine = run.scratch("gathered", self._shape(part, most), part.dtype)
+            mine = ctx.workspace("gathered", self._shape(part, most), part.dtype)
             mine[...] = 0  # the gap, too: as a float16 any number will not do
             self.in_blocks(mine)[self.inside(part, 0, self.share(group) // self.blocks)] = self.in_blocks(part)
-        whole = run.empty(self._shape(part, self.size), part.dtype)
+        whole = ctx.empty(self._shape(part, self.size), part.dtype)
         into = self.in_blocks(whole)
-        everyones = run.moved(group.gather, mine, gradient) if rounded else group.gather(mine)
+        everyones = ctx.moved(group.gather, mine, gradient) if rounded else group.gather(mine)
         for rank, theirs in enumerate(everyones):
             lo, hi = self.bounds(rank, group.size)
             into[self.inside(part, lo, hi)] = self.in_blocks(theirs)[self.inside(part, 0, hi - lo)]
         return whole
 
-    def sum_part(self, array: np.ndarray, group: Group, run) -> np.ndarray:
+    def sum_part(self, array: np.ndarray, group: Group, ctx) -> np.ndarray:
         """This rank's part of the sum of all ranks' whole arrays."""
         most = -(-self.units // group.size)
-        pieces = run.scratch("pieces", (group.size, *self._shape(array, self.blocks * most)), array.dtype)
+        pieces = ctx.workspace("pieces", (group.size, *self._shape(array, self.blocks * most)), array.dtype)
         source = self.in_blocks(array)
         for rank, piece in enumerate(pieces):
             lo, hi = self.bounds(rank, group.size)
@@ -120,7 +120,7 @@ class Cut:
         mine = group.sum_part(pieces)
         if most * group.size * self.blocks == self.size:
             return mine
-        part = run.empty(self._shape(array, self.share(group)), array.dtype)
+        part = ctx.empty(self._shape(array, self.share(group)), array.dtype)
         self.in_blocks(part)[...] = self.in_blocks(mine)[self.inside(array, 0, self.share(group) // self.blocks)]
         return part
 
@@ -131,6 +131,8 @@ class Cut:
 
 class Move(Layer):
     """Base: what forward does with x, and backward with gy, is a `Group`'s, of the ranks on the axis "tensor"."""
+
+    output = gradient = "new"
 
     def __repr__(self):
         return f"{type(self).__name__}()"
@@ -144,13 +146,13 @@ class Copy(Move):
     def __init__(self, axis: str = "tensor"):
         self.axis = axis
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x, None
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         """gy is an array that the layer behind has just made: the sum may lie where it is."""
-        run.group(self.axis).sum(gy)
-        return gy
+        ctx.group(self.axis).sum(gy)
+        return gy, {}
 
 
 class Given(Move):
@@ -158,11 +160,11 @@ class Given(Move):
 
     output = gradient = "view"
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         return x, None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy
+    def backward(self, p, gy, saved, ctx):
+        return gy, {}
 
 
 class Once(Given):
@@ -170,10 +172,10 @@ class Once(Given):
 
     gradient = "new"
 
-    def backward(self, p, g, gy, saved, run):
-        gx = run.empty(gy.shape, gy.dtype)
-        gx[...] = 0 if run.group("tensor").rank else gy
-        return gx
+    def backward(self, p, gy, saved, ctx):
+        gx = ctx.empty(gy.shape, gy.dtype)
+        gx[...] = 0 if ctx.group("tensor").rank else gy
+        return gx, {}
 
 
 class Sum(Move):
@@ -181,13 +183,13 @@ class Sum(Move):
 
     gradient = "view"
 
-    def forward(self, p, x, run):
+    def forward(self, p, x, ctx):
         """x is an array that the layer before has just made."""
-        run.group("tensor").sum(x)
+        ctx.group("tensor").sum(x)
         return x, None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy
+    def backward(self, p, gy, saved, ctx):
+        return gy, {}
 
 
 class Gather(Move):
@@ -205,12 +207,12 @@ class Gather(Move):
     def __init__(self, cut: Cut, same: bool = False, rounded: bool = True):
         self.cut, self.same, self.rounded = cut, same, rounded
 
-    def forward(self, p, x, run):
-        return self.cut.gather(x, run.group("tensor"), run, rounded=self.rounded), None
+    def forward(self, p, x, ctx):
+        return self.cut.gather(x, ctx.group("tensor"), ctx, rounded=self.rounded), None
 
-    def backward(self, p, g, gy, saved, run):
+    def backward(self, p, gy, saved, ctx):
         part = self.cut.take if self.same else self.cut.sum_part
-        return part(gy, run.group("tensor"), run)
+        return part(gy, ctx.group("tensor"), ctx), {}
 
 
 class SumPart(Move):
@@ -219,11 +221,11 @@ class SumPart(Move):
     def __init__(self, cut: Cut):
         self.cut = cut
 
-    def forward(self, p, x, run):
-        return self.cut.sum_part(x, run.group("tensor"), run), None
+    def forward(self, p, x, ctx):
+        return self.cut.sum_part(x, ctx.group("tensor"), ctx), None
 
-    def backward(self, p, g, gy, saved, run):
-        return self.cut.gather(gy, run.group("tensor"), run, gradient=True)
+    def backward(self, p, gy, saved, ctx):
+        return self.cut.gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
 
 
 class Keep(Move):
@@ -232,11 +234,11 @@ class Keep(Move):
     def __init__(self, cut: Cut):
         self.cut = cut
 
-    def forward(self, p, x, run):
-        return self.cut.take(x, run.group("tensor"), run), None
+    def forward(self, p, x, ctx):
+        return self.cut.take(x, ctx.group("tensor"), ctx), None
 
-    def backward(self, p, g, gy, saved, run):
-        return self.cut.gather(gy, run.group("tensor"), run, gradient=True)
+    def backward(self, p, gy, saved, ctx):
+        return self.cut.gather(gy, ctx.group("tensor"), ctx, gradient=True), {}
 
 
 class Show(Move):
@@ -247,11 +249,11 @@ class Show(Move):
     def __init__(self, cut: Cut):
         self.cut = cut
 
-    def forward(self, p, x, run):
-        return (x if run.training else self.cut.gather(x, run.group("tensor"), run)), None
+    def forward(self, p, x, ctx):
+        return (x if ctx.training else self.cut.gather(x, ctx.group("tensor"), ctx)), None
 
-    def backward(self, p, g, gy, saved, run):
-        return gy if run.training else self.cut.take(gy, run.group("tensor"), run)
+    def backward(self, p, gy, saved, ctx):
+        return (gy if ctx.training else self.cut.take(gy, ctx.group("tensor"), ctx)), {}
 
 
 def sum_as_one(arrays: Sequence[np.ndarray], group: Group) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
-from nn.core.containers import Branches, Recompute, Residual
+from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape, Split
 from nn.core.network import Network
 from nn.layers.attention import MultiHeadAttention
@@ -192,7 +192,7 @@ class _Sharing:
             return Around(inner, Once()), out
         if isinstance(layer, Residual) and type(layer).forward is Residual.forward:
             return self.residual(layer, path, in_shape, state)
-        if type(layer) in (Branches, Auxiliary):
+        if type(layer) in (Parallel, Auxiliary):
             return with_children(layer, self.side_by_side(layer, path, in_shape, state)), None
         if type(layer) is Recompute:
             inner, out = self.layer(layer.layer, path, in_shape, state)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nn.core.context import Group
 from nn.core.network import Network
-from nn.core.run import Group
 from nn.losses import Loss
 from nn.optim.optimizers import Optimizer
 from parallel.exchange.compression import Compressor
@@ -63,12 +63,12 @@ class SharedPass(Whole):
         z, saved = trainer.forward(x, True, micro)
         loss, gz = self.loss(trainer, z, y, total)
         trainer.tell(loss + before, total, micro)
-        context, adds_up = trainer.run.context, trainer.exchange.adds_up
+        context, adds_up = trainer.ctx.network_context, trainer.exchange.adds_up
         if not self.terms or (adds_up and micro.addend is None) or saved is None:
             trainer.backward(gz, saved)
             return loss + before
-        ready, group = context.ready, context.groups["tensor"]
-        context.ready = None if adds_up else self.summing(ready, group)
+        ready, group = context.on_gradients_ready, context.groups["tensor"]
+        context.on_gradients_ready = None if adds_up else self.summing(ready, group)
         trainer.backward(gz, saved)
         if adds_up:
             sum_as_one(list(self.terms.values()), group)

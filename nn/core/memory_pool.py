@@ -12,11 +12,12 @@ touched: that costs address space, but no memory.
 
 import math
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
 
-class Memory:
+class MemoryPool:
     """A pool of result arrays and named workspaces, for one thread."""
 
     def __init__(self):
@@ -40,7 +41,7 @@ class Memory:
             blocks.append(_block(1 << power) if i is None else blocks.pop(i))
         return np.ndarray(shape, dtype, *blocks[-1])
 
-    def scratch(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
+    def workspace(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
         """The workspace `name`, as an array of that shape; contents are whatever the last user left."""
         key = (name, shape, dtype)
         view = self._views.get(key)
@@ -73,6 +74,10 @@ class Memory:
         """Bytes held, in use or not."""
         blocks = [block for same in (*self._results.values(), self._workspaces.values()) for block in same]
         return sum(raw.nbytes for raw, _ in blocks) + sum(ones.nbytes for ones in self._ones.values())
+
+    def workspaces(self) -> Iterator[np.ndarray]:
+        """Yield the memory of all workspaces."""
+        yield from (raw for raw, _ in self._workspaces.values())
 
     def clear(self) -> None:
         """Forget everything; arrays still in use live on with their users."""

@@ -1,12 +1,12 @@
 """Half precision: activations are kept and sent as float16, products and sums are float32 (Micikevicius et al. 2018).
 
-A layer computes in the network's dtype and knows nothing of this. Where a container would keep what a layer has saved,
-`Half.keep` makes float16 of its activations, and before the layer's backward `Half.restore` makes them what they were:
-so the activations of a network take half the memory until backward comes. What a layer with parameters takes is rounded
-to float16, too, and so is the gradient that it gets, as it would be on a machine that multiplies float16: what goes
-into products fits float16, what comes out is float32. The same is done between the children of the root. So what
-passes from stage to stage of a pipeline, or is gathered before a layer that ranks compute together, is a float16
-already: it is sent as such (Context.packed), and many ranks compute what one does.
+A layer computes in the network's dtype and knows nothing of this. `MixedPrecision.keep` makes float16 of the
+activations that a layer has saved, and before the layer's backward `MixedPrecision.restore` makes them what they were:
+so the activations of a network take half the memory until backward comes. The input of a layer with parameters is
+rounded to float16, too, and so is the gradient that it gets, as on a machine that multiplies float16: operands of
+products fit float16, their results are float32. The same is done between the children of the root. So an activation
+that passes from stage to stage of a pipeline, or is gathered before a layer that ranks compute together, is a float16
+already: it is sent as such (NetworkContext.packed), and many ranks compute what one does.
 
 Gradients are small, and float16 ends at 6e-8; so they are multiplied by a **loss scale**, a power of two, when they
 become float16, and divided by it when they are float32 again. That is the same, bit for bit, as a loss multiplied by it
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from nn.core.pool import Memory
+from nn.core.memory_pool import MemoryPool
 
 BLOCK = 1 << 15  # elements: three arrays of four bytes that stay in a second-level cache
 LARGEST = 65504.0  # of float16
@@ -39,12 +39,12 @@ INFINITE, MINUS_INFINITE = 0x7C00, 0xFC00  # the bits of a float16; larger ones 
 HALF_UNIT, SIGN, MAGNITUDE = 1 << (SHIFT - 1), np.int32(-1 << 31), np.int32(-0x70000001)
 
 
-class Half:
+class MixedPrecision:
     """Conversions of one thread's passes, and whether a number was too large for float16.
 
     Parameters
     ----------
-    memory : Memory
+    memory : MemoryPool
         Where arrays come from.
 
     Attributes
@@ -55,7 +55,7 @@ class Half:
         Set by every number beyond 65504, or that is none; whoever trains clears it.
     """
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: MemoryPool):
         self.memory, self.scale, self.overflowed = memory, 1.0, False
         self.given: np.ndarray | None = None
         self.training = False
@@ -68,11 +68,11 @@ class Half:
         self.given, self.training, self.last, self.taken = x, training, None, None
         self.made.clear()
 
-    def take(self, p: Any, x: np.ndarray, run) -> np.ndarray:
+    def round_input(self, p: Any, x: np.ndarray, ctx) -> np.ndarray:
         """An activation as a layer takes it, forward; p: its parameters."""
-        if not self.training or x.dtype not in WIDE or not _rounds(p, run) or self._is_given(x):
+        if not self.training or x.dtype not in WIDE or not _rounds(p, ctx) or self._is_given(x):
             return x
-        if run.x_free:
+        if ctx.may_overwrite_input:
             x = np.ascontiguousarray(x)
             return self._round(x, x)
         self.taken = self._packed(x)  # who made it has often saved it, and the layer will: as the same float16
@@ -87,20 +87,20 @@ class Half:
         least = min(2, y.shape[-1])  # on a rank with one channel, an activation has one number a row, too
         return _each(saved, lambda array: self._kept(array, least))
 
-    def restore(self, p: Any, gy: np.ndarray, saved: Any, run) -> tuple[np.ndarray, Any]:
+    def restore(self, p: Any, gy: np.ndarray, saved: Any, ctx) -> tuple[np.ndarray, Any]:
         """(gradient, what was saved) as the backward of a layer takes them; p: its parameters."""
-        if _rounds(p, run):
-            gy = self.rounded(gy, run)
-        return gy, saved if run.children else self.restored(saved, gy.dtype)
+        if _rounds(p, ctx):
+            gy = self.rounded(gy, ctx)
+        return gy, saved if ctx.children else self.restored(saved, gy.dtype)
 
     def restored(self, saved: Any, dtype) -> Any:
         """What `keep` was given, as arrays of `dtype`."""
         return _each(saved, lambda array: self._restored(array, dtype))
 
-    def rounded(self, gy: np.ndarray, run) -> np.ndarray:
+    def rounded(self, gy: np.ndarray, ctx) -> np.ndarray:
         """A gradient as it comes out of float16, with the loss scale: in its own memory where that is free."""
         gy = np.ascontiguousarray(gy)
-        return self._round(gy, run.like_gy(gy), self.scale)
+        return self._round(gy, ctx.reuse_grad(gy), self.scale)
 
     def _round(self, x: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
         """What `unpack` would make of what `pack` makes of x."""
@@ -154,7 +154,7 @@ class Half:
                 self.overflowed = True
                 out[...] = _within(x, scale)
             return out
-        values, signs = (self.memory.scratch(name, (BLOCK,), kind) for name, kind in SCRATCH)
+        values, signs = (self.memory.workspace(name, (BLOCK,), kind) for name, kind in SCRATCH)
         for part, target in _blocks(np.ascontiguousarray(x), out.view(np.int16)):
             if not self._fits(part, scale):
                 target.view(np.float16)[...] = _within(part, scale)
@@ -195,9 +195,11 @@ class Half:
         return out
 
 
-def _rounds(p: Any, run) -> bool:
+def _rounds(p: Any, ctx) -> bool:
     """Whether a layer takes, and gets, float16 numbers: one with parameters, and every child of the root."""
-    return "." not in run.path or (not run.children and bool(vars(p)))
+    if not ctx.path:
+        return not ctx.children
+    return "." not in ctx.path or (not ctx.children and bool(vars(p)))
 
 
 WIDE = (np.float32, np.float64)
@@ -219,12 +221,12 @@ def _blocks(*arrays: np.ndarray):
 
 
 def _each(saved: Any, change) -> Any:
-    """A tree of tuples (named ones too) and lists with its arrays changed."""
+    """A tree of tuples and lists with its arrays changed."""
     if isinstance(saved, np.ndarray):
         return change(saved)
     if isinstance(saved, (tuple, list)):
         parts = [_each(part, change) for part in saved]
-        return saved._make(parts) if hasattr(saved, "_make") else type(saved)(parts)
+        return type(saved)(*parts) if hasattr(saved, "_fields") else type(saved)(parts)  # a named tuple or not
     return saved
 
 

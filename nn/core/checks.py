@@ -1,0 +1,147 @@
+"""What is looked at in the first passes of every layer, so that a mistake in it is named at once.
+
+The engine trusts a layer that has computed one forward and one backward pass of a training step. What costs more than
+a glance is left to `nn.gradcheck` and `nn.check_layer`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nn.core.gradients import Product, RowSum, ScatterAdd
+
+
+class ShapeError(ValueError):
+    """A layer cannot take what it is given; the message names the layer, expected and given."""
+
+
+class Checks:
+    """The first passes of one layer.
+
+    Parameters
+    ----------
+    dtype : NumPy dtype
+        Of the network.
+    whole : bool
+        Whether its layers have whole arrays, and not parts of them.
+    """
+
+    __slots__ = ("dtype", "ids", "sample", "seen", "whole")
+
+    def __init__(self, dtype: np.dtype, whole: bool):
+        self.dtype, self.whole, self.ids = dtype, whole, False
+        self.seen: set[bool] = set()  # whether the forward passes that were looked at were for training
+        self.sample: tuple[int, ...] = ()
+
+    def forward(self, p: Any, x: np.ndarray, ctx: Any) -> tuple[np.ndarray, Any]:
+        """Run the layer's forward, and look at its result."""
+        layer = ctx.layer
+        sample, ids = x.shape[1:], x.dtype.kind != "f"
+        result = as_pair(layer.forward(p, x, ctx), ctx)
+        if ctx.training in self.seen and self.sample == sample:
+            return result
+        y = result[0]
+        if not isinstance(y, np.ndarray):
+            raise TypeError(f"{_name(ctx)}: forward must return an array, and what backward needs, given {_kind(y)}")
+        if y.dtype != self.dtype and not (ids and y.dtype.kind in "iub"):
+            raise TypeError(
+                f"{_name(ctx)}: its output is {y.dtype} in a network of {self.dtype}: does it compute with arrays of "
+                "another dtype, such as np.ones(3)? Make them with dtype=x.dtype"
+            )
+        if self.compares(ctx):
+            wanted = (len(x), *(layer.training_shape(sample) if ctx.training else layer.specs(sample)[1]))
+            if y.shape != wanted:
+                raise ShapeError(
+                    f"{_name(ctx)}: specs says that it makes {wanted} of {x.shape}, forward made {y.shape}"
+                )
+        self.sample, self.ids = sample, ids
+        self.seen.add(ctx.training)
+        return result
+
+    def compares(self, ctx: Any) -> bool:
+        """Whether arrays have the shapes of specs, and are not parts of them: no ranks compute this layer together."""
+        return self.whole and ctx.network_context.groups.keys() <= {"data"}
+
+    def backward(self, p: Any, gy: np.ndarray, saved: Any, ctx: Any) -> tuple[np.ndarray | None, dict]:
+        """Run the layer's backward, and look at its result."""
+        layer = ctx.layer
+        result = layer.backward(p, gy, saved, ctx)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise TypeError(
+                f"{_name(ctx)}: backward must return a pair (gx, gradients): dLoss/dx, and a dict of the gradients of "
+                f"its parameters, which may be empty; given {_kind(result)}"
+            )
+        gx, gradients = result
+        if ctx.needs_input_grad and self.seen and not self.ids:
+            wanted = (len(gy), *self.sample)
+            if not isinstance(gx, np.ndarray) or gx.shape != wanted or gx.dtype != self.dtype:
+                given = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else gx if gx is None else _kind(gx)
+                raise TypeError(f"{_name(ctx)}: backward must return dLoss/dx, {self.dtype}{wanted}, given {given}")
+        if ctx.children:
+            if gradients:
+                raise TypeError(
+                    f"{_name(ctx)}: a layer with children has no parameters of its own; ctx.children[i].backward takes "
+                    f"those of its children, given {', '.join(map(repr, gradients))}"
+                )
+        elif self.compares(ctx):
+            _check_gradients(gradients, vars(ctx.gradients), ctx)
+        if self.seen:
+            ctx.unchecked = None
+        return result
+
+
+def as_pair(result: Any, ctx: Any) -> tuple[np.ndarray, Any]:
+    """Return what a layer's forward has returned; refuse anything but a pair (y, saved)."""
+    if type(result) is not tuple or len(result) != 2:
+        raise TypeError(
+            f"{_name(ctx)}: forward must return a pair (y, saved), the output and what backward needs (None if "
+            f"nothing), given {_kind(result)}"
+        )
+    return result
+
+
+def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -> None:
+    """Refuse gradients of other names, shapes or dtypes than the parameters have."""
+    if gradients.keys() != arrays.keys():
+        raise TypeError(
+            f"{_name(ctx)}: backward must return the gradients of {_names(arrays)}, as specs names them, "
+            f"given those of {_names(gradients)}"
+        )
+    for name, gradient in gradients.items():
+        array = arrays[name]
+        shape, dtypes = _described(gradient)
+        exact = isinstance(gradient, np.ndarray)  # of others the entries count, in their order
+        if shape is not None and (shape != array.shape if exact else math.prod(shape) != array.size):
+            raise ShapeError(f"{_name(ctx)}: the gradient of {name} must have its shape {array.shape}, given {shape}")
+        if any(dtype != array.dtype for dtype in dtypes):
+            raise TypeError(f"{_name(ctx)}: the gradient of {name} must be made of {array.dtype}, given {dtypes}")
+
+
+def _described(gradient: Any) -> tuple[tuple[int, ...] | None, list[np.dtype]]:
+    """The shape that a gradient will have, where that is known, and the dtypes that it is multiplied from."""
+    if isinstance(gradient, np.ndarray):
+        return gradient.shape, []
+    if isinstance(gradient, Product):
+        return (*gradient.a.shape[:-1], *gradient.b.shape[1:]), [gradient.a.dtype, gradient.b.dtype]
+    if isinstance(gradient, RowSum):
+        return gradient.rows.shape[1:], [gradient.rows.dtype]
+    if isinstance(gradient, ScatterAdd):
+        return None, [gradient.rows.dtype]
+    return None, []
+
+
+def _name(ctx: Any) -> str:
+    return f"layer {ctx.path} ({ctx.layer!r:.80})" if ctx.path else f"{ctx.layer!r:.80}"
+
+
+def _names(mapping: dict) -> str:
+    return ", ".join(map(str, mapping)) or "none"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return "None (is a return missing?)" if value is None else f"{value!r:.80}"

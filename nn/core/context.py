@@ -1,0 +1,428 @@
+"""What layers are told about a pass, and what they ask for while they compute.
+
+LayerContext    one for each layer: its place in the network, its statistics, what it may overwrite
+NetworkContext  one for all layers of a network: memory, seed, groups of ranks, hooks
+MicroBatch      one for each set of samples in flight: which samples they are, and where their gradients go
+
+A layer asks its context for everything: memory for results, random numbers, other ranks. It describes its gradients
+(nn/core/gradients.py), and the context has them made: so whoever trains decides how all of that is done, and when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nn.core.checks import Checks
+from nn.core.gradients import Gradient, Product, accumulate, is_small, zero
+from nn.core.memory_pool import MemoryPool
+
+Shape = tuple[int, ...]
+
+
+class Group:
+    """Ranks that compute something together. This is a rank by itself; `parallel` has those of several ranks.
+
+    Every rank of a group takes part in every call, in the same order, with arrays of one shape and dtype, and they
+    travel as they are. Activations, and their gradients, that are moved and not summed go by `LayerContext.moved`.
+
+    Attributes
+    ----------
+    size, rank : int
+        How many there are, and which of them this is.
+    """
+
+    size, rank = 1, 0
+
+    def sum(self, array: np.ndarray) -> None:
+        """Sum over the ranks, in place."""
+
+    def maximum(self, array: np.ndarray) -> None:
+        """The largest over the ranks, entry by entry, in place."""
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """The arrays of all ranks, in their order: (size, *array.shape)."""
+        return array[None]
+
+    def sum_part(self, array: np.ndarray) -> np.ndarray:
+        """This rank's entry of the sum over the ranks of an array (size, ...)."""
+        return array[0]
+
+    def swap(self, array: np.ndarray) -> np.ndarray:
+        """What every rank has for this one, in their order: entry r of an array (size, ...) goes to rank r."""
+        return array
+
+
+ALONE = Group()
+# What ranks of a group share: the samples of a batch, the parts of tensors, the rows of images, a network's branches.
+AXES = ("data", "tensor", "space", "branch")
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Samples that go through the network together. Several may be in flight, each with its own.
+
+    Attributes
+    ----------
+    training : bool
+        Whether it is for training: dropout, statistics of the batch.
+    step : int
+        Of the optimizer.
+    sample : int
+        Index in the global batch of the first sample.
+    pieces : list of (int, int), or None
+        Where the samples do not follow one another there: the first one's index, and the number, of each piece that
+        does.
+    padding : (N, T) bool array or None
+        Places that attention ignores. An `Embedding` with padding sets it; where that is in an earlier stage of a
+        pipeline, it travels with the activations.
+    accumulate : bool
+        False: gradients are written. True: added to those of this step's other micro-batches, which are there already.
+        So it is False for the one micro-batch whose gradients are made first.
+    deferred : list or None
+        Gradients of parameters that wait to be made (Network.backward_inputs); None: they are made at once.
+    """
+
+    training: bool = True
+    step: int = 0
+    sample: int = 0
+    pieces: list[tuple[int, int]] | None = None
+    padding: np.ndarray | None = None
+    accumulate: bool = False
+    deferred: list[tuple[Callable, tuple]] | None = None
+
+    def index(self, row: int) -> int:
+        """Where a sample is in the global batch."""
+        for first, samples in self.pieces or ():
+            if row < samples:
+                return first + row
+            row -= samples
+        return self.sample + row
+
+
+class NetworkContext:
+    """What all layers of one network share in their passes; set by the trainer.
+
+    Attributes
+    ----------
+    pool : MemoryPool
+    seed : int
+        Of the random streams of layers such as dropout.
+    micro_batch : MicroBatch
+        The one that is being computed.
+    input_gradient : bool
+        Whether dLoss/dx of the whole network is needed: of a stage of a pipeline, for instance.
+    groups : dict of Group
+        Other ranks by what they share: one of AXES. See LayerContext.group.
+    before_layer : callable (LayerContext) or None
+        Called before a layer is run, forward or backward.
+    after_forward : callable (path, layer, y) or None
+        Called with every layer's output.
+    on_gradients_ready : callable (int) or None
+        Called with the length of the prefix of finished gradients.
+    mixed_precision : MixedPrecision or None
+        Keeps activations as float16 (nn/core/mixed_precision.py).
+    factors : dict of callables (x, gy)
+        By the full name of a gradient that is a product of matrices: takes the factors x and gy (one row for each
+        sample), and multiplies them later or elsewhere.
+    """
+
+    __slots__ = (
+        "after_forward",
+        "before_layer",
+        "factors",
+        "groups",
+        "input_gradient",
+        "micro_batch",
+        "mixed_precision",
+        "on_gradients_ready",
+        "pool",
+        "seed",
+    )
+
+    def __init__(self, pool: MemoryPool, seed: int, mixed_precision=None):
+        self.pool, self.seed = pool, seed
+        self.micro_batch = MicroBatch()
+        self.input_gradient = False
+        self.mixed_precision = mixed_precision
+        self.groups: dict[str, Group] = {}
+        self.before_layer: Callable[[LayerContext], None] | None = None
+        self.after_forward: Callable[[str, Any, np.ndarray], None] | None = None
+        self.on_gradients_ready: Callable[[int], None] | None = None
+        self.factors: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {}
+
+    def wire(self, dtype) -> np.dtype:
+        """The dtype with which an activation of `dtype` travels between ranks: in training that in which it is kept."""
+        return np.dtype(np.float16 if self.mixed_precision and self.micro_batch.training else dtype)
+
+    def packed(self, array: np.ndarray, gradient: bool = False) -> np.ndarray:
+        """An activation, or the gradient of one, as it travels."""
+        mixed = self.mixed_precision
+        if self.wire(array.dtype) == array.dtype:
+            return array
+        return mixed.pack(array, mixed.scale if gradient else 1.0)
+
+    def unpacked(self, array: np.ndarray, dtype, gradient: bool = False) -> np.ndarray:
+        """An array of `dtype` from one that a rank has packed."""
+        if array.dtype != np.float16:
+            return array
+        mixed = self.mixed_precision
+        return mixed.unpack(array, dtype, mixed.scale if gradient else 1.0)
+
+
+class LayerContext:
+    """What one layer is told about the pass, and asks for while it computes: the argument `ctx`.
+
+    A layer's author needs `training`, `needs_input_grad`, `empty`, `workspace`, `random` and `group`; of a container
+    also `children`, whose `forward` and `backward` run the layers inside. The rest is the engine's. Built once for each
+    layer of a network.
+
+    Attributes
+    ----------
+    children : tuple of LayerContext
+        Of the layers inside, in order.
+    state : views or None
+        Running statistics of this layer.
+    layer : Layer
+    path : str
+        Where it is in the network, such as "3" or "2.0".
+    network_context : NetworkContext
+    gradients : views or None
+        Of this layer's parameters; bound by the network's backward.
+    arrays : dict of arrays
+        Those of a layer without children, by name.
+    first : bool
+        No parameters before this layer: dLoss/dx is needed only if the whole network's is.
+    may_overwrite_input, may_overwrite_grad : bool
+        Whether forward may overwrite x, and backward gy: nobody else needs them.
+    end : int
+        Length of the prefix of the gradient buffer that is finished when this layer's gradients are.
+    shared : bool
+        The array of this layer is also that of a later one (Spec.tied), which has written its gradient already.
+    unchecked : Checks or None
+        What is looked at in the first passes (nn/core/checks.py); None when they have been right.
+    """
+
+    __slots__ = (
+        "arrays",
+        "children",
+        "end",
+        "first",
+        "gradients",
+        "layer",
+        "may_overwrite_grad",
+        "may_overwrite_input",
+        "network_context",
+        "path",
+        "shared",
+        "state",
+        "unchecked",
+    )
+
+    def __init__(
+        self,
+        network_context: NetworkContext,
+        layer: Any,
+        path: str,
+        children: tuple[LayerContext, ...],
+        state: Any,
+        end: int,
+    ):
+        self.network_context, self.layer, self.path, self.children = network_context, layer, path, children
+        self.state, self.end, self.gradients = state, end, None
+        self.first = self.may_overwrite_input = self.may_overwrite_grad = self.shared = False
+        self.unchecked: Checks | None = None
+
+    # ------------------------------------------------------------------------------------ for a layer's author
+
+    @property
+    def training(self) -> bool:
+        """Whether this pass is for training."""
+        return self.network_context.micro_batch.training
+
+    @property
+    def needs_input_grad(self) -> bool:
+        """Whether backward has to return dLoss/dx; else it may return None in its place."""
+        return not self.first or self.network_context.input_gradient
+
+    def empty(self, shape: Shape, dtype) -> np.ndarray:
+        """Return a new array for results; its memory is used again once nobody refers to it."""
+        return self.network_context.pool.empty(shape, dtype)
+
+    def workspace(self, name: str, shape: Shape, dtype) -> np.ndarray:
+        """Return memory for this call only, with what the last user left in it: the next layer gets the same.
+
+        It must not be returned as y or gx, or saved. A gradient may be made of it.
+        """
+        context = self.network_context
+        if context.micro_batch.deferred is not None:  # a gradient that is made of it waits
+            return context.pool.empty(shape, dtype)
+        return context.pool.workspace(name, shape, dtype)
+
+    def random(self, shape: Shape, name: str = "") -> np.ndarray:
+        """Return numbers drawn uniformly from [0, 1), float64, for a batch of `shape` (N, ...).
+
+        They depend on seed, step, layer, `name` and the sample's index in the global batch only: so they are the same
+        on any number of ranks, for any cut into micro-batches, and when activations are computed again (Recompute). Two
+        draws of one layer need two names.
+        """
+        size = math.prod(shape[1:])
+        numbers = np.empty((shape[0], size))
+        for rows, bits in self.random_bits(shape[0], -(-size // 4), name):
+            np.multiply(bits[:, :size] >> np.uint64(11), 2.0**-53, numbers[rows])
+        return numbers.reshape(shape)
+
+    def group(self, name: str) -> Group:
+        """Return the ranks that share what `name` says with this one: one of AXES."""
+        if name not in AXES:
+            raise ValueError(f"layer {self.path}: ranks share {' or '.join(AXES)}, not {name!r}")
+        return self.network_context.groups.get(name, ALONE)
+
+    # ------------------------------------------------------------------------------------ for a container's author
+
+    def forward(self, p: Any, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Run this layer forward, as its container does: (y, saved). p: its parameters."""
+        context = self.network_context
+        mixed = context.mixed_precision
+        if context.before_layer:
+            context.before_layer(self)
+        if mixed:
+            x = mixed.round_input(p, x, self)
+        if self.unchecked:
+            y, saved = self.unchecked.forward(p, x, self)
+        else:
+            y, saved = self.layer.forward(p, x, self)
+        if mixed and not self.children:
+            saved = mixed.keep(saved, y)
+        if context.after_forward:
+            context.after_forward(self.path, self.layer, y)
+        return y, saved
+
+    def backward(self, p: Any, gy: np.ndarray, saved: Any) -> np.ndarray | None:
+        """Run this layer backward: return dLoss/dx; gradients of parameters go where they belong.
+
+        Give it the only reference to `saved`, for instance `saved.pop()`: the memory serves the layers below.
+        """
+        context = self.network_context
+        mixed = context.mixed_precision
+        if context.before_layer:
+            context.before_layer(self)
+        if mixed:
+            gy, saved = mixed.restore(p, gy, saved, self)
+        if self.unchecked:
+            gx, gradients = self.unchecked.backward(p, gy, saved, self)
+        else:
+            gx, gradients = self.layer.backward(p, gy, saved, self)
+        if gradients:
+            self.accumulate(gradients)
+        if context.on_gradients_ready:
+            self.defer(context.on_gradients_ready, self.end)
+        return gx
+
+    # ------------------------------------------------------------------------------------ for the engine
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """The samples that are being computed."""
+        return self.network_context.micro_batch
+
+    def bind(self, gradients: Any) -> None:
+        """Let gradients of this layer, and of those inside, go to these views."""
+        self.gradients = gradients
+        self.arrays = {} if self.children else vars(gradients)
+        for child, views in zip(self.children, gradients if self.children else (), strict=True):
+            child.bind(views)
+
+    def accumulate(self, gradients: dict[str, Gradient]) -> None:
+        """Write a layer's gradients to their places, or add them; now, or when the pass catches up on them."""
+        context = self.network_context
+        batch, arrays = context.micro_batch, self.arrays
+        if batch.deferred is not None:
+            for name, gradient in gradients.items():
+                batch.deferred.append((self._accumulate, (arrays[name], name, self._lasting(name, gradient))))
+        elif context.factors:
+            for name, gradient in gradients.items():
+                self._accumulate(arrays[name], name, gradient)
+        else:
+            adds = batch.accumulate or self.shared
+            for name, gradient in gradients.items():
+                accumulate(arrays[name], gradient, adds, context.pool)
+
+    def _accumulate(self, array: np.ndarray, name: str, gradient: Gradient) -> None:
+        context = self.network_context
+        if type(gradient) is Product and gradient.a.ndim == 2:
+            take = context.factors.get(f"{self.path}.{name}" if self.path else name)
+            if take:
+                take(gradient.a.T, gradient.b)
+                return
+        accumulate(array, gradient, context.micro_batch.accumulate or self.shared, context.pool)
+
+    def _lasting(self, name: str, gradient: Gradient) -> Gradient:
+        """The gradient as it may wait: vectors are made at once, arrays copied, which others may overwrite."""
+        if is_small(gradient):
+            return self.made(name, gradient)
+        return gradient.copy() if isinstance(gradient, np.ndarray) else gradient
+
+    def made(self, name: str, gradient: Gradient) -> np.ndarray:
+        """Return a gradient of this layer as an array: where what it is made of is overwritten before backward ends."""
+        array = np.empty_like(self.arrays[name])
+        accumulate(array, gradient, False, self.network_context.pool)
+        return array
+
+    def zero_gradients(self) -> None:
+        """This layer and those inside took no part: their gradients are zero, unless they hold others' already."""
+        if self.network_context.micro_batch.deferred is not None:
+            self.defer(self.zero_gradients)
+        elif not (self.network_context.micro_batch.accumulate or self.shared):
+            zero(self.gradients)
+
+    @property
+    def defers(self) -> bool:
+        """Whether gradients of parameters are deferred: this pass computes dLoss/dx only."""
+        return self.network_context.micro_batch.deferred is not None
+
+    def defer(self, work: Callable, *arguments) -> None:
+        """Call work(*arguments) now, or, where gradients of parameters are deferred, in its turn among them."""
+        deferred = self.network_context.micro_batch.deferred
+        if deferred is None:
+            work(*arguments)
+        else:
+            deferred.append((work, arguments))
+
+    def reuse_input(self, x: np.ndarray) -> np.ndarray:
+        """Return where to write an output of x's shape: x itself where that may be overwritten."""
+        return x if self.may_overwrite_input else self.network_context.pool.empty(x.shape, x.dtype)
+
+    def reuse_grad(self, gy: np.ndarray) -> np.ndarray:
+        """Return where to write a gradient of gy's shape: gy itself where that may be overwritten."""
+        return gy if self.may_overwrite_grad else self.network_context.pool.empty(gy.shape, gy.dtype)
+
+    def ones(self, n: int, dtype) -> np.ndarray:
+        """Return a vector of n ones; not to be written."""
+        return self.network_context.pool.ones(n, dtype)
+
+    def moved(self, move: Callable[[np.ndarray], np.ndarray], array: np.ndarray, gradient: bool = False) -> np.ndarray:
+        """What `move`, a Group's gather or swap, makes of an activation, or of the gradient of one.
+
+        What is not summed travels as it is kept: as float16 in mixed precision. Terms of a sum do not.
+        """
+        context = self.network_context
+        return context.unpacked(move(context.packed(array, gradient)), array.dtype, gradient)
+
+    def random_bits(self, samples: int, counts: int, name: str = "") -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield (rows of the batch, their random numbers): (rows, 4 counts) uint64, from counted streams.
+
+        Random numbers are **counted**, not drawn one after the other (Salmon et al. 2011, Philox): every sample of the
+        global batch has its own place in the stream of (seed, step, layer).
+        """
+        batch, at = self.network_context.micro_batch, 0
+        entropy = [self.network_context.seed, batch.step, *self.path.encode(), *name.encode()]
+        key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
+        for first, count in batch.pieces or [(batch.sample, samples)]:
+            stream = np.random.Philox(key=key, counter=first * counts)
+            yield slice(at, at + count), stream.random_raw(count * counts * 4).reshape(count, counts * 4)
+            at += count

@@ -1,0 +1,117 @@
+"""How a layer describes the gradients of its parameters, and the one function that makes them.
+
+    return gx, {"W": Product(x.T, gy), "b": RowSum(gy)}
+
+A gradient is an array, or what it can be made of: `Product`, `RowSum`, `ScatterAdd`, or a function that adds it to an
+array. So a layer never asks whether gradients are written or added (micro-batches), made now or later (zero-bubble
+pipelines), or not made at all, because another rank multiplies the factors: `LayerContext` decides, `accumulate` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from nn.core.memory_pool import MemoryPool
+
+
+class Product:
+    """a @ b, for a matrix b and a vector or matrix a; its entries, in order, are those of the gradient."""
+
+    __slots__ = ("a", "b")
+
+    def __init__(self, a: np.ndarray, b: np.ndarray):
+        self.a, self.b = a, b
+
+
+class RowSum:
+    """rows.sum(axis=0): of one row for each sample, or each sample and position."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: np.ndarray):
+        self.rows = rows
+
+
+class ScatterAdd:
+    """Row i of `rows` (n, D) is added to row ids[i] of a zero matrix (V, D): the gradient of a look-up."""
+
+    __slots__ = ("ids", "rows")
+
+    def __init__(self, ids: np.ndarray, rows: np.ndarray):
+        self.ids, self.rows = ids, rows
+
+
+Gradient = np.ndarray | Product | RowSum | ScatterAdd | Callable[[np.ndarray], None]
+
+
+def accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPool) -> None:
+    """Write a gradient to `array`, or add it (`adds`), without allocating memory where that can be avoided."""
+    kind = type(gradient)
+    if kind is RowSum:  # a product with ones is several times faster than a reduction
+        rows = gradient.rows
+        if rows.ndim != 2:
+            rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+        if array.ndim != 1:
+            array = array.reshape(-1)
+        a, b = pool.ones(len(rows), rows.dtype), rows
+    elif kind is Product:
+        a, b = gradient.a, gradient.b
+        if array.ndim != a.ndim:
+            array = array.reshape(*a.shape[:-1], b.shape[1])
+    else:
+        _accumulate(array, gradient, adds, pool)
+        return
+    if adds:
+        array += np.dot(a, b, pool.workspace("product", array.shape, array.dtype))
+    else:
+        np.dot(a, b, array)  # for small matrices half the overhead of matmul
+
+
+def _accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPool) -> None:
+    """As `accumulate`, of what is no product."""
+    if isinstance(gradient, ScatterAdd):
+        _scatter(array, gradient.ids, gradient.rows, adds, pool)
+    elif isinstance(gradient, np.ndarray):
+        if adds:
+            array += gradient
+        else:
+            array[...] = gradient
+    else:
+        if not adds:
+            array[...] = 0
+        gradient(array)
+
+
+def is_small(gradient: Gradient) -> bool:
+    """Whether it is a vector made of rows: made at once, for the rows would take more memory while they wait."""
+    kind = type(gradient)
+    return kind is RowSum or (kind is Product and gradient.a.ndim == 1)
+
+
+def zero(views) -> None:
+    """Set all arrays of a tree of views to zero."""
+    for part in views if isinstance(views, tuple) else vars(views).values():
+        if isinstance(part, np.ndarray):
+            part[...] = 0
+        else:
+            zero(part)
+
+
+def _scatter(array: np.ndarray, ids: np.ndarray, rows: np.ndarray, adds: bool, pool: MemoryPool) -> None:
+    """Sort by id, then sum the rows of each: several times faster than np.add.at."""
+    ids, rows = ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    starts = np.flatnonzero(np.diff(ids, prepend=-1))
+    grouped = pool.workspace("grouped", rows.shape, rows.dtype)
+    np.take(rows, order, axis=0, out=grouped, mode="clip")
+    sums = pool.workspace("sums", (len(starts), rows.shape[1]), rows.dtype)
+    np.add.reduceat(grouped, starts, axis=0, out=sums)
+    if adds:
+        array[ids[starts]] += sums
+    else:
+        array[...] = 0
+        array[ids[starts]] = sums
