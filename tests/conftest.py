@@ -1,4 +1,4 @@
-"""What all tests share: MPI ranks launched by pytest (tests/ranks), and the check that nothing stays behind."""
+"""What all tests share: MPI ranks launched by pytest (parallel/testing), and the check that nothing stays behind."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from parallel.launch import blas
 
-pytest_plugins = ["ranks"]
+pytest_plugins = ["parallel.testing.plugin", "suite"]  # the first by its entry point, too, where installed
 PATIENCE = 900.0  # seconds after which a test that waits for an event gives up: machines and disks have hung for 300
 
 

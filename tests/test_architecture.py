@@ -23,7 +23,7 @@ PACKAGES = ("nn", "collectives", "parallel")
 FOREIGN = {
     "nn": {"numpy", "matplotlib", "PIL"},
     "collectives": {"numpy", "matplotlib", "PIL", "mpi4py"},
-    "parallel": {"numpy", "matplotlib", "mpi4py", "threadpoolctl", "IPython"},
+    "parallel": {"numpy", "matplotlib", "mpi4py", "threadpoolctl", "IPython", "pytest", "_pytest"},
 }
 
 # Modules that somebody imports under another name: (importing file, module).

@@ -28,6 +28,7 @@ SOURCES = (
     "parallel",
     "scripts",
     "ringprop.py",
+    "pytest_ringprop.py",
     "setup.cfg",
     "pyproject.toml",
     "README.md",

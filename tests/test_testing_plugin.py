@@ -1,4 +1,4 @@
-"""The pytest plugin that launches ranks (tests/ranks): every way a test on ranks can end, seen from outside.
+"""The pytest plugin that launches ranks (parallel/testing): every way a test on ranks can end, seen from outside.
 
 Each test runs a pytest of its own on a small file and reads what it printed; none may leave a process behind.
 """
@@ -19,7 +19,7 @@ from conftest import PATIENCE, leaving_nothing
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 HEAD = (
-    "import ctypes, os, signal, subprocess, sys, threading, time, pytest, ranks.group\n"
+    "import ctypes, os, signal, subprocess, sys, threading, time, pytest, parallel.testing.launch\n"
     "from parallel.launch import launcher\n"
 )
 
@@ -28,7 +28,7 @@ def start(directory, source, *options, **environment):
     """A running pytest on this source as directory/test_it.py."""
     (directory / "pytest.ini").write_text("[pytest]\nmpi_timeout = 20\n")
     (directory / "test_it.py").write_text(HEAD + textwrap.dedent(source))
-    command = [sys.executable, "-m", "pytest", "-p", "ranks", "-v"]
+    command = [sys.executable, "-m", "pytest", "-p", "parallel.testing.plugin", "-v"]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTEST_ADDOPTS", raising=False)
         light = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(HERE), "TMPDIR": str(directory)}
@@ -87,19 +87,19 @@ def test_passing_tests_their_names_order_and_fixtures(tmp_path):
         """
     printed = run(tmp_path, source)
     assert counts(printed) == {"passed": 7, "skipped": 1, "xfailed": 1}, printed
-    assert re.findall(r"::(\S+) (?:PASSED|SKIPPED|XFAIL)", printed) == [
+    assert re.findall(r"::(.+?) (?:PASSED|SKIPPED|XFAIL)", printed) == [
         "test_without_ranks",
-        "test_sum[p1]",
-        "test_sum[p2]",
-        "TestClass::test_directories[p2-a]",
-        "TestClass::test_directories[p2-b]",
-        "test_no_fixture[p2]",
-        "test_skipped[p2]",
-        "test_known[p2]",
-        "test_sum[p3]",
+        "test_sum[1 rank]",
+        "test_sum[2 ranks]",
+        "TestClass::test_directories[2 ranks-a]",
+        "TestClass::test_directories[2 ranks-b]",
+        "test_no_fixture[2 ranks]",
+        "test_skipped[2 ranks]",
+        "test_known[2 ranks]",
+        "test_sum[3 ranks]",
     ]
     printed = run(tmp_path, source, "--collect-only", "-m", "not exhaustive")
-    assert "test_sum[p2]" in printed and "test_sum[p3]" not in printed
+    assert "test_sum[2 ranks]" in printed and "test_sum[3 ranks]" not in printed
 
 
 def test_tests_on_more_ranks_than_wanted_are_skipped_with_the_reason(tmp_path):
@@ -134,20 +134,23 @@ def test_of_the_exhaustive_ones_the_code_draws_some_and_other_code_others(tmp_pa
     """
     drawn = []
     for code in (1, 1, 2):
-        (tmp_path / "conftest.py").write_text(f"import ranks\nranks.code = lambda: {code}\n")
-        printed = run(tmp_path, source, "--collect-only", "-q", "--exhaustive", "3")
-        assert "test_always[0]" in printed and "test_on_ranks[p1]" in printed
+        (tmp_path / "conftest.py").write_text(f"import suite\nsuite.code = lambda: {code}\n")
+        printed = run(tmp_path, source, "-p", "suite", "--collect-only", "-q", "--exhaustive", "3")
+        assert "test_always[0]" in printed and "test_on_ranks[1 rank]" in printed
         drawn.append(set(re.findall(r"test_large\[\d+\]", printed)))
         assert 10 < len(drawn[-1]) < 60, printed
     assert drawn[0] == drawn[1] != drawn[2], "the same code draws the same, other code others"
-    assert "given 0" in run(tmp_path, source, "--exhaustive", "0")
-    assert len(re.findall("test_large", run(tmp_path, source, "--collect-only", "-q", "--exhaustive", "1"))) == 100
+    assert "given 0" in run(tmp_path, source, "-p", "suite", "--exhaustive", "0")
+    assert (
+        len(re.findall("test_large", run(tmp_path, source, "-p", "suite", "--collect-only", "-q", "--exhaustive", "1")))
+        == 100
+    )
 
 
 @pytest.mark.exhaustive
 def test_tests_share_a_launch_until_one_fails_and_last_failed_runs_that_one(tmp_path):
     source = """
-        ranks.group.GRACE = 100
+        parallel.testing.launch.GRACE = 100
 
         @pytest.mark.mpi(ranks=2)
         @pytest.mark.parametrize("i", range(5))
@@ -174,7 +177,7 @@ def test_tests_share_a_launch_until_one_fails_and_last_failed_runs_that_one(tmp_
     assert suite.find("testcase/failure").get("message").startswith("ranks 0, 1/2: assert 2 != 2")
 
     again = run(tmp_path, source, "--last-failed", "-x")
-    assert counts(again) == {"failed": 1} and "test_parent[p2-2]" in again
+    assert counts(again) == {"failed": 1} and "test_parent[2 ranks-2]" in again
 
 
 @pytest.mark.exhaustive
@@ -192,7 +195,7 @@ def test_workers_share_tests_by_launches_and_files(tmp_path):
                 log.write(f"{os.getpid()}\\n")
     """
     (tmp_path / "test_other.py").write_text(HEAD + textwrap.dedent(source))
-    printed = run(tmp_path, source, "-p", "xdist", "-n", "2")
+    printed = run(tmp_path, source, "-p", "xdist", "-p", "suite", "-n", "2")
     assert counts(printed) == {"passed": 12}, printed
     launches, workers = ((tmp_path / name).read_text().split() for name in ("launches", "workers"))
     assert len(launches) == 12 and len(set(launches)) == 1, "one for the folder"
@@ -214,7 +217,7 @@ def test_what_compares_with_pytorch_shares_a_worker(tmp_path):
     """
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text(textwrap.dedent(source))
-    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-n", "2")
+    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-p", "suite", "-n", "2")
     assert counts(printed) == {"passed": 10, "skipped": 3}, printed
     assert len(set((tmp_path / "workers").read_text().split())) == 1
 
@@ -224,7 +227,7 @@ def test_what_waits_for_a_cluster_is_begun_first(tmp_path):
     many = "import pytest\n\n@pytest.mark.parametrize('i', range(9))\ndef test_{}(i): {!r}\n"
     (tmp_path / "test_a.py").write_text(many.format("program", "subprocess"))
     (tmp_path / "test_b.py").write_text("def test_cluster(): 'import slurmlab, subprocess'\n")
-    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-n", "1")
+    printed = run(tmp_path, "def test_other(): pass", "-p", "xdist", "-p", "suite", "-n", "1")
     assert counts(printed) == {"passed": 11}, printed
     assert re.findall(r"PASSED \S+::test_([a-z]+)", printed) == ["cluster", *["program"] * 9, "other"]
 
@@ -294,7 +297,7 @@ def failures(tmp_path_factory):
     """Test name -> its part of the report, of one run of FAILURES; "" -> the part before, "printed" -> all."""
     with leaving_nothing():
         printed = run(tmp_path_factory.mktemp("failures"), FAILURES, "--durations=0", "-vv")
-    head, *parts = re.split(r"^_+ (?:ERROR at \w+ of )?(test_\w+)\[p\d\] _+$", printed, flags=re.MULTILINE)
+    head, *parts = re.split(r"^_+ (?:ERROR at \w+ of )?(test_\w+)\[\d ranks?\] _+$", printed, flags=re.MULTILINE)
     return {"": head, **dict(zip(parts[::2], parts[1::2], strict=True)), "printed": printed}
 
 
@@ -305,7 +308,7 @@ def line_number(marker):
 
 def test_failures_are_counted_and_do_not_disturb_the_next_test(failures):
     assert counts(failures["printed"]) == {"failed": 7, "passed": 1, "error": 1}, failures["printed"]
-    assert "test_fine[p2] PASSED" in failures[""]
+    assert "test_fine[2 ranks] PASSED" in failures[""]
 
 
 @pytest.mark.exhaustive
@@ -329,7 +332,7 @@ def test_waiting_for_a_core_does_not_count(tmp_path):
             os.sched_setaffinity(0, cores)
     """
     printed = run(tmp_path, source, "--durations=0", "-vv")
-    assert "test_in_a_crowd[p1] PASSED" in printed
+    assert "test_in_a_crowd[1 rank] PASSED" in printed
     assert float(re.search(r"([\d.]+)s call .*test_in_a_crowd", printed)[1]) > 3
 
 
@@ -343,7 +346,7 @@ def test_a_failing_rank_shows_its_traceback_and_output_and_where_the_others_wait
 
 
 def test_a_rank_that_fails_in_a_fixture_is_an_error_at_set_up(failures):
-    assert "ERROR at setup of test_set_up[p2]" in failures["printed"]
+    assert "ERROR at setup of test_set_up[2 ranks]" in failures["printed"]
     assert "rank 1/2, setup" in failures["test_set_up"] and "no set-up here" in failures["test_set_up"]
 
 
@@ -381,7 +384,7 @@ def test_ranks_must_agree_about_the_outcome(failures):
 @pytest.mark.exhaustive
 def test_a_rank_that_does_not_end_fails_the_last_test(tmp_path):
     source = """
-        ranks.group.FINALIZE = 1
+        parallel.testing.launch.FINALIZE = 1
 
         @pytest.mark.mpi(ranks=1)
         def test_stays(comm):
@@ -427,11 +430,12 @@ def test_ranks_end_with_their_pytest(tmp_path, number):
 
 
 def test_mistakes_are_explained(tmp_path):
-    assert "@pytest.mark.mpi needs ranks=2 or ranks=[1, 2, 3], given None" in run(
-        tmp_path, "@pytest.mark.mpi\ndef test_it(comm): pass"
+    assert "given @pytest.mark.mpi(min_size=2)." in run(
+        tmp_path, "@pytest.mark.mpi(min_size=2)\ndef test_it(comm): pass"
     )
     assert "test_it uses the fixture `comm`: mark it @pytest.mark.mpi(" in run(tmp_path, "def test_it(comm): pass")
-    assert "start pytest without mpiexec" in run(tmp_path, "", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
+    marked = "@pytest.mark.mpi(ranks=2)\ndef test_it(comm): pass"
+    assert "start pytest without mpiexec" in run(tmp_path, marked, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
     without_mpi = """
         def nothing():
             raise launcher.LaunchError("no mpiexec here")

@@ -1,4 +1,4 @@
-"""One report of a test from what its ranks told: each one's traceback, and where the others were meanwhile."""
+"""One report of a test from those of its ranks: each one's traceback, and where the others were meanwhile."""
 
 import linecache
 import re
@@ -11,29 +11,29 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from parallel.launch import launcher
 
 
-def failure(item, trouble, told=(), where=None, output="", seconds=0.0):
-    """The report that a test has failed.
+def failure(item, trouble, phases=(), positions=None, output="", seconds=0.0):
+    """Return the report that a test has failed.
 
     Parameters
     ----------
     item : pytest.Item
     trouble : str
-        What is wrong, if no rank's own report tells it.
-    told : sequence of dict
-        Of each rank, its reports by phase (setup, call, teardown).
-    where : dict of int to str
-        Of each rank that did not tell a result: where it was.
+        What is wrong, if no rank's own report says it.
+    phases : sequence of dict
+        For each rank, its reports by phase (setup, call, teardown).
+    positions : dict of int to str
+        Where each rank was that did not report a result.
     output : str
-        What mpiexec and the ranks wrote, shown where no rank's own report tells the cause.
+        What mpiexec and the ranks wrote, shown where no rank's own report names the cause.
     """
     failed, sections = {}, []
-    for rank, phases in enumerate(told):
-        for report in (phase for phase in phases.values() if phase.failed):
-            same = re.sub("0x[0-9a-f]+", "", str(report.longrepr))  # but for addresses: shown once
-            failed.setdefault(same, (report, []))[1].append(rank)
-            sections += [(f"{title}, rank {rank}/{len(told)}", text) for title, text in report.sections]
-    tracebacks = [(_named(ranks, told), report) for report, ranks in failed.values()]
-    absent = [f"{_named([rank], told)} {text}" for rank, text in (where or {}).items()]
+    for rank, of_rank in enumerate(phases):
+        for report in (phase for phase in of_rank.values() if phase.failed):
+            text = re.sub("0x[0-9a-f]+", "", str(report.longrepr))  # equal but for addresses: shown once
+            failed.setdefault(text, (report, []))[1].append(rank)
+            sections += [(f"{title}, rank {rank}/{len(phases)}", text) for title, text in report.sections]
+    tracebacks = [(_named(ranks, len(phases)), report) for report, ranks in failed.values()]
+    absent = [f"{_named([rank], len(phases))} {text}" for rank, text in (positions or {}).items()]
     absent.sort(key=lambda text: " was " in text.splitlines()[0])  # first those that died: the likely cause
     if tracebacks:
         name, first = tracebacks[0]
@@ -50,8 +50,8 @@ def failure(item, trouble, told=(), where=None, output="", seconds=0.0):
     return pytest.TestReport(item.nodeid, item.location, keywords, "failed", longrepr, when, sections, seconds)
 
 
-def where(stack: Path, begun: bool) -> str:
-    """Where a rank was when it was ended, from what its faulthandler wrote."""
+def position(stack: Path, begun: bool) -> str:
+    """Return where a rank was when it was ended, from what its faulthandler wrote."""
     text = stack.read_text(errors="replace") if stack.exists() else ""
     place = "in the test" if begun else "before the test"
     if not text:
@@ -79,5 +79,5 @@ class RanksRepr(TerminalRepr):
             tw.line(text)
 
 
-def _named(ranks, told) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}/{len(told)}"
+def _named(ranks, size) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}/{size}"
