@@ -39,10 +39,13 @@ class Terminated(RuntimeError):
 
 
 class Termination:
-    """A wish to end: while it is watched for, SIGTERM sets `asked`; a second one does what one does elsewhere."""
+    """A wish to end: while it is watched for, SIGTERM, or SIGHUP of a terminal that is closed, sets `asked`.
+
+    A second one does what one does elsewhere. SIGHUP is left alone where it is ignored, as by nohup.
+    """
 
     def __init__(self):
-        self.asked, self._before = False, None
+        self.asked, self._before = False, {}
 
     def __enter__(self) -> Termination:
         return self
@@ -51,15 +54,16 @@ class Termination:
         self.over()
 
     def watch(self) -> None:
-        """From now on SIGTERM is a wish; only the main thread of a process can ask for this."""
-        if threading.current_thread() is threading.main_thread() and self._before is None:
-            self._before = signal.signal(signal.SIGTERM, self._ask) or signal.SIG_DFL
+        """From now on they are a wish; only the main thread of a process can ask for this."""
+        if threading.current_thread() is threading.main_thread() and not self._before:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._ask) or signal.SIG_DFL
 
     def over(self) -> None:
         """It is what it was before."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _ask(self, number, frame) -> None:
         if self.asked:

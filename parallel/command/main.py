@@ -31,8 +31,11 @@ SIGNALLED = 128  # and the number of the signal
 NOISE = re.compile(
     r"NBC_Progress: an error|LAUNCHER JOB OBJECT NOT FOUND|\[\S+:\d+\] pmix_ptl_base: send_msg: write failed"
     r"|(\S+: a|A)bort is (already )?in progress\.\.\."
+    # Of MPICH, below its banner.
+    r"|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|This typically refers to a problem with your application"
+    r"|Please see the FAQ page for debugging suggestions"
 )
-BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed")  # Open MPI's
+BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed", "=   BAD TERM")
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
 RESTARTS = 3  # of a job that has ended so
@@ -43,6 +46,7 @@ PATIENCE = 2.0  # seconds that a failing rank waits for the others to fail too
 def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    open_standard_files()
     launcher.settle()
     blas.settle()
     try:
@@ -76,7 +80,9 @@ def main(argv: list[str] | None = None) -> int:
             start_mpi(options.watch, bool(options.elastic))
             launcher.begun()
         else:
-            signal.signal(signal.SIGTERM, terminated)
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:  # else as nohup has it
+                    signal.signal(number, terminated)
         from parallel.command.training_run import train
 
         train(options, heed_no_signals)
@@ -92,14 +98,14 @@ def main(argv: list[str] | None = None) -> int:
         return TERMINATED if end.args else INTERRUPTED
     except OptionError as error:
         return fail(error, WRONG_OPTION)
-    except BrokenPipeError as error:
-        return fail(error) if launcher.inside() else unheard(options)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
         from nn.training.keeping import Terminated
 
         if isinstance(error, Terminated):
             by_launcher = launcher.inside() and options.ranks  # then that one says the command
             return fail(error if by_launcher else f"{error}; to continue: {continue_with(options)}", TERMINATED, "\n")
+        if not launcher.inside() and (unwritten := output_error(error)):
+            return unheard(options, unwritten)
         return fail(error)
     except Exception as error:  # a mistake in the program: of one rank alone, the others go on
         if not surviving():
@@ -152,13 +158,13 @@ def heed_interrupts() -> None:
 
 
 def heed_no_signals() -> None:
-    """From now on nothing is left that Ctrl-C or SIGTERM could end."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """From now on nothing is left that Ctrl-C, SIGTERM or SIGHUP could end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def terminated(number, frame) -> None:
-    """SIGTERM ends one process as Ctrl-C does."""
+    """SIGTERM, or SIGHUP of a terminal that is closed, ends one process as Ctrl-C does."""
     raise KeyboardInterrupt(number)
 
 
@@ -175,12 +181,14 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         status = INTERRUPTED
     except SystemExit as end:  # SIGTERM
         status = end.code
-    except BrokenPipeError:
+    except OSError as error:
+        if not (unwritten := output_error(error)):
+            return fail(error)
         status = UNHEARD
     with contextlib.suppress(RunHeld, OSError), held(options):  # one rank ends all, another may be writing
         remove_unfinished(Path(options.resume or options.out))
     if status == UNHEARD:
-        return unheard(options)
+        return unheard(options, unwritten)
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
     elif status > SIGNALLED or status == launcher.LOST:
@@ -199,12 +207,41 @@ def held(options: Options) -> Iterator[None]:
         lock.release()
 
 
-def unheard(options: Options) -> int:
-    """Say that nobody reads what this program writes, as after `| head`; returns the exit status that shells have."""
+def open_standard_files() -> None:
+    """Let what this program writes go nowhere where stdout or stderr are closed, and its input be empty.
+
+    Otherwise the next files that are opened would have these numbers, and be written to.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 for as long as the process lives
+
+
+def output_error(error: Exception) -> OSError | None:
+    """The error if it, or a like one, is that stdout cannot be written: a full disk, a closed terminal; else None."""
+    if isinstance(error, BrokenPipeError):
+        return error
+    if isinstance(error, OSError) and error.filename is None:  # of no file that was opened
+        try:
+            os.write(1, b"\n")
+        except OSError as again:
+            return again
+    return None
+
+
+def unheard(options: Options, why: OSError) -> int:
+    """Say that nobody gets what this program writes, as after `| head`; returns the exit status that shells have."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would complain of what is left to write
-    with contextlib.suppress(BrokenPipeError):
-        print(f"error: nobody reads the output any more: ended; to continue: {continue_with(options)}", file=sys.stderr)
-    return UNHEARD
+    said = "nobody reads the output any more"
+    if not isinstance(why, BrokenPipeError):
+        said = f"the output cannot be written ({why.strerror})"
+    with contextlib.suppress(OSError):
+        print(f"error: {said}: ended; to continue: {continue_with(options)}", file=sys.stderr)
+    return UNHEARD if isinstance(why, BrokenPipeError) else 1
 
 
 def run_ranks(options: Options, inner: list[str]) -> int:
@@ -240,12 +277,12 @@ def without_banners(out):
     But a rank that was killed cannot say so: of what mpiexec says, this is told. And what ranks say because mpiexec
     ends them is not: that they ended is said once, for all.
     """
-    held = ""  # a line of dashes, which may begin a banner
+    held = ""  # a line of dashes or, of MPICH and Intel MPI, =, which may begin a banner
     banner = ""
 
     def receive(line: str) -> None:
         nonlocal held, banner
-        rule = len(line) > 60 and set(line.strip()) == {"-"}
+        rule = len(line) > 60 and set(line.strip()) in ({"-"}, {"="})
         if banner:
             banner += line
             if rule:

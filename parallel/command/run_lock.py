@@ -24,7 +24,7 @@ NAME, LARGEST = "lock", 1000  # bytes of the file
 
 
 class RunHeld(RuntimeError):
-    """Another process trains in this directory; the message says which."""
+    """Another process trains in this directory, or its lock cannot be written; the message says which."""
 
 
 def this_process() -> dict:
@@ -62,12 +62,19 @@ class RunLock:
         Raises
         ------
         RunHeld
-            Another process has it.
+            Another process has it, or it cannot be written.
         """
         if self.file is not None:
             return self.own
-        directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / NAME
+        try:
+            return self._hold(known)
+        except OSError as error:
+            why = error.strerror or error
+            raise RunHeld(f"{self.path}, which keeps other runs away, cannot be written ({why})") from error
+
+    def _hold(self, known: str) -> str:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         file, locked = self._open()
         try:
             there = _content(file)

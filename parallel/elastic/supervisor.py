@@ -185,17 +185,23 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM go to the run, which saves and ends, and nothing is started after it."""
+        """SIGINT and SIGTERM go to the run, which saves and ends, and nothing is started after it.
+
+        SIGHUP, of a terminal that is closed, does as SIGTERM, unless it is ignored (nohup).
+        """
 
         def ask(number, frame):
             self.asked = number
-            ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) if number == signal.SIGTERM else []
+            told = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            ranks = processes.find(self.name, only_ranks=True, variable=SUPERVISED) if told == signal.SIGTERM else []
             if ranks:  # mpirun, told itself, would kill them a second later
-                processes.send(ranks, number)
+                processes.send(ranks, told)
             elif self.process and self.process.poll() is None:
-                self.process.send_signal(number)
+                self.process.send_signal(told)
 
-        handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        heeded = [signal.SIGINT, signal.SIGTERM]
+        heeded += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+        handlers = {number: signal.signal(number, ask) for number in heeded}
         try:
             yield
         finally:

@@ -68,6 +68,15 @@ FAULT_TOLERANT, RECORD = "OMPI_MCA_mpi_ft_enable", "RINGPROP_RECORD"
 BEGUN, STATUS, NONE = 0, 1, 255  # where it says whether MPI has started, and the exit status; no status yet
 # Each of its ranks first leaves a file of its number beside the record: who has one, and no process, has died.
 MARK = '{ true > "$0/$OMPI_COMM_WORLD_RANK"; } 2> /dev/null; exec "$@"'
+# The mpiexec of MPICH and Intel MPI gives another status than the rank had: 9 or 255 for one that was killed. There a
+# shell waits for each rank, deaf to what is meant for it; that of the first one that fails leaves number and status.
+TELL = """trap : HUP INT QUIT ABRT USR1 USR2 ALRM TERM
+exec 3>&2 2> /dev/null
+(exec "$@" 2>&3 3>&-)
+status=$?
+[ $status = 0 ] || { set -C; echo "$PMI_RANK $status" > "$0"; }
+exit $status
+"""
 JOINS = "RINGPROP_JOINS"  # in a process that takes the place of a lost rank: of how many ranks
 
 
@@ -276,13 +285,17 @@ class Job:
         no_input = ["--stdin", "none"] if _is_open_mpi(mpiexec) else []
         processes.sweep()
         self._directory, self._lock = None, None
-        if beside_python(mpiexec) and _is_open_mpi(mpiexec) and (made := processes.make_directory(self.name)):
+        if made := processes.make_directory(self.name):
             self._directory, self._lock = made
-            for name in _MEMORY_FILES:
+            for name in _MEMORY_FILES if beside_python(mpiexec) and _is_open_mpi(mpiexec) else ():
                 environment.setdefault(name, str(self._directory))
         self._record, self._ended_at = None, math.inf
         self._missing: set[str] = set()  # ranks that had started, and were not there at the last look
+        self._first = self._failed = None
         command = [sys.executable, "-m", "mpi4py", *map(str, args)]
+        if self._directory and not _is_open_mpi(mpiexec):
+            self._first = self._directory / "first"
+            command = ["sh", "-c", TELL, str(self._first), *command]
         if survive:
             self._record = self._new_record()
             environment[RECORD] = str(self._record)
@@ -323,7 +336,17 @@ class Job:
             if not has_begun:
                 return NOT_BEGUN
             return code if 0 < code <= LOST else LOST
+        if code is not None and (first := self.first_failed()):
+            return first[1]
         return LOST if self.trouble else code
+
+    def first_failed(self) -> tuple[int, int] | None:
+        """Number and exit status of the first rank that failed, where mpiexec itself does not tell; else None."""
+        if self._failed is None and self._first:
+            with contextlib.suppress(OSError, ValueError):  # none has; or it is being written
+                rank, status = map(int, self._first.read_text().split())
+                self._failed = rank, status
+        return self._failed
 
     def _new_record(self) -> Path:
         """Make the record of a job whose ranks survive, in a directory of its own."""
@@ -425,18 +448,26 @@ class Job:
     def show_stacks(self) -> None:
         """Abort the ranks: each says where it was, on stderr or where its faulthandler writes (`read_stack`).
 
-        Meanwhile mpiexec stands still, or it would kill the others as soon as the first is gone.
+        Meanwhile mpiexec stands still, or it would kill the others as soon as the first is gone. What they write into
+        pipes to it is read here: Intel MPI's would leave some of it.
         """
         ranks = processes.find(self.name, only_ranks=True)
         others = set(processes.find(self.name)).difference(ranks)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(processes.send, others, signal.SIGCONT)
             processes.send(others, signal.SIGSTOP)
+            said = {pipe: b"" for pipe in stack.enter_context(processes.error_pipes(ranks))}
             processes.send(ranks, signal.SIGABRT)
-            end = time.monotonic() + processes.GRACE
-            while processes.find(self.name, only_ranks=True) and time.monotonic() < end:
+            end, left = time.monotonic() + processes.GRACE, ranks
+            while left and time.monotonic() < end:
+                left = processes.find(self.name, only_ranks=True)
+                for pipe in said:
+                    with contextlib.suppress(BlockingIOError):
+                        said[pipe] += os.read(pipe, 65536)
                 time.sleep(0.01)
-        finally:
-            processes.send(others, signal.SIGCONT)
+        for text in said.values():
+            for line in text.decode(errors="replace").splitlines():
+                self.say(line + "\n")
 
     def ask(self, patience: float) -> None:
         """SIGTERM to the ranks themselves, of which mpiexec knows nothing; return when they have ended, or it is time.
@@ -508,7 +539,7 @@ def run(
     with _signals_unwind(), Job(args, ranks, **how) as job:
         try:
             status = job.wait(timeout)
-        except (SystemExit, BrokenPipeError) as end:  # SIGTERM; nobody reads what the ranks say
+        except (SystemExit, OSError) as end:  # SIGTERM; nobody gets what the ranks say
             if patience:
                 job.ask(patience)
                 if job.poll() == 0 and isinstance(end, SystemExit):  # it was done, and had nothing to save
@@ -516,6 +547,8 @@ def run(
             raise
         if job.trouble:
             job.say(f"launch: {job.trouble}; how its ranks ended is not known\n")
+        elif (failed := job.first_failed()) and failed[1] == 128 + signal.SIGKILL:  # it could not say so itself
+            job.say(f"launch: rank {failed[0]} was killed\n")
         if status is not None:
             return status
         job.say(f"launch: the {ranks} ranks did not end within {timeout:g} s; this is where each is:\n")

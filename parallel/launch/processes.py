@@ -17,6 +17,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -63,6 +64,20 @@ def stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:  # gone
         return False
+
+
+@contextlib.contextmanager
+def error_pipes(pids: Iterable[int]) -> Iterator[list[int]]:
+    """Descriptors from which may be read, without waiting, what processes write to stderr; only of those that write
+    into a pipe."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for path in (f"/proc/{pid}/fd/2" for pid in pids):
+            with contextlib.suppress(OSError):
+                if stat.S_ISFIFO((about := os.stat(path)).st_mode) and about.st_ino not in found:
+                    found[about.st_ino] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                    stack.callback(os.close, found[about.st_ino])
+        yield list(found.values())
 
 
 def send(pids: Iterable[int], number: int) -> None:
@@ -133,10 +148,10 @@ def end_keeper(keeper: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def signals_later():
-    """Ctrl-C and SIGTERM that come in this block are handled at its end, as they would have been."""
+    """Ctrl-C, SIGTERM and SIGHUP that come in this block are handled at its end, as they would have been."""
     come, handlers = [], {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             handlers[number] = signal.signal(number, lambda number, frame: come.append(number))
     try:
         yield

@@ -585,6 +585,10 @@ def test_noise_of_the_launcher_is_left_out():
         "[vm:7] pmix: other\n",
     ):
         without_banners(out)(line)
+    receive = without_banners(out)
+    for line in (80 * "=", "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "=   PID 7", 80 * "="):
+        receive(line + "\n")  # of MPICH and Intel MPI
+    receive("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n")
     assert out.getvalue() == "[vm:7] pmix: other\n"
 
 

@@ -689,3 +689,51 @@ def test_ranks_that_are_started_differently_are_told(tmp_path):
     said = "".join(lines)
     assert status != 0 and "ranks disagree on --seed: rank 0 has 0, rank 1 has 1" in said
     assert "SIGTERM" not in said and "MPI_Abort" not in said, "it has failed already, and has left MPI"
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]], ids=["one", "ranks"])
+def test_output_that_cannot_be_written_is_one_line(tmp_path, ranks, nothing_left):
+    """A log whose disk is full, or the terminal of a program in the background that was closed; and what is left."""
+    command = [sys.executable, "scripts/train.py", "--model", "mlp:64,8,10", "--limit", "60", "--no-pictures", *ranks]
+    command += ["--epochs", "100000", "--out", tmp_path / "run"]
+    main, terminal = os.openpty()
+    os.close(main)
+    for out, words in (
+        (os.open("/dev/full", os.O_WRONLY), "No space left on device"),
+        (terminal, "Input/output error"),
+    ):
+        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+        os.close(out)
+        said = rf"error: the output cannot be written \({words}\): ended; to continue: .*\n"
+        assert done.returncode == 1 and re.fullmatch(said, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]], ids=["one", "ranks"])
+def test_a_program_whose_files_are_closed_trains(tmp_path, ranks, nothing_left):
+    """As some daemons start others: no standard input, output, error."""
+    command = [sys.executable, "scripts/train.py", "--model", "mlp:64,8,10", "--limit", "60", "--no-pictures", *ranks]
+    command += ["--epochs", "1", "--out", str(tmp_path / "run")]
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command]
+    assert subprocess.run(closed, cwd=ROOT, timeout=PATIENCE).returncode == 0
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_closed_terminal_saves_and_ends_unless_nohup_says_otherwise(tmp_path, nothing_left):
+    out, deaf = tmp_path / "run", tmp_path / "deaf"
+    command = [sys.executable, "scripts/train.py", "--model", "mlp:64,8,10", "--limit", "60", "--no-pictures"]
+    both = []
+    for directory, how in ((out, signal.SIG_DFL), (deaf, signal.SIG_IGN)):
+        before = signal.signal(signal.SIGHUP, how)
+        program = [*command, "--epochs", "1000000", "--out", directory]
+        both.append(subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        signal.signal(signal.SIGHUP, before)
+    with both[0], both[1]:
+        for directory in (out, deaf):
+            while not (directory / "checkpoints" / "manifest.json").exists():
+                time.sleep(0.01)
+        for process in reversed(both):
+            process.send_signal(signal.SIGHUP)
+        _, errors = both[0].communicate(timeout=PATIENCE)
+        assert both[0].returncode == 143 and "is saved; to continue" in errors, errors
+        assert both[1].poll() is None
+        both[1].kill()

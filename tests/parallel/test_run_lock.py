@@ -70,7 +70,7 @@ def elsewhere(directory, **changes):
 
 def test_of_another_machine_touches_tell(tmp_path, monkeypatch):
     """Whatever the clocks of machines say; and whether the disk has locks that other machines see, or none."""
-    known = elsewhere(tmp_path)
+    elsewhere(tmp_path)
     over, path = threading.Event(), tmp_path / NAME
 
     def touch():
@@ -94,7 +94,7 @@ def test_of_another_machine_touches_tell(tmp_path, monkeypatch):
             lock = RunLock(lease=0.05)
             lock.hold(tmp_path)
             lock.release()
-    elsewhere(tmp_path)
+    known = elsewhere(tmp_path)
     lock = RunLock(lease=PATIENCE)
     assert lock.hold(tmp_path, known=known) == lock.own, "a rank of the same run, which has died"
     lock.release()
@@ -107,6 +107,17 @@ def test_a_lock_that_tells_nothing_is_taken_over(tmp_path, content):
     lock.hold(tmp_path)
     assert json.loads((tmp_path / NAME).read_text())["process"] == os.getpid()
     lock.release()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("elsewhere", path)])
+def test_a_lock_that_cannot_be_written_is_one_line(tmp_path, make):
+    """From one process and from a launcher of ranks."""
+    make(tmp_path / NAME)
+    for ranks in ([], ["--ranks", "2"]):
+        command = [sys.executable, "scripts/train.py", "--model", "mlp:64,8,10", "--out", tmp_path, *ranks]
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
+        words = rf"error: {tmp_path}/lock, which keeps other runs away, cannot be written \(.*\)\n"
+        assert done.returncode == 1 and re.fullmatch(words, done.stderr), done.stderr
 
 
 def test_one_that_was_taken_for_dead_ends(tmp_path):
