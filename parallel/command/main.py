@@ -13,9 +13,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from parallel.command.options import OptionError, Options, shortened
 from parallel.command.parsing import asks_for_help, parse
@@ -36,6 +37,7 @@ NOISE = re.compile(
     r"|Please see the FAQ page for debugging suggestions"
 )
 BANNERS = ("MPI_ABORT was invoked", "prterun has exited", "prterun detected", "prterun noticed", "=   BAD TERM")
+TELLS = re.compile(r"^(error|launch:|rank \d)|Error\b|Traceback")  # lines that say why a job has failed
 ENDED = re.compile(r"rank \d+ of \d+: ended by SIG(INT|TERM)( during an MPI call)?\s*")
 FAILED = 911  # tag of what failing ranks tell each other
 RESTARTS = 3  # of a job that has ended so
@@ -170,10 +172,10 @@ def terminated(number, frame) -> None:
 
 def start_ranks(options: Options, argv: list[str]) -> int:
     """Start --ranks ranks of this program on this machine, and end with their exit status."""
-    inner = [sys.argv[0], *argv]
+    inner, told = [sys.argv[0], *argv], []
     try:
         heed_interrupts()
-        status = run_ranks(options, inner)
+        status = run_ranks(options, inner, without_banners(sys.stdout, told))
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -185,13 +187,14 @@ def start_ranks(options: Options, argv: list[str]) -> int:
         if not (unwritten := output_error(error)):
             return fail(error)
         status = UNHEARD
-    with contextlib.suppress(RunHeld, OSError), held(options):  # one rank ends all, another may be writing
-        remove_unfinished(Path(options.resume or options.out))
+    if (directory := Path(options.resume or options.out)).is_dir():  # and was not renamed meanwhile
+        with contextlib.suppress(RunHeld, OSError), held(options):  # one rank ends all, another may be writing
+            remove_unfinished(directory)
     if status == UNHEARD:
         return unheard(options, unwritten)
     if status in (INTERRUPTED, TERMINATED):
         print(f"\nended, and all ranks with it; to continue: {continue_with(options)}", file=sys.stderr)
-    elif status > SIGNALLED or status == launcher.LOST:
+    elif status > SIGNALLED or status == launcher.LOST or (status and not told):
         print(f"error: {launcher.ending(status)}; to continue: {continue_with(options)}", file=sys.stderr)
     return status
 
@@ -244,9 +247,9 @@ def unheard(options: Options, why: OSError) -> int:
     return UNHEARD if isinstance(why, BrokenPipeError) else 1
 
 
-def run_ranks(options: Options, inner: list[str]) -> int:
+def run_ranks(options: Options, inner: list[str], out: Callable[[str], object]) -> int:
     """The exit status of the ranks. Where they survive others, but have all gone or hung, they are started again."""
-    out, left = without_banners(sys.stdout), RESTARTS
+    left = RESTARTS
     if not options.elastic:
         return launcher.run(inner, options.ranks, stdout=out, patience=SAVING)
     from parallel.elastic.policy import Policy
@@ -271,9 +274,10 @@ def run_ranks(options: Options, inner: list[str]) -> int:
     return status
 
 
-def without_banners(out):
+def without_banners(out: IO[str], told: list[str]) -> Callable[[str], object]:
     """A receiver of lines that leaves out what mpiexec adds about a failed job: the program itself said why.
 
+    Lines that say so are also added to `told`.
     But a rank that was killed cannot say so: of what mpiexec says, this is told. And what ranks say because mpiexec
     ends them is not: that they ended is said once, for all.
     """
@@ -288,12 +292,16 @@ def without_banners(out):
             if rule:
                 if died := re.search(r"process rank (\d+) .*exited on\s+signal (\d+)\b", banner, re.DOTALL):
                     how = "was killed" if died[2] == "9" else f"ended by {signal.Signals(int(died[2])).name}"
-                    out.write(f"error: rank {died[1]} {how}\n")
+                    banner = f"error: rank {died[1]} {how}\n"
+                    told.append(banner)
+                    out.write(banner)
                     out.flush()
                 banner = ""
             return
         banner = line if held and line.startswith(BANNERS) else ""
         if not banner and not ENDED.fullmatch(line) and not NOISE.match(line):
+            if TELLS.search(line):
+                told.append(line)
             out.write(held + ("" if rule else line))
             out.flush()
         held = line if rule else ""

@@ -127,8 +127,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def parse(argv: list[str] | None = None) -> Options:
     """Options from the command line; raises OptionError where they make no sense by themselves (rules.check)."""
-    argparser = parser()
-    given = vars(argparser.parse_args(joined(sys.argv[1:] if argv is None else argv)))
+    argparser, argv = parser(), sys.argv[1:] if argv is None else argv
+    for word in argv:
+        if word.startswith("--") and word.endswith("=--"):  # argparse would make an empty list of it
+            argparser.error(f"{word.removesuffix('=--')} --: expected a value")
+    given = vars(argparser.parse_args(joined(argv)))
     try:
         values = read_toml(os.path.expanduser(given.pop("config"))) if "config" in given else {}
         values = expanded(values | given)

@@ -584,8 +584,8 @@ def test_noise_of_the_launcher_is_left_out():
         "prterun: abort is already in progress...hit ctrl-c again to forcibly terminate\n",
         "[vm:7] pmix: other\n",
     ):
-        without_banners(out)(line)
-    receive = without_banners(out)
+        without_banners(out, [])(line)
+    receive = without_banners(out, [])
     for line in (80 * "=", "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "=   PID 7", 80 * "="):
         receive(line + "\n")  # of MPICH and Intel MPI
     receive("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n")

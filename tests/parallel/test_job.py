@@ -18,6 +18,8 @@ import pytest
 from conftest import PATIENCE, longer
 
 import nn
+from parallel.command import main
+from parallel.command.parsing import parse
 from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -737,3 +739,13 @@ def test_a_closed_terminal_saves_and_ends_unless_nohup_says_otherwise(tmp_path, 
         assert both[0].returncode == 143 and "is saved; to continue" in errors, errors
         assert both[1].poll() is None
         both[1].kill()
+
+
+def test_a_job_that_fails_in_silence_says_so(tmp_path, monkeypatch, capsys):
+    """As where mpiexec is hung up; and where the directory was renamed meanwhile, it is not made again."""
+    options = parse(["--ranks", "2", "--out", str(tmp_path / "gone")])
+    for said, errors in (("", "error: the ranks ended with exit status 1; to continue: .*\n"), ("error: why\n", "")):
+        monkeypatch.setattr(launcher, "run", lambda *_, stdout, said=said, **how: stdout(said) or 1)
+        assert main.start_ranks(options, []) == 1
+        assert re.fullmatch(errors, capsys.readouterr().err)
+    assert not (tmp_path / "gone").exists()

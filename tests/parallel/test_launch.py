@@ -462,7 +462,7 @@ def test_ranks_of_one_node_look_for_no_fabric(monkeypatch, tmp_path, ranks_here,
 
 def test_ranks_know_that_they_are_inside():
     status, lines = run(
-        "from parallel.launch import launcher; print(launcher.inside(), launcher.size_from_environment() == 2)"
+        "from parallel.launch import launcher; print(f'{launcher.inside()} {launcher.size_from_environment() == 2}')"
     )
     assert status == 0 and lines == ["True True\n"] * 2
 

@@ -228,3 +228,11 @@ def test_memory_is_asked_of_the_strategies_that_keep_the_network_whole(monkeypat
     for case in {"strategy": "pipeline"}, {"strategy": "tensor"}, {"strategy": "fsdp"}, {"mesh": "pipeline=16"}:
         assert fits(True, **case) and not fits(False, **case), case
     assert fits(False, strategy="fsdp", offload="/tmp") and not fits(False, strategy="zero1", offload="/tmp")
+
+
+def test_two_dashes_are_no_value():
+    """argparse makes an empty list of them."""
+    for field in dataclasses.fields(Options):
+        name = f"--{field.name.replace('_', '-')}"
+        with pytest.raises(OptionError, match=f"{name} --: expected a value"):
+            parse([f"{name}=--"])
