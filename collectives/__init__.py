@@ -29,6 +29,7 @@ LATER = {
     "draw_timeline": "drawing.timeline",
     "price": "pricing.price",
     "run": "communicator",
+    "synthesize": "synthesis",
 }
 
 __all__ = [

@@ -5,6 +5,8 @@
 | registry.py | ALGORITHMS: names, costs, needs; what each operation is |
 | allgather.py, allreduce.py, alltoall.py, barrier.py, broadcast.py, gather.py | of these operations, by messages |
 | reduce.py, reduce_scatter.py, scan.py, scatter.py | the same |
+| bucket.py, swing.py | allreduce on tori and on levels |
+| bine.py, pat.py | trees and rounds whose partners are near, for several operations |
 | shared.py | of all of them in the memory of a node |
 | trees.py, power_of_two.py | what several of them are made of |
 """
@@ -14,13 +16,17 @@ from collectives.algorithms import (
     allreduce,
     alltoall,
     barrier,
+    bine,
     broadcast,
+    bucket,
     gather,
+    pat,
     reduce,
     reduce_scatter,
     scan,
     scatter,
     shared,
+    swing,
 )
 from collectives.algorithms.registry import ALGORITHMS, Algorithm, Cost
 
@@ -32,11 +38,15 @@ __all__ = [
     "allreduce",
     "alltoall",
     "barrier",
+    "bine",
     "broadcast",
+    "bucket",
     "gather",
+    "pat",
     "reduce",
     "reduce_scatter",
     "scan",
     "scatter",
     "shared",
+    "swing",
 ]

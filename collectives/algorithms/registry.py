@@ -32,6 +32,7 @@ SEGMENT = 1 << 16  # elements of x that a pipelined algorithm keeps in flight, w
 SEGMENT_BYTES = 60_000
 CONSECUTIVE = "consecutive blocks"  # the blocks of a list follow each other in rank order without gaps
 NODES = "nodes"  # needs the node of each rank
+DIMS = "dims"  # takes the sides of a torus, or of levels; without them a ring
 EQUAL = "equal blocks"  # all blocks are of one length
 MEMORY = "node memory"  # ranks that share memory: their slots, or x itself (algorithms/shared.py)
 

@@ -20,6 +20,7 @@ SIZES = tuple(4 << k for k in range(2, 23, 2))  # bytes of the whole vector
 NODE_COUNTS = 6, 8
 ITEMSIZE = 4
 CROWDED = {"reduce_scatter": "pairwise"}
+NEAR = "bine", "bucket", "pat", "swing"  # for networks on which some ranks are nearer: those with a topology
 
 
 def tables(network: Network | str) -> dict[str, dict[str, Rows]]:
@@ -40,7 +41,7 @@ def derive(
     table = {}
     for operation in ALGORITHMS:
         entries = by_messages(operation)
-        left_out = ROUNDED_ONCE.get(operation), CROWDED.get(operation)
+        left_out = ROUNDED_ONCE.get(operation), CROWDED.get(operation), *(() if network.topology else NEAR)
         times = {name: {} for name in entries if name not in left_out}
         for name in times:
             for nbytes in (0,) if operation == "barrier" else sizes:

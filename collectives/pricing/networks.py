@@ -278,7 +278,7 @@ class Network:
         `between` becomes a summary: the longest latency from host 0, and the bandwidth of a host.
         """
         alpha = 2 * overhead + gap + topology.host_latency
-        between = Link(alpha, 1 / topology.host_bandwidth, overhead, gap)
+        between = Link(alpha, 1 / min(topology.host_bandwidths), overhead, gap)
         inside = fields.pop("inside", Link(0.5e-6, 1 / 8e9, 0.2e-6))
         return cls(inside, between, ranks_per_host, topology=topology, **fields)
 
@@ -379,6 +379,16 @@ class Network:
                 f"larger network, or more ranks a host (ranks_per_host={-(-size // len(self.topology.hosts))})"
             )
         return [rank // self.ranks_per_node for rank in range(size)]
+
+    def latency_of(self, size: int) -> float:
+        """Seconds from the first of `size` ranks to the farthest, by the routes of the topology."""
+        hosts = self.nodes_of(size)
+        return max(self.topology.route(hosts[0], host).latency for host in hosts)
+
+    def dims_of(self, size: int) -> tuple[int, ...] | None:
+        """The sides of the topology, where it has some and `size` ranks fill it in order; else None."""
+        dims = self.topology.dims if self.topology and self.placement is None and self.ranks_per_node == 1 else None
+        return dims if dims and math.prod(dims) == size else None
 
     def cost_over(self, route: Route, nbytes: float) -> MessageCost:
         """What a message of so many bytes costs that is alone on a route of the topology."""

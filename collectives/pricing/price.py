@@ -31,7 +31,7 @@ from itertools import zip_longest
 import numpy as np
 
 from collectives.algorithms import ALGORITHMS, Algorithm
-from collectives.algorithms.registry import NODES
+from collectives.algorithms.registry import DIMS, NODES
 from collectives.pricing.event_loop import Trace, Walk
 from collectives.pricing.networks import Network, find_network
 from collectives.steps import (
@@ -152,6 +152,8 @@ def price(
     name, rounds, closed_form = read(algorithm)
     if isinstance(algorithm, Algorithm) and NODES in algorithm.requires:
         options.setdefault("nodes", network.nodes_of(size))
+    if isinstance(algorithm, Algorithm) and DIMS in algorithm.requires:
+        options.setdefault("dims", network.dims_of(size))
 
     def walk(mine, count):
         return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)

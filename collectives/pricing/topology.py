@@ -162,13 +162,13 @@ class Topology:
         return vertices
 
     @property
-    def host_bandwidth(self) -> float:
-        """Bytes a second that leave a host: of the host with the least."""
+    def host_bandwidths(self) -> list[float]:
+        """Bytes a second that can leave each host."""
         leaving = dict.fromkeys(self.hosts, 0.0)
         for channel in self.channels:
             if channel.source in leaving:
                 leaving[channel.source] += channel.bandwidth
-        return min(leaving.values())
+        return list(leaving.values())
 
     @property
     def host_latency(self) -> float:
@@ -176,11 +176,13 @@ class Topology:
         return max(self.route(0, host).latency for host in range(len(self.hosts)))
 
     @property
-    def dims(self) -> tuple[int, ...]:
-        """Sides of a torus, mesh or hypercube; of any other topology its number of hosts alone."""
+    def dims(self) -> tuple[int, ...] | None:
+        """Sides of a torus, mesh or hypercube; (nodes, ranks) of nodes; None for any other topology."""
         if self.kind == "hypercube":
             return (2,) * self.options["d"]
-        return tuple(self.options["dims"]) if "dims" in self.options else (len(self.hosts),)
+        if self.kind == "nodes":
+            return self.options["nodes"], self.options["ranks"]
+        return self.options.get("dims")
 
     def __eq__(self, other):
         return isinstance(other, Topology) and self.as_dict() == other.as_dict()

@@ -19,10 +19,18 @@ FOLDED = {
     ("allreduce", "rabenseifner"): (1, 1.2),
     ("reduce", "halving_gather"): (1, 1.2),
     ("reduce_scatter", "halving"): (0.97, 1.1),
+    ("allreduce", "swing"): (1, 1.22),
+    # Some subtrees are larger than half of the ranks; some rounds of PAT need several slices.
+    ("scatter", "bine"): (1, 1.06),
+    ("gather", "bine"): (1, 1.06),
+    ("allgather", "pat"): (1, 1.39),
+    ("reduce_scatter", "pat"): (1, 1.39),
 }
 # Additions: the closed form counts them one after another, but some ranks make theirs while others send.
 OVERLAPPING = {
     ("reduce", "binomial"): (0.9, 1),
+    ("reduce", "bine"): (0.87, 1),
+    ("allreduce", "bine"): (0.89, 1),
     ("reduce", "direct_gather"): (0.98, 1),
     ("allreduce", "reduce_broadcast"): (0.94, 1),
     ("allreduce", "doubling"): (0.89, 1),
@@ -38,7 +46,7 @@ TWO_LEVELS = {
     ("allreduce", "shared_two_level_arrays"): (0.87, 1.03),
 }
 
-FEW = [*range(1, 10), 12, 16, 17]
+FEW = [*range(1, 10), 12, 13, 16, 17]
 OTHERS = [p for p in range(10, 34) if p not in FEW]
 FORMS = [(operation, name) for operation in ALGORITHMS for name in ALGORITHMS[operation]]
 
