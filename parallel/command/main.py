@@ -22,7 +22,7 @@ from parallel.command.options import OptionError, Options, shortened
 from parallel.command.parsing import asks_for_help, parse
 from parallel.command.run_directory import continue_with, default_directory, remove_unfinished
 from parallel.command.run_lock import RunHeld, RunLock
-from parallel.launch import blas, launcher
+from parallel.launch import blas, launcher, processes
 
 WRONG_OPTION = 2  # exit status, as argparse has it
 INTERRUPTED, TERMINATED = 130, 143  # exit status after Ctrl-C and SIGTERM, as shells have it
@@ -55,6 +55,13 @@ def main(argv: list[str] | None = None) -> int:
         rank, here = launcher.rank_from_environment(), local_ranks()
     except launcher.LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
+        return WRONG_OPTION
+    if rank is not None and (above := processes.rank_above()):  # MPI would wait without end, for another such rank
+        print(
+            f"error: process {above}, which has started this one, is rank {rank} of an MPI job, and this one is none: "
+            "start it outside of that job",
+            file=sys.stderr,
+        )
         return WRONG_OPTION
     if rank and asks_for_help(argv):
         return 0  # rank 0 says it

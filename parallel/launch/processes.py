@@ -58,6 +58,19 @@ def environment_of(pid: int | str) -> list[str]:
         return []
 
 
+def rank_above() -> int | None:
+    """The process that started this one, itself or by others, and is a rank of MPI with the same variables, or None."""
+    pid = os.getpid()
+    with contextlib.suppress(OSError, IndexError):
+        while True:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if not any(v.startswith(RANK) for v in environment_of(pid)):
+                return None
+            if "/libmpi" in Path(f"/proc/{pid}/maps").read_text():  # a shell between has none
+                return pid
+    return None
+
+
 def stopped(pid: int) -> bool:
     """Whether a process stands still (SIGSTOP)."""
     try:

@@ -749,3 +749,14 @@ def test_a_job_that_fails_in_silence_says_so(tmp_path, monkeypatch, capsys):
         assert main.start_ranks(options, []) == 1
         assert re.fullmatch(errors, capsys.readouterr().err)
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]], ids=["one", "ranks"])
+def test_a_rank_that_starts_a_run_is_told_that_it_cannot(tmp_path, ranks, nothing_left):
+    """As in a cell of a notebook on ranks: the run would take the rank's variables for its own, and wait."""
+    command = [sys.executable, "scripts/train.py", "--out", str(tmp_path / "run"), *ranks]
+    code = f"from mpi4py import MPI; import subprocess; print(subprocess.run({command!r}).returncode, flush=True)"
+    said = []
+    assert launcher.run(["-c", code], 1, cwd=ROOT, stdout=said.append, timeout=PATIENCE) == 0
+    words = r"error: process \d+, which has started this one, is rank 0 of an MPI job, .*\n2\n"
+    assert re.fullmatch(words, "".join(said)) and not (tmp_path / "run").exists()
