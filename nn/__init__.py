@@ -4,7 +4,7 @@ Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what 
 (the four equations of backprop), then nn/training/trainer.py.
 """
 
-from nn import data, metrics, models
+from nn import callbacks, data, metrics, models, schedules
 from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.context import Group, LayerContext, MicroBatch, NetworkContext
@@ -16,8 +16,8 @@ from nn.core.network import Network
 from nn.core.stages import stages
 from nn.data import Loader
 from nn.files.description import register
+from nn.files.model import FileError, Model, load, save
 from nn.files.onnx import export_onnx
-from nn.files.trained import FileError, Trained, load, save
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
@@ -100,6 +100,7 @@ __all__ = [
     "MemoryPool",
     "Metrics",
     "MicroBatch",
+    "Model",
     "MultiHeadAttention",
     "NLLLoss",
     "Network",
@@ -130,11 +131,11 @@ __all__ = [
     "Split",
     "Tanh",
     "TiedLinear",
-    "Trained",
     "Trainer",
     "Training",
     "TransformerBlock",
     "Vectors",
+    "callbacks",
     "data",
     "evaluate",
     "export_onnx",
@@ -145,5 +146,6 @@ __all__ = [
     "models",
     "register",
     "save",
+    "schedules",
     "stages",
 ]

@@ -386,7 +386,7 @@ def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = 
             "whole numbers; for values, use MSELoss"
         )
     if target.shape != z.shape[:-1]:
-        column = f": y.reshape{z.shape[:-1]} has that shape" if target.shape == (*z.shape[:-1], 1) else ""
+        column = ": y[..., 0] has that shape" if target.shape == (*z.shape[:-1], 1) else ""
         raise ValueError(
             f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}{column}"
         )

@@ -228,6 +228,52 @@ def direction(name: str, mode: str | None = None, metrics: Iterable[Metric] = ()
     return found
 
 
+BY_NAME: dict[str, Callable[[], Metric]] = {
+    "accuracy": Accuracy,
+    "binary_accuracy": BinaryAccuracy,
+    "mae": MeanAbsoluteError,
+    "mse": MeanSquaredError,
+    "rmse": RootMeanSquaredError,
+    "perplexity": Perplexity,
+    "top_5_accuracy": TopKAccuracy,
+}
+Measure = Metric | str | Callable[[np.ndarray, np.ndarray], np.ndarray]
+Measures = Measure | Iterable[Measure]
+
+
+def as_metrics(measures: Measures) -> list[Metric]:
+    """Return the metrics that are meant: instances, names in BY_NAME, or functions whose name says the direction.
+
+    Examples
+    --------
+    >>> as_metrics(["mae", TopKAccuracy(3)])
+    [MeanAbsoluteError('mae', mode='min'), TopKAccuracy('top_3_accuracy', mode='max')]
+    """
+    if isinstance(measures, Metric | str) or callable(measures):
+        measures = [measures]
+    return [_as_metric(measure) for measure in measures]
+
+
+def _as_metric(measure: Measure) -> Metric:
+    if isinstance(measure, Metric):
+        return measure
+    if isinstance(measure, str):
+        if measure not in BY_NAME:
+            raise ValueError(f"metrics: there is no {measure!r:.80}, only {', '.join(BY_NAME)}")
+        return BY_NAME[measure]()
+    if isinstance(measure, type) and issubclass(measure, Metric):
+        raise TypeError(f"metrics are instances, given the class {measure.__name__} itself: call it")
+    if not callable(measure):
+        raise TypeError(f"metrics are instances of nn.metrics.Metric, names or functions, given {measure!r:.80}")
+    name = getattr(measure, "__name__", "")
+    mode = WORDS.get(name.rpartition("_")[2])
+    if mode is None:
+        raise ValueError(
+            f"metric {name!r}: is smaller or larger better? nn.metrics.Metric({name or 'function'}, mode='min') says it"
+        )
+    return Metric(measure, mode)
+
+
 def check_mode(what: str, mode: str) -> None:
     """Refuse a direction that is none."""
     if mode not in MODES:

@@ -58,7 +58,7 @@ def classifier(*hidden, rate=0.3, steps=1000):
     trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(lr=rate, momentum=0.9), seed=3)
     for _ in range(steps):
         trainer.step(points, spiral, len(points))
-    return trainer, np.mean(inspection.predict(trainer, points).argmax(axis=1) == spiral)
+    return trainer, np.mean(trainer.predict(points).argmax(axis=1) == spiral)
 
 
 edge = np.abs(points).max() * 1.08
@@ -340,7 +340,7 @@ checks.right("rows are what it is, columns are what is said")
 every = [(x_validation, y_validation), (x_train, y_train)]
 _, axes = plt.subplots(1, 2, figsize=(9.6, 4.4))
 for ax, (x, y), name in zip(axes, every, ("validation", "training"), strict=True):
-    guess = inspection.predict(trainer, x).argmax(axis=1)
+    guess = trainer.predict(x).argmax(axis=1)
     draw_confusion(confusion(guess, y), ax, f"{name}: {np.mean(guess == y):.1%} right")
 plt.show()
 
@@ -388,7 +388,7 @@ checks.same(got, want, "the mistakes, the surest first", draw=draw_order)
 checks.right("the most surely wrong come first")
 
 # %%
-output = inspection.predict(trainer, x_validation)
+output = trainer.predict(x_validation)
 missed = mistakes(output, y_validation)[:10]
 confidence, hit = output.max(axis=1), output.argmax(axis=1) == y_validation
 

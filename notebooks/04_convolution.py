@@ -33,7 +33,7 @@ import numpy as np
 
 import checks
 import nn
-from nn.analysis import inspection, pictures, workload
+from nn.analysis import pictures, workload
 from nn.layers import winograd
 
 # %matplotlib inline
@@ -397,10 +397,7 @@ right.imshow(strip)
 right.axis("off")
 right.set_title("shifted by 0, 1, 2 and 3 pixels")
 for trainer, name, colour in ((dense, "fully connected", checks.ORANGE), (conv, "convolutions", checks.BLUE)):
-    right_ = [
-        100 * np.mean(inspection.predict(trainer, shifted(x_validation, s)).argmax(axis=1) == y_validation)
-        for s in shifts
-    ]
+    right_ = [100 * np.mean(trainer.predict(shifted(x_validation, s)).argmax(axis=1) == y_validation) for s in shifts]
     left.plot(shifts, right_, "o-", color=colour, label=f"{name}, {trainer.network.layout.count:,} parameters")
 left.set(xlabel="shift in pixels", ylabel="accuracy (%)", ylim=(0, 101), xticks=list(shifts))
 left.legend()

@@ -24,6 +24,7 @@ from nn.data import Data
 from nn.losses import Loss
 from nn.optim.optimizers import SGD, Optimizer
 from nn.training.fit import Callback
+from nn.training.prediction import as_samples
 from nn.training.stored import Fragment
 from nn.training.trainer import Trainer, check_parts, one_thread_at_a_time
 from parallel.exchange.base import Exchange
@@ -321,8 +322,15 @@ class DistributedTrainer(Trainer):
     # ------------------------------------------------------------------------------------------------ evaluation
 
     @one_thread_at_a_time
-    def predict(self, x):
-        """The network's outputs for samples, in evaluation mode (collective)."""
+    def predict(self, x, batch=None):
+        """As for Trainer (collective); ranks with another `batch` than None need as many batches each."""
+        x = as_samples(self.network, x)
+        step = batch or max(1, len(x))
+        outputs = [np.array(self.outputs(x[lo : lo + step])) for lo in range(0, max(1, len(x)), step)]
+        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
+
+    def outputs(self, x):
+        """As for Trainer (collective)."""
         self.show_synchronized()
         return self.pass_.predict(self, x)
 

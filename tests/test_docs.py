@@ -61,15 +61,38 @@ def test_the_layer_of_the_how_to_is_right_trains_and_is_loaded(tmp_path, monkeyp
     from nn.files import description
 
     monkeypatch.setattr(description, "LAYERS", dict(description.LAYERS))  # what the page registers is forgotten again
+    assert run_page("howto/layer.md") == 3
+
+
+def run_page(page: str) -> int:
+    """Run a page's blocks as one program; each prints what stands behind it. Return how many print something."""
     names, shown = {"__name__": "howto"}, 0
-    for (language, text), (after, output) in itertools.pairwise([*blocks("howto/layer.md"), ("", "")]):
+    for (language, text), (after, output) in itertools.pairwise([*blocks(page), ("", "")]):
         if language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 exec(text, names)
             if after == "text":
                 shown += 1
                 assert said.getvalue() == output
-    assert shown == 3
+    return shown
+
+
+def test_the_page_for_users_of_other_libraries_runs_and_names_what_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_page("howto/from_pytorch.md") == 3
+    import nn
+    import parallel
+
+    text = (ROOT / "docs/howto/from_pytorch.md").read_text()
+    ours = "\n".join(line.rpartition(" | ")[2] for line in text.splitlines() if line.startswith("| "))
+    found = re.findall(r"\b(nn|parallel|trainer)\.([\w.]+)", ours)
+    assert len(found) > 20
+    for package, name in found:
+        place = {"nn": nn, "parallel": parallel, "trainer": nn.Trainer}[package]
+        for part in name.strip(".").split("."):
+            if (package, part) == ("nn", "npz"):
+                break
+            place = getattr(place, part)
 
 
 def test_the_gradient_check_of_the_how_to_sees_a_wrong_layer():

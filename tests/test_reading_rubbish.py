@@ -328,9 +328,9 @@ def readers():
     from nn.data.idx import read_idx
     from nn.data.photos import read_photo
     from nn.data.sources import load
+    from nn.files.model import FileError
+    from nn.files.model import load as load_network
     from nn.files.safetensors import TensorError, Tensors
-    from nn.files.trained import FileError
-    from nn.files.trained import load as load_network
     from nn.training.checkpoints import CheckpointError, Checkpoints
     from parallel.command.axes import written
     from parallel.command.options import OptionError, Options

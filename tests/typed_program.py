@@ -51,11 +51,11 @@ worst: float = nn.gradcheck(nn.Linear(3, 2), np.ones((4, 3)))
 worst = nn.gradcheck(nn.MSELoss(), np.ones((4, 2)), target=np.zeros((4, 2)))
 table: str = network.summary()
 
-file: Path = nn.save(network, trainer, "digits.npz", about={"names": list(data.class_names)})
-trained: nn.Trained = nn.load(file)
+file: Path = nn.save(trainer, "digits.npz", about={"names": list(data.class_names)})
+trained: nn.Model = nn.load(file)
 outputs: Array = trained.predict(arrays[0], batch=50)
-state: dict[str, Array] = trained.state_dict(optimizer)
-exported: Path = nn.export_onnx(network, trained, "digits.onnx")
+state: dict[str, Array] = trained.state_dict()
+exported: Path = nn.export_onnx(trained, "digits.onnx")
 kept: nn.Checkpoints = nn.Checkpoints("checkpoints", keep=3)
 saved: Path = kept.save(trainer.state_dict(), training.progress())
 
@@ -94,8 +94,8 @@ def wrong(world: collectives.Communicator) -> None:
     nn.Linear("3", 2)  # type: ignore[arg-type]
     nn.load(3)  # type: ignore[arg-type]
     nn.fit(network, data.train, 1)  # type: ignore[arg-type]
-    nn.fit(trainer, [1, 2], 1)  # type: ignore[arg-type]
-    nn.save(network, trainer)  # type: ignore[call-arg]
+    nn.fit(trainer, 3, 1)  # type: ignore[arg-type]
+    nn.save(trainer)  # type: ignore[call-arg]
     parallel.DistributedDataParallel(layers, loss, optimizer, world)  # type: ignore[arg-type]
     text: str = nn.evaluate(trainer, data.test)  # type: ignore[assignment]
     text = trained.predict(arrays[0])  # type: ignore[assignment]

@@ -19,13 +19,6 @@ from nn.training.fit import evaluate
 from nn.training.trainer import NonFiniteLoss, Trainer
 
 
-def predict(trainer: Trainer, x: np.ndarray, batch: int = 500) -> np.ndarray:
-    """The network's outputs for many samples, a batch at a time."""
-    if not len(x):
-        return np.zeros((0, *trainer.network.out_shape), trainer.network.dtype)
-    return np.concatenate([trainer.predict(x[lo : lo + batch]).copy() for lo in range(0, len(x), batch)])
-
-
 def confusion_matrix(predicted: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
     """(classes, classes) counts: row = the true class, column = the one predicted.
 
@@ -160,7 +153,7 @@ def decision_regions(
         raise ValueError(f"decision regions need a network of 2 inputs; this one takes {trainer.network.in_shape}")
     xs, ys = np.linspace(low[0], high[0], points), np.linspace(low[1], high[1], points)
     grid = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2).astype(trainer.network.dtype)
-    z = predict(trainer, grid, 10_000)
+    z = trainer.predict(grid, 10_000)
     classes = z.argmax(axis=1) if z.shape[1] > 1 else (z[:, 0] > 0).astype(np.int64)
     return xs, ys, classes.reshape(points, points)
 

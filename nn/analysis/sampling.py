@@ -24,7 +24,7 @@ def continued(
     Parameters
     ----------
     predict : callable (1, places) int64 -> (1, places, V)
-        Logits of the id behind every place, which depend on that place and those before it: `Trained.predict`.
+        Logits of the id behind every place, which depend on that place and those before it: `Model.predict`.
     prompt : ids
         At least one; of a longer one than the network has places, the last count.
     places : int

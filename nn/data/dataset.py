@@ -140,6 +140,15 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __getitem__(self, index):
+        """Return (x, y) of one sample, or of several for a slice or an index array, converted as in a batch."""
+        if not isinstance(index, int | np.integer):
+            return self.batch(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
+        x, y = self.batch(np.array([index % len(self)]))
+        return x[0], y[0]
+
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, {len(self)} x {self.in_shape} {self.x.dtype}, {self.classes} classes)"
 

@@ -15,8 +15,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Never
 
 import numpy as np
+
+from nn.arguments import refuse_others
 
 from .dataset import Dataset, instead_of_dataset
 from .transforms import sample_keys
@@ -66,7 +69,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        batch: int,
+        batch: int = 32,
         seed: int = 0,
         shuffle: bool = True,
         shard: tuple[int | None, ...] = (0, 1),
@@ -75,7 +78,9 @@ class Loader:
         dtype=None,
         prefetch: int | None = None,
         timeline: Callable[[str, float, float], None] | None = None,
+        **others: Never,
     ):
+        refuse_others("Loader", others, {"batch_size": "batch=", "num_workers": "prefetch=", "generator": "seed="})
         if not isinstance(dataset, Dataset):
             raise TypeError(f"Loader: {instead_of_dataset(dataset)}")
         if not isinstance(batch, (int, np.integer)):
@@ -112,7 +117,19 @@ class Loader:
         self.dtype = np.dtype(dataset.dtype if dtype is None else dtype)
         self.prefetch = (2 if dataset.mapped or self.transforms else 0) if prefetch is None else prefetch
         self.timeline = timeline
+        self._next_epoch = 0  # of `for x, y in loader`
         self._order: tuple[int, np.ndarray] | None = None  # (epoch, order) that `targets` was asked for last
+
+    def __repr__(self) -> str:
+        return f"Loader({self.dataset!r}, batch={self.batch}, shuffle={self.shuffle}, {len(self)} steps an epoch)"
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Iterate over (x, y) of the next epoch: the first time epoch 0, then 1, in a new order each where it shuffles.
+
+        `epoch` is the same for an epoch of one's choice, and says the size of the global batch, too.
+        """
+        number, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        return ((x, y) for x, y, _ in self.epoch(number))
 
     def __len__(self) -> int:
         """Steps in an epoch."""

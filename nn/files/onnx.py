@@ -1,6 +1,6 @@
 """A trained network as an ONNX file, which other programs run: onnxruntime, and through it phones and browsers.
 
-    nn.export_onnx(network, trainer, "digits.onnx")
+    nn.export_onnx(trainer, "digits.onnx")
 
 The input is called x, (N, *in_shape) with channels last as here, float32 or int64 ids; the output y. It computes what
 the network computes in evaluation, in float32, with operators of opset 17; layers without one of their own are put
@@ -14,22 +14,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nn.core.network import Network
+from nn.files.model import Model, as_path, check_model, checked, on_writer
 from nn.files.onnx_graph import Graph
 from nn.files.onnx_layers import nodes_of
-from nn.files.trained import Trained, as_path, checked, on_writer
 from nn.training.checkpoints import write_atomically
 
 LARGEST = 2**31 - 1  # bytes of a message in Protocol Buffers
 
 
-def export_onnx(network: Network, weights: Any, file: str | Path, about: Mapping[str, Any] | None = None) -> Path:
+def export_onnx(model: Any, file: str | Path, about: Mapping[str, Any] | None = None) -> Path:
     """Write a network and its weights as ONNX.
 
     Parameters
     ----------
-    network, weights
-        As `save` takes them.
+    model : trainer or Model
+        As `save` takes it.
     file : path
         It is there whole or not at all.
     about : dict or None
@@ -42,20 +41,21 @@ def export_onnx(network: Network, weights: Any, file: str | Path, about: Mapping
     OSError
         The file cannot be written.
     """
+    check_model("export_onnx", model)
     file = as_path(file)
     told = checked("export_onnx", about)
-    on_writer(network, weights, lambda trained: _write(trained, file, told))
+    on_writer(model, lambda found: _write(found, file, told))
     return file
 
 
-def _write(trained: Trained, file: Path, about: Mapping[str, Any]) -> None:
-    network = trained.network
+def _write(model: Model, file: Path, about: Mapping[str, Any]) -> None:
+    network = model.network
     if 4 * network.layout.count > LARGEST:
         raise ValueError(
             f"{file}: {network.layout.count:,} parameters are more than the 2 GiB that one ONNX file holds"
         )
     graph = Graph()
-    p, s = network.layout.views(trained.flat_parameters), network.state_layout.views(trained.statistics)
+    p, s = network.layout.views(model.flat_parameters), network.state_layout.views(model.statistics)
     out = nodes_of(network.root, "x", p, s, network.in_shape, graph)
     graph.named(out, "y")
     told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}

@@ -111,6 +111,21 @@ def build(
     return Network(root, in_shape, dtype, name=spec)
 
 
+def network_function(name: str) -> Callable[..., Network]:
+    """Return the function that builds the network of this name: (in_shape, classes, *numbers) and `build`'s options."""
+
+    def network(in_shape: Shape, classes: int, *numbers: int, **options) -> Network:
+        numbers_text = ",".join(map(str, numbers))
+        return build(f"{name}:{numbers_text}" if numbers else name, in_shape, classes, **options)
+
+    network.__name__ = network.__qualname__ = name.replace("-", "_")
+    network.__doc__ = (
+        f"{inspect.getdoc(MODELS[name])}\n\nArguments: in_shape, classes, then {_numbers(MODELS[name])}; by keyword "
+        "dtype, activation, init and output_activation, as of `build`."
+    )
+    return network
+
+
 def lookup(kind: str, known: dict, name: str):
     """known[name], or an error that lists what is known and suggests the nearest."""
     if name in known:

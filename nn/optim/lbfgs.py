@@ -277,7 +277,7 @@ class LBFGS:
         return low if here is low else self._at(low.step)  # lower than the start, at least
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class QuasiNewton(Optimizer):
     """L-BFGS where a trainer expects an optimizer: its settings, and the vectors that last from step to step.
 
@@ -308,10 +308,10 @@ class QuasiNewton(Optimizer):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.clip or self.weight_decay:
+        if self.clip or self.weight_decay or self.rates:
             raise ValueError(
-                "QuasiNewton: a line search needs the gradient of the loss that it searches: leave out clip and "
-                "weight_decay"
+                "QuasiNewton: a line search needs the gradient of the loss that it searches: leave out clip, "
+                "weight_decay and rates"
             )
         self.algorithm(Vectors(np.zeros(1), np.zeros(1)), float)  # refuses settings that make no sense
 

@@ -9,14 +9,15 @@ memory (reads and writes): SGD 3, with momentum 5, Adagrad and RMSprop 5, Adam 7
 
 Sources: Robbins and Monro 1951, Polyak 1964, Nesterov 1983 in the form of Sutskever et al. 2013 (SGD); Duchi et al.
 2011 (Adagrad); Tieleman and Hinton 2012 (RMSprop); Kingma and Ba 2015 (Adam); Loshchilov and Hutter 2019 (AdamW);
-You et al. 2017 (LARS); You et al. 2020 (LAMB).
+You et al. 2017 (LARS); You et al. 2020 (LAMB). Default rates are those of the papers (RMSprop's and Adam's 0.001; LARS
+with 1, so that a layer's rate is `trust` times its norms' ratio), and 0.01 where they have none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -27,7 +28,7 @@ Array = np.ndarray
 Slots = dict[str, Array]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Optimizer:
     """Base: a learning rate, weight decay, clipping, named slots, and an update.
 
@@ -39,6 +40,9 @@ class Optimizer:
         L2 coefficient: its product with a decayed parameter is added to the gradient.
     clip : Clip or None
         Applied to the gradients first; see nn/optim/clipping.py.
+    rates : mapping of str to float
+        Factors of `lr` by the name of a layer, such as {"0": 0.1}, or of an array, such as {"0.W": 0}; the longest name
+        that fits counts. 0 freezes: parameters and moments stay as they are, and no norm counts the gradient.
     """
 
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
@@ -46,12 +50,32 @@ class Optimizer:
     searches = False  # an update evaluates the batch several times: only trainers that can do so take it
     rate_inside = ()  # slots that gather steps, not gradients: a new rate needs schedules.MomentumCorrection
 
-    lr: float
+    lr: float = 0.01
     weight_decay: float = field(default=0.0, kw_only=True)
     clip: Clip | None = field(default=None, kw_only=True)
+    rates: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+
+    def __new__(cls, *values, **options):
+        """Refuse arguments of other libraries' optimizers, with what to write instead."""
+        if values and not isinstance(values[0], int | float | np.number | str):
+            raise TypeError(
+                f"{cls.__name__}: the first argument is the learning rate, given {values[0]!r:.80}; the trainer gives "
+                f"the parameters to the optimizer: nn.Trainer(network, loss, nn.{cls.__name__}(lr=0.01))"
+            )
+        known = cls.__dataclass_fields__
+        for name in options.keys() - known.keys():
+            hint = f": write {USUAL_NAMES[name]}" if name in USUAL_NAMES else ""
+            raise TypeError(f"{cls.__name__} takes no {name!r}{hint}; it takes {', '.join(known)}")
+        return super().__new__(cls)
 
     def __post_init__(self):
         """For subclasses that compare their hyper-parameters with each other."""
+
+    def __repr__(self) -> str:
+        options = {f.name: getattr(self, f.name) for f in fields(self)}
+        defaults = {f.name: {} if f.name == "rates" else f.default for f in fields(self)}
+        shown = [f"{name}={value}" for name, value in options.items() if name == "lr" or value != defaults[name]]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __setattr__(self, name: str, value) -> None:
         """Set a hyper-parameter, between steps too; refuse a value that is out of its range."""
@@ -64,6 +88,11 @@ class Optimizer:
                 raise ValueError(f"{owner}: {name} must be in [0, {limit}), given {value}")
         if name == "clip" and not isinstance(value, Clip | None):
             raise TypeError(f"{owner}: clip must be what clips, such as nn.ClipGlobalNorm(1.0), given {value!r:.80}")
+        if name == "rates" and not (isinstance(value, Mapping) and all(map(_is_factor, value.items()))):
+            raise ValueError(
+                f"{owner}: rates are factors of lr by the names of layers, such as {{'0': 0.1, '2.W': 0}}, "
+                f"given {value!r:.80}"
+            )
         super().__setattr__(name, value)
 
     @property
@@ -93,9 +122,23 @@ class Optimizer:
             Sums a small float64 array over the ranks that hold the other parts of the layout, in place. Needed where
             this region is not all of it, by clipping, LARS and LAMB: a norm is that of a whole tensor.
         """
-        if self.clip:
-            self.clip(g, region, sum_over_ranks)
+        self.clip_gradients(g, region, sum_over_ranks)
         self.apply(w, g, slots, step, region, sum_over_ranks)
+
+    def rate_of(self, name: str) -> float:
+        """Return the factor of lr for an array, such as "0.W": 1 where `rates` does not name it."""
+        while name not in self.rates and name:
+            name = name.rpartition(".")[0]
+        return self.rates.get(name, 1.0)
+
+    def clip_gradients(self, g: np.ndarray, region: Region, sum_over_ranks: SumOverRanks | None = None) -> None:
+        """Clip gradients in place; those of frozen arrays become 0 first, so that no norm counts them."""
+        if self.clip is None:
+            return
+        for name, part, _ in region.tensors if self.rates else ():
+            if not self.rate_of(name):
+                g[part] = 0
+        self.clip(g, region, sum_over_ranks)
 
     def apply(
         self,
@@ -118,22 +161,40 @@ class Optimizer:
             )
         return slots[name]
 
-    def _blocks(self, w: np.ndarray, g: np.ndarray, region: Region) -> Iterator[tuple[slice, Array, Array, Array]]:
-        """(slice, parameters, gradient with weight decay, not to be written, workspace), block by block.
+    def _blocks(
+        self, w: np.ndarray, g: np.ndarray, region: Region
+    ) -> Iterator[tuple[slice, Array, Array, Array, float]]:
+        """(slice, parameters, gradient with weight decay, not to be written, workspace, rate), block by block.
 
         Operands are taken out of the buffers first: `w[part] -= x` would copy the block onto itself once more.
         """
-        work, sums = workspace(w), workspace(w) if self.weight_decay else None
-        for part, decayed in blocks(len(w), region.decayed if self.weight_decay else (), len(work)):
-            p, d, n = w[part], g[part], part.stop - part.start
+        work, sums, lr = workspace(w), workspace(w) if self.weight_decay else None, float(self.lr)
+        for part, decayed, factor in self._parts(region, len(w), len(work)):
+            p, d, n, rate = w[part], g[part], part.stop - part.start, lr * factor
             if decayed and self.decoupled:
-                p *= 1 - float(self.lr) * self.weight_decay
+                p *= 1 - rate * self.weight_decay
             elif decayed:
                 d = np.add(np.multiply(p, self.weight_decay, out=sums[:n]), d, out=sums[:n])
-            yield part, p, d, work[:n]
+            yield part, p, d, work[:n], rate
+
+    def _parts(self, region: Region, size: int, block: int) -> Iterator[tuple[slice, bool, float]]:
+        """(slice, whether decayed, factor of lr): the whole buffer in blocks, or all tensors that are not frozen."""
+        if not self.rates:
+            for part, decayed in blocks(size, region.decayed if self.weight_decay else (), block):
+                yield part, decayed, 1.0
+            return
+        for _, exempt, part, factor in self._tensor_blocks(region, block):
+            yield part, not exempt and self.weight_decay > 0, factor
+
+    def _tensor_blocks(self, region: Region, block: int) -> Iterator[tuple[str, bool, slice, float]]:
+        """(name, whether exempt, slice, factor of lr) for blocks of all tensors that are not frozen."""
+        for name, part, spec in region.tensors:
+            if factor := self.rate_of(name):
+                for lo in range(part.start, part.stop, block):
+                    yield name, not spec.decay, slice(lo, min(lo + block, part.stop)), factor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SGD(Optimizer):
     """Stochastic gradient descent: v = momentum v + g; w -= lr v, or with Nesterov's momentum w -= lr (g + momentum v).
 
@@ -153,9 +214,8 @@ class SGD(Optimizer):
         return ("velocity",) if self.momentum else ()
 
     def apply(self, w, g, slots, step, region, sum_over_ranks):
-        lr = float(self.lr)
         velocity = self.moment(slots, "velocity") if self.momentum else None
-        for part, p, d, t in self._blocks(w, g, region):
+        for part, p, d, t, lr in self._blocks(w, g, region):
             if self.momentum:
                 v = velocity[part]
                 v *= self.momentum
@@ -164,7 +224,7 @@ class SGD(Optimizer):
             p -= np.multiply(d, lr, out=t)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Adagrad(Optimizer):
     """G += g^2; w -= lr g / (sqrt(G) + eps)."""
 
@@ -175,8 +235,7 @@ class Adagrad(Optimizer):
         return ("squares",)
 
     def apply(self, w, g, slots, step, region, sum_over_ranks):
-        lr = float(self.lr)
-        for part, p, d, t in self._blocks(w, g, region):
+        for part, p, d, t, lr in self._blocks(w, g, region):
             squares = slots["squares"][part]
             squares += np.multiply(d, d, out=t)
             np.sqrt(squares, out=t)
@@ -186,10 +245,11 @@ class Adagrad(Optimizer):
             p -= t
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RMSprop(Optimizer):
     """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v."""
 
+    lr: float = 0.001
     alpha: float = 0.99
     momentum: float = 0.0
     eps: float = 1e-8
@@ -199,9 +259,8 @@ class RMSprop(Optimizer):
         return ("squares", "velocity") if self.momentum else ("squares",)
 
     def apply(self, w, g, slots, step, region, sum_over_ranks):
-        lr = float(self.lr)
         velocity = self.moment(slots, "velocity") if self.momentum else None
-        for part, p, d, t in self._blocks(w, g, region):
+        for part, p, d, t, lr in self._blocks(w, g, region):
             squares = slots["squares"][part]
             average(squares, np.multiply(d, d, out=t), self.alpha, t)
             np.sqrt(squares, out=t)
@@ -215,10 +274,11 @@ class RMSprop(Optimizer):
             p -= np.multiply(u, lr, out=t)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Adam(Optimizer):
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1."""
 
+    lr: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -228,10 +288,9 @@ class Adam(Optimizer):
         return ("mean", "squares")
 
     def apply(self, w, g, slots, step, region, sum_over_ranks):
-        rate, eps = self._corrected(step)
-        rate *= float(self.lr)
-        for part, p, d, t in self._blocks(w, g, region):
-            p -= self._direction(d, slots["mean"][part], slots["squares"][part], rate, eps, t)
+        correction, eps = self._corrected(step)
+        for part, p, d, t, lr in self._blocks(w, g, region):
+            p -= self._direction(d, slots["mean"][part], slots["squares"][part], correction * lr, eps, t)
 
     def _corrected(self, step: int) -> tuple[float, float]:
         """(r, e) such that r m / (sqrt(v) + e) has both averages corrected for their start at zero."""
@@ -249,7 +308,7 @@ class Adam(Optimizer):
         return t
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AdamW(Adam):
     """Adam with decoupled weight decay: w *= 1 - lr weight_decay, and the gradient stays as it is."""
 
@@ -257,7 +316,7 @@ class AdamW(Adam):
     weight_decay: float = field(default=0.01, kw_only=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LARS(Optimizer):
     """v = momentum v + lr r (g + weight_decay w); w -= v; r = trust |w| / (|g| + weight_decay |w|) for each tensor.
 
@@ -267,6 +326,7 @@ class LARS(Optimizer):
     rate_inside = ("velocity",)
     norms = True
 
+    lr: float = 1.0
     momentum: float = 0.9
     trust: float = 0.001
 
@@ -277,8 +337,8 @@ class LARS(Optimizer):
     def apply(self, w, g, slots, step, region, sum_over_ranks):
         squares = squared_norms([w, g], region, sum_over_ranks)
         t = workspace(w)
-        for name, exempt, part in tensor_blocks(region, len(t)):
-            p, v, u, rate = w[part], slots["velocity"][part], t[: part.stop - part.start], float(self.lr)
+        for name, exempt, part, factor in self._tensor_blocks(region, len(t)):
+            p, v, u, rate = w[part], slots["velocity"][part], t[: part.stop - part.start], float(self.lr) * factor
             if exempt:
                 np.multiply(g[part], rate, out=u)
             else:
@@ -293,7 +353,7 @@ class LARS(Optimizer):
             p -= v
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LAMB(Adam):
     """u = m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + weight_decay w; w -= lr r u, with r = |w| / |u| a tensor.
 
@@ -308,21 +368,35 @@ class LAMB(Adam):
     def apply(self, w, g, slots, step, region, sum_over_ranks):
         rate, eps = self._corrected(step)
         t, decay = workspace(w), workspace(w)
-        for _, exempt, part in tensor_blocks(region, len(t)):
+        for _, exempt, part, _ in self._tensor_blocks(region, len(t)):
             n = part.stop - part.start
             u = self._direction(g[part], slots["mean"][part], slots["squares"][part], rate, eps, t[:n])
             if not exempt:
                 u += np.multiply(w[part], self.weight_decay, out=decay[:n])
             g[part] = u
         w_squares, u_squares = squared_norms([w, g], region, sum_over_ranks)
-        for name, exempt, part in tensor_blocks(region, len(t)):
+        for name, exempt, part, factor in self._tensor_blocks(region, len(t)):
             w_norm, u_norm = math.sqrt(w_squares[name]), math.sqrt(u_squares[name])
             ratio = 1.0 if exempt or not w_norm or not u_norm else w_norm / u_norm
             p = w[part]
-            p -= np.multiply(g[part], float(self.lr) * ratio, out=t[: len(p)])
+            p -= np.multiply(g[part], float(self.lr) * factor * ratio, out=t[: len(p)])
 
 
 BELOW_ONE = {"momentum", "alpha", "beta1", "beta2"}
+USUAL_NAMES = {  # of other libraries
+    "learning_rate": "lr=",
+    "betas": "beta1= and beta2=",
+    "beta_1": "beta1=",
+    "beta_2": "beta2=",
+    "rho": "alpha=",
+    "epsilon": "eps=",
+    "trust_coefficient": "trust=",
+}
+
+
+def _is_factor(entry: tuple) -> bool:
+    name, factor = entry
+    return isinstance(name, str) and isinstance(factor, int | float | np.number) and 0 <= factor < math.inf
 
 
 def workspace(w: np.ndarray) -> np.ndarray:
@@ -338,13 +412,6 @@ def blocks(size: int, decayed: Iterable[slice], block: int) -> Iterator[tuple[sl
             for lo in range(a, b, block):
                 yield slice(lo, min(lo + block, b)), inside
         at = part.stop
-
-
-def tensor_blocks(region: Region, block: int) -> Iterator[tuple[str, bool, slice]]:
-    """(name, whether exempt, slice) for blocks of the tensors in the region; padding is left out."""
-    for name, part, spec in region.tensors:
-        for lo in range(part.start, part.stop, block):
-            yield name, not spec.decay, slice(lo, min(lo + block, part.stop))
 
 
 def average(a: np.ndarray, x: np.ndarray, beta: float, work: np.ndarray) -> None:

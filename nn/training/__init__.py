@@ -3,7 +3,9 @@
 | file | holds |
 |---|---|
 | trainer.py | `Trainer`, the trainer of one process |
-| fit.py | `fit`, the one loop that every strategy runs, and `Callback` |
+| fit.py | `fit`, the one loop that every strategy runs |
+| training.py | `Training`, where a run stands, and `Callback` |
+| prediction.py | outputs for samples as users have them, in batches |
 | loss_scale.py | of mixed precision: the scale, and steps that are skipped |
 | batches.py | what `fit` may be given as data |
 | callbacks.py | progress, metrics, stopping in time |

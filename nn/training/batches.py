@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from nn.core.network import near
-from nn.data.dataset import Data, Dataset, instead_of_dataset
+from nn.data.dataset import Data, DataError, Dataset, instead_of_dataset
 from nn.data.loader import Loader
+from nn.training.prediction import as_samples
 from nn.training.trainer import Trainer
 
 
@@ -35,13 +37,16 @@ def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -
     ValueError
         A Loader of other samples than this trainer's.
     """
-    if hasattr(data, "epoch"):
+    if hasattr(data, "epoch") and callable(data.epoch):
         if isinstance(data, Loader):
             _check_shape(data.dataset, trainer, what)
             _check_shard(data.shard, trainer, what)
         return data
-    if isinstance(data, tuple | list) and len(data) == 2:
+    pairs = isinstance(data, list) and all(isinstance(pair, tuple) for pair in data)  # of batches
+    if isinstance(data, tuple | list) and len(data) == 2 and not pairs:
         data = _of_arrays(*data, what, trainer)
+    if isinstance(data, Iterable) and not isinstance(data, Dataset | np.ndarray | tuple | str | Mapping):
+        return Batches(data, trainer, what)
     if not isinstance(data, Dataset):
         given = instead_of_dataset(data) if isinstance(data, Data) else f"given {_kind(data)}"
         raise TypeError(f"{what}: expected arrays (x, y), a Dataset or a Loader; {given}")
@@ -49,11 +54,60 @@ def batches(data: Any, trainer: Trainer, batch: int, shuffle: bool, what: str) -
     return Loader(data, batch, trainer.seed, shuffle, trainer.shard, dtype=trainer.network.dtype)
 
 
+class Batches:
+    """Batches (x, y) of an iterable of one's own, such as another library's loader, as `fit` reads them.
+
+    Parameters
+    ----------
+    data : iterable of (x, y), with a length
+        It is iterated over once an epoch. Arrays, or whatever np.asarray takes.
+    trainer : Trainer
+        Of one process: only a Loader cuts a global batch among ranks.
+    what : str
+        What messages call the data.
+    """
+
+    def __init__(self, data: Iterable, trainer: Trainer, what: str):
+        if iter(data) is data or not hasattr(data, "__len__"):
+            raise TypeError(
+                f"{what}: a {type(data).__name__} has one epoch and no length: give a list of it, or a Loader"
+            )
+        if trainer.shard != (0, 1):
+            raise TypeError(f"{what}: on several ranks batches come from a Loader with shard=trainer.shard")
+        self.data, self.trainer, self.what = data, trainer, what
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return len(self.data)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        """Iterate over (x, y, number of samples)."""
+        for step, pair in enumerate(self.data):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise TypeError(f"{self.what}: expected batches (x, y), given {_kind(pair)}")
+            if step >= start_step:
+                dataset = _of_arrays(*pair, self.what, self.trainer)
+                _check_shape(dataset, self.trainer, self.what)
+                x, y = dataset.batch(dtype=self.trainer.network.dtype)
+                yield x, y, len(x)
+
+
 def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:
     for name, array in (("x", x), ("y", y)):
-        if not isinstance(array, np.ndarray):
+        if (
+            not isinstance(array, np.ndarray)
+            and not hasattr(array, "__array__")
+            and not isinstance(array, list | tuple)
+        ):
             made = "np.asarray(x, np.float32)" if name == "x" else "np.asarray(y)"
             raise TypeError(f"{what}: {name} must be an array, given {_kind(array)}: {made} makes one")
+    try:
+        x = as_samples(
+            trainer.network, list(x) if isinstance(x, tuple) else np.asarray(x) if hasattr(x, "__array__") else x
+        )
+        y = np.asarray(y)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{what}: targets must have one shape ({error})") from None
     loss = trainer.whole_loss
     if loss.targets == "values" and y.dtype.kind in "biu":  # whole numbers, but no classes
         y = y.astype(trainer.network.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -13,14 +14,30 @@ import numpy as np
 
 from nn.metrics import check_mode
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, json_text, write_atomically
-from nn.training.fit import Callback, Training
+from nn.training.training import Callback, Training
+
+
+def watched() -> bool:
+    """Return whether a person sees what is printed: in a terminal, or in a notebook."""
+    kernel = sys.modules.get("ipykernel.iostream")  # there only where a notebook's kernel runs
+    return sys.stdout.isatty() or (kernel is not None and isinstance(sys.stdout, kernel.OutStream))
 
 
 class Progress(Callback):
-    """Whole lines from rank 0: epoch, loss, accuracy, samples/s, time left; in an epoch one every `every` seconds."""
+    """Print lines from rank 0: epoch, loss, accuracy, samples/s, time left.
 
-    def __init__(self, every: float = 5.0, say=None):
-        self.every = every
+    Parameters
+    ----------
+    every : float
+        Seconds between lines within an epoch.
+    say : callable or None
+        Called with each line; None prints it.
+    every_epoch : float
+        Seconds between lines of whole epochs, where these are short. The last epoch always has one.
+    """
+
+    def __init__(self, every: float = 5.0, say=None, every_epoch: float = 0.0):
+        self.every, self.every_epoch = every, every_epoch
         self.say = say or (lambda line: print(line, flush=True))
 
     def on_begin(self, training):
@@ -45,7 +62,10 @@ class Progress(Callback):
     def on_epoch(self, training, record):
         if self.quiet:
             return
-        self.last = time.perf_counter()
+        now = time.perf_counter()
+        if now - self.last < self.every_epoch and training.epoch < training.epochs:
+            return
+        self.last = now
         scores = f"validation loss {record['validation_loss']:.4f}  " if "validation_loss" in record else ""
         scores += f"accuracy {record['validation_accuracy']:7.2%}  " if "validation_accuracy" in record else ""
         self.say(
@@ -111,6 +131,46 @@ def append_or_nothing(path: Path, line: bytes) -> None:
         os.close(file)
 
 
+class BestEpoch:
+    """Which epoch of a training is the best one, by an entry of its records: what callbacks choose by.
+
+    Parameters
+    ----------
+    owner : str
+        The callback, for messages.
+    metric : str
+        Entry of the records.
+    mode : {"min", "max"} or None
+        Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
+    """
+
+    def __init__(self, owner: str, metric: str, mode: str | None = None):
+        if mode is not None:
+            check_mode(owner, mode)
+        self.owner, self.metric, self.mode = owner, metric, mode
+
+    def begin(self, training: Training) -> None:
+        """Refuse a metric of unknown direction now, not after an epoch."""
+        training.direction(self.metric, self.mode)
+
+    def check(self, record: dict) -> None:
+        """Refuse to choose by what is not measured, after the first epoch."""
+        if self.metric not in record:
+            hint = ""
+            if self.metric.startswith("validation_"):
+                hint = ": no validation data?"
+                if "validation_loss" in record:
+                    hint = ": the loss does not measure it on such targets; choose another, or give fit metrics=[...]"
+            raise ValueError(f"{self.owner}: {self.metric!r} is not in the record ({', '.join(record)}){hint}")
+
+    def epoch(self, training: Training) -> int:
+        """Return the first epoch with the best value, counted from 1. NaN is worse than any."""
+        sign = 1 if training.direction(self.metric, self.mode) == "min" else -1
+        values = [sign * record[self.metric] for record in training.history]
+        values = [math.inf if math.isnan(value) else value for value in values]
+        return values.index(min(values)) + 1
+
+
 class EarlyStopping(Callback):
     """Stop when `metric` has not improved for `patience` epochs, and put the best epoch's weights back.
 
@@ -144,37 +204,36 @@ class EarlyStopping(Callback):
             raise ValueError(f"EarlyStopping: patience must be at least 1, given {patience}")
         if checkpoints is not None:
             check_checkpoints("EarlyStopping", checkpoints)
-        if mode is not None:
-            check_mode("EarlyStopping", mode)
-        self.patience, self.metric, self.checkpoints, self.mode = patience, metric, checkpoints, mode
-        self.best: dict[str, np.ndarray] | None = None
+        self.best = BestEpoch("EarlyStopping", metric, mode)
+        self.patience, self.checkpoints = patience, checkpoints
+        self.snapshot: dict[str, np.ndarray] | None = None  # of the best epoch
 
     def on_begin(self, training):
-        training.direction(self.metric, self.mode)  # refused now, not after an epoch
-        told = bool(training.history) and all(self.metric in record for record in training.history)
+        self.best.begin(training)
+        told = bool(training.history) and all(self.best.metric in record for record in training.history)
         if told and not training.batch:  # a run that had stopped, and was killed before its end
             self._decide(training)
 
     def on_epoch(self, training, record):
-        check_metric("EarlyStopping", self.metric, record)
-        if self._decide(training) == len(training.history) - 1:
-            self.best = training.trainer.snapshot()
+        self.best.check(record)
+        if self._decide(training) == training.epoch:
+            self.snapshot = training.trainer.snapshot()
 
     def _decide(self, training: Training) -> int:
-        """Stop where it is time to; returns the index of the best epoch."""
-        best = best_epoch(training.history, self.metric, training.direction(self.metric, self.mode))
-        training.stop = len(training.history) - 1 - best >= self.patience
+        """Stop where it is time to; return the best epoch."""
+        best = self.best.epoch(training)
+        training.stop = training.epoch - best >= self.patience
         return best
 
     def on_end(self, training):
         self.epoch = training.epoch
         if not training.history:
             return
-        if self.best is not None:
-            training.trainer.restore(self.best)
-            self.epoch = best_epoch(training.history, self.metric, training.direction(self.metric, self.mode)) + 1
+        if self.snapshot is not None:
+            training.trainer.restore(self.snapshot)
+            self.epoch = self.best.epoch(training)
         elif self.checkpoints:
-            saved = RestoreBest(self.checkpoints, self.metric, mode=self.mode)
+            saved = RestoreBest(self.checkpoints, self.best.metric, mode=self.best.mode)
             saved.on_end(training)
             self.epoch = saved.epoch
 
@@ -202,22 +261,20 @@ class RestoreBest(Callback):
         self, checkpoints: Checkpoints, metric: str = "validation_accuracy", say=None, mode: str | None = None
     ):
         check_checkpoints("RestoreBest", checkpoints)
-        if mode is not None:
-            check_mode("RestoreBest", mode)
-        self.checkpoints, self.metric, self.mode = checkpoints, metric, mode
+        self.checkpoints, self.best = checkpoints, BestEpoch("RestoreBest", metric, mode)
         self.say = say or (lambda line: print(line, flush=True))
 
     def on_begin(self, training):
-        training.direction(self.metric, self.mode)  # refused now, not after an epoch
+        self.best.begin(training)
 
     def on_epoch(self, training, record):
-        check_metric("RestoreBest", self.metric, record)
+        self.best.check(record)
 
     def on_end(self, training):
         trainer, self.epoch = training.trainer, training.epoch
         if not training.history:
             return
-        best = best_epoch(training.history, self.metric, training.direction(self.metric, self.mode)) + 1
+        best = self.best.epoch(training)
         if best == training.epoch:
             return  # the trainer has it
         problem = ""
@@ -246,24 +303,3 @@ class RestoreBest(Callback):
 
 
 SAME = "step", "loss"  # what an epoch's record and that of its checkpoint agree about
-
-
-def check_metric(what: str, metric: str, record: dict) -> None:
-    """Refuse to choose by what is not measured, after the first epoch."""
-    if metric not in record:
-        hint = ""
-        if metric.startswith("validation_"):
-            hint = ": no validation data?"
-            if "validation_loss" in record:
-                hint = ": the loss does not measure it on such targets; choose another, or give fit metrics=[...]"
-        raise ValueError(f"{what}: {metric!r} is not in the record ({', '.join(record)}){hint}")
-
-
-def best_epoch(history: list[dict], metric: str, mode: str) -> int:
-    """Index of the first record with the best value of `metric`: with mode "min" the smallest, else the largest.
-
-    NaN is worse than any.
-    """
-    sign = 1 if mode == "min" else -1
-    values = [math.inf if math.isnan(record[metric]) else sign * record[metric] for record in history]
-    return values.index(min(values))

@@ -20,89 +20,40 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Never
 
 import numpy as np
 
-from nn.data.dataset import Dataset
+from nn.arguments import refuse_others
+from nn.data.dataset import Data, Dataset
 from nn.data.loader import Loader
-from nn.metrics import Metric, direction
+from nn.metrics import Measures, as_metrics
 from nn.optim.learning_rates import Cosine, Polynomial, Warmup
 from nn.training.batches import batches
+from nn.training.callbacks import Progress, watched
+from nn.training.prediction import BATCH
 from nn.training.trainer import NonFiniteLoss, Trainer
+from nn.training.training import PROGRESS, Callback, Training
 
-Samples = Loader | Dataset | tuple[np.ndarray, np.ndarray]  # also what has a Loader's `epoch`
-PROGRESS = ("epoch", "batch", "loss_sum", "samples", "seconds", "history", "weight", "first_epoch", "first_step")
+Samples = Data | Loader | Dataset | tuple | list | Iterable  # also what has a Loader's `epoch`
 MOST = 1 << 53  # epochs, batches, samples: what a float64 counts
-LOOKED_AT = 500  # samples of a batch that is not trained on
-
-
-@dataclass
-class Training:
-    """Where a run of `fit` stands; callbacks read it, checkpoints keep it.
-
-    Attributes
-    ----------
-    history : list of dict
-        One record an epoch: epoch, step, loss (mean over the epoch), lr (of its last step), images_per_second, seconds;
-        with validation data also validation_loss, validation_accuracy where there are classes, and one entry for each
-        of `metrics`; in mixed precision also loss_scale and skipped_steps.
-    stop : bool
-        A callback sets it to end after this epoch (alike on all ranks: decide from the history).
-    result : dict
-        Loss and accuracy on the test data, once training has ended; empty without test data.
-    first_epoch, first_step : int
-        Epochs and steps that the trainer had made before this run: the order of samples goes on from there.
-    """
-
-    trainer: Trainer
-    train: object
-    epochs: int
-    validation: object = None
-    epoch: int = 0  # epochs finished
-    batch: int = 0  # batches of the current epoch finished
-    loss_sum: float = 0.0
-    samples: int = 0
-    seconds: float = 0.0  # spent training, earlier runs included
-    history: list[dict] = field(default_factory=list)
-    stop: bool = False
-    result: dict = field(default_factory=dict)
-    weight: float = 0.0  # of the losses in loss_sum: samples, or their total weight
-    first_epoch: int = 0
-    first_step: int = 0
-
-    @property
-    def step(self) -> int:
-        """Steps of this run, those before a resume included: what schedules count."""
-        return self.trainer.steps - self.first_step
-
-    def direction(self, metric: str, mode: str | None = None) -> str:
-        """Return "min" or "max": which way an entry of the records gets better. See `nn.metrics.direction`."""
-        return direction(metric, mode, self.trainer.metrics)
-
-    def meet(self) -> None:
-        """Shards that train apart come together, with one loss: where an epoch ends, or a checkpoint is kept."""
-        self.loss_sum = self.trainer.meet(self.loss_sum)
-
-    def progress(self) -> dict:
-        """What a checkpoint keeps beside the trainer's state."""
-        return {key: getattr(self, key) for key in PROGRESS} | {"history": self.history[:]}
-
-
-class Callback:
-    """Told what happens; every rank calls its callbacks alike, so only `trainer.writer` should print or write."""
-
-    def on_begin(self, training: Training) -> None:
-        """Before the first step; `training.history` holds the epochs of a run that is continued."""
-
-    def on_step(self, training: Training, loss: float) -> None:
-        """After a step; `loss` is the mean over the global batch, before the step."""
-
-    def on_epoch(self, training: Training, record: dict) -> None:
-        """After an epoch; `record`, the last of `training.history`, may be added to."""
-
-    def on_end(self, training: Training) -> None:
-        """After the last epoch, and before the test data are looked at."""
+INSTEAD = {  # arguments of other libraries
+    "batch_size": "batch=",
+    "validation_data": "validation=",
+    "validation_split": "validation=; nn.data.hold_out(dataset, 0.1) splits one in two",
+    "epoch": "epochs=",
+    "x": "the data second, as (x, y)",
+    "y": "the data second, as (x, y)",
+    "optimizer": "nn.Trainer(network, loss, optimizer)",
+    "loss": "nn.Trainer(network, loss, optimizer)",
+    "lr": "nn.SGD(lr=...) for the trainer, or schedule=",
+    "learning_rate": "nn.SGD(lr=...) for the trainer, or schedule=",
+    "scheduler": "schedule=",
+    "callback": "callbacks=",
+    "shuffle": "nn.Loader(dataset, batch, shuffle=False)",
+    "initial_epoch": "progress=training.progress(), of the training to continue",
+    "class_weight": "nn.CrossEntropyLoss(class_weights=...)",
+}
 
 
 def fit(
@@ -116,7 +67,9 @@ def fit(
     accumulate: int = 1,
     test: Samples | None = None,
     batch: int = 32,
-    metrics: Metric | Iterable[Metric] = (),
+    metrics: Measures = (),
+    verbose: bool | None = None,
+    **others: Never,
 ) -> Training:
     """Train for `epochs` epochs: the only loop there is.
 
@@ -125,9 +78,10 @@ def fit(
     Parameters
     ----------
     trainer : Trainer or a strategy of `parallel`
-    train : Loader, Dataset or (x, y)
-        Of a Loader, global batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). Of a Dataset or
-        of two arrays, (N, *in_shape) and (N, ...), batches of `batch` samples in an order that trainer.seed decides.
+    train : Data, Loader, Dataset, (x, y), or an iterable of batches (x, y)
+        Of a Data, its training samples; its validation and test samples where these are not given. Of a Loader, global
+        batches, cut for trainer.shard: train.epoch(e, start) yields (x, y, total). Of a Dataset or of two arrays,
+        (N, *in_shape) and (N, ...), batches of `batch` samples in an order that trainer.seed decides.
     epochs : int
         In all, those of a resumed run included.
     callbacks : Callback, or some in the order in which they are told
@@ -144,13 +98,17 @@ def fit(
         Evaluated once, at the very end, with the parameters that the callbacks have left: the `result`.
     batch : int
         Samples of a step over all ranks, where `train` is no Loader.
-    metrics : Metric, or some
-        What validation and test measure beside the loss and its own metric; see nn/metrics.py.
+    metrics : Metric, name or function, or several
+        What validation and test measure beside the loss and its own metric: an `nn.metrics.Metric`, its name such as
+        "mae" or "top_5_accuracy", or a function (z, y) -> values whose name says the direction, such as `my_error`.
+    verbose : bool or None
+        Whether to print progress; None prints it in a terminal or a notebook, unless a callback `Progress` does.
 
     Returns
     -------
     Training
     """
+    refuse_others("fit", others, INSTEAD)
     _check_trainer("fit", trainer)
     for name, value, least in (("epochs", epochs, 0), ("accumulate", accumulate, 1)):
         if not isinstance(value, (int, np.integer)) or value < least:
@@ -162,10 +120,17 @@ def fit(
     if not isinstance(progress, Mapping | None):
         raise TypeError(f"fit: progress is what a checkpoint tells, a dict, given {progress!r:.80}: is it a callback?")
     callbacks = _several(callbacks)
+    shown = any(isinstance(callback, Progress) for callback in callbacks)
+    if not shown and (watched() if verbose is None else verbose):
+        callbacks.append(Progress(every_epoch=1.0 if verbose is None else 0.0))
+    if isinstance(train, Data):
+        validation = train.validation if validation is None else validation
+        test = train.test if test is None else test
+        train = train.train
     schedule, callbacks = _with_plateau(schedule, callbacks)
     train = batches(train, trainer, batch, True, "fit: train")
-    validation = validation if validation is None else batches(validation, trainer, LOOKED_AT, False, "fit: validation")
-    test = test if test is None else batches(test, trainer, LOOKED_AT, False, "fit: test")
+    validation = validation if validation is None else batches(validation, trainer, BATCH, False, "fit: validation")
+    test = test if test is None else batches(test, trainer, BATCH, False, "fit: test")
     check_progress(progress or {}, _length(train) if hasattr(train, "__len__") else MOST)
     training = Training(trainer, train, epochs, validation, **_from(progress, trainer, train))
     if schedule:
@@ -231,15 +196,9 @@ def _check_schedule(schedule, training: Training) -> None:
 
 
 @contextmanager
-def _measuring(trainer: Trainer, metrics: Metric | Iterable[Metric]):
+def _measuring(trainer: Trainer, metrics: Measures):
     """The trainer measures these metrics, too; one of the same name stands in for the loss's own."""
-    metrics = [metrics] if isinstance(metrics, Metric) else list(metrics)
-    for metric in metrics:
-        if not isinstance(metric, Metric):
-            raise TypeError(
-                f"metrics are instances of nn.metrics.Metric, given {metric!r:.80}; nn.metrics.Metric(function, mode) "
-                "makes one of a function (z, y) -> values"
-            )
+    metrics = as_metrics(metrics)
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names) or "loss" in names:
         raise ValueError(f"metrics: names must differ, and from 'loss', given {', '.join(names)}")
@@ -392,9 +351,7 @@ def _total_weight(training: Training, y: np.ndarray, total: int) -> float | None
     return loss.count(train.targets(training.first_epoch + training.epoch, training.batch))
 
 
-def evaluate(
-    trainer: Trainer, data: Samples, batch: int = LOOKED_AT, metrics: Metric | Iterable[Metric] = ()
-) -> dict[str, float]:
+def evaluate(trainer: Trainer, data: Samples, batch: int = BATCH, metrics: Measures = (), **others) -> dict[str, float]:
     """Return {"loss", "accuracy"} and other metrics over data as `fit` takes them.
 
     Parameters
@@ -404,8 +361,8 @@ def evaluate(
         Of a Loader, the batches are cut for trainer.shard; exact for uneven shards.
     batch : int
         Samples of a batch, where `data` is no Loader.
-    metrics : Metric, or some
-        What else to measure; see nn/metrics.py.
+    metrics
+        What else to measure, as in `fit`.
 
     Returns
     -------
@@ -413,6 +370,7 @@ def evaluate(
         Without "accuracy" where targets are no classes. Rows that the loss ignores are in no mean. NaN where no row is
         left.
     """
+    refuse_others("evaluate", others, INSTEAD)
     _check_trainer("evaluate", trainer)
     with _measuring(trainer, metrics):
         return _scores(trainer, batches(data, trainer, batch, False, "evaluate"))

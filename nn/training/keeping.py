@@ -21,13 +21,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from nn.metrics import check_mode
 from nn.reading import read_text
-from nn.training.callbacks import best_epoch
+from nn.training.callbacks import BestEpoch
 from nn.training.checkpoints import CheckpointError, Checkpoints, check_checkpoints, write_atomically
-from nn.training.fit import Callback
 from nn.training.stored import Fragment
 from nn.training.trainer import Trainer
+from nn.training.training import Callback
 
 EVERY = 0.1  # seconds between two meetings of ranks, roughly: of so many steps as that takes
 ROOM = 600  # bytes of a line that ranks tell each other
@@ -139,16 +138,14 @@ class KeepCheckpoints(Callback):
         check_checkpoints("KeepCheckpoints", checkpoints)
         if not isinstance(steps, int | np.integer | None) or (steps or 0) < 0:
             raise ValueError(f"KeepCheckpoints: steps must be a number of steps, or None, given {steps!r:.80}")
-        self.checkpoints, self.steps, self.best = checkpoints, steps, best
-        self.later, self.termination, self.mode = later, termination, mode
-        if mode is not None:
-            check_mode("KeepCheckpoints", mode)
+        self.checkpoints, self.steps, self.later, self.termination = checkpoints, steps, later, termination
+        self.best = None if best is None else BestEpoch("KeepCheckpoints", best, mode)
         self.stage = self.writing = None  # what all ranks are writing; this one
         self.shared: bool | None = None
 
     def on_begin(self, training):
         if self.best is not None:
-            training.direction(self.best, self.mode)  # refused now, not after an epoch
+            self.best.begin(training)
         self.training, self.since = training, time.perf_counter()
         self.met, self.next = training.trainer.steps, training.trainer.steps + 1  # steps at which ranks meet
         if self.termination:
@@ -162,10 +159,8 @@ class KeepCheckpoints(Callback):
             self._meet(saves)
 
     def on_epoch(self, training, record):
-        is_best = False
-        if self.best in record:
-            mode = training.direction(self.best, self.mode)
-            is_best = best_epoch(training.history, self.best, mode) == len(training.history) - 1
+        measured = self.best is not None and self.best.metric in record
+        is_best = measured and self.best.epoch(training) == training.epoch
         # The best first: a run killed after it makes this epoch again, and finds it the best.
         self._save(("best", None) if is_best else (None,))
         self._meet(True)

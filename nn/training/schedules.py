@@ -25,7 +25,7 @@ from nn.optim.learning_rates import (
     Warmup,
     linear_scaling,
 )
-from nn.training.fit import Callback
+from nn.training.training import Callback
 
 
 class Plateau(Callback):

@@ -18,6 +18,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +28,32 @@ from nn.losses import Loss
 from nn.metrics import Metric
 from nn.optim.optimizers import Optimizer
 from nn.training.loss_scale import LossScale
+from nn.training.prediction import BATCH, predict_in_batches
 from nn.training.stored import Fragment, Stored, Whole
 
 MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
+INSTEAD = {  # names that users of other libraries look for
+    "fit": "nn.fit(trainer, data, epochs=5) trains",
+    "train": "nn.fit(trainer, data, epochs=5) trains, trainer.step(x, y) makes one step",
+    "train_on_batch": "trainer.step(x, y) makes one step",
+    "eval": "predict and evaluate are in evaluation mode, step in training mode, by themselves",
+    "zero_grad": "a step overwrites the gradients: trainer.step(x, y)",
+    "backward": "trainer.step(x, y) computes the gradients and updates the parameters",
+    "forward": "trainer.predict(x) gives the outputs",
+    "compile": "loss and optimizer are given when it is made: nn.Trainer(network, loss, optimizer)",
+    "score": "nn.evaluate(trainer, (x, y)) gives loss and accuracy",
+    "predict_proba": "put nn.Softmax() behind a network of logits, or take scipy.special.softmax(trainer.predict(x))",
+    "save": "nn.save(trainer, file) writes network and weights",
+    "save_weights": "nn.save(trainer, file) writes network and weights",
+    "get_weights": "trainer.named_parameters() gives (name, array)",
+    "weights": "trainer.named_parameters() gives (name, array)",
+    "to": "everything is computed on the processor, in the network's dtype: nn.Network(layers, in_shape, dtype)",
+    "cuda": "everything is computed on the processor",
+    "model": "trainer.network describes the layers, the trainer has their weights",
+    "layers": "trainer.network.layers() iterates over them",
+}
 BUFFERS = {"flat_parameters", "gradients", "statistics"}
 REBUILT = {"ctx", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
 
@@ -167,6 +189,54 @@ class Trainer:
 
     def __copy__(self) -> Trainer:
         return copy.deepcopy(self)  # two trainers with one set of arrays would disagree about the number of steps
+
+    def __repr__(self) -> str:
+        frozen = f", frozen {', '.join(self.frozen)}" if self.frozen else ""
+        return f"{self.name}({self.network!r}, {self.loss!r}, {self.optimizer!r}, {self.steps} steps{frozen})"
+
+    def __getattr__(self, name: str):
+        """Refuse names of other libraries, with what to write instead."""
+        hint = f": {INSTEAD[name]}" if name in INSTEAD else ""
+        raise AttributeError(f"a {type(self).__name__} has no {name!r}{hint}", name=name, obj=self)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        raise TypeError("a trainer is no function: trainer.predict(x) gives the outputs, trainer.step(x, y) trains")
+
+    def summary(self) -> str:
+        """Return a table of the layers, and what trains them."""
+        frozen = f"\nfrozen: {', '.join(self.frozen)}" if self.frozen else ""
+        return f"{self.network.summary()}\n{self.loss!r}, {self.optimizer!r}, {self.steps} steps{frozen}"
+
+    @property
+    def frozen(self) -> list[str]:
+        """Names of the layers and arrays that are frozen."""
+        return [name for name, rate in self.optimizer.rates.items() if not rate]
+
+    def freeze(self, *layers: str) -> None:
+        """Train these layers no more: their parameters and moments stay as they are (on ranks: alike on all).
+
+        Running statistics of batch normalisation go on, as in PyTorch. It is `optimizer.rates` with a factor of 0.
+
+        Parameters
+        ----------
+        *layers : str
+            Names as in `named_parameters` or `summary`: "0" for a layer with all inside, "0.W" for an array.
+
+        Raises
+        ------
+        ValueError
+            No parameter has such a name.
+        """
+        self._set_rates(dict.fromkeys(layers, 0.0))
+
+    def unfreeze(self, *layers: str) -> None:
+        """Train these layers again, and all that are frozen where none are named."""
+        self._set_rates(dict.fromkeys(layers or self.frozen, 1.0))
+
+    def _set_rates(self, rates: dict[str, float]) -> None:
+        rates = {**self.optimizer.rates, **rates}
+        check_rates(self.network, rates)
+        self.optimizer.rates = rates
 
     def hold(self, network: Network) -> Network:
         """What this process holds and computes of the network: all of it."""
@@ -373,8 +443,25 @@ class Trainer:
         return self.held.first_bad(self.p, x, self.ctx) if len(x) else None
 
     @one_thread_at_a_time
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """The network's outputs (N, *out_shape) for a batch, in evaluation mode."""
+    def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
+        """Return the network's outputs (N, *out_shape) for samples (N, *in_shape), in evaluation mode.
+
+        Parameters
+        ----------
+        x : array or list
+            Floats of any dtype, or ids; a single sample is x[None].
+        batch : int
+            Samples computed at a time.
+
+        Raises
+        ------
+        TypeError, ShapeError
+            What x is not, and how it becomes that.
+        """
+        return predict_in_batches(self.network, self.outputs, x, batch)
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """Return the outputs for one batch of the network's dtype, in memory that the next pass may use again."""
         self.ctx.micro_batch.training = False
         return self.network.forward(self.p, x, self.ctx)[0]
 
@@ -385,9 +472,9 @@ class Trainer:
         The loss's mean is loss / weight. Rows that the loss ignores are in no sum. The sum of the loss's own metric is
         NaN where it does not apply, such as accuracy where targets are no classes.
         """
-        return self.score(self.predict(x), y) if len(x) else self.no_scores()
+        return self.evaluate_outputs(self.outputs(x), y) if len(x) else self.no_scores()
 
-    def score(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def evaluate_outputs(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `evaluate` for outputs z."""
         loss, _ = self.loss(z, y, 1, self.ctx)
         sums = [loss, self.weight(y)]
@@ -473,6 +560,29 @@ class Trainer:
             array[...] = state[name]
         self.steps = int(state["steps"])
 
+    def load_weights(self, weights: Any) -> list[str]:
+        """Start from the weights of a trained network, for example to fine-tune it; moments and steps start at 0.
+
+        Parameters
+        ----------
+        weights : what `nn.load` returns, a trainer of one process, or the mapping that its state_dict returns
+            Parameters and running statistics are taken over where name and shape are those of this network; all others,
+            such as those of a new last layer, are drawn anew. On ranks all call this.
+
+        Returns
+        -------
+        list of str
+            Names of the parameters that were drawn anew.
+
+        Raises
+        ------
+        ValueError
+            No parameter fits.
+        """
+        state, new = fitting_weights(self.network, weights, self.optimizer, self.seed)
+        self.load_state_dict(state)
+        return new
+
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of all that this process holds of the state, for `restore`."""
         return {name: array.copy() for name, array in self.state_dict().items()}
@@ -540,8 +650,44 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
             f"{type(optimizer).__name__} evaluates a batch several times in a step: train with parallel.Sandblaster, "
             "on one process too, or minimise with nn.LBFGS"
         )
+    check_rates(network, optimizer.rates)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
+
+
+def fitting_weights(
+    network: Network, weights: Any, optimizer: Optimizer, seed: int
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return (state to start from, names of the parameters drawn anew): see `Trainer.load_weights`."""
+    given = weights if isinstance(weights, Mapping) else weights.state_dict()
+    state, new = {}, []
+    for name, (shape, dtype) in state_kinds(network, optimizer.slots).items():
+        prefix, _, array = name.partition("/")
+        if prefix in ("param", "state") and name in given and given[name].shape == shape:
+            state[name] = given[name].astype(dtype)
+        elif prefix in ("param", "state"):
+            layout = network.layout if prefix == "param" else network.state_layout
+            state[name] = np.broadcast_to(layout.draw(array, seed), shape).astype(dtype)
+            new += [array] if prefix == "param" else []
+        else:
+            state[name] = LossScale().array if name == "loss_scale" else np.zeros(shape, dtype)
+    if len(new) == len(network.layout.specs):
+        raise ValueError(
+            f"no parameter of {network.name} has the name and shape of one of these weights, which have "
+            f"{', '.join(key[6:] for key in given if key.startswith('param/'))[:200]}"
+        )
+    return state, new
+
+
+def check_rates(network: Network, rates: Mapping[str, float]) -> None:
+    """Refuse factors of the learning rate for layers that the network does not have, or that have no parameters."""
+    for name in rates:
+        if name and not any(f"{known}.".startswith(f"{name}.") for known in network.layout.names):
+            shown = ", ".join(list(network.layout.names)[::-1][:8])
+            raise ValueError(
+                f"rates: no parameter of {network.name} is called {name!r:.80}, or lies in a layer of that name; "
+                f"parameters are {shown}{', ...' * (len(network.layout.names) > 8)}"
+            )
 
 
 def micro_batches(samples: int, parts: int) -> list[slice]:

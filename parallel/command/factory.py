@@ -20,6 +20,7 @@ from nn.optim.lbfgs import QuasiNewton
 from nn.optim.learning_rates import Schedule
 from nn.training import schedules
 from nn.training.checkpoints import CheckpointError
+from nn.training.trainer import check_rates, fitting_weights
 from parallel.command import rules
 from parallel.command.options import OptionError, Options
 from parallel.launch import launcher
@@ -79,6 +80,8 @@ def _prepare(options: Options, ranks: int | None) -> Parts:
     rules.check_surroundings(options, ranks)
     parts = make(options)
     rules.check_memory(options, parts.network)
+    if options.from_ and options.resume is None:
+        fitting_weights(parts.network, weights(options), parts.optimizer, options.seed)
     readers = rules.check_strategy(options, ranks, parts.network, parts.optimizer)
     loader = loaders(options, parts.data, (0, readers)).train
     rules.check_normalization(options, parts.network, len(parts.data.train), readers)
@@ -99,7 +102,9 @@ def make(options: Options) -> Parts:
     rules.check_targets(options, found)  # before layers, whose sizes follow from the targets
     built = network(options, found)
     rules.check_layers(options, found, built)
-    return Parts(found, built, loss(options, found), optimizer(options))
+    rule = optimizer(options)
+    check_rates(built, rule.rates)
+    return Parts(found, built, loss(options, found), rule)
 
 
 def datasets(options: Options) -> data.Data:
@@ -165,8 +170,28 @@ def optimizer(options: Options) -> optimizers.Optimizer:
         "lr": options.lr,
         "weight_decay": options.weight_decay,
         "clip": options.clip and clipping.parse(options.clip),
+        "rates": rates(options),
     }
     return OPTIMIZERS[options.optimizer](options, common)
+
+
+def rates(options: Options) -> dict[str, float]:
+    """Factors of the learning rate by layer: --rates, and 0 for each of --freeze."""
+    found = {}
+    for part in options.rates.split(",") if options.rates else ():
+        name, equals, factor = part.strip().rpartition("=")
+        try:
+            found[name] = float(factor)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ValueError(f"--rates {options.rates}: expected LAYER=FACTOR, such as 0=0.1,2=0.1, given {part!r}")
+    return found | {name.strip(): 0.0 for name in (options.freeze.split(",") if options.freeze else ())}
+
+
+def weights(options: Options) -> nn.Model | None:
+    """The model of --from; None without."""
+    return nn.load(options.from_) if options.from_ else None
 
 
 def augmentation(text: str | None) -> list:

@@ -79,6 +79,17 @@ class NetworkOptions:
         "of parameters and activations; mixed: float32, with activations kept and sent as float16",
         ("float32", "float64", "mixed"),
     )
+    from_: str | None = option(
+        None,
+        "start from the weights in a file that nn.save wrote or a run left (network.npz): of all arrays with the same "
+        "name and shape; others, such as a last layer for other classes, are drawn",
+        metavar="FILE",
+    )
+    freeze: str | None = option(
+        None,
+        "layers that are not trained, such as 0,2 or an array 4.W (names: first table of the log)",
+        metavar="LAYERS",
+    )
     seed: int = option(0, "of initial weights, the order of samples and which are held out", everyday=True)
 
 
@@ -99,6 +110,9 @@ class LearningOptions:
         "sgd", "update rule", ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lbfgs"), everyday=True
     )
     lr: float = option(0.1, "learning rate", everyday=True)
+    rates: str | None = option(
+        None, "factors of --lr by layer, such as 0=0.1,2=0.1 for small steps of those", metavar="LAYER=FACTOR,..."
+    )
     momentum: float = option(0.0, "of SGD, RMSprop and LARS, such as 0.9", everyday=True)
     nesterov: bool = option(False, "Nesterov's momentum")
     weight_decay: float = option(0.0, "L2 coefficient; biases and normalisation are exempt", everyday=True)
@@ -320,7 +334,7 @@ def title_of(topic: str) -> str:
 
 def flag(name: str) -> str:
     """--batch-size of batch_size."""
-    return "--" + name.replace("_", "-")
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def off_flag(name: str) -> str:

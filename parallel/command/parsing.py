@@ -37,7 +37,7 @@ from parallel.launch import launcher
 LARGEST_FILE, MOST_DOTS = 2**16, 100  # of a TOML file: reading a dotted key takes the square of its parts
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 HELP = ("-h", "--help")
-PATHS = ("out", "resume", "data", "data_dir", "offload")  # options that name a file or a directory
+PATHS = ("out", "resume", "from_", "data", "data_dir", "offload")  # options that name a file or a directory
 OFF = {off_flag(name)[2:].replace("-", "_"): name for name in FIELDS if off_flag(name)}  # no_timeline -> timeline
 
 
@@ -109,6 +109,7 @@ def _add(group, name: str) -> None:
     choices, default = None if metadata["keys"] else metadata["choices"], shown_default(name)
     group.add_argument(
         flag(name),
+        dest=name,
         type=kind,
         choices=choices,
         metavar=metadata["metavar"] or (None if choices else kind.__name__.upper()),
@@ -184,6 +185,7 @@ def read_toml(path: str) -> dict:
         if any(line.count(b".") > MOST_DOTS for line in text.splitlines()):
             raise OptionError(f"--config {path} is no file of options: more than {MOST_DOTS} dots in a line")
         values = {key.replace("-", "_"): value for key, value in tomllib.loads(text.decode()).items()}
+        values = {f"{key}_" if f"{key}_" in FIELDS else key: value for key, value in values.items()}  # from
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from None
     except OptionError:

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def check(trained: nn.Trained, run: str) -> None:
+def check(trained: nn.Model, run: str) -> None:
     """Refuse a network that does not tell classes of images, and what its file says of these that cannot be."""
     network = trained.network
     if len(network.in_shape) != 3 or len(network.out_shape) != 1:
@@ -68,7 +68,7 @@ def _check_numbers(run: str, key: str, value: object, counts: set[int]) -> None:
         raise OptionError(f"{run}: {key} must be {what}, given {value!r:.80}")
 
 
-def told(trained: nn.Trained, name: str, options: argparse.Namespace) -> list[str]:
+def told(trained: nn.Model, name: str, options: argparse.Namespace) -> list[str]:
     """The lines about one image."""
     about = trained.about
     image, before = photos.read_photo(name)

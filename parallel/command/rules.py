@@ -63,7 +63,9 @@ READ_BY = {
     "node_memory": ("strategy", ("ddp",)),
     **dict.fromkeys(BUCKETING, ("strategy", ("ddp", "pipeline", "tensor", "owt"))),
     "owt": ("strategy", ("owt",)),
-    **dict.fromkeys(("lr", "weight_decay", "clip", "schedule", "linear_scaling"), ("optimizer", OF_A_RATE)),
+    **dict.fromkeys(
+        ("lr", "weight_decay", "clip", "schedule", "linear_scaling", "rates", "freeze"), ("optimizer", OF_A_RATE)
+    ),
     "servers": ("strategy", ("ps", "downpour", "sandblaster")),
     "consistency": ("strategy", ("ps", "ddp")),
     "delay_compensation": ("strategy", ("ps",)),

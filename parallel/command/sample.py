@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def check(trained: nn.Trained, run: str) -> None:
+def check(trained: nn.Model, run: str) -> None:
     """Refuse a network that does not tell the next byte."""
     network = trained.network
     places = network.in_shape[0] if len(network.in_shape) == 1 else 0

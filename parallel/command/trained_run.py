@@ -41,7 +41,7 @@ def outputs(options: Options) -> str:
     return "values"
 
 
-def opened(place: str) -> nn.Trained:
+def opened(place: str) -> nn.Model:
     """The network of a run's directory, or of a file that nn.save wrote.
 
     A run that was stopped has no network yet: then its best checkpoint is taken, and what made the network.
@@ -69,20 +69,9 @@ def opened(place: str) -> nn.Trained:
         raise OptionError(f"{place}: nothing was saved yet, neither {FILE} nor a checkpoint")
     state, _, _ = kept.load("best" if "best.npz" in named else None)
     parts = factory.make(options)
-    return nn.Trained(parts.network, *_buffers(parts.network, state), about(options, parts.data))
+    return nn.Model(parts.network, state, about(options, parts.data))
 
 
 def said(error: Exception) -> str:
     """What an error says, without the system's number."""
     return shortened(str(error).removeprefix(f"[Errno {getattr(error, 'errno', None)}] "))
-
-
-def _buffers(network: nn.Network, state) -> list[np.ndarray]:
-    """Parameters and statistics as flat arrays, from a checkpoint's entries."""
-    found = []
-    for prefix, layout in (("param", network.layout), ("state", network.state_layout)):
-        buffer = layout.zeros(network.dtype)
-        for name, array in layout.items(buffer):
-            array[...] = state[f"{prefix}/{name}"]
-        found.append(buffer)
-    return found

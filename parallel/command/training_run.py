@@ -108,6 +108,7 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     traffic = counted(world) if options.memory and world else None
     trainer = make_trainer(options, parts, traffic or world)
     trainer.say = say
+    start_from(options, trainer, say)
     timeline = Timeline(world) if options.timeline else None
     breakdown = Breakdown(trainer)
     memory = MemoryReport(trainer, traffic, before) if options.memory else None
@@ -272,7 +273,7 @@ def leave_network(options: Options, parts: Parts, trainer: nn.Trainer, say) -> N
     """Write the network, for whoever uses it: scripts/predict_images.py, nn.load (every rank: shards meet here)."""
     file = Path(options.out) / trained_run.FILE
     try:
-        nn.save(parts.network, trainer, file, trained_run.about(options, parts.data))
+        nn.save(trainer, file, trained_run.about(options, parts.data))
     except (TypeError, ValueError, OSError) as error:  # such as a layer that is not registered: nothing else is lost
         say(f"no {file}: {error}")
 
@@ -411,6 +412,14 @@ def make_trainer(options: Options, parts: Parts, world) -> nn.Trainer:
     from parallel.command.registry import STRATEGIES
 
     return STRATEGIES[options.strategy_name](options, network, loss, optimizer, world)
+
+
+def start_from(options: Options, trainer: nn.Trainer, say) -> None:
+    """Take over the weights of --from (all ranks); a checkpoint of a resumed run replaces them."""
+    if options.from_ is None or options.resume is not None:
+        return
+    new = trainer.load_weights(factory.weights(options))
+    say(f"weights of {options.from_}" + (f"; drawn anew: {', '.join(new)}" if new else ""))
 
 
 def choose_strategy(options: Options, parts: Parts, world, say) -> None:

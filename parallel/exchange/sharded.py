@@ -273,8 +273,7 @@ class Sharded(Exchange):
     def update(self):
         """Update this rank's blocks, unit after unit; a clip has seen the whole gradient before."""
         optimizer, g = self.optimizer, self.gradient_shard
-        if optimizer.clip:
-            optimizer.clip(g, self.region, self.sum_norms)
+        optimizer.clip_gradients(g, self.region, self.sum_norms)
         for unit, region in zip(self.cut.units, self.regions, strict=True):
             slots = {name: slot[unit.blocks] for name, slot in self.slots.items()}
             optimizer.apply(self.own(unit), g[unit.blocks], slots, self.step, region, self.sum_squares)

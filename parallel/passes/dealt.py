@@ -117,7 +117,7 @@ class Dealt(Whole):
         for _, outputs, targets in self._outputs(trainer, x, y):
             for lo, hi in (self.in_a_row() if self.fixed else [(0, len(targets))]) if self.master else ():
                 if hi > lo:
-                    sums += self.inner.rounded(trainer.score(outputs[lo:hi], targets[lo:hi]))
+                    sums += self.inner.rounded(trainer.evaluate_outputs(outputs[lo:hi], targets[lo:hi]))
         return sums
 
     def _outputs(self, trainer, x, y):

@@ -146,7 +146,7 @@ class Whole:
             samples, targets = self.take(x, y, micro)
             z = trainer.forward(samples, False)[0]
             if len(samples):
-                sums += self.rounded(trainer.score(z, targets))
+                sums += self.rounded(trainer.evaluate_outputs(z, targets))
         return sums if self.knows else np.zeros_like(sums)
 
     def look(self, trainer, part: tuple[int, np.ndarray]) -> NotFinite | None:

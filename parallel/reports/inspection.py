@@ -88,7 +88,7 @@ def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
     """What a classifier gets wrong."""
     test = data.test
     x, y = test.batch(np.arange(len(test)))
-    z = inspection.predict(trainer, x)
+    z = trainer.predict(x)
     matrix = inspection.confusion_matrix(z.argmax(axis=1), y, data.classes)
     pictures.confusion(matrix, data.class_names).savefig(out / "confusion.png", dpi=120)
     wrong = inspection.misclassified(z, y)

@@ -182,7 +182,7 @@ class WeirdTrick(Whole):
 
     def evaluate(self, trainer, x, y):
         z = self.predict(trainer, x)
-        return trainer.score(z, y) if len(x) else trainer.no_scores()
+        return trainer.evaluate_outputs(z, y) if len(x) else trainer.no_scores()
 
     def look(self, trainer, part):
         """As Whole. All ranks go on together, or none: from the activations on each sees everybody's."""

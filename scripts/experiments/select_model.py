@@ -180,7 +180,7 @@ def train(options: Options) -> tuple[dict, Candidate]:
             trial.trainer, trial.loaders.train, options.epochs, [*hooks, best], trial.loaders.validation, schedule,
             accumulate=options.accumulate,
         ).history  # fmt: skip
-        record = history[nn.training.callbacks.best_epoch(history, metric)]
+        record = history[best.epoch - 1]
         row |= {"epoch": record["epoch"], "score": record[metric], "validation_loss": record["validation_loss"]}
         row["curve"] = [record[metric] for record in history]
     except nn.NonFiniteLoss as error:

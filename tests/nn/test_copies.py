@@ -64,7 +64,7 @@ def test_a_copy_in_the_middle_of_training_goes_on_as_the_original(copied, mixed,
 def test_a_copy_of_a_trained_network_predicts_alike(copied, tmp_path):
     one = trainer(nn.Adam(0.01))
     losses(one)
-    trained = nn.load(nn.save(one.network, one, tmp_path / "t.npz", {"classes": ["a", "b", "c"]}))
+    trained = nn.load(nn.save(one, tmp_path / "t.npz", {"classes": ["a", "b", "c"]}))
     other = copied(trained)
     assert np.array_equal(other.predict(X), one.predict(X)) and other.about == trained.about
     other.flat_parameters *= 2  # what it predicts with
@@ -128,7 +128,7 @@ def test_threads_predict_with_one_network(kind):
     network = nn.Network(nn.Sequential(*layers, nn.LeakyReLU(0.2), nn.Linear(256, 3)), (6,), mixed=kind == "mixed")
     one = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.1))
     one.step(X, Y)
-    model = one if kind == "trainer" else nn.Trained(network, one.flat_parameters.copy(), one.statistics.copy())
+    model = one if kind == "trainer" else nn.Model(network, one)
     inputs = [RNG.standard_normal((samples, 6)).astype(np.float32) for samples in (512, 300, 3, 64)]
     with threadpool_limits(1, "blas"):  # so that threads are in NumPy at the same time
         expected = [model.predict(x).copy() for x in inputs]

@@ -45,7 +45,7 @@ def trainer():
 def test_a_small_network_file_does_not_unpack(tmp_path, traced):
     """2,000 x 2,000 zeros are 16 kB where they are compressed; nn.save compresses nothing."""
     network = nn.Network(nn.Sequential(nn.Linear(2000, 2000)), (2000,))
-    file = nn.save(network, network.layout.zeros(np.float32), tmp_path / "network.npz")
+    file = nn.save(nn.Model(network, network.layout.zeros(np.float32)), tmp_path / "network.npz")
     rewritten(file, {}, zipfile.ZIP_DEFLATED)
     assert file.stat().st_size < 40_000
     tracemalloc.reset_peak()

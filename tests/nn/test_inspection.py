@@ -83,8 +83,8 @@ def test_weights_are_shown_by_unit_in_one_scale(tmp_path):
 
 def test_predictions_in_batches_are_those_of_one():
     trainer, (x, _) = make_trainer(), data(101)
-    np.testing.assert_allclose(inspection.predict(trainer, x, 7), trainer.predict(x), atol=1e-6)
-    assert inspection.predict(trainer, x[:0]).shape == (0, 2)
+    np.testing.assert_allclose(trainer.predict(x, 7), trainer.predict(x), atol=1e-6)
+    assert trainer.predict(x[:0]).shape == (0, 2)
 
 
 def test_pixels_that_are_always_black_are_no_dead_units():

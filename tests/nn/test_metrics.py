@@ -63,7 +63,7 @@ def test_hints_lead_to_what_works():
         nn.MSELoss()(np.zeros((5, 7, 1)), np.zeros((5, 7)), 35, ctx)
     with pytest.raises(ValueError, match=r"of one-hot rows these are y\.argmax\(axis=-1\)"):
         trainer().step(X, np.eye(3, dtype=int)[Y])
-    with pytest.raises(ValueError, match=r"y\.reshape\(48,\) has that shape"):
+    with pytest.raises(ValueError, match=r"y\[\.\.\., 0\] has that shape"):
         trainer().step(X, Y[:, None])
 
 
@@ -121,8 +121,8 @@ def test_own_metrics_are_measured_and_know_their_direction():
     assert {"loss", "within", "mae"} == set(training.result) and training.result["within"] == max(scores)
     assert training.trainer.metrics == (training.trainer.whole_loss.metric,), "measured in that call alone"
     assert nn.evaluate(training.trainer, (X, y), metrics=within)["within"] == max(scores)
-    with pytest.raises(TypeError, match=r"instances of nn\.metrics\.Metric, given 'accuracy'"):
-        nn.evaluate(training.trainer, (X, y), metrics=["accuracy"])
+    with pytest.raises(TypeError, match=r"instances of nn\.metrics\.Metric, names or functions, given 3"):
+        nn.evaluate(training.trainer, (X, y), metrics=[3])
 
 
 def test_binary_accuracy_chooses():

@@ -37,10 +37,10 @@ MORE = [
 ]
 
 
-def through_onnx(network, weights, file, x):
+def through_onnx(model, file, x):
     """The outputs that another program computes."""
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    nn.export_onnx(network, weights, file)
+    nn.export_onnx(model, file)
     onnx.checker.check_model(str(file), full_check=True)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -56,7 +56,7 @@ def test_every_layer_is_the_same_there(tmp_path):
         network = nn.Network(layer, in_shape)
         model = trained(network)
         x = samples(network, 3)
-        y = through_onnx(network, model, tmp_path / "x.onnx", x)
+        y = through_onnx(model, tmp_path / "x.onnx", x)
         np.testing.assert_allclose(y, model.predict(x), rtol=2e-4, atol=2e-5, err_msg=repr(layer))
         if network.layout.count:
             other = trained(network, seed=5).predict(x)
@@ -70,9 +70,10 @@ def test_models_are_the_same_there(spec, tmp_path):
     w, s = network.layout.zeros(np.float64), network.state_layout.zeros(np.float64)
     w[:] = 0.05 * rng.standard_normal(len(w))
     network.state_layout.initialize(s, 0)
-    model = nn.Trained(network, w, s)
+    arrays = {f"param/{name}": array for name, array in network.layout.items(w)}
+    model = nn.Model(network, arrays | {f"state/{name}": array for name, array in network.state_layout.items(s)})
     x = samples(network, 2)
-    y = through_onnx(network, model, tmp_path / "x.onnx", x if network.takes_ids else x.astype(np.float32))
+    y = through_onnx(model, tmp_path / "x.onnx", x if network.takes_ids else x.astype(np.float32))
     np.testing.assert_allclose(y, model.predict(x), rtol=1e-3, atol=1e-4)
 
 
@@ -80,28 +81,28 @@ def test_padding_is_not_looked_at(tmp_path):
     network = build("encoder:8,2,1", (6,), 5)
     model = trained(network)
     x = np.array([[1, 2, 3, 0, 0, 0], [4, 1, 1, 2, 3, 0]])
-    y = through_onnx(network, model, tmp_path / "x.onnx", x)
+    y = through_onnx(model, tmp_path / "x.onnx", x)
     np.testing.assert_allclose(y, model.predict(x), rtol=2e-4, atol=2e-5)
 
 
 def test_no_transpose_is_left_between_layers_of_images(tmp_path):
     onnx = pytest.importorskip("onnx")
     network = build("cnn", (8, 8, 1), 5)
-    file = nn.export_onnx(network, trained(network), tmp_path / "x.onnx", {"data": "digits", "classes": 5, 0: "zero"})
+    file = nn.export_onnx(trained(network), tmp_path / "x.onnx", {"data": "digits", "classes": 5, 0: "zero"})
     found = onnx.load(file)
     operators = [node.op_type for node in found.graph.node]
     assert operators.count("Transpose") == 2, "one at the beginning, one before Flatten"
     assert operators.count("Conv") == operators.count("MaxPool") == 2
     assert {entry.key: entry.value for entry in found.metadata_props} == {"data": "digits", "classes": "5", "0": "zero"}
     tied = build("transformer:8,2,1,1", (6,), 50)
-    weights = onnx.load(nn.export_onnx(tied, trained(tied), tmp_path / "t.onnx")).graph.initializer
+    weights = onnx.load(nn.export_onnx(trained(tied), tmp_path / "t.onnx")).graph.initializer
     assert sum(tuple(tensor.dims) == (50, 8) for tensor in weights) == 1, "a tied matrix is there once"
 
 
 def test_a_trainer_is_exported_and_layers_of_ones_own_are(tmp_path):
     network, trainer = small()
     x = samples(network)
-    y = through_onnx(network, learn(trainer), tmp_path / "x.onnx", x)
+    y = through_onnx(learn(trainer), tmp_path / "x.onnx", x)
     np.testing.assert_allclose(y, trainer.predict(x), rtol=2e-4, atol=2e-5)
 
     class Triple(Layer):
@@ -110,12 +111,12 @@ def test_a_trainer_is_exported_and_layers_of_ones_own_are(tmp_path):
 
     network = nn.Network(Triple(), (4,))
     with pytest.raises(TypeError, match=r"no form in ONNX is known for a Triple; nn\.files\.onnx_layers\.form"):
-        nn.export_onnx(network, network.layout.zeros(np.float32), tmp_path / "y.onnx")
+        nn.export_onnx(nn.Model(network, network.layout.zeros(np.float32)), tmp_path / "y.onnx")
     assert not (tmp_path / "y.onnx").exists()
     try:
         form(Triple)(lambda layer, x, p, s, shape, graph: graph.node("Mul", x, 3.0))
         x = samples(network)
-        model = nn.Trained(network, network.layout.zeros(np.float32))
-        np.testing.assert_allclose(through_onnx(network, model, tmp_path / "y.onnx", x), 3 * x, rtol=1e-6)
+        model = nn.Model(network, network.layout.zeros(np.float32))
+        np.testing.assert_allclose(through_onnx(model, tmp_path / "y.onnx", x), 3 * x, rtol=1e-6)
     finally:
         FORMS.pop(Triple, None)

@@ -73,7 +73,8 @@ def trained(network, seed=0):
     for layout, buffer in ((network.layout, w), (network.state_layout, statistics)):
         for _, array in layout.items(buffer):
             array[...] = rng.uniform(0.1, 0.5, array.shape)
-    return nn.Trained(network, w, statistics)
+    arrays = {f"param/{name}": array for name, array in network.layout.items(w)}
+    return nn.Model(network, arrays | {f"state/{n}": a for n, a in network.state_layout.items(statistics)})
 
 
 def samples(network, count=5):
@@ -94,7 +95,7 @@ def test_every_layer_comes_back_the_same(suffix, tmp_path):
         network = nn.Network(layer, in_shape, np.float64, name=f"one {name}")
         before = trained(network)
         x = samples(network)
-        after = nn.load(nn.save(network, before, tmp_path / f"x.{suffix}", about={"names": ["a", "b"]}))
+        after = nn.load(nn.save(before, tmp_path / f"x.{suffix}", about={"names": ["a", "b"]}))
         assert describe(after.network.root) == describe(layer)
         assert repr(after.network.root) == repr(layer) and after.network.name == f"one {name}"
         assert after.network.dtype == np.float64 and after.about == {"names": ["a", "b"]}
@@ -147,39 +148,39 @@ def test_what_weights_may_come_from(tmp_path):
     expected = trainer.predict(x).copy()
     kept = nn.Checkpoints(tmp_path)
     kept.save(trainer.state_dict(), {})
-    for weights in (trainer, trainer.state_dict(), kept.load()[0], nn.load(nn.save(network, trainer, file))):
-        np.testing.assert_array_equal(nn.load(nn.save(network, weights, file)).predict(x), expected)
+    for weights in (trainer, trainer.state_dict(), kept.load()[0], nn.load(nn.save(trainer, file))):
+        np.testing.assert_array_equal(nn.load(nn.save(nn.Model(network, weights), file)).predict(x), expected)
     with pytest.raises(ValueError, match=r"small has running statistics, such as 1\.mean: give a trainer"):
-        nn.save(network, trainer.flat_parameters, file)
+        nn.save(nn.Model(network, trainer.flat_parameters), file)
     bare = nn.Network(nn.Linear(3, 2), (3,))
     w = bare.layout.zeros(np.float32)
     bare.layout.initialize(w, seed=3)
-    assert (nn.load(nn.save(bare, w, file)).flat_parameters == w).all() and w.any()
+    assert (nn.load(nn.save(nn.Model(bare, w), file)).flat_parameters == w).all() and w.any()
 
 
 def test_training_goes_on_from_a_saved_network(tmp_path):
     network, trainer = small()
-    after = nn.load(nn.save(network, learn(trainer), tmp_path / "x.npz"))
+    after = nn.load(nn.save(learn(trainer), tmp_path / "x.npz"))
     other = nn.Trainer(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01), seed=5)
-    other.load_state_dict(after.state_dict(other.optimizer))
+    other.load_weights(after)
     np.testing.assert_array_equal(other.predict(samples(network)), trainer.predict(samples(network)))
     assert other.steps == 0 and not any(slot.any() for slot in other.slots.values())
 
 
 def test_sizes_may_be_numbers_of_numpy(tmp_path):
     network = nn.Network(nn.Linear(np.int64(3), np.int32(2)), (np.int64(3),))
-    again = nn.load(nn.save(network, network.layout.zeros(np.float32), tmp_path / "a.npz")).network
+    again = nn.load(nn.save(nn.Model(network, network.layout.zeros(np.float32)), tmp_path / "a.npz")).network
     assert again.in_shape == (3,) and again.out_shape == (2,)
 
 
 def test_mixed_precision_comes_back(tmp_path):
     network = nn.Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), mixed=True)
     trainer = learn(nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01)))
-    after = nn.load(nn.save(network, trainer, tmp_path / "x.npz"))
+    after = nn.load(nn.save(trainer, tmp_path / "x.npz"))
     assert after.network.mixed and not small()[0].mixed
     np.testing.assert_array_equal(after.predict(samples(network)), trainer.predict(samples(network)))
     other = nn.Trainer(after.network, nn.CrossEntropyLoss(), nn.Adam(lr=0.01))
-    other.load_state_dict(after.state_dict(other.optimizer))
+    other.load_weights(after)
     assert (
         learn(other).flat_parameters != trainer.flat_parameters
     ).any() and other.loss_scale.scale == trainer.loss_scale.scale
@@ -188,7 +189,7 @@ def test_mixed_precision_comes_back(tmp_path):
 def test_the_program_is_not_needed(tmp_path):
     """Another process, which has never heard of the network, predicts the same."""
     network, trainer = small()
-    nn.save(network, learn(trainer), tmp_path / "x.npz")
+    nn.save(learn(trainer), tmp_path / "x.npz")
     x = samples(network)
     np.save(tmp_path / "in.npy", x)
     code = "import nn, numpy as np, sys; np.save(sys.argv[3], nn.load(sys.argv[1]).predict(np.load(sys.argv[2])))"
@@ -213,10 +214,10 @@ def test_layers_of_ones_own(tmp_path, monkeypatch):
     network, file = nn.Network(nn.Sequential(nn.Linear(3, 2), Scale(2.5)), (3,)), tmp_path / "x.npz"
     w = np.ones(network.layout.size, np.float32)
     with pytest.raises(TypeError, match=r"files do not know this kind of layer; call nn\.register\(Scale\)"):
-        nn.save(network, w, file)
+        nn.save(nn.Model(network, w), file)
     assert not file.exists()
     assert nn.register(Scale) is Scale
-    after = nn.load(nn.save(network, w, file))
+    after = nn.load(nn.save(nn.Model(network, w), file))
     assert isinstance(after.network.root.layers[1], Scale) and after.network.root.layers[1].factor == 2.5
     nn.register(Scale)  # a cell that is run again
     del known["Scale"]
@@ -258,21 +259,31 @@ def test_a_network_changed_by_hand_is_refused(tmp_path):
     block.layers = block.layers[:1]
     network = nn.Network(block, (4, 8))
     with pytest.raises(ValueError, match=r"no longer what their constructors made.*it has param/1"):
-        nn.save(network, network.layout.zeros(np.float32), tmp_path / "x.npz")
+        nn.save(nn.Model(network, network.layout.zeros(np.float32)), tmp_path / "x.npz")
     part = nn.Network(nn.Linear(4, 4), (4,)).part(0, 2)
     with pytest.raises(ValueError, match="is a part of a network: save the whole one"):
-        nn.save(part, part.layout.zeros(np.float32), tmp_path / "x.npz")
+        nn.save(nn.Model(part, part.layout.zeros(np.float32)), tmp_path / "x.npz")
 
 
 def test_wrong_arguments_are_told_in_a_sentence(tmp_path):
     network, trainer = small()
     other = nn.Network(nn.Linear(3, 2), (3,), name="other")
     for call, kind, said in (
-        (lambda: nn.save(network.root, trainer, "x.npz"), TypeError, r"expected a Network first, given Sequential"),
-        (lambda: nn.save(network, "x.npz", "y.npz"), TypeError, "expected a trainer.*, given 'x.npz'"),
-        (lambda: nn.save(network, trainer, tmp_path / "x"), ValueError, r"must end in \.npz or \.safetensors"),
-        (lambda: nn.save(other, trainer, tmp_path / "x.npz"), ValueError, "not those of other: it lacks param/W"),
-        (lambda: nn.save(network, trainer, tmp_path / "x.npz", {"a": network}), TypeError, "what JSON can"),
+        (
+            lambda: nn.save(network.root, "x.npz"),
+            TypeError,
+            r"save: expected a trainer or a nn\.Model first, given Sequen",
+        ),
+        (
+            lambda: nn.save(network, "x.npz"),
+            TypeError,
+            r"save: a Network has no weights: give the trainer, or nn\.Model",
+        ),
+        (lambda: nn.Model(network.root, trainer), TypeError, r"expected a Network first, given Sequential"),
+        (lambda: nn.Model(network, "x.npz"), TypeError, "expected a trainer.*, given 'x.npz'"),
+        (lambda: nn.save(trainer, tmp_path / "x"), ValueError, r"must end in \.npz or \.safetensors"),
+        (lambda: nn.Model(other, trainer), ValueError, "not those of other: it lacks param/W"),
+        (lambda: nn.save(trainer, tmp_path / "x.npz", {"a": network}), TypeError, "what JSON can"),
     ):
         with pytest.raises(kind, match=said):
             call()
@@ -288,8 +299,8 @@ def test_predict_says_what_x_is_not(tmp_path):
     x = np.zeros((3, 5, 5, 1))
     assert model.predict(x).shape == (3, 2) and model.predict(x).dtype == np.float32  # float64 is converted
     assert model.predict(x[:0]).shape == (0, 2)
+    np.testing.assert_array_equal(model.predict(x.tolist()), model.predict(x))
     for wrong, kind, said in (
-        (x.tolist(), TypeError, r"net: expects an array of samples, given a list: use np\.asarray"),
         (x[..., 0], nn.ShapeError, r"given \(3, 5, 5\): x\[\.\.\., None\] adds the axis of channels"),
         (x[0], nn.ShapeError, r"single sample\? x\[None\] is a batch of one"),
         (x[0, ..., 0], nn.ShapeError, "is it a single sample"),
@@ -304,7 +315,7 @@ def test_predict_says_what_x_is_not(tmp_path):
 
 def test_predictions_come_in_batches_of_any_size():
     network, trainer = small()
-    model = nn.Trained(network, learn(trainer).flat_parameters, trainer.statistics)
+    model = nn.Model(network, learn(trainer))
     x = samples(network, 11)
     np.testing.assert_allclose(model.predict(x, batch=4), trainer.predict(x), rtol=1e-6)
 
@@ -320,7 +331,7 @@ def test_a_layer_that_changes_its_arguments_is_not_saved(tmp_path, monkeypatch):
     for layer in (Percent(50), nn.Residual(nn.Sequential(nn.Tanh(), Percent(50)))):
         net = nn.Network(nn.Sequential(nn.Linear(4, 4), layer), (4,))
         with pytest.raises(ValueError, match=r"Percent: percent is 0\.5, of which the constructor makes 0\.005"):
-            nn.save(net, net.layout.zeros(np.float32), tmp_path / "net.npz")
+            nn.save(nn.Model(net, net.layout.zeros(np.float32)), tmp_path / "net.npz")
     assert not (tmp_path / "net.npz").exists()
 
 
@@ -331,4 +342,4 @@ def test_outputs_of_another_shape_are_not_repeated():
 
     net = nn.Network(nn.Sequential(nn.Linear(4, 3), Mean()), (4,))
     with pytest.raises(nn.ShapeError, match=r"layer 1.*\(2, 3\).*\(2, 1\)"):
-        nn.Trained(net, net.layout.zeros(np.float32)).predict(np.zeros((2, 4)))
+        nn.Model(net, net.layout.zeros(np.float32)).predict(np.zeros((2, 4)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import nn
-from nn.training.callbacks import Callback, best_epoch
+from nn.training.callbacks import BestEpoch, Callback
 
 
 def data(n=50, seed=0, dtype=np.float64):
@@ -236,12 +236,15 @@ def test_wherever_a_run_is_killed_the_best_comes_back(tmp_path):
 
 
 def test_best_epoch():
+    def best_epoch(history, metric, mode=None):
+        return BestEpoch("test", metric, mode).epoch(nn.Training(trainer(), None, 1, history=history))
+
     history = [{"accuracy": 0.1, "a_loss": 3}, {"accuracy": 0.3, "a_loss": 1}, {"accuracy": 0.3, "a_loss": 2}]
-    assert best_epoch(history, "accuracy", "max") == 1 and best_epoch(history, "a_loss", "min") == 1
+    assert best_epoch(history, "accuracy") == 2 and best_epoch(history, "a_loss") == 2
     nan = float("nan")
-    for values, best in (([nan, 3, 2, 5], 2), ([3, nan, 2], 2), ([nan, nan], 0), ([nan, np.inf], 0), ([nan], 0)):
-        assert best_epoch([{"a_loss": value} for value in values], "a_loss", "min") == best
-        assert best_epoch([{"accuracy": -value} for value in values], "accuracy", "max") == best
+    for values, best in (([nan, 3, 2, 5], 3), ([3, nan, 2], 3), ([nan, nan], 1), ([nan, np.inf], 1), ([nan], 1)):
+        assert best_epoch([{"a_loss": value} for value in values], "a_loss") == best
+        assert best_epoch([{"score": -value} for value in values], "score", "max") == best
 
 
 class Counted:

@@ -93,7 +93,7 @@ def test_samples_are_chosen_by_a_mask_as_arrays_are():
 
 
 def trained():
-    return nn.files.trained.learned(network(), trainer())
+    return nn.Model(network(), trainer())
 
 
 def fit(*arguments, **named):
@@ -103,10 +103,13 @@ def fit(*arguments, **named):
 LOSS, RATE = nn.CrossEntropyLoss(), nn.SGD(lr=0.1)
 WRONG = {
     # about data
-    "list for an array": (lambda: fit((X.tolist(), Y), 1), TypeError, r"train: x must be an array, given a list"),
-    "list of targets": (lambda: fit((X, Y.tolist()), 1), TypeError, r"train: y must be an array, given a list"),
+    "text for samples": (lambda: fit(("abc", Y), 1), TypeError, r"train: x must be an array, given a str"),
+    "number for targets": (lambda: fit((X, 3), 1), TypeError, r"train: y must be an array, given a int"),
+    "uneven targets": (lambda: fit((X[:2], [[1], [1, 2]]), 1), ValueError, r"train: targets must have one shape"),
+    "generator": (lambda: fit((b for b in [(X, Y)]), 1), TypeError, r"a generator has one epoch and no length: give"),
+    "arrays in a list": (lambda: fit([X, Y, Y], 1), TypeError, r"expected batches \(x, y\), given an array"),
     "no targets": (lambda: fit(X, 1), TypeError, r"train: expected arrays \(x, y\).*array of samples without targets"),
-    "a Data": (lambda: fit(nn.data.load("digits"), 1), TypeError, r"train: .*digits is a Data.*give digits\.train"),
+    "a Data": (lambda: nn.evaluate(trainer(), nn.data.load("digits")), TypeError, r"digits is a Data.*give digits\.tr"),
     "three arrays": (lambda: fit((X, Y, Y), 1), TypeError, r"expected arrays \(x, y\), a Dataset or a Loader"),
     "no channels": (lambda: fit((X[..., 0], Y), 1), ValueError, r"given \(6, 6\): x\[\.\.\., None\] adds"),
     "flat": (lambda: fit(DATA.flat(), 1), ValueError, r"given \(36,\): x\.reshape\(len\(x\), 6, 6, 1\)"),
@@ -198,25 +201,25 @@ WRONG = {
     ),
     "seed below 0": (lambda: nn.Trainer(network(), LOSS, RATE, -1), ValueError, "seed must be .*given -1"),
     "state of nothing": (lambda: trainer().load_state_dict(None), ValueError, "is a dict of arrays.*given None"),
-    "state of a Trained": (lambda: trainer().load_state_dict(trained()), ValueError, "is a dict .*given Trained"),
+    "state of a Model": (lambda: trainer().load_state_dict(trained()), ValueError, "is a dict .*given Model"),
     "state of lists": (
         lambda: trainer().load_state_dict({k: [1] for k in trainer().state_dict()}), ValueError, r"array, given \[1\]"
     ),
     # about files
-    "save without weights": (lambda: nn.save(network(), "a.npz", trainer()), TypeError, "must be a path, .*Trainer"),
+    "file first": (lambda: nn.save("a.npz", trainer()), TypeError, "expected a trainer or a nn.Model first, given 'a"),
     "load a network": (lambda: nn.load(network()), TypeError, r'a path, such as "digits\.npz", given Network'),
     "load a directory": (lambda: nn.load("."), IsADirectoryError, r"name the file in it, such as network\.npz"),
-    "about": (lambda: nn.save(network(), trainer(), "a.npz", about=[1]), TypeError, r"must be a dict, given \[1\]"),
+    "about": (lambda: nn.save(trainer(), "a.npz", about=[1]), TypeError, r"must be a dict, given \[1\]"),
     "lists to save": (
-        lambda: nn.save(network(), {"param/1.W": [1.0]}, "a.npz"), TypeError, r"arrays by name, .*\[1\.0\] by 'par"
+        lambda: nn.Model(network(), {"param/1.W": [1.0]}), TypeError, r"arrays by name, .*\[1\.0\] by 'par"
     ),
-    "number for a key": (lambda: nn.save(network(), {1: X[0, 0, 0]}, "a.npz"), TypeError, "arrays by name, .* by 1"),
-    "export into": (lambda: nn.export_onnx(network(), trainer(), 3), TypeError, "file must be a path, .*given 3"),
+    "number for a key": (lambda: nn.Model(network(), {1: X[0, 0, 0]}), TypeError, "arrays by name, .* by 1"),
+    "export into": (lambda: nn.export_onnx(trainer(), 3), TypeError, "file must be a path, .*given 3"),
     "about a model": (
-        lambda: nn.export_onnx(network(), trainer(), "a.onnx", about=[1]), TypeError, "export_onnx: about must be a"
+        lambda: nn.export_onnx(trainer(), "a.onnx", about=[1]), TypeError, "export_onnx: about must be a"
     ),
     "an array about a model": (
-        lambda: nn.export_onnx(network(), trainer(), "a.onnx", {"a": X}), TypeError, "export_onnx: .*hold what JSON can"
+        lambda: nn.export_onnx(trainer(), "a.onnx", {"a": X}), TypeError, "export_onnx: .*hold what JSON can"
     ),
     "no samples at a time": (lambda: trained().predict(X, batch=0), ValueError, "predict: batch .*at least 1, given 0"),
     "text at a time": (lambda: trained().predict(X, batch="3"), ValueError, "predict: batch .*, given '3'"),

@@ -7,6 +7,7 @@ import pytest
 
 import nn
 from nn.core.layer import ShapeError
+from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((64, 6)).astype(np.float32)
@@ -171,8 +172,8 @@ def test_mixed_precision_of_a_layer_that_saves_a_named_tuple():
 
 def test_heads_inside_a_network_are_rounded_and_watched():
     """Of a network in mixed precision all layers with parameters take float16 numbers, those of an Auxiliary too."""
-    layers = nn.Linear(6, 6), nn.models.googlenet.Auxiliary(nn.Sequential(nn.Linear(6, 3)), nn.Linear(6, 3))
-    one = trainer(*layers, loss=nn.models.googlenet.AuxiliaryLoss(nn.CrossEntropyLoss()), mixed=True)
+    layers = nn.Linear(6, 6), Auxiliary(nn.Sequential(nn.Linear(6, 3)), nn.Linear(6, 3))
+    one = trainer(*layers, loss=AuxiliaryLoss(nn.CrossEntropyLoss()), mixed=True)
     seen = {}
     one.ctx.network_context.after_forward = lambda path, layer, y: seen.setdefault(path, y)
     _, saved = one.network.forward(one.p, X, one.ctx)

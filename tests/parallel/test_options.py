@@ -23,7 +23,7 @@ loss label_smoothing optimizer lr momentum nesterov weight_decay clip schedule l
 patience ranks strategy allreduce node_memory overlap bucket first_bucket compress servers server_place unit prefetch
 consistency delay_compensation offload reproducible check_replicas watch threads checkpoint_steps checkpoint profile
 find_lr inspect timeline memory no_pictures out resume mesh pipeline tensor owt elastic
-memory_limit
+memory_limit from_ freeze rates
 """.split()  # noqa: SIM905
 
 

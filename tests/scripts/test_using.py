@@ -91,11 +91,11 @@ def test_what_was_done_to_an_image_is_said(run, tmp_path, capsys):
 def test_what_cannot_be_predicted_gets_a_sentence(run, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     text = nn.Network(nn.Sequential(nn.Embedding(256, 4), nn.Linear(4, 256)), (6,), name="text")
-    nn.save(text, text.layout.zeros(np.float32), tmp_path / "text.npz")
+    nn.save(nn.Model(text, text.layout.zeros(np.float32)), tmp_path / "text.npz")
     image = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), (2, 2, 3), name="image")
     wrong = ({"class_names": ["cat"]}, {"scale": "x"}, {"scale": [1, 2]}, {"shift": None}, {"white": [1, 2, 3]})
     for number, about in enumerate(wrong):
-        nn.save(image, image.layout.zeros(np.float32), tmp_path / f"{number}.npz", about)
+        nn.save(nn.Model(image, image.layout.zeros(np.float32)), tmp_path / f"{number}.npz", about)
     for arguments, said in (
         *(((tmp_path / f"{i}.npz", "x.png"), f"{next(iter(about))} must be ") for i, about in enumerate(wrong)),
         ((run, tmp_path / "text.png"), "text.png: no image that can be read"),
@@ -168,7 +168,7 @@ def parrot(request, tmp_path_factory):
     trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.Adam(lr=0.005))
     training = nn.fit(trainer, train, 40, batch=16)
     assert training.history[-1]["loss"] < 0.3
-    return nn.save(network, trainer, tmp_path_factory.mktemp("parrot") / "parrot.npz", {"outputs": "logits"})
+    return nn.save(trainer, tmp_path_factory.mktemp("parrot") / "parrot.npz", {"outputs": "logits"})
 
 
 def test_text_goes_on(parrot, capsys):

@@ -349,7 +349,7 @@ class PipelinePass(whole.Whole):
         sums = trainer.no_scores()
         trainer.ctx.micro_batch.training = False
         for rows, z in self.outputs(x):
-            sums += trainer.score(z, y[rows])
+            sums += trainer.evaluate_outputs(z, y[rows])
         return sums if self.knows else np.zeros_like(sums)
 
     def first_bad(self, trainer, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:

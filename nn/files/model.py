@@ -1,8 +1,8 @@
 """A trained network in one file, and out of it again: to predict takes neither loss nor optimizer, nor the program.
 
-    nn.save(network, trainer, "digits.npz")
-    trained = nn.load("digits.npz")
-    trained.predict(x)                        # (N, *out_shape)
+    nn.save(trainer, "digits.npz")
+    model = nn.load("digits.npz")
+    model.predict(x)                          # (N, *out_shape)
 
 The file is an .npz archive (no pickle, ever): `network` is a text, the layers by name and arguments (description.py)
 with input shape and dtype; the arrays are called as in checkpoints, param/2.W and state/1.mean. A name that ends in
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,59 +27,92 @@ from nn.core.network import Network
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError
 from nn.files import safetensors
 from nn.files.description import brief, describe, make
-from nn.optim.optimizers import Optimizer
 from nn.training.checkpoints import replacing, write_npz
-from nn.training.loss_scale import LossScale
+from nn.training.prediction import BATCH, predict_in_batches
 from nn.training.trainer import Trainer, state_kinds
 
 FORMAT = 1
 LONGEST = 1 << 18  # letters of a description; ResNet-50's has 22,000
 DEEPEST = 60  # layers inside layers
-TOGETHER = 500  # samples in a batch of `predict`
 
 
 class FileError(ValueError):
     """A file that does not hold the network that it says it holds; the message names it, and what is wrong."""
 
 
-class Trained:
-    """A network with its weights and running statistics: what is left when training is over.
+class Model:
+    """A network with its weights and running statistics: what is left when training is over, without an optimizer.
 
     Several threads may predict at the same time. Copies and pickles predict alike.
 
     Parameters
     ----------
     network : Network
-    parameters : flat array in network.layout
-    statistics : flat array in network.state_layout, or None
-        None where there are none.
+        The whole one.
+    weights : mapping or iterator of pairs, trainer, Model or flat array
+        Arrays by name, as `state_dict` returns them and checkpoints hold them (moments are left out), or what has them.
+        A flat array in network.layout, where there are no running statistics. They are copied.
     about : dict or None
         What else is known, such as the names of classes; anything JSON can hold.
 
     Attributes
     ----------
-    network, parameters, statistics, about
+    network, about
         As given.
+    flat_parameters, statistics : flat arrays in network.layout and network.state_layout
+
+    Raises
+    ------
+    TypeError, ValueError
+        The weights are not those of this network: which, expected and given.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        parameters: np.ndarray,
-        statistics: np.ndarray | None = None,
-        about: Mapping[str, Any] | None = None,
-    ):
+    def __init__(self, network: Network, weights: Any, about: Mapping[str, Any] | None = None):
+        if not isinstance(network, Network):
+            raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
         self.network, self.about = network, dict(about or {})
-        self.flat_parameters = _flat("parameters", parameters, network.layout.size, network.dtype)
-        if statistics is None and network.state_layout.count:
+        self.flat_parameters = network.layout.zeros(network.dtype)
+        self.statistics = network.state_layout.zeros(network.dtype)
+        if isinstance(weights, np.ndarray):
+            self._copy_flat(weights)
+        elif isinstance(weights, Mapping):
+            self._copy((name, weights[name]) for name in weights if not str(name).startswith("optimizer/"))
+        elif isinstance(weights, Iterator):
+            self._copy(weights)
+        elif callable(getattr(weights, "entries", None)):
+            self._copy(weights.entries())
+        else:
+            raise TypeError(f"expected a trainer, the arrays of a checkpoint or a flat array, given {brief(weights)}")
+        self._make_views()
+
+    def _copy_flat(self, parameters: np.ndarray) -> None:
+        network = self.network
+        if network.state_layout.count:
             raise ValueError(
                 f"{network.name} has running statistics, such as {next(iter(network.state_layout.specs))}: give a "
-                "trainer, which has them too, or the flat array of network.state_layout"
+                "trainer, or the arrays by name, which have them too"
             )
-        if statistics is None:
-            statistics = network.state_layout.zeros(network.dtype)
-        self.statistics = _flat("statistics", statistics, network.state_layout.size, network.dtype)
-        self._make_views()
+        if parameters.shape != self.flat_parameters.shape or parameters.dtype != network.dtype:
+            raise ValueError(
+                f"expected a flat {network.dtype} array of {network.layout.size} elements, as the layout has it, given "
+                f"{parameters.dtype}{parameters.shape}"
+            )
+        self.flat_parameters[:] = parameters
+
+    def _copy(self, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Copy each array as it comes: those of a trainer on ranks may change with the next one."""
+        views, found = self.state_dict(), {}
+        for name, array in arrays:
+            if not isinstance(name, str) or not isinstance(array, np.ndarray):
+                raise TypeError(
+                    f"expected arrays by name, as a checkpoint has them, given {brief(array)} by {brief(name)}"
+                )
+            if name.startswith(("param/", "state/")):
+                found[name] = array.shape, array.dtype
+                if name in views and array.shape == views[name].shape:
+                    views[name][...] = array
+        if problem := _other(_kinds(self.network), found):
+            raise ValueError(f"these weights are not those of {self.network.name}: {problem}")
 
     def _make_views(self) -> None:
         self._p = self.network.layout.views(self.flat_parameters)
@@ -106,9 +139,9 @@ class Trained:
             self._idle.append(ctx)
 
     def __repr__(self) -> str:
-        return f"Trained({self.network!r})"
+        return f"Model({self.network!r})"
 
-    def predict(self, x: np.ndarray, batch: int = TOGETHER) -> np.ndarray:
+    def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
         """The network's outputs (N, *out_shape) for samples (N, *in_shape), `batch` at a time, in evaluation mode.
 
         Raises
@@ -118,45 +151,39 @@ class Trained:
         ValueError
             A batch that is no number of samples.
         """
-        network = self.network
-        if not isinstance(batch, int | np.integer) or batch < 1:
-            raise ValueError(f"predict: batch is a number of samples, at least 1, given {brief(batch)}")
-        if isinstance(x, np.ndarray) and x.dtype.kind == "f" and not network.takes_ids:
-            x = x.astype(network.dtype, copy=False)
-        network.check_input(x)
-        y = np.empty((len(x), *network.out_shape), network.dtype)
         with self._context() as ctx:
-            for lo in range(0, len(x), batch):
-                y[lo : lo + batch] = network.forward(self._p, x[lo : lo + batch], ctx)[0]
-        return y
+            return predict_in_batches(self.network, lambda part: self.network.forward(self._p, part, ctx)[0], x, batch)
 
     def entries(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of all that was learned, as checkpoints have it: param/2.W, state/1.mean."""
-        yield from ((f"param/{name}", array) for name, array in self.network.layout.items(self.flat_parameters))
+        """Iterate over (name, array) of all that was learned, as checkpoints have it: param/2.W, state/1.mean."""
+        yield from ((f"param/{name}", array) for name, array in self.named_parameters())
         yield from ((f"state/{name}", array) for name, array in self.network.state_layout.items(self.statistics))
 
-    def state_dict(self, optimizer: Optimizer) -> dict[str, np.ndarray]:
-        """The argument of `trainer.load_state_dict` that lets a trainer go on from these weights with new moments."""
-        learned = dict(self.entries()) | ({"loss_scale": LossScale().array} if self.network.mixed else {})
-        kinds = state_kinds(self.network, optimizer.slots)
-        return {name: learned[name] if name in learned else np.zeros(*kind) for name, kind in kinds.items()}
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return `entries` as a dict; `trainer.load_weights(model)` takes them to train on."""
+        return dict(self.entries())
+
+    def parameters(self) -> Iterator[np.ndarray]:
+        """Iterate over the arrays of parameters."""
+        yield from (array for _, array in self.named_parameters())
+
+    def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Iterate over (name, array), such as ("0.W", the first layer's weights)."""
+        yield from self.network.layout.items(self.flat_parameters)
+
+    def summary(self) -> str:
+        """Return a table of the layers."""
+        return self.network.summary()
 
 
-def save(
-    network: Network,
-    weights: Any,
-    file: str | Path,
-    about: Mapping[str, Any] | None = None,
-) -> Path:
+def save(model: Any, file: str | Path, about: Mapping[str, Any] | None = None) -> Path:
     """Write a network and what it has learned into one file, which `load` reads without knowing anything else.
 
     Parameters
     ----------
-    network : Network
-        The whole one.
-    weights : trainer, Trained, mapping or flat array
-        `Trainer` or a strategy of `parallel` (then all ranks call this, and one writes); a checkpoint's arrays by name;
-        or an array in network.layout, where there are no running statistics.
+    model : trainer or Model
+        `Trainer` or a strategy of `parallel` (then all ranks call this, and one writes); of arrays alone
+        `nn.Model(network, arrays)` makes one.
     file : path
         .npz, or .safetensors for that format. It is there whole or not at all.
     about : dict or None
@@ -173,13 +200,22 @@ def save(
     OSError
         The file cannot be written; what was there before is kept.
     """
-    if not isinstance(network, Network):
-        raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
+    check_model("save", model)
     file = as_path(file)
     write = _writer(file)
-    text = _text(network, about)
-    on_writer(network, weights, lambda trained: write(file, text, dict(trained.entries())))
+    text = _text(model.network, model.about if about is None and isinstance(model, Model) else about)
+    on_writer(model, lambda found: write(file, text, found.state_dict()))
     return file
+
+
+def check_model(function: str, model: Any) -> None:
+    """Refuse what has no network and weights: TypeError."""
+    if isinstance(model, Network):
+        raise TypeError(
+            f"{function}: a Network has no weights: give the trainer, or nn.Model(network, arrays), then the file"
+        )
+    if not isinstance(model, Trainer | Model):
+        raise TypeError(f"{function}: expected a trainer or a nn.Model first, given {brief(model)}")
 
 
 def as_path(file: str | os.PathLike) -> Path:
@@ -199,50 +235,26 @@ def checked(what: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
         raise TypeError(f"{what}: about must hold what JSON can, {brief(error)}") from None
 
 
-def on_writer(network: Network, weights: Any, write: Callable[[Trained], None]) -> None:
+def on_writer(model: Trainer | Model, write: Callable[[Model], None]) -> None:
     """Let the rank that writes do so. All ranks end alike: none goes on to wait for one that has given up."""
     error = None
     try:
-        if trained := learned(network, weights):
-            write(trained)
-    except (OSError, TypeError, ValueError) as found:
-        error = found
-    if isinstance(weights, Trainer) and weights.sum(np.array([error is not None]))[0]:
+        if isinstance(model, Model):
+            write(model)
+        elif model.writer:
+            write(Model(model.network, model))
+        else:
+            for _ in model.entries():  # sharded strategies gather
+                pass
+    except (OSError, TypeError, ValueError) as failure:
+        error = failure
+    if isinstance(model, Trainer) and model.sum(np.array([error is not None]))[0]:
         raise error or OSError("the first rank could not write the network")
     if error:
         raise error
 
 
-def learned(network: Network, weights: Any) -> Trained | None:
-    """The network with its weights, from whatever holds them; None on a rank that is not the one that writes.
-
-    Raises as `save`.
-    """
-    if not isinstance(network, Network):
-        raise TypeError(f"expected a Network first, given {brief(network)}: nn.Network(layers, in_shape)")
-    if isinstance(weights, np.ndarray):
-        return Trained(network, weights)
-    if not isinstance(weights, Mapping) and not callable(getattr(weights, "entries", None)):
-        raise TypeError(f"expected a trainer, the arrays of a checkpoint or a flat array, given {brief(weights)}")
-    parameters, statistics = network.layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
-    places = {f"param/{name}": array for name, array in network.layout.items(parameters)}
-    places |= {f"state/{name}": array for name, array in network.state_layout.items(statistics)}
-    writer, found = getattr(weights, "writer", True), {}
-    for name, array in weights.items() if isinstance(weights, Mapping) else weights.entries():
-        if not isinstance(name, str) or not isinstance(array, np.ndarray):
-            raise TypeError(f"expected arrays by name, as a checkpoint has them, given {brief(array)} by {brief(name)}")
-        if writer and name.startswith(("param/", "state/")):
-            found[name] = array.shape, array.dtype
-            if name in places and array.shape == places[name].shape:
-                places[name][...] = array  # at once: what a trainer lends may change with the next one
-    if not writer:
-        return None
-    if problem := _other(_kinds(network), found):
-        raise ValueError(f"these weights are not those of {network.name}: {problem}")
-    return Trained(network, parameters, statistics)
-
-
-def load(file: str | Path) -> Trained:
+def load(file: str | Path) -> Model:
     """The network that `save` wrote.
 
     Raises
@@ -262,17 +274,11 @@ def load(file: str | Path) -> Trained:
             expected = _kinds(network)
             if problem := _other(expected, kinds):
                 raise ValueError(problem)
-            parameters, statistics = network.layout.zeros(network.dtype), network.state_layout.zeros(network.dtype)
-            for prefix, layout, buffer in (
-                ("param", network.layout, parameters),
-                ("state", network.state_layout, statistics),
-            ):
-                for name, place in layout.items(buffer):
-                    place[...] = array(f"{prefix}/{name}")
+            model = Model(network, ((name, array(name)) for name in expected), about)
     except (ValueError, RecursionError, MemoryError) as error:
         named = isinstance(error, safetensors.TensorError)  # its messages begin with the file
         raise FileError(brief(error, 1000) if named else f"{file}: {brief(error, 1000)}") from error
-    return Trained(network, parameters, statistics, about)
+    return model
 
 
 # ----------------------------------------------------------------------------------------------- what is in the file
@@ -368,15 +374,6 @@ def _other(expected: dict, found: dict) -> str:
             (shape, dtype), (other, its) = kind, found[name]
             return f"{name}: its layers need {dtype}{shape}, given {its}{other}"
     return ""
-
-
-def _flat(what: str, array: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
-    if not isinstance(array, np.ndarray) or array.shape != (size,) or array.dtype != dtype:
-        given = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else brief(array)
-        raise ValueError(
-            f"{what}: expected a flat {dtype} array of {size} elements, as the layout has it, given {given}"
-        )
-    return array
 
 
 # -------------------------------------------------------------------------------------------------- the two formats

@@ -1,0 +1,17 @@
+"""What `fit` calls while it trains, for its `callbacks=`; one's own is a subclass of Callback."""
+
+from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
+from nn.training.keeping import KeepCheckpoints
+from nn.training.schedules import MomentumCorrection, Plateau
+from nn.training.training import Callback
+
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "KeepCheckpoints",
+    "Metrics",
+    "MomentumCorrection",
+    "Plateau",
+    "Progress",
+    "RestoreBest",
+]

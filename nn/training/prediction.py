@@ -1,0 +1,48 @@
+"""Outputs of a network for samples as users have them: lists or arrays of any float dtype, more than one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nn.core.network import Network
+
+BATCH = 500  # samples in a batch that is not trained on
+
+
+def predict_in_batches(
+    network: Network, forward: Callable[[np.ndarray], np.ndarray], x: Any, batch: int = BATCH
+) -> np.ndarray:
+    """Return forward's outputs (N, *out_shape) for samples (N, *in_shape), `batch` at a time, in an array of its own.
+
+    Raises
+    ------
+    TypeError, ShapeError
+        What x is not, and how it becomes that.
+    ValueError
+        `batch` is no number of samples.
+    """
+    if not isinstance(batch, int | np.integer) or batch < 1:
+        raise ValueError(f"predict: batch is a number of samples, at least 1, given {batch!r:.80}")
+    x = as_samples(network, x)
+    network.check_input(x)
+    y = np.empty((len(x), *network.out_shape), network.dtype)
+    for lo in range(0, len(x), batch):
+        y[lo : lo + batch] = forward(x[lo : lo + batch])
+    return y
+
+
+def as_samples(network: Network, x: Any) -> np.ndarray:
+    """Return samples as the network reads them: lists as arrays, floats in its dtype."""
+    if isinstance(x, list | tuple):
+        try:
+            x = np.asarray(x)
+        except ValueError as error:  # lists of different lengths
+            raise TypeError(f"{network.name}: samples must have one shape ({error})") from None
+        if x.dtype.kind in "biu" and not network.takes_ids:  # numbers as they are written: [[0, 1], [1, 0]]
+            x = x.astype(network.dtype)
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f" and not network.takes_ids:
+        x = x.astype(network.dtype, copy=False)
+    return x
