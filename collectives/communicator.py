@@ -11,6 +11,7 @@ messages: the plan is found by address, size, dtype and flags of the arrays, and
 import inspect
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
 
@@ -19,6 +20,7 @@ from mpi4py import MPI
 
 from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
 from collectives.choosing.selection import Call, check_name, seconds
+from collectives.executor.plan import NATIVE, Once
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, facts
 from collectives.failures.launch_check import care_for_the_end, end_in_time
@@ -29,9 +31,8 @@ from collectives.node_memory.reduction import libraries_differ
 from collectives.progress import Beside, Calls, beside, in_flight, outside, where
 from collectives.running import table
 from collectives.running.buffers import in_words, incoming
-from collectives.running.nonblocking import Queue
+from collectives.running.nonblocking import PersistentRequest, Queue
 from collectives.running.own_schedules import schedule
-from collectives.running.plan import NATIVE, Once
 from collectives.running.plan_cache import PlanCache, fingerprint
 from collectives.running.plan_reductions import can_share
 from collectives.running.planner import Planner
@@ -190,7 +191,7 @@ class Communicator(MPI.Intracomm):
         native = MPI.Intracomm(self)
         native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
         self._planner = Planner(note(native.Dup()), algorithms or {}, synchronous, memory)
-        self._planner.left = self._left
+        self._planner.on_abort = self._left
         self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
         self._cache, self.calls = PlanCache(), Calls()
         quiet, moving = (self._cache, native), (Moving(self), Beside(native))
@@ -200,6 +201,7 @@ class Communicator(MPI.Intracomm):
                 self._plans, self._library = moving if any_in_flight else quiet
 
         self._planner.forget_scratch = self._cache.drop_named
+        self._persistents = weakref.WeakSet()
         self._queue = Queue(changed, progress)
         self._stand_in_front(True)
 
@@ -266,6 +268,8 @@ class Communicator(MPI.Intracomm):
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
             self._later_plans.free()
+            for request in list(self._persistents):
+                request.Free()
             self._planner.free(bool(self._broken))
             self._stand_in_front(False)
             self._planner, self._plans, self._broken = None, {}, ""
@@ -456,6 +460,20 @@ class Communicator(MPI.Intracomm):
             return getattr(MPI.Intracomm, f"I{row.name.lower()}")(self, *buffers, *more)
         return self._queue.start(row.operation, plan, buffers, plan.free if key is None else NATIVE.free)
 
+    def _persistent(self, row, algorithm, more, *buffers):
+        """Plan the persistent form of a collective (collective): a schedule of ours, if "native" is not asked for."""
+        self._prepared()
+        if self._broken:
+            raise Aborted(self._broken)
+        selection = self._planner.selection
+        asked = selection.asked(row.operation, algorithm)
+        plan = self._waiting(row.plan, self._planner, *buffers, *more, "schedule" if asked == "auto" else algorithm)
+        if plan is NATIVE:
+            return getattr(self._library, f"{row.name}_init")(*buffers, *more)
+        request = PersistentRequest(self._queue, row.operation, plan, buffers)
+        self._persistents.add(request)
+        return request
+
     # ------------------------------------------------ the collectives; CALL, below, is said of each of them
 
     def Barrier(self, algorithm: Algorithm = None):
@@ -567,6 +585,103 @@ class Communicator(MPI.Intracomm):
         row = table.REDUCE_SCATTER_BLOCK if keep else table.REDUCE_SCATTER_BLOCK_ONCE
         return self._start(row, algorithm, (op,), sendbuf, recvbuf)
 
+    # ------------------------------------------------ the persistent ones, of which PERSISTENT is said
+
+    def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan a Barrier."""
+        return self._persistent(table.BARRIER, algorithm, ())
+
+    def Bcast_init(self, buf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan a Bcast."""
+        return self._persistent(table.BCAST, algorithm, (root,), buf)
+
+    def Scatter_init(
+        self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan a Scatter."""
+        return self._persistent(table.SCATTER, algorithm, (root,), sendbuf, recvbuf)
+
+    def Scatterv_init(
+        self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan a Scatterv."""
+        return self._persistent(table.SCATTERV, algorithm, (root,), sendbuf, recvbuf)
+
+    def Gather_init(self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan a Gather."""
+        return self._persistent(table.GATHER, algorithm, (root,), sendbuf, recvbuf)
+
+    def Gatherv_init(
+        self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan a Gatherv."""
+        return self._persistent(table.GATHERV, algorithm, (root,), sendbuf, recvbuf)
+
+    def Allgather_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan an Allgather."""
+        return self._persistent(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
+
+    def Allgatherv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan an Allgatherv."""
+        return self._persistent(table.ALLGATHERV, algorithm, (), sendbuf, recvbuf)
+
+    def Alltoall_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan an Alltoall."""
+        return self._persistent(table.ALLTOALL, algorithm, (), sendbuf, recvbuf)
+
+    def Alltoallv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
+        """Plan an Alltoallv."""
+        return self._persistent(table.ALLTOALLV, algorithm, (), sendbuf, recvbuf)
+
+    def Reduce_init(
+        self,
+        sendbuf,
+        recvbuf,
+        op: MPI.Op = MPI.SUM,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        algorithm: Algorithm = None,
+    ):
+        """Plan a Reduce."""
+        return self._persistent(table.REDUCE, algorithm, (op, root), sendbuf, recvbuf)
+
+    def Allreduce_init(
+        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan an Allreduce."""
+        return self._persistent(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
+
+    def Reduce_scatter_init(
+        self,
+        sendbuf,
+        recvbuf,
+        recvcounts=None,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        algorithm: Algorithm = None,
+    ):
+        """Plan a Reduce_scatter. Without `recvcounts` ranks tell each other theirs."""
+        counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
+        return self._persistent(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
+
+    def Reduce_scatter_block_init(
+        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan a Reduce_scatter_block."""
+        return self._persistent(table.REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
+
+    def Scan_init(
+        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan a Scan."""
+        return self._persistent(table.SCAN, algorithm, (op,), sendbuf, recvbuf)
+
+    def Exscan_init(
+        self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
+    ):
+        """Plan an Exscan."""
+        return self._persistent(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
+
 
 def run(
     algorithm: Callable,
@@ -667,10 +782,18 @@ BEGUN = """RuntimeError
         The buffers are not the caller's until Wait() has returned, or Test() has said True. Only messages are sent:
         there is no TimeoutError, and no algorithm that names other ranks' buffers.
         """
-for name in COLLECTIVE:
-    method = vars(Communicator).get(name)
-    if method and name not in ("Run", "Irun"):
-        about = CALL + (BEGUN if name.startswith("I") else WAITING)
+PERSISTENT = """RuntimeError
+            As the blocking form, by Wait and Test; by Start, where the request is active or freed.
+
+        Notes
+        -----
+        Collective: all ranks plan alike, and may wait for each other in it. Returns a request (nonblocking.py): Start
+        begins a run, on what the buffers hold then; Wait and Test end it; Free lets go of the plan. It is a schedule
+        of ours, as algorithm="schedule" chooses it, unless "native" is asked for. `info` is not looked at.
+        """
+for name, method in vars(Communicator).items():
+    if (name in COLLECTIVE and name not in ("Run", "Irun")) or name.endswith("_init"):
+        about = CALL + (PERSISTENT if name.endswith("_init") else BEGUN if name.startswith("I") else WAITING)
         # From Python 3.13 on docstrings are without their indentation: these must be so, too, or none is.
         method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{inspect.cleandoc(about)}\n"
 

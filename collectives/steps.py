@@ -118,6 +118,8 @@ class Compute(NamedTuple):
 Step = Send | Recv | RecvReduce | Copy | Reduce | Meet | Compute
 Round = tuple[Step, ...]
 
+SLOTS = "even", "odd"  # scratch of which each rank has two, where ranks share memory: they alternate from call to call
+
 KINDS = frozenset(get_args(Step))
 NUMBERS, NAMES = (
     {kind: [(i, name) for i, name in enumerate(kind._fields) if name in fields] for kind in (*KINDS, Slice)}

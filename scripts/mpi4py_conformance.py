@@ -6,9 +6,9 @@
     python scripts/mpi4py_conformance.py --ranks 4 allreduce=rabenseifner allgather=doubling
     python scripts/mpi4py_conformance.py --brief --every --ranks 2
 
-The test files test_cco_buf.py and test_cco_vec.py come, unmodified, from the source distribution of the mpi4py that is
-installed, fetched by pip. What follows the options is passed to Communicator; an operation that is not named runs the
-algorithm that short messages take on a network. All of it takes some minutes on two cores, with --brief half of that;
+The test files of blocking and persistent collectives come, unmodified, from the source distribution of the mpi4py that
+is installed, fetched by pip. What follows the options is passed to Communicator; an operation that is not named runs
+the algorithm that short messages take on a network. All of it takes some minutes on two cores, half with --brief;
 --every makes nine runs of each, in which every algorithm of every operation has its turn.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from parallel.launch import launcher
 
-FILES = ("test_cco_buf", "test_cco_vec")
+FILES = ("test_cco_buf", "test_cco_vec", "test_cco_pr_buf", "test_cco_pr_vec")
 REPEATED = ("Self", "SelfDup", "WorldDup")  # classes that run the same tests on COMM_SELF, and on duplicates
 BUILD = Path(__file__).resolve().parents[1] / "build"  # git does not see it
 # Whoever waits lets others have the core: beside other work two ranks on two cores are else ten times slower.
@@ -101,8 +101,7 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
 
     from collectives import Communicator
     from collectives.choosing.selection import TABLE
-    from collectives.node_memory.plans import SharedPlan
-    from collectives.running.plan import Plan
+    from collectives.executor.plan import Plan
 
     algorithms = {operation: rows[0][1] for operation, rows in TABLE["network"].items()} | algorithms
     ours = 0
@@ -115,8 +114,7 @@ def run_tests(tests: Path, brief: bool, algorithms: dict[str, str]) -> int:
 
         return call
 
-    for kind in (Plan, SharedPlan):
-        kind.__call__ = counting(kind.__call__)
+    Plan.__call__ = counting(Plan.__call__)
     world = MPI.COMM_WORLD
     MPI.COMM_WORLD = Communicator(world, **algorithms)
     MPI.COMM_SELF = Communicator(MPI.COMM_SELF, **algorithms)

@@ -30,8 +30,6 @@ FOREIGN = {
 RENAMED = {
     ("collectives/running/table.py", "collectives.running.plan_moves"),
     ("collectives/running/table.py", "collectives.running.plan_reductions"),
-    ("tests/collectives/test_communicator.py", "collectives.algorithms.shared"),
-    ("collectives/node_memory/plans.py", "collectives.algorithms.shared"),
     ("tests/collectives/test_clock.py", "collectives.pricing.price"),
     ("tests/collectives/test_closed_forms.py", "collectives.pricing.price"),
     ("tests/collectives/test_window.py", "collectives.node_memory.window"),

@@ -24,11 +24,10 @@ from typing import NamedTuple
 
 from collectives.algorithms.allreduce import levels, segmented_cost, segmented_ring
 from collectives.algorithms.registry import MEMORY, NODES, SEGMENT, Cost, algorithm, how_many
-from collectives.steps import Copy, Meet, Reduce, Round, Step, among, blocks, part
+from collectives.steps import SLOTS, Copy, Meet, Reduce, Round, Step, among, blocks, part
 
 SLOT = 1 << 17  # elements of a slot where the caller does not say
 LINE = 16  # elements of a cache line, likewise
-SLOTS = "even", "odd"
 MEET = (Meet(),)
 
 
@@ -182,7 +181,7 @@ def scatter_cost(p, n):
 
 
 @algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, requires=MEMORY)
-def slots_reduce_scatter(rank, size, count, recv="x", turn=0, slot=SLOT, line=LINE):
+def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLOT, line=LINE):
     """Each rank puts what others sum, room q of its slot for rank q's block: a meeting a segment, n copied.
 
     `recv` names where the block goes: its place in x, or the beginning of another buffer.
@@ -196,10 +195,10 @@ def slots_reduce_scatter(rank, size, count, recv="x", turn=0, slot=SLOT, line=LI
         put = []
         for q in range(size):
             lo, hi = piece(q, k)
-            put += [Copy(name, q * room, q * room + hi - lo, "x", lo)] if q != rank else []
+            put += [Copy(name, q * room, q * room + hi - lo, send, lo)] if q != rank else []
         lo, hi = piece(rank, k)
         operands = [(q, name, rank * room) for q in range(size)]
-        operands[rank] = None, "x", lo
+        operands[rank] = None, send, lo
         return Turn(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
 
     yield from take_turns([turn_of(k) for k in range(number)])
@@ -280,12 +279,12 @@ def arrays_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=L
     cost=lambda p, n: Cost(meetings=2, copied=2 * n / p, reduced=(p - 1) * n / p),
     requires=MEMORY,
 )
-def arrays_reduce_scatter(rank, size, count, recv="x"):
+def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
     """Each rank sums its block of all x: 2 meetings, (p-1)/p n gamma."""
     lo, hi = blocks(count, size)(rank)
     home = 0 if recv == "x" else lo
     yield MEET
-    yield from total("sum", hi - lo, [(q, "x", lo) for q in range(size)])
+    yield from total("sum", hi - lo, [(q, send, lo) for q in range(size)])
     yield (Copy(recv, lo - home, hi - home, "sum", 0),)
     yield MEET
 
@@ -331,7 +330,7 @@ def two_level_cost(p, n):
 
 
 @algorithm("allreduce", name="shared_two_level", cost=two_level_cost, ordered=False, requires=f"{NODES}, {MEMORY}")
-def two_level(rank, size, count, nodes=None, turn=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
+def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
     """Sum in the memory of each node, each part of x around a ring between nodes, share it in the memory of each node.
 
     2 (M-1)/M n/g elements of a rank cross the network, for M nodes of at least g ranks; without `nodes` there are two
@@ -341,8 +340,12 @@ def two_level(rank, size, count, nodes=None, turn=0, slot=SLOT, line=LINE, segme
     here, longest = (node.index(rank), len(node), parts), parts[0][1]
     options = {"slot": slot, "line": line}
     if len(node) > 1:
-        scatter = arrays_reduce_scatter(*here) if arrays else slots_reduce_scatter(*here, turn=turn, **options)
+        scatter = arrays_reduce_scatter(*here, send)
+        if not arrays:
+            scatter = slots_reduce_scatter(*here, send, turn=turn, **options)
         yield from among(scatter, node)
+    elif send != "x":
+        yield (Copy("x", 0, count, send, 0),)
     if peers:
         lo, hi = parts[node.index(rank)]
         yield from among(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
@@ -359,9 +362,9 @@ def two_level(rank, size, count, nodes=None, turn=0, slot=SLOT, line=LINE, segme
     ordered=False,
     requires=f"{NODES}, {MEMORY}",
 )
-def two_level_arrays(rank, size, count, nodes=None, segment=SEGMENT):
+def two_level_arrays(rank, size, count, nodes=None, send="x", segment=SEGMENT):
     """The same of arrays that all ranks of a node can read and write."""
-    yield from two_level(rank, size, count, nodes, segment=segment, arrays=True)
+    yield from two_level(rank, size, count, nodes, send, segment=segment, arrays=True)
 
 
 @algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), requires=MEMORY)

@@ -1,10 +1,11 @@
 """Which algorithm runs: what the caller says, else the environment, else a small table by message size.
 
 Order of precedence: `algorithm=` of the call; the keyword given to Communicator(...); RINGPROP_<OPERATION> in
-the environment (RINGPROP_ALLREDUCE=ring); "auto", the table. The table is the one below, or that of the file that
-RINGPROP_TUNE names. Beside the names in ALGORITHMS there are, for every operation, `native`, the MPI library's own;
-and for some `shared`: the schedules of algorithms/shared.py, which move data through the memory that the ranks of a
-node share, and between nodes, for an allreduce, by rings of ranks that each carry a part.
+the environment (RINGPROP_ALLREDUCE=ring); "auto", the table; "schedule" is the same without the library's own. The
+table is the one below, or that of the file that RINGPROP_TUNE names. Beside the names in ALGORITHMS there are, for
+every operation, `native`, the MPI library's own; and for some `shared`: the schedules of algorithms/shared.py, which
+move data through the memory that the ranks of a node share, and between nodes, for an allreduce, by rings of ranks that
+each carry a part.
 """
 
 import json
@@ -213,7 +214,8 @@ class Selection:
     def reason(self, asked: str, call: Call) -> tuple[str, str]:
         """(algorithm, why)"""
         operation, name, why = call.operation, asked, "asked for"
-        if name == "auto":
+        automatic = asked in ("auto", "schedule")
+        if automatic:
             if call.vector:
                 name, why = VECTOR[operation], "ranks know different numbers of elements"
             else:
@@ -226,12 +228,15 @@ class Selection:
                     name = "shared" if self.place == "node" and operation in SHARED else self.by_messages(call)
                 elif name == "native" and call.nbytes > READ_ABOVE and self.reads_in_place(operation):
                     name, why = "shared", "ranks were given shared arrays; with any other it is native"
-        if asked == "auto" and self.messages_only and name in ("native", "shared"):
+        if asked == "schedule" and name == "native":
+            near = self.place == "node" and operation in SHARED and not self.cannot_share(call)
+            name, why = "shared" if near else self.by_messages(call), f"{why}, but it is the library's own"
+        if automatic and self.messages_only and name in ("native", "shared"):
             name, why = self.by_messages(call), f"{why}, but only messages are sent"
-        if asked == "auto" and call.half and operation in ROUNDED_ONCE:
+        if automatic and call.half and operation in ROUNDED_ONCE:
             shared = self.place == "node" and operation in SHARED and call.shareable and not self.refused
             name, why = "shared" if shared else ROUNDED_ONCE[operation], "float16 is summed in float32 and rounded once"
-        slots = name == "shared" != asked and self.place == "nodes" and not self.arrays
+        slots = name == "shared" and automatic and self.place == "nodes" and not self.arrays
         if slots and call.nbytes > SLOTS_BETWEEN_NODES:
             name, why = "two_level", "no array is in memory that ranks share"
         if name == "shared" and (reason := self.cannot_share(call)):
@@ -295,7 +300,7 @@ def check_name(operation: str, name: str) -> str:
     """The name, if there is such an algorithm; otherwise an error that lists those there are."""
     if operation not in ALGORITHMS:
         raise ValueError(f"no operation {operation!r}: there are {', '.join(sorted(ALGORITHMS))}")
-    known = ["auto", "native", *(["shared"] if operation in SHARED else []), *by_messages(operation)]
+    known = ["auto", "schedule", "native", *(["shared"] if operation in SHARED else []), *by_messages(operation)]
     if name not in known:
         raise ValueError(f"no {operation} algorithm {name!r}: there are {', '.join(known)}")
     return name
@@ -321,7 +326,7 @@ def load(file: str | Path) -> dict[str, dict[str, Rows]]:
                 if limits != sorted(set(limits)) or limits[-1:] != [ANY]:
                     raise ValueError(f"{operation}: the limits {limits} must rise, and end with null")
                 names = [check_name(operation, name) for _, name in rows]
-                if "auto" in names:
+                if {"auto", "schedule"} & set(names):
                     raise ValueError(f"{operation}: the table is what auto stands for; name an algorithm")
                 operations[operation] = list(zip(limits, names, strict=True))
     except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:

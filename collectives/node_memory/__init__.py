@@ -6,6 +6,5 @@
 | files.py | the anonymous files that they lie in |
 | flags.py | how ranks meet, tell each other numbers and claim work |
 | plans.py | schedules of algorithms/shared.py, bound to arrays |
-| fusing.py | a schedule between two meetings: each slice written once |
 | reduction.py | sums of arrays side by side, as NumPy makes them |
 """

@@ -134,6 +134,42 @@ class Flags:
             self.abort(cause_of(error, f"rank {self.rank}", what))
             raise
 
+    def arrive(self, marks: tuple[int, int]) -> tuple[int, int]:
+        """Begin a meeting: return the word and what it shows, for `arrived`, which must follow before anything else."""
+        count = self.count = self.count + 1
+        word, shown = count & 1, marks[count >> 1 & 1]
+        self.fence()
+        self.mine[word] = shown
+        return word, shown
+
+    def wait_for_all(self, word: int, shown: int, what: str) -> bool:
+        """Wait until every rank has come to a meeting that `arrive` began: whether all came with the same signature."""
+        try:
+            same = True
+            for line in self.others:
+                if line[word] != shown and not self._comes(line, word, shown, what):
+                    same = False
+            self.fence()
+            return same
+        except BaseException as error:
+            self.abort(cause_of(error, f"rank {self.rank}", what))
+            raise
+
+    def arrived(self, word: int, shown: int) -> bool | None:
+        """Look once: None while a rank has not come, else whether all came with the same signature."""
+        same = True
+        for line in self.others:
+            if (shows := line[word]) != shown:
+                if shows == GONE:
+                    self._refuse_aborted()
+                if (shows ^ shown) & 1:
+                    self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # which may say that it has died
+                    self._refuse_aborted()
+                    return None
+                same = False
+        self.fence()
+        return same
+
     def together(self, what: str) -> None:
         """Meet, without a signature."""
         self.meet(UNSIGNED, what)

@@ -12,6 +12,8 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
+from collectives.executor.memory import array
+
 BLOCK = 1 << 17  # bytes that are reduced at a time: the operands' blocks stay in the second-level cache
 PAIR = 1 << 19  # the same for two operands, which are read only once
 
@@ -68,6 +70,22 @@ def operation(op: MPI.Op, dtype: np.dtype, keep: Callable = lambda memory: None)
         ]
 
     return name, combine
+
+
+def sum_into(op: MPI.Op | None, dtype: np.dtype, keep: Callable, operands: list, targets: list) -> list[Callable]:
+    """Return the calls that write the sum of operands, from left to right, into all targets; each is memory.
+
+    float16 is summed in float32 and rounded once. `op` is None where nothing is reduced: then each is copied.
+    """
+    arrays, into = [array(m, dtype) for m in operands], [array(m, dtype) for m in targets]
+    if len(arrays) > 1:
+        return operation(op, dtype, keep)[1](arrays, into)
+    same = operands[0].address, operands[0].nbytes
+    return [
+        partial(x.__setitem__, ..., arrays[0])
+        for m, x in zip(targets, into, strict=True)
+        if (m.address, m.nbytes) != same
+    ]
 
 
 def block_of(ufunc, operands, targets, keep) -> Callable[[], None]:

@@ -78,7 +78,7 @@ class SharedWindow:
     Attributes
     ----------
     flags : Flags
-    left : function (exception, place)
+    on_abort : function (exception, place)
         Called with what has ended a call early on this rank.
     slots : list of uint8 arrays (2, SLOT)
         Of every rank, the scratch that all see: even and odd.
@@ -97,7 +97,7 @@ class SharedWindow:
     allgather, broadcast, barrier = plans.allgather, plans.broadcast, plans.barrier
 
     def __init__(self, comm: MPI.Intracomm, limit: float = 300.0, calls: Calls | None = None):
-        self.left = lambda error, place: None
+        self.on_abort = lambda error, place: None
         node = note(comm.Split_type(MPI.COMM_TYPE_SHARED))
         together = node.Get_size() == comm.Get_size()
         forget(node).Free()
@@ -120,10 +120,10 @@ class SharedWindow:
             raise
         self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT].reshape(2, SLOT) for rank in range(self.size)]
 
-    def leave(self, what: str, error: BaseException) -> None:
+    def leave(self, what: str, error: BaseException, place: str = "") -> None:
         """This rank has ended a call early: no later one can be trusted, here or on another rank."""
         self.flags.abort(cause_of(error, f"rank {self.rank}", what))
-        self.left(error, "")
+        self.on_abort(error, place)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
         """An array of zeros in shared memory, one for each rank, all of one shape (collective).

@@ -9,7 +9,7 @@
 | buffers.py | what mpi4py takes as a buffer |
 | planner.py | which algorithm, its program, its memory |
 | own_schedules.py | schedules of the caller's: simulated first |
-| program.py | a rank's rounds as a list of instructions |
-| plan.py | these as calls on given memory |
-| nonblocking.py | Iallreduce and its kin |
+| nonblocking.py | Iallreduce and its kin; Allreduce_init and its kin |
+
+Programs and plans are in executor/, plans in memory that ranks share in node_memory/plans.py.
 """

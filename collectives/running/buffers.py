@@ -7,7 +7,7 @@ and keeps nothing alive: the caller's buffer is alive while the call that it was
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
+
+from collectives.executor.memory import allocate, array, copying
 
 
 class Elements(NamedTuple):
@@ -130,21 +132,6 @@ class Message:
     def array(self, count: int | None = None) -> np.ndarray:
         """The first `count` elements as an array, by default all."""
         return array(self.bytes(0, self.count if count is None else count), self.elements.dtype)
-
-
-def array(memory: MPI.buffer, dtype=np.uint8) -> np.ndarray:
-    """Memory as an array."""
-    return np.frombuffer(memory, dtype) if memory.nbytes else np.empty(0, dtype)
-
-
-def allocate(nbytes: int) -> MPI.buffer:
-    """New memory."""
-    return MPI.buffer.frombuffer(np.empty(nbytes, np.uint8))
-
-
-def copying(target: MPI.buffer, source: MPI.buffer) -> Callable[[], None]:
-    """The call target[:] = source."""
-    return partial(target.__setitem__, slice(None), source)
 
 
 def split(spec, vector):

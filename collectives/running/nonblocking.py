@@ -39,6 +39,7 @@ from collections.abc import Iterable
 from mpi4py import MPI
 
 from collectives import progress
+from collectives.executor.plan import Disagreement
 from collectives.failures.aborted import Aborted
 from collectives.failures.watchdog import describe
 from collectives.progress import INTERVAL, Calls, Doing, in_flight, outside, where
@@ -59,7 +60,7 @@ class Request:
     def __init__(self, queue, what, plan, buffers, release, agreed):
         self.queue, self.what, self.plan, self.buffers, self.release = queue, what, plan, buffers, release
         self.place = where(outside())
-        self.at = 0  # the next of the plan's calls
+        self.at, self.calls, self.waits = 0, (), {}  # the next of the plan's calls
         self.done = False
         self.agreed, self.error = agreed, None
         self.started: tuple[Calls, Doing] | None = None
@@ -104,8 +105,10 @@ class Request:
             self.agreed = None
         if self.queue.broken:  # by one before it, of whose messages these would be taken for
             raise Aborted(self.queue.broken)
-        calls, waits = self.plan.calls, self.plan.waits
         try:
+            if not self.at:
+                self.calls, self.waits = self.plan.stepwise()
+            calls, waits = self.calls, self.waits
             while self.at < len(calls):
                 request = waits.get(self.at)
                 if request is None or blocking:
@@ -113,10 +116,86 @@ class Request:
                 elif not request.Test():
                     return False
                 self.at += 1
+        except Disagreement:
+            self.plan.resolve(self.plan)  # every rank is here
         except Exception as error:
-            self.plan.leave(error, self.place)  # this may be a thread of ours
+            self.plan.abort(error, self.place)  # this may be a thread of ours
             raise
         return True
+
+
+class PersistentRequest:
+    """A collective that is planned once and run often: Start, then Wait or Test, again and again; Free at the end.
+
+    Ranks start the collectives of a communicator in one order. Between Wait and Start the buffers are the caller's.
+    Where nothing else is in flight Start only says that there is something, and Wait runs the plan: what comes between
+    them, here or on another communicator, makes it one that is in flight (`Queue.admit`).
+
+    Raises
+    ------
+    RuntimeError
+        Start of a request that is active; Free of one; Start of one that was freed.
+    """
+
+    def __init__(self, queue: "Queue", what: str, plan, buffers: tuple):
+        self.queue, self.what, self.plan, self.buffers = queue, what, plan, buffers
+        self.request: Request | None = None  # where it is in flight
+        self.active = False
+
+    def Start(self) -> None:
+        """Begin a run."""
+        if self.active:
+            raise RuntimeError(f"this {self.what} is active: Wait for it before the next Start")
+        if self.plan is None:
+            raise RuntimeError(f"this {self.what} was freed")
+        if self.queue.broken:
+            raise Aborted(self.queue.broken)
+        self.active = True
+        if in_flight or self.queue.progress or self.queue.agreed is not None:
+            self.request = self.queue.start(self.what, self.plan, self.buffers)
+        else:
+            self.queue.deferred = self
+            progress.begins(self.queue)
+
+    def Wait(self, status=None) -> bool:
+        """Return when the run is done; at once where none is active."""
+        if not self.active:
+            return True
+        self.active, queue = False, self.queue
+        with queue.lock:
+            alone = queue.deferred is self
+            if alone:
+                queue.deferred = None
+        if alone:
+            progress.ends(queue)
+            self.plan()
+            return True
+        request, self.request = self.request, None
+        return request.Wait()
+
+    def Test(self, status=None) -> bool:
+        """Advance what is in flight; say whether the run is done, or none is active."""
+        if not self.active:
+            return True
+        self.queue.admit()
+        try:
+            done = self.request.Test()
+        except BaseException:
+            self.active, self.request = False, None
+            raise
+        if done:
+            self.active, self.request = False, None
+        return done
+
+    def Free(self) -> None:
+        """Let go of the plan; the request cannot be started again."""
+        if self.active:
+            raise RuntimeError(f"this {self.what} is active: Wait for it before Free")
+        if self.plan is not None:
+            self.plan.free()
+        self.plan = self.buffers = None
+
+    start, wait, test, free = Start, Wait, Test, Free
 
 
 def waitall(requests: Iterable) -> None:
@@ -147,14 +226,23 @@ class Queue:
         self.waiting: deque[Request] = deque()
         self.lock = threading.RLock()
         self.filled = threading.Event()
-        self.closed = False
+        self.closed = self.inside = False
         self.thread = None
         self.agreed = None  # of the next collective, in debug mode (agreement.py)
         self.broken = ""  # why none goes on
+        self.deferred: PersistentRequest | None = None  # started while nothing was in flight, and not begun
         progress.follow(self)
+
+    def admit(self) -> None:
+        """Begin the collective whose start was deferred, if there is one."""
+        with self.lock:
+            if (first := self.deferred) is not None:
+                self.deferred = None
+                first.request = self.start(first.what, first.plan, first.buffers)
 
     def start(self, what, plan, buffers, release=lambda: None) -> Request:
         """Begin a collective, behind those that are in flight. `release` is called when it is done."""
+        self.admit()
         request = Request(self, what, plan, buffers, release, self.agreed)
         self.agreed = None
         expect_the_end()
@@ -172,9 +260,11 @@ class Queue:
 
     def poke(self) -> None:
         """Advance the collectives in flight as far as that goes without waiting."""
+        if self.deferred is not None:
+            self.admit()
         if self.lock.acquire(blocking=False):  # else the thread is at it
             try:
-                while self.waiting and self.waiting[0].advance(blocking=False):
+                while not self.inside and self.waiting and self.waiting[0].advance(blocking=False):
                     self._end()
             finally:
                 self.lock.release()
@@ -182,9 +272,14 @@ class Queue:
     def finish(self, request: Request | None = None) -> None:
         """Return when `request` is done; without one, when nothing is in flight."""
         with self.lock:
+            self.admit()
             while self.waiting and not (request and request.done):
                 if len(in_flight) == 1:
-                    self.waiting[0].advance(blocking=True)
+                    self.inside = True  # whoever waits in shared memory moves what is in flight, and this is
+                    try:
+                        self.waiting[0].advance(blocking=True)
+                    finally:
+                        self.inside = False
                     self._end()
                 else:  # another rank may wait for those of other communicators before it comes to this one
                     progress.move()
@@ -207,6 +302,7 @@ class Queue:
 
     def close(self):
         """End the thread; nothing may be in flight."""
+        self.admit()
         if self.waiting:
             raise RuntimeError(f"{len(self.waiting)} collectives are still in flight: Wait for their requests first")
         self.stop()
@@ -242,6 +338,8 @@ def expect_the_end() -> None:
 def end() -> None:
     """Name what is in flight, give it time to finish, and keep the memory of what does not."""
     progress.mover.stop()
+    for queue in tuple(in_flight):
+        queue.admit()
     left = [queue for queue in tuple(in_flight) if queue.waiting]
     if not left:
         return

@@ -15,9 +15,9 @@ from mpi4py import MPI
 from collectives.algorithms.registry import SEGMENT_BYTES
 from collectives.checking.definitions import prove
 from collectives.checking.simulator import ScheduleError, simulate_lengths
+from collectives.executor.plan import Plan
+from collectives.executor.program import Program, live_rounds
 from collectives.running.buffers import incoming, same_type
-from collectives.running.plan import Plan
-from collectives.running.program import Program, live_rounds
 from collectives.steps import Compute, Meet, blocks, mistake_in, reads, rounds_of, writes
 
 MOST_RANKS = 64  # of which each rank simulates a schedule

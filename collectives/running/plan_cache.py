@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 from mpi4py import MPI
 
-from collectives.running.plan import Plan
+from collectives.executor.plan import Plan
 
 IN_PLACE = MPI.IN_PLACE
 address = MPI.Get_address
@@ -113,7 +113,7 @@ class PlanCache(dict):
 
     def drop_named(self):
         """Free the plans of schedules in which ranks name each other's buffers: their memory goes."""
-        for key in [key for key, plan in self.items() if getattr(getattr(plan, "program", None), "named", None)]:
+        for key in [key for key, plan in self.items() if plan.program and plan.program.named]:
             self.drop(key)
 
     def free(self):

@@ -11,12 +11,11 @@ from mpi4py import MPI
 
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import CONSECUTIVE
+from collectives.executor.memory import allocate, array, copying
+from collectives.executor.plan import NATIVE
 from collectives.running.buffers import (
     Bytes,
-    allocate,
-    array,
     as_bytes,
-    copying,
     incoming,
     is_in_place,
     outgoing,
@@ -24,7 +23,6 @@ from collectives.running.buffers import (
     slices_of,
     whole,
 )
-from collectives.running.plan import NATIVE, Sequence
 
 
 def barrier(planner, algorithm):
@@ -50,8 +48,8 @@ def broadcast(planner, buf, root, algorithm):
         private = None
         if planner.library_for_private(asked, "broadcast", x.memory.nbytes):
             private = partial(planner.comm.Bcast, [x.memory, MPI.BYTE], root)
-        plan = planner.window.broadcast(array(x.memory), root, private)
-        return Sequence(before, [plan], after, (message.datatype, *x.own))
+        around = {"before": before, "after": after, "keep": (message.datatype, *x.own)}
+        return planner.window.broadcast(array(x.memory), root, private, **around)
     program = planner.program("broadcast", name, x.memory.nbytes, root=root)
     return planner.plan(program, {"x": x.memory}, before, after, keep=(message.datatype, *x.own))
 
@@ -138,7 +136,8 @@ def allgather(planner, sendbuf, recvbuf, algorithm, vector=False):
         lengths, private = [hi - lo for lo, hi in x.blocks], None
         if planner.library_for_private(asked, "allgather", nbytes):  # all blocks have one length
             private = partial(planner.comm.Allgather, MPI.IN_PLACE, [x.memory, lengths[0], MPI.BYTE])
-        return Sequence(before, [planner.window.allgather(None, array(x.memory), lengths, private)], x.unpack, keep)
+        around = {"before": before, "after": x.unpack, "keep": keep}
+        return planner.window.allgather(None, array(x.memory), lengths, private, **around)
     return planner.plan(planner.program("allgather", name, x.blocks), {"x": x.memory}, before, x.unpack, keep)
 
 

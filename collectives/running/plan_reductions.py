@@ -10,22 +10,20 @@ from itertools import accumulate, pairwise
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms.allreduce import levels, segmented_ring
+from collectives.algorithms import shared
 from collectives.algorithms.registry import SEGMENT_BYTES
+from collectives.executor.memory import allocate, copying
+from collectives.executor.plan import NATIVE
 from collectives.failures.watchdog import describe
+from collectives.node_memory.plans import one_of
 from collectives.node_memory.reduction import UFUNCS, libraries_differ
 from collectives.running.buffers import (
-    allocate,
-    copying,
     incoming,
     is_in_place,
     outgoing,
     refuse_overlap,
     same_type,
 )
-from collectives.running.plan import NATIVE, Sequence
-from collectives.running.program import Program
-from collectives.steps import among
 
 DEFINED = set()  # (operation, datatype), by handle, that the library has reduced
 
@@ -88,7 +86,11 @@ def everywhere(operation, planner, sendbuf, recvbuf, op, algorithm):
         return NATIVE
     if name == "shared":
         s, x = send and send.array(), recv.array()
-        return planner.window.allreduce(s, x, op) if planner.selection.place == "node" else two_level(planner, s, x, op)
+        return (
+            planner.window.allreduce(s, x, op)
+            if planner.selection.place == "node"
+            else two_level(planner, s, x, op, recv)
+        )
     x, before, keep = recv.bytes(0, recv.count), [], ()
     if operation == "exscan" and planner.rank == 0 and send:
         x = allocate(x.nbytes)  # rank 0 has no result: its receive buffer stays as it is
@@ -160,7 +162,8 @@ def reduce_scatter(planner, sendbuf, recvbuf, counts, op, algorithm):
         if not in_place:
             return planner.window.reduce_scatter(x, y, op, lengths)
         result = np.empty_like(y)  # others may still read what y overlaps
-        return Sequence([], [planner.window.reduce_scatter(x, result, op, lengths)], [copying(y, result)], (op, result))
+        after = [partial(y.__setitem__, ..., result)]
+        return planner.window.reduce_scatter(x, result, op, lengths, after=after, keep=(op, result))
     x, extent = allocate(total * recv.extent), recv.extent
     before = [copying(x, source.bytes(0, total))]
     after = [copying(recv.bytes(0, own.stop - own.start), x[own.start * extent : own.stop * extent])]
@@ -172,24 +175,16 @@ def reduce_scatter_block(planner, sendbuf, recvbuf, op, algorithm):
     return reduce_scatter(planner, sendbuf, recvbuf, None, op, algorithm)
 
 
-def two_level(planner, send, x, op):
-    """Allreduce over several nodes, as algorithms/shared.py has it in one text, `two_level`."""
-    node, parts, peers = levels(planner.rank, x.size, planner.nodes)
-    lengths, (lo, hi) = [hi - lo for lo, hi in parts], parts[node.index(planner.rank)]
-    alone, before, plans = len(node) == 1, [], []
-    if not alone:
-        plans.append(planner.window.reduce_scatter(x if send is None else send, x[lo:hi], op, lengths))
-    elif send is not None:
-        before = [copying(x, send)]
-    if peers:
-        segment = max(1, SEGMENT_BYTES // x.itemsize)
-        ring = segmented_ring(peers.index(planner.rank), len(peers), hi - lo, segment)
-        message = outgoing(x)
-        program = Program(among(ring, peers, lo), planner.rank, together=message.half)
-        plans.append(planner.plan(program, {"x": message.bytes(0, message.count)}, message=message, op=op))
-    if not alone:
-        plans.append(planner.window.allgather(None, x, lengths))
-    return Sequence(before, plans, [], (op,))
+def two_level(planner, send, x, op, message):
+    """Allreduce over several nodes by the schedules of algorithms/shared.py: through slots, or over shared arrays."""
+    given = {"x": x} if send is None else {"x": x, "s": send}
+    options = {"nodes": planner.nodes, "send": "x" if send is None else "s"}
+    options["segment"] = max(1, SEGMENT_BYTES // x.itemsize)
+    around = planner.reducing(message, op) | {"comm": planner.comm, "synchronous": planner.synchronous}
+    around |= {"tag": planner.tag, "ranks": planner.here, "size": planner.size, "keep": (op, message.datatype)}
+    what = f"allreduce({describe(op)}, {x.size} {x.dtype} over nodes)"
+    both = shared.two_level, shared.two_level_arrays
+    return one_of(planner.window, what, both, given, x.size, given, op, around=around, **options)
 
 
 def ordered(op) -> bool:

@@ -15,15 +15,15 @@ from mpi4py import MPI
 from collectives.algorithms import ALGORITHMS
 from collectives.algorithms.registry import NODES, SEGMENT_BYTES
 from collectives.choosing.selection import Call, Selection
+from collectives.executor.memory import array, copying
+from collectives.executor.plan import Plan
+from collectives.executor.program import Program, Programs
 from collectives.failures.revocation import forget, note
 from collectives.node_memory.plans import ALIGN
-from collectives.node_memory.reduction import by_numpy, libraries_differ, operation
+from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
-from collectives.running.buffers import array, copying
 from collectives.running.nonblocking import tell
 from collectives.running.own_schedules import learned
-from collectives.running.plan import Plan
-from collectives.running.program import Program, Programs
 from collectives.steps import Meet
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
@@ -65,7 +65,7 @@ class Planner:
         self._window = None
         self.limit = 300.0  # seconds that ranks wait for each other in shared memory
         self.tag = 0
-        self.left = lambda error, place: None  # called with what ends a plan before its end
+        self.on_abort = lambda error, place: None  # called with what ends a plan before its end
 
     def nonblocking(self) -> "Planner":
         """One that plans for messages only, with a tag of their own: they travel beside those of blocking calls."""
@@ -80,7 +80,7 @@ class Planner:
         """The memory that the ranks of a node share, made when first asked for (collective)."""
         if self._window is None:
             self._window = SharedWindow(self.node, self.limit)
-            self._window.left = self.left
+            self._window.on_abort = self.on_abort
         return self._window
 
     def abort(self, cause: str) -> None:
@@ -170,10 +170,8 @@ class Planner:
             kept += [op, message.datatype]  # grows by what the sums of float16 need
             more = {"datatype": message.datatype, "extent": message.extent}
             if op is not None:
-                differ = libraries_differ(op, dtype)
-                more["combine"] = partial(by_numpy, op, dtype) if differ else partial(partial, op.Reduce_local)
-                more["total"] = partial(total_half, op, kept.append)
-                more["commutes"] = op.handle in SYMMETRIC
+                more |= self.reducing(message, op)
+                more["sum_into"] = partial(sum_into, op, dtype, kept.append)
         if program.named is not None:
             extent = more.get("extent", 1)
             seen = self.copies_of(program, extent) if own is None else own
@@ -191,17 +189,28 @@ class Planner:
             self.comm,
             buffers,
             **more,
-            meet=self.meeting,
+            barrier=self.barrier,
             compute=partial(computing, computations or {}, dtype),
             synchronous=self.synchronous,
             tag=self.tag,
             before=before,
             after=after,
             keep=kept,
-            left=self.left,
+            on_abort=self.on_abort,
         )
 
-    def meeting(self, step: Meet):
+    @staticmethod
+    def reducing(message, op) -> dict:
+        """What a plan has to know of the elements of a message, which `op` reduces one operand at a time."""
+        dtype = message.elements.dtype
+        differ = libraries_differ(op, dtype)
+        return {
+            "datatype": message.datatype,
+            "combine": partial(by_numpy, op, dtype) if differ else partial(partial, op.Reduce_local),
+            "commutes": op.handle in SYMMETRIC,
+        }
+
+    def barrier(self, step: Meet):
         """The call that waits until the ranks of a Meet have come."""
         ranks = range(self.size) if step.ranks is None else step.ranks
         return partial(self.window.flags.among, [self.here.index(r) for r in ranks], "a schedule in shared memory")
@@ -239,9 +248,3 @@ class Planner:
 def computing(computations, dtype, step, sources, targets):
     """The call for a Compute: what is registered under its name, with an array for each slice."""
     return partial(computations[step.name], *(array(memory, dtype) for memory in [*sources, *targets]))
-
-
-def total_half(op, keep, operands, target):
-    """Calls for the sum of float16 operands, which MPI cannot make: from left to right in float32, rounded once."""
-    _, combine = operation(op, np.dtype(np.float16), keep)
-    return combine([array(a, np.float16) for a in operands], [array(target, np.float16)])

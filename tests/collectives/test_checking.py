@@ -8,8 +8,8 @@ import pytest
 
 import collectives
 from collectives import ALGORITHMS, Compute, Copy, Deadlock, Meet, Recv, RecvReduce, Send, Slice, check, part
-from collectives.running import program
-from collectives.running.program import live_rounds
+from collectives.executor import program
+from collectives.executor.program import live_rounds
 
 
 def naive_ring(rank, size, count):

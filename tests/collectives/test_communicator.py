@@ -6,6 +6,7 @@ and sends are synchronous, so that nothing passes because MPI happened to buffer
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -235,10 +236,9 @@ def test_what_is_broadcast_and_gathered_is_read_where_all_ranks_have_shared_arra
             communicator.Allreduce(MPI.IN_PLACE, x)  # through slots in between
             assert (x == ranks * of_ranks).all()
     called = []
-    plans = [plan for sequence in communicator._cache.values() for plan in getattr(sequence, "plans", [sequence])]
-    for plan in plans:
-        if plan.what.startswith(("broadcast", "allgather")) and plan.peers is None:
-            called += [call.func for *_, last in plan.parts for call in last]
+    for plan in communicator._cache.values():
+        if plan.resolve and plan.resolve.what.startswith(("broadcast", "allgather")) and not plan.owners:
+            called += [call.func for call in plan.after if isinstance(call, partial)]
     expected = {"Bcast", "Allgather"} if ranks > 1 else set()  # one rank sees all its arrays
     assert {each.__name__ for each in called} == expected, "with private arrays they are the library's"
     communicator.release()
@@ -737,57 +737,6 @@ def test_between_nodes_slots_are_for_ranks_that_have_shared_arrays(comm, ranks, 
     communicator.release()
 
 
-@pytest.mark.mpi(ranks=[3], more=[5])
-@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
-def test_two_levels_run_as_they_are_written(comm, ranks, monkeypatch, shared):
-    """What the plans of an allreduce over nodes do, slice by slice, is what algorithms/shared.py has in one text."""
-    from mpi4py import MPI
-
-    from collectives import Communicator
-    from collectives.algorithms import shared as texts
-    from collectives.algorithms.registry import SEGMENT_BYTES
-    from collectives.node_memory.fusing import phases
-    from collectives.node_memory.plans import ALIGN, SLOT, SMALL
-    from collectives.running import plan_reductions, planner
-    from collectives.running.program import Program
-    from collectives.steps import Recv, RecvReduce, Reduce, Send
-
-    monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
-    communicator, rank = Communicator(comm), comm.Get_rank()
-    nodes = communicator._planner.nodes
-    for count in (7, 3000, 300_000):
-        x = communicator.empty(count) if shared else np.empty(count)
-        plans = plan_reductions.two_level(communicator._planner, None, x, MPI.SUM).plans
-        node, parts, peers = texts.levels(rank, count, nodes)
-        options = {"nodes": nodes, "slot": SLOT // 8, "line": ALIGN // 8, "segment": SEGMENT_BYTES // 8}
-        rounds = list(texts.two_level(rank, ranks, count, arrays=shared and 8 * count > SMALL, **options))
-        messages = [any(isinstance(s, Send | Recv | RecvReduce | Reduce) and s.buf != "sum" for s in r) for r in rounds]
-        first, last = len(rounds), len(rounds)
-        if peers:
-            (ring,) = [plan for plan in plans if hasattr(plan, "program")]
-            first, last = messages.index(True), len(rounds) - messages[::-1].index(True)
-            program = Program(rounds[first:last], rank)
-            assert ring.program.instructions == program.instructions and ring.program.transfers == program.transfers
-        place = parts[node.index(rank)][0] if len(node) > 1 else 0
-        told, turns = [], 0
-        for plan in [plan for plan in plans if hasattr(plan, "text")]:
-            for fused in (fused for phase in plan.text for fused in phase):
-                told.append([[as_written(s, node, place, turns) for s in side] for side in fused])
-            turns += plan.turns
-        written = [*phases(rounds[:first], rank), *phases(rounds[last:], rank)]
-        written = [[list(side) for side in fused] for phase in written for fused in phase]
-        assert sorted(map(repr, told)) == sorted(map(repr, written)) and (told or not peers or len(node) == 1)
-    communicator.release()
-
-
-def as_written(s, node, place, turns):
-    """A slice in the plan of a node in the words of the text for all ranks: where turns have been, slots alternate."""
-    if s.buf == "y":  # the part of x that a rank carries
-        s = s._replace(buf="x", lo=s.lo + place, hi=s.hi + place)
-    buf = {"even": "odd", "odd": "even"}.get(s.buf, s.buf) if turns % 2 else s.buf
-    return s._replace(buf=buf, rank=node[s.rank])
-
-
 @pytest.mark.mpi(ranks=[2])
 def test_shared_arrays(communicator, ranks):
     x = communicator.empty((4, 100), "f4")
@@ -872,7 +821,7 @@ def test_slices_too_long_for_one_message_travel_in_pieces(comm, ranks, monkeypat
     from mpi4py import MPI
 
     from collectives import Communicator
-    from collectives.running import program
+    from collectives.executor import program
 
     monkeypatch.setattr(program, "LONGEST", 7)
     communicator = Communicator(comm, synchronous=True)

@@ -2,17 +2,18 @@
 
 import pytest
 
-from collectives import Recv, RecvReduce, Send
+from collectives import ALGORITHMS, Recv, RecvReduce, Reduce, Send
 from collectives.algorithms.registry import NODES, by_messages
 from collectives.checking.definitions import OPERATIONS
-from collectives.running.program import Program, Start, Total, Wait
+from collectives.executor.fusing import SumInto
+from collectives.executor.program import Program, Start, Wait
 from collectives.steps import Slice, overlap, writes
 
 
 def touched(step):
     """What a transfer reads or writes, what an instruction writes."""
-    if isinstance(step, Total):
-        return [step.target]
+    if isinstance(step, SumInto):
+        return list(step.targets)
     return [Slice(step.buf, step.lo, step.hi, 0)] if hasattr(step, "sends") else writes(step, 0)
 
 
@@ -83,3 +84,27 @@ def test_a_step_of_no_known_kind_is_refused(monkeypatch):
     monkeypatch.setitem(steps.NAMES, Swap, [])
     with pytest.raises(TypeError, match=r"Swap\(.* is a step that a program cannot carry out"):
         Program([(Swap(),)])
+
+
+@pytest.mark.parametrize("name", ["shared_two_level", "shared_two_level_arrays"])
+def test_fused_programs_keep_messages_barriers_and_sums_in_order(name):
+    """What runs over nodes is compiled from the schedule that is checked: not a message, a barrier or a sum is lost."""
+    from collectives.executor.program import live_rounds
+    from collectives.steps import Meet, Send
+
+    entry = ALGORITHMS["allreduce"][name]
+    for size, count in ((3, 7), (5, 3000), (6, 100_000)):
+        for rank in range(size):
+            options = {"nodes": [r // 2 for r in range(size)], "segment": 500}
+            rounds = live_rounds(entry.rounds(rank, size, count, **options), rank)
+            program = Program(entry.rounds(rank, size, count, **options), rank, fused=True)
+            steps = [s for one in rounds for s in one]
+            for kind in (Meet, Send):
+                wanted = sum(isinstance(s, kind) for s in steps)
+                assert wanted == (
+                    sum(t.sends for t in program.transfers)
+                    if kind is Send
+                    else sum(isinstance(i, Meet) for i in program.instructions)
+                )
+            summed = [s for s in program.instructions if isinstance(s, SumInto) and len(s.operands) > 1]
+            assert bool(summed) == any(isinstance(s, Reduce) for s in steps)

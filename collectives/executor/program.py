@@ -5,7 +5,7 @@ then reductions follow in listed order, each when its operand has come. What is 
 it has left, so that the message carries the old value. Only then, when there is another message for the same rank, and
 before a meeting does a rank wait for its sends. And receives of the next round are started before those of this round
 are waited for, so that no cable is empty between rounds. Where elements are rounded (float16), the reductions of a
-round into one slice are made as one: `together`.
+round into one slice are made as one: `together`. Schedules in memory that ranks share are fused first (fusing.py).
 
 A program knows neither addresses nor datatypes: one of an algorithm, a count and a root serves all buffers.
 """
@@ -14,7 +14,9 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from collectives.executor.fusing import SumInto, fuse
 from collectives.steps import (
+    SLOTS,
     Compute,
     Copy,
     Meet,
@@ -61,14 +63,7 @@ class Wait(NamedTuple):
     transfer: int
 
 
-class Total(NamedTuple):
-    """The target becomes the sum of its operands, from left to right; one of them is the target itself."""
-
-    target: Slice
-    operands: list[Slice]
-
-
-Instruction = Start | Wait | Copy | Compute | Meet | Reduce | Total
+Instruction = Start | Wait | Copy | Compute | Meet | Reduce | SumInto
 
 
 class Program:
@@ -79,7 +74,9 @@ class Program:
     rounds : the rank's rounds
     rank : the rank itself
     together : whether the reductions of a round into one slice are made as one
-    shared : whether ranks touch each other's buffers: then a round is over before the next begins
+    shared : whether ranks touch each other's buffers, ordered by messages too: then a round is over before the next
+    fused : whether copies and reductions between barriers are made as sums that write each slice once; where ranks
+        touch each other's buffers, barriers alone must order that
 
     Attributes
     ----------
@@ -87,6 +84,7 @@ class Program:
     instructions : list of Instruction; `steps.Reduce` may use up its operand where that is in LANDING
     reach : buffer of this rank -> elements that the instructions name of it
     length : what it takes in memory, with an instruction or a transfer for a unit
+    epochs : how many turns of double-buffered slots the schedule takes, or two, four ... less
     named, key : of a schedule in shared memory, what ranks name of each other's buffers, and what it is the program of
 
     Raises
@@ -99,16 +97,26 @@ class Program:
 
     named, key = None, None
 
-    def __init__(self, rounds: Iterable[Round], rank: int = 0, together: bool = False, shared: bool = False):
+    def __init__(
+        self,
+        rounds: Iterable[Round],
+        rank: int = 0,
+        together: bool = False,
+        shared: bool = False,
+        fused: bool = False,
+    ):
         self.rank, self.together, self.shared = rank, together, shared
         self.transfers: list[Transfer] = []
         self.instructions: list[Instruction] = []
         self.sending: list[tuple[Send, list[int]]] = []  # sends that are not waited for yet
         self.ahead: list[list[int]] = []  # the next round's first receives, where they are started already
-        for steps, following in pairwise([*live_rounds(rounds, rank), []]):
+        live = live_rounds(rounds, rank)
+        for steps, following in pairwise([*(fuse(live, rank) if fused else live), []]):
             self.compile(steps, following)
         self.sent(self.sending[:])
         self.reach = self.reached()
+        slots = [s.buf for s in self.places() if s.buf in SLOTS]
+        self.epochs = SLOTS.index(slots[-1]) + 1 if slots else 0  # the last one counts
         self.length = len(self.transfers) + len(self.instructions) + 8  # in memory, an empty one included
 
     def compile(self, steps: list[Step], following: list[Step]):
@@ -135,7 +143,7 @@ class Program:
                     reductions.append((Reduce(s.buf, s.lo, s.hi, LANDING, at, s.left), message))
                 case Reduce():
                     reductions.append((s, []))
-                case Copy() | Compute():
+                case Copy() | Compute() | SumInto():
                     self.settle(s)
                     local.append(s)
                 case Meet():  # behind it others may write what is being sent
@@ -173,7 +181,7 @@ class Program:
 
     def touches(self, s) -> list[Slice]:
         """What a step or an instruction writes."""
-        return [s.target] if isinstance(s, Total) else writes(s, self.rank)
+        return list(s.targets) if isinstance(s, SumInto) else writes(s, self.rank)
 
     def overlaps(self, s, message: Send | Recv) -> bool:
         """Whether what a step writes has elements in common with a message in flight."""
@@ -194,23 +202,24 @@ class Program:
     def wait_for(self, transfers: list[int]):
         self.instructions += map(Wait, transfers)
 
-    def totals(self, reductions: list[tuple[Reduce, list[int]]]) -> list[tuple[Total, list[int]]]:
+    def totals(self, reductions: list[tuple[Reduce, list[int]]]) -> list[tuple[SumInto, list[int]]]:
         """The reductions of a round with one for each slice, and the transfers that it waits for."""
-        slices: dict[Slice, tuple[Total, list[int]]] = {}
+        slices: dict[Slice, tuple[list[Slice], list[int]]] = {}
         for s, message in reductions:
             (source,), (target,) = reads(s, self.rank), writes(s, self.rank)
-            total, messages = slices.setdefault(target, (Total(target, [target]), []))
+            operands, messages = slices.setdefault(target, ([target], []))
             messages += message
-            total.operands.insert(0 if s.left else len(total.operands), source)
-        return list(slices.values())
+            operands.insert(0 if s.left else len(operands), source)
+        return [(SumInto(tuple(operands), (target,)), messages) for target, (operands, messages) in slices.items()]
 
     def places(self) -> Iterable[Slice]:
         """All that the transfers and instructions name."""
         for t in self.transfers:
             yield Slice(t.buf, t.lo, t.hi, self.rank)
         for s in self.instructions:
-            if isinstance(s, Total):
+            if isinstance(s, SumInto):
                 yield from s.operands
+                yield from s.targets
             elif not isinstance(s, Start | Wait):
                 yield from reads(s, self.rank)
                 yield from writes(s, self.rank)
