@@ -23,6 +23,7 @@ LATER = {
     "waitall": "running.nonblocking",
     "animate": "drawing.film",
     "check": "report",
+    "check_algorithm": "report",
     "draw": "drawing.diagrams",
     "draw_buffers": "drawing.diagrams",
     "draw_race": "drawing.race",

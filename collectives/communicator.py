@@ -18,7 +18,7 @@ from functools import partial, wraps
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms.registry import ALGORITHMS, MEMORY, NODES
+from collectives.algorithms.registry import ALGORITHMS, NODES, SHARED_MEMORY
 from collectives.choosing.selection import Call, check_name, seconds
 from collectives.executor.plan import NATIVE, Once
 from collectives.failures.aborted import Aborted, cause_of
@@ -334,7 +334,7 @@ class Communicator(MPI.Intracomm):
             return said
         several = selection.place == "nodes"
         texts = [
-            n for n, e in ALGORITHMS[operation].items() if MEMORY in e.requires and (NODES in e.requires) == several
+            n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
         if self._planner.library_for_private(asked, operation, call.nbytes):
             texts = ["shared_arrays"]

@@ -10,8 +10,11 @@ elements that any could do with; what is wrong it can draw.
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.registry import COMMUTATIVE, CONSECUTIVE, EQUAL_BLOCKS, Algorithm, Need
 from collectives.checking.definitions import OPERATIONS, prove
 from collectives.checking.simulator import Deadlock, ScheduleError, Stats
 from collectives.drawing.diagrams import draw, draw_failure
@@ -177,3 +180,79 @@ def check(
                         raise
                 report.cases.append(Case(size, count, root, stats))
     return report
+
+
+def check_algorithm(
+    algorithm: Algorithm | Callable,
+    operation: str = "",
+    ranks: Iterable[int] = range(1, 18),
+    needs: Iterable[Need] = (),
+) -> Report:
+    """Check an algorithm as those of the registry are checked: what `check` does, and all that a call may bring.
+
+    Blocks that are uneven, empty, apart and out of order, where the operation has blocks; many segments, where the
+    algorithm takes `segment`; nodes of any size, where it takes `nodes`; rank order, if it does not need COMMUTATIVE.
+
+    Parameters
+    ----------
+    algorithm : entry of ALGORITHMS, or generator function
+    operation : a name in ALGORITHMS; of an entry its own, by default allreduce
+    ranks : numbers of ranks
+    needs : of a generator function what an entry would say
+
+    Returns
+    -------
+    Report
+        on the first wrong case; true where nothing is wrong
+
+    Examples
+    --------
+    >>> from collectives import ALGORITHMS, check_algorithm
+    >>> bool(check_algorithm(ALGORITHMS["allreduce"]["ring"], ranks=range(1, 6)))
+    True
+    """
+    if isinstance(algorithm, Algorithm):
+        needs = algorithm.needs
+        operation = operation or next(name for name, entries in ALGORITHMS.items() if algorithm in entries.values())
+    operation, needs = operation or "allreduce", frozenset(needs)
+    rounds, ordered = read(algorithm)[1], COMMUTATIVE not in needs
+    report = check(algorithm, ranks, operation, ordered=ordered)
+    if not report or operation == "barrier":
+        return report
+    taken = inspect.signature(rounds).parameters
+    called = rounds
+    if OPERATIONS[operation].rooted and "root" not in taken:
+        called = lambda *given, root, **more: rounds(*given, **more)
+    for size in [size for size in ranks if size <= 9]:
+        for count, options in harder(size, operation, needs, taken):
+            root = size // 2 if "root" in taken else 0
+            try:
+                stats = prove(operation, called, size, count, root, ordered=ordered, **options)
+            except ScheduleError as error:
+                said = f"{size} ranks, {count} elements, {options}: {error}"
+                report.right, report.said, report.error, report.failed = False, said, error, (size, count)
+                return report
+            report.cases.append(Case(size, count, root, stats))
+    return report
+
+
+def harder(size: int, operation: str, needs: frozenset[Need], taken) -> Iterable[tuple]:
+    """Yield (count or blocks, options) of the cases that `check` does not have."""
+    if OPERATIONS[operation].blocked:
+        lengths = [2 if EQUAL_BLOCKS in needs else 3 * rank % 4 for rank in range(size)]
+        ends = [0, *accumulate(lengths)]
+        blocks = list(pairwise(ends))
+        if CONSECUTIVE not in needs:  # the last rank's block first, a gap before each
+            blocks = [
+                (2 * size + ends[-1] - hi - rank, 2 * size + ends[-1] - lo - rank)
+                for rank, (lo, hi) in enumerate(blocks)
+            ]
+        yield blocks, {}
+    count = 3 * size if operation == "alltoall" else 2 * size + 5
+    if "segment" in taken:
+        for segment in (1, 3):
+            yield count, {"segment": segment}
+    if "nodes" in taken:
+        for most in (1, 2, 3):
+            yield count, {"nodes": [rank % -(-size // most) for rank in range(size)]}
+            yield count, {"nodes": [rank // most for rank in range(size)]}

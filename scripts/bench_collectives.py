@@ -150,7 +150,7 @@ def tuning(file: str, quick: bool, only: str) -> Iterator[Row]:
     from collectives.choosing.selection import default_table, save, table_from
 
     operations = [operation for operation in TUNED if only in operation]
-    names = {op: ["shared", *(n for n, e in by_messages(op).items() if e.requires != NODES)] for op in operations}
+    names = {op: ["shared", *(n for n, e in by_messages(op).items() if NODES not in e.needs)] for op in operations}
     cases = [
         {"operation": op, "nbytes": nbytes, "sides": {name: (False, name) for name in names[op]}}
         for op in operations

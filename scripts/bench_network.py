@@ -40,7 +40,7 @@ import numpy as np
 from benchmarking import ETHERNET, Row, arguments, in_lab
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import MEMORY, NODES, SEGMENT_BYTES
+from collectives.algorithms.registry import NODES, SEGMENT_BYTES, SHARED_MEMORY
 from collectives.choosing.derive import tables
 from collectives.choosing.selection import save
 from collectives.pricing.critical_path import waits
@@ -169,7 +169,7 @@ def median_network(networks: Sequence[Network]) -> Network:
 def call(operation: str, name: str, nbytes: int, nodes: list[int]) -> tuple[int | None, dict]:
     """Elements and options of an algorithm on a vector of so many bytes, as a communicator would run it."""
     entry, options = ALGORITHMS[operation][name], {}
-    if NODES in entry.requires:
+    if NODES in entry.needs:
         options["nodes"] = nodes
     if entry.pipelined:
         options["segment"] = SEGMENT_BYTES // ITEMSIZE
@@ -225,12 +225,12 @@ def measure_schedules(world, nodes: list[int], seconds: float, vectors: list[int
         x, y = (np.ones(nbytes // ITEMSIZE, "f4") for _ in "xy")
         for operation, entries in ALGORITHMS.items():
             for name in entries:
-                both = NODES in entries[name].requires and MEMORY in entries[name].requires
+                both = NODES in entries[name].needs and SHARED_MEMORY in entries[name].needs
                 if both or (operation == "barrier" and nbytes != vectors[0]):
                     continue
                 count, options = call(operation, name, nbytes, nodes)
                 given = [world.Get_rank(), world.Get_size(), *([] if count is None else [count])]
-                if entries[name].requires == MEMORY:  # two levels are made of these and of messages
+                if entries[name].needs == {SHARED_MEMORY}:  # two levels are made of these and of messages
                     plan = in_memory(window, operation, name, nbytes)
                 else:
                     plan = communicator.compile(entries[name].rounds(*given, **options), x=x, y=y)

@@ -20,7 +20,7 @@ def doubling_cost(p, n):
     return Cost(rounds, n * (p - 1) / p) if p == 1 << rounds else Cost(rounds + 2, 2 * n)
 
 
-@algorithm("allgather", cost=doubling_cost, requires=CONSECUTIVE)
+@algorithm("allgather", cost=doubling_cost, needs={CONSECUTIVE})
 def doubling(rank, size, count):
     """Partners 2**k apart exchange all they have: lg p alpha + (p-1)/p n beta where p is a power of two.
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from collectives.algorithms import allgather, broadcast, reduce
 from collectives.algorithms.power_of_two import among_power_of_two, halves
-from collectives.algorithms.registry import NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
+from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
 from collectives.algorithms.trees import two_trees
 from collectives.steps import Recv, RecvReduce, Reduce, Send, among, part
 
 
-@algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), ordered=False)
+@algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE})
 def ring(rank, size, count):
     """Ranks in a ring, x in p parts: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 
@@ -49,7 +49,7 @@ def segmented_cost(p, n, segment=SEGMENT):
     return Cost(2 * (p - 1) * k, 2 * n * (p - 1) / p, n / (p * k) if p > 1 else 0)
 
 
-@algorithm("allreduce", cost=segmented_cost, ordered=False)
+@algorithm("allreduce", cost=segmented_cost, needs={COMMUTATIVE})
 def segmented_ring(rank, size, count, segment=SEGMENT):
     """The ring with parts cut into k >= 2 segments: 2(p-1) k alpha + 2(p-1)/p n beta + n/(p k) gamma.
 
@@ -134,7 +134,7 @@ def double_tree_cost(p, n, segment=SEGMENT):
     return Cost(messages, messages * n / (2 * k), messages * n / (4 * k))
 
 
-@algorithm("allreduce", cost=double_tree_cost, ordered=False)
+@algorithm("allreduce", cost=double_tree_cost, needs={COMMUTATIVE})
 def double_tree(rank, size, count, segment=SEGMENT):
     """Two binary trees, each for half of x in k segments: 4 (lg p + k) messages of n/2k, half of them added.
 
@@ -191,7 +191,7 @@ def levels(rank: int, count: int, nodes) -> Levels:
     return Levels(mine, parts, [group[here] for group in members.values()] if here < g else [])
 
 
-@algorithm("allreduce", cost=segmented_cost, ordered=False, requires=NODES)  # of a rank on each node: segmented_ring
+@algorithm("allreduce", cost=segmented_cost, needs={COMMUTATIVE, NODES})  # of a rank on each node: segmented_ring
 def two_level(rank, size, count, nodes=None, segment=SEGMENT):
     """Sum inside each node, then between nodes, then share: 2(M-1)/M n/g bytes of a rank cross the network.
 

@@ -1,6 +1,6 @@
 """Alltoall: block q of every rank's x goes to rank q, which finds that of rank r in block r of its y."""
 
-from collectives.algorithms.registry import EQUAL, Cost, algorithm, log2
+from collectives.algorithms.registry import EQUAL_BLOCKS, Cost, algorithm, log2
 from collectives.steps import Copy, Recv, Send, blocks
 
 
@@ -26,7 +26,7 @@ def bruck_cost(p, n):
     return Cost(log2(p), n / p * sent)
 
 
-@algorithm("alltoall", cost=bruck_cost, requires=EQUAL)
+@algorithm("alltoall", cost=bruck_cost, needs={EQUAL_BLOCKS})
 def bruck(rank, size, count, into=None):
     """Blocks travel in leaps of 1, 2, 4, ...: ceil(lg p) alpha + n/2 lg p beta, for short blocks.
 

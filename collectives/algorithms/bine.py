@@ -10,7 +10,7 @@ Source: De Sensi et al., Bine Trees, SC 2025.
 from functools import lru_cache
 
 from collectives.algorithms.power_of_two import among_power_of_two
-from collectives.algorithms.registry import Cost, algorithm, log2
+from collectives.algorithms.registry import COMMUTATIVE, Cost, algorithm, log2
 from collectives.steps import Copy, Recv, RecvReduce, Send, blocks
 
 MASK = 0xAAAAAAAA
@@ -77,7 +77,7 @@ def broadcast(rank, size, count, root=0):
         yield (Send((child + root) % size, "x", 0, count),)
 
 
-@algorithm("reduce", cost=lambda p, n: Cost(log2(p), log2(p) * n, log2(p) * n), ordered=False, name="bine")
+@algorithm("reduce", cost=lambda p, n: Cost(log2(p), log2(p) * n, log2(p) * n), needs={COMMUTATIVE}, name="bine")
 def reduce(rank, size, count, root=0):
     """The broadcast backwards: ceil(lg p)(alpha + n beta + n gamma)."""
     parent, children = tree(size)
@@ -145,7 +145,7 @@ def whole_cost(p, n):
     return Cost(rounds + 2 * folded, (rounds + 2 * folded) * n, (rounds + folded) * n)
 
 
-@algorithm("allreduce", cost=whole_cost, ordered=False, name="bine")
+@algorithm("allreduce", cost=whole_cost, needs={COMMUTATIVE}, name="bine")
 def allreduce(rank, size, count):
     """As doubling, of whole vectors, the far partners first: lg p (alpha + n beta + n gamma); folded as doubling is."""
 

@@ -9,7 +9,7 @@ Source: Jain and Sabharwal 2010, for tori; Jia et al. 2018 and others, for level
 import math
 from itertools import zip_longest
 
-from collectives.algorithms.registry import DIMS, Cost, algorithm
+from collectives.algorithms.registry import COMMUTATIVE, DIMS, Cost, algorithm
 from collectives.steps import Recv, RecvReduce, Send, part
 
 
@@ -17,7 +17,7 @@ def ring_cost(p, n):
     return Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p)
 
 
-@algorithm("allreduce", cost=ring_cost, ordered=False, requires=DIMS)
+@algorithm("allreduce", cost=ring_cost, needs={COMMUTATIVE, DIMS})
 def bucket(rank, size, count, dims=None):
     """Reduce-scatter along each dimension in turn, allgather back: 2 sum(n_d - 1) alpha + 2(p-1)/p n beta.
 

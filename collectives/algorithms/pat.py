@@ -3,7 +3,7 @@
 Any number of ranks. Source: Jeaugey, PAT: a new algorithm for all-gather and reduce-scatter operations at scale, 2025.
 """
 
-from collectives.algorithms.registry import Cost, algorithm, log2
+from collectives.algorithms.registry import COMMUTATIVE, Cost, algorithm, log2
 from collectives.steps import Copy, Recv, RecvReduce, Send, blocks
 
 
@@ -55,7 +55,7 @@ def pat(rank, size, count):
 
 
 @algorithm(
-    "reduce_scatter", cost=lambda p, n: Cost(log2(p), n * (p - 1) / p, n * (p - 1) / p), ordered=False, name="pat"
+    "reduce_scatter", cost=lambda p, n: Cost(log2(p), n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE}, name="pat"
 )
 def pat_reduce_scatter(rank, size, count):
     """The allgather backwards: ceil(lg p) alpha + (p-1)/p (n beta + n gamma)."""

@@ -2,11 +2,11 @@
 
 from collectives.algorithms import allreduce, reduce
 from collectives.algorithms.power_of_two import among_power_of_two
-from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm
+from collectives.algorithms.registry import COMMUTATIVE, CONSECUTIVE, Cost, algorithm
 from collectives.steps import RecvReduce, Send, among, blocks
 
 
-@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), ordered=False)
+@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE})
 def ring(rank, size, count):
     """A block travels once around and gathers every share: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma."""
     block = blocks(count, size)
@@ -15,7 +15,7 @@ def ring(rank, size, count):
         yield Send(right, "x", *block((rank - k) % size)), RecvReduce(left, "x", *block((rank - k - 1) % size))
 
 
-@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), ordered=False)
+@algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE})
 def pairwise(rank, size, count):
     """Each pair of ranks exchanges shares directly: (p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma.
 
@@ -44,7 +44,7 @@ def halving_cost(p, n):
     return Cost(rounds + 2 * folded, share + folded * (n + n / p), share + folded * n)
 
 
-@algorithm("reduce_scatter", cost=halving_cost, ordered=False, requires=CONSECUTIVE)
+@algorithm("reduce_scatter", cost=halving_cost, needs={COMMUTATIVE, CONSECUTIVE})
 def halving(rank, size, count):
     """Partners p/2, p/4, ... apart swap halves: lg p alpha + (p-1)/p (n beta + n gamma) where p is a power of two.
 
@@ -63,7 +63,7 @@ def halving(rank, size, count):
     yield from among_power_of_two(rank, size, halve, lambda r: everything, block)
 
 
-@algorithm("reduce_scatter", cost=lambda p, n: allreduce.doubling_cost(p, n), requires=CONSECUTIVE)
+@algorithm("reduce_scatter", cost=lambda p, n: allreduce.doubling_cost(p, n), needs={CONSECUTIVE})
 def doubling(rank, size, count):
     """A whole allreduce, of which each rank keeps its block: the one that keeps rank order. lg p (alpha + n beta)."""
     block = blocks(count, size)

@@ -20,7 +20,8 @@ Each file of this package holds one operation. In all of them "x" is the caller'
 it says where the blocks lie in x, `into` where they lie in y; as a number it is a multiple of the number of ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from functools import lru_cache
 from inspect import signature
 from typing import NamedTuple
@@ -30,11 +31,20 @@ from collectives.steps import Round, part
 SEGMENT = 1 << 16  # elements of x that a pipelined algorithm keeps in flight, where the caller does not say
 # What the communicator says: from 64 KiB on Open MPI's TCP asks the receiver before it sends, which takes longer.
 SEGMENT_BYTES = 60_000
-CONSECUTIVE = "consecutive blocks"  # the blocks of a list follow each other in rank order without gaps
-NODES = "nodes"  # needs the node of each rank
-DIMS = "dims"  # takes the sides of a torus, or of levels; without them a ring
-EQUAL = "equal blocks"  # all blocks are of one length
-MEMORY = "node memory"  # ranks that share memory: their slots, or x itself (algorithms/shared.py)
+
+
+class Need(Enum):
+    """What an algorithm needs beyond any number of ranks, root and count: a call that has it not runs another."""
+
+    COMMUTATIVE = "an operation that commutes, as operands do not meet in rank order"
+    CONSECUTIVE = "blocks of a list that follow each other in rank order without gaps"
+    DIMS = "the sides of a torus, or of levels, as its parameter `dims`; without them a ring"
+    EQUAL_BLOCKS = "blocks of one length"
+    NODES = "the node of each rank, as its parameter `nodes`"
+    SHARED_MEMORY = "memory that ranks share: their slots, or x itself (algorithms/shared.py)"
+
+
+COMMUTATIVE, CONSECUTIVE, DIMS, EQUAL_BLOCKS, NODES, SHARED_MEMORY = Need
 
 
 class Cost(NamedTuple):
@@ -64,30 +74,33 @@ class Algorithm(NamedTuple):
     rounds : generator function (rank, size, count, ...) -> rounds of steps of that rank
     cost : function (size, count) -> Cost; closed form, count in elements over all blocks. It is what the clock finds on
         a network of one level (tests/collectives/test_closed_forms.py has the few that are bounds off powers of two)
-    ordered : whether operands meet in rank order, as an operation that does not commute needs
-    requires : what the algorithm needs beyond any size, root and count, in words; empty for nothing
+    needs : frozenset of Need
     pipelined : whether x is cut into segments: the function takes `segment`, their greatest length in elements
     """
 
     name: str
     rounds: Callable[..., Iterator[Round]]
     cost: Callable[[int, int], Cost]
-    ordered: bool
-    requires: str = ""
+    needs: frozenset[Need] = frozenset()
     pipelined: bool = False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether operands meet in rank order."""
+        return COMMUTATIVE not in self.needs
 
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
-def algorithm(operation: str, cost: Callable[[int, int], Cost], *, name="", ordered: bool = True, requires: str = ""):
+def algorithm(operation: str, cost: Callable[[int, int], Cost], *, name: str = "", needs: Iterable[Need] = ()):
     """Decorate a generator function of rounds: enter it in the registry under its own name, or the one given."""
 
     def enter(rounds, name=name):
         name = name or rounds.__name__
         entries = ALGORITHMS.setdefault(operation, {})
         assert name not in entries, f"{operation} already has an algorithm {name}"
-        entries[name] = Algorithm(name, rounds, cost, ordered, requires, "segment" in signature(rounds).parameters)
+        entries[name] = Algorithm(name, rounds, cost, frozenset(needs), "segment" in signature(rounds).parameters)
         return rounds
 
     return enter
@@ -98,7 +111,7 @@ def by_messages(operation: str) -> dict[str, Algorithm]:
 
     Of the others `shared` runs the one that fits the call.
     """
-    return {name: entry for name, entry in ALGORITHMS[operation].items() if MEMORY not in entry.requires}
+    return {name: entry for name, entry in ALGORITHMS[operation].items() if SHARED_MEMORY not in entry.needs}
 
 
 def log2(n: int) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from collectives.algorithms.allreduce import levels, segmented_cost, segmented_ring
-from collectives.algorithms.registry import MEMORY, NODES, SEGMENT, Cost, algorithm, how_many
+from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, SHARED_MEMORY, Cost, algorithm, how_many
 from collectives.steps import SLOTS, Copy, Meet, Reduce, Round, Step, among, blocks, part
 
 SLOT = 1 << 17  # elements of a slot where the caller does not say
@@ -88,7 +88,7 @@ def total(buf: str, n: int, operands: list[tuple[int | None, str, int]]) -> list
     "allreduce",
     name="shared_small",
     cost=lambda p, n: Cost(meetings=1, copied=3 * n, reduced=(p - 1) * n),
-    requires=MEMORY,
+    needs={SHARED_MEMORY},
 )
 def small(rank, size, count, root=None, send="x", turn=0):
     """Each rank puts its x into its slot; whoever wants the result sums all: a meeting, 3 n copied, (p-1) n gamma."""
@@ -104,7 +104,7 @@ def small(rank, size, count, root=None, send="x", turn=0):
     "reduce",
     name="shared_small",
     cost=lambda p, n: Cost(meetings=1, copied=3 * n, reduced=(p - 1) * n),
-    requires=MEMORY,
+    needs={SHARED_MEMORY},
 )
 def small_reduce(rank, size, count, root=0, send="x", turn=0):
     """As the allreduce, where only the root sums."""
@@ -124,7 +124,7 @@ def slots_cost(copies):
     return cost
 
 
-@algorithm("allreduce", name="shared_slots", cost=slots_cost(lambda p: 2 + 1 / p), requires=MEMORY)
+@algorithm("allreduce", name="shared_slots", cost=slots_cost(lambda p: 2 + 1 / p), needs={SHARED_MEMORY})
 def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, direct=False):
     """Each rank sums its slice of every segment: k + 1 meetings for k segments, 2 n copied, (p-1)/p n gamma.
 
@@ -158,7 +158,7 @@ def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, 
     yield from take_turns([turn_of(k) for k in range(how_many(count, step))], twice=True)
 
 
-@algorithm("reduce", name="shared_slots", cost=slots_cost(lambda p: 2), requires=MEMORY)
+@algorithm("reduce", name="shared_slots", cost=slots_cost(lambda p: 2), needs={SHARED_MEMORY})
 def slots_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=LINE):
     """As the allreduce, where only the root gets the sums."""
     yield from slots(rank, size, count, root, send, turn, slot, line)
@@ -180,7 +180,7 @@ def scatter_cost(p, n):
     return Cost(meetings=how_many(share, room_of(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
 
 
-@algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, requires=MEMORY)
+@algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, needs={SHARED_MEMORY})
 def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLOT, line=LINE):
     """Each rank puts what others sum, room q of its slot for rank q's block: a meeting a segment, n copied.
 
@@ -208,7 +208,7 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLO
     "allgather",
     name="shared_slots",
     cost=lambda p, n: Cost(meetings=how_many(-(-n // p), SLOT), copied=n),
-    requires=MEMORY,
+    needs={SHARED_MEMORY},
 )
 def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
     """Each rank puts its block, the others get it: a meeting a segment, n copied. `send` may hold the block alone."""
@@ -233,7 +233,7 @@ def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
     "broadcast",
     name="shared_slots",
     cost=lambda p, n: Cost(meetings=how_many(n, SLOT), copied=n + min(n, SLOT) * (p > 1)),
-    requires=MEMORY,
+    needs={SHARED_MEMORY},
 )
 def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
     """The root puts a segment while the others get the one before: a meeting a segment, n and a segment copied."""
@@ -254,7 +254,7 @@ def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
     "allreduce",
     name="shared_arrays",
     cost=lambda p, n: Cost(meetings=2, copied=n / p + n, reduced=(p - 1) * n / p),
-    requires=MEMORY,
+    needs={SHARED_MEMORY},
 )
 def arrays(rank, size, count, send="x", line=LINE):
     """Each rank sums its slice of all x into all x: 2 meetings, (p-1)/p n gamma, n copied."""
@@ -267,7 +267,7 @@ def arrays(rank, size, count, send="x", line=LINE):
     yield MEET
 
 
-@algorithm("reduce", name="shared_arrays", cost=slots_cost(lambda p: 1 + 1 / p), requires=MEMORY)
+@algorithm("reduce", name="shared_arrays", cost=slots_cost(lambda p: 1 + 1 / p), needs={SHARED_MEMORY})
 def arrays_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=LINE):
     """Each rank sums its slice of all x, read where they are, into its slot, from where the root gets it."""
     yield from slots(rank, size, count, root, send, turn, slot, line, direct=True)
@@ -277,7 +277,7 @@ def arrays_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=L
     "reduce_scatter",
     name="shared_arrays",
     cost=lambda p, n: Cost(meetings=2, copied=2 * n / p, reduced=(p - 1) * n / p),
-    requires=MEMORY,
+    needs={SHARED_MEMORY},
 )
 def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
     """Each rank sums its block of all x: 2 meetings, (p-1)/p n gamma."""
@@ -290,7 +290,7 @@ def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
 
 
 @algorithm(
-    "allgather", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=(p - 1) / p * n), requires=MEMORY
+    "allgather", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=(p - 1) / p * n), needs={SHARED_MEMORY}
 )
 def arrays_allgather(rank, size, count, send="x"):
     """Each rank writes its block into all other x: 2 meetings, (p-1)/p n copied."""
@@ -301,7 +301,9 @@ def arrays_allgather(rank, size, count, send="x"):
     yield MEET
 
 
-@algorithm("broadcast", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=n * (p > 1)), requires=MEMORY)
+@algorithm(
+    "broadcast", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=n * (p > 1)), needs={SHARED_MEMORY}
+)
 def arrays_broadcast(rank, size, count, root=0):
     """Each rank reads the root's x: 2 meetings, n copied."""
     yield MEET
@@ -329,7 +331,7 @@ def two_level_cost(p, n):
     )
 
 
-@algorithm("allreduce", name="shared_two_level", cost=two_level_cost, ordered=False, requires=f"{NODES}, {MEMORY}")
+@algorithm("allreduce", name="shared_two_level", cost=two_level_cost, needs={COMMUTATIVE, NODES, SHARED_MEMORY})
 def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
     """Sum in the memory of each node, each part of x around a ring between nodes, share it in the memory of each node.
 
@@ -359,15 +361,14 @@ def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=L
     "allreduce",
     name="shared_two_level_arrays",
     cost=lambda p, n: two_level_cost(p, n)._replace(meetings=4 * (p > 1)),
-    ordered=False,
-    requires=f"{NODES}, {MEMORY}",
+    needs={COMMUTATIVE, NODES, SHARED_MEMORY},
 )
 def two_level_arrays(rank, size, count, nodes=None, send="x", segment=SEGMENT):
     """The same of arrays that all ranks of a node can read and write."""
     yield from two_level(rank, size, count, nodes, send, segment=segment, arrays=True)
 
 
-@algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), requires=MEMORY)
+@algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), needs={SHARED_MEMORY})
 def barrier(rank, size):
     """All ranks meet."""
     yield MEET

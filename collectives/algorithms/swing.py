@@ -10,7 +10,7 @@ from itertools import zip_longest
 from collectives.algorithms.bine import distance, to_negabinary
 from collectives.algorithms.bucket import sides_of
 from collectives.algorithms.power_of_two import among_power_of_two
-from collectives.algorithms.registry import DIMS, Cost, algorithm
+from collectives.algorithms.registry import COMMUTATIVE, DIMS, Cost, algorithm
 from collectives.steps import Recv, RecvReduce, Send, part
 
 
@@ -20,7 +20,7 @@ def halving_cost(p, n):
     return Cost(2 * rounds + 2 * folded, 2 * share + 2 * folded * n, share + folded * n)
 
 
-@algorithm("allreduce", cost=halving_cost, ordered=False, requires=DIMS)
+@algorithm("allreduce", cost=halving_cost, needs={COMMUTATIVE, DIMS})
 def swing(rank, size, count, dims=None):
     """Reduce-scatter by swinging partners, allgather back: 2 lg p alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 

@@ -54,7 +54,7 @@ def derive(
 def seconds(operation, entry, ranks: int, nbytes: int, network: Network) -> float:
     """What an algorithm takes on so many ranks."""
     options = {}
-    if NODES in entry.requires:
+    if NODES in entry.needs:
         options["nodes"] = [rank // network.ranks_per_node for rank in range(ranks)]
     if entry.pipelined:
         options["segment"] = SEGMENT_BYTES // ITEMSIZE

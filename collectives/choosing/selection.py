@@ -10,13 +10,13 @@ each carry a part.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
 from collectives.algorithms import ALGORITHMS
-from collectives.algorithms.registry import EQUAL, Algorithm, by_messages
+from collectives.algorithms.registry import COMMUTATIVE, EQUAL_BLOCKS, Algorithm, Need, by_messages
 from collectives.reading import read_json
 
 ANY = float("inf")
@@ -101,8 +101,17 @@ READ_IN_PLACE, READ_ABOVE = {"allgather", "broadcast"}, 8 << 10  # bytes
 # The library counts elements in 32 bits. So many bytes are at most so many elements, whatever their datatype is.
 COUNTED = (1 << 31) - 1
 
-# Where a rank knows its own block only (the vector forms): one for all sizes.
-VECTOR = {"allgather": "ring", "alltoall": "pairwise", "gather": "flat", "scatter": "flat"}
+# What runs where a call does not meet the needs of the row's algorithm: an operation that does not commute, blocks of
+# several lengths. The vector forms, in which ranks know different numbers of elements, have no row: it is this one.
+FALLBACK = {
+    "allgather": "ring",
+    "allreduce": "doubling",
+    "alltoall": "pairwise",
+    "gather": "flat",
+    "reduce": "binomial",
+    "reduce_scatter": "doubling",
+    "scatter": "flat",
+}
 # What sums float16 between nodes: all operands of an element at once, in float32, so that it is rounded only once.
 # Any other algorithm that is asked for rounds after every round in which it adds.
 ROUNDED_ONCE = {
@@ -112,8 +121,6 @@ ROUNDED_ONCE = {
     "reduce_scatter": "direct",
     "scan": "flat",
 }
-# What runs in place of an algorithm that does not keep rank order, for an operation that does not commute.
-ORDERED = {"allreduce": "doubling", "reduce_scatter": "doubling", "reduce": "binomial"}
 
 
 class Call(NamedTuple):
@@ -133,6 +140,11 @@ class Call(NamedTuple):
     shareable: bool = True
     half: bool = False
     numpy: bool = False
+
+    def lacks(self, needs: Iterable[Need]) -> Need | None:
+        """Return what an algorithm needs and the call has not; None where it has all. The rest is seen to elsewhere."""
+        missing = {COMMUTATIVE: self.ordered, EQUAL_BLOCKS: self.vector}
+        return next((need for need in needs if missing.get(need)), None)
 
 
 class Selection:
@@ -217,7 +229,7 @@ class Selection:
         automatic = asked in ("auto", "schedule")
         if automatic:
             if call.vector:
-                name, why = VECTOR[operation], "ranks know different numbers of elements"
+                name, why = FALLBACK[operation], "ranks know different numbers of elements"
             else:
                 limit, name = next(row for row in self.table[operation] if call.nbytes <= row[0])
                 source = self.file if operation in self.own else "the default table"
@@ -241,10 +253,8 @@ class Selection:
             name, why = "two_level", "no array is in memory that ranks share"
         if name == "shared" and (reason := self.cannot_share(call)):
             name, why = self.by_messages(call), f"shared is {why}, but {reason}"
-        if call.ordered and name not in ("native", "shared") and not ALGORITHMS[operation][name].ordered:
-            name, why = ORDERED[operation], f"{name} does not keep rank order, which the operation needs"
-        if call.vector and name != "native" and ALGORITHMS[operation][name].requires == EQUAL:
-            name, why = VECTOR[operation], f"{name} needs blocks of one length"
+        if name not in ("native", "shared") and (lacking := call.lacks(ALGORITHMS[operation][name].needs)):
+            name, why = FALLBACK[operation], f"{name} needs {lacking.value}"
         return name, why
 
     def by_messages(self, call: Call) -> str:

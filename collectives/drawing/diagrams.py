@@ -315,7 +315,7 @@ class Scene:
 
 def with_nodes(algorithm, size, options) -> dict:
     """Two nodes, where an algorithm asks for nodes and nobody says which."""
-    if NODES in getattr(algorithm, "requires", "") and "nodes" not in options:
+    if NODES in getattr(algorithm, "needs", ()) and "nodes" not in options:
         return options | {"nodes": [2 * rank // size for rank in range(size)]}
     return options
 

@@ -393,7 +393,9 @@ class Walk:
                         elif kind is Meet and len(steps) == 1:
                             break
                         else:
-                            alone = f"{step!r} must be the only step of its round"
+                            alone = f"{step!r} is a step that has no price"
+                            if kind is Meet:
+                                alone = f"{step!r} must be the only step of its round"
                             raise ValueError(f"{self.name}: rank {rank}: {mistake_in(steps) or alone}")
                     if steps and type(steps[0]) is Meet:
                         meet(rank, steps[0], now, steps)

@@ -150,9 +150,9 @@ def price(
     if size < 1 or itemsize < 1:
         raise ValueError(f"need size >= 1 and itemsize >= 1, not {size} and {itemsize}")
     name, rounds, closed_form = read(algorithm)
-    if isinstance(algorithm, Algorithm) and NODES in algorithm.requires:
+    if isinstance(algorithm, Algorithm) and NODES in algorithm.needs:
         options.setdefault("nodes", network.nodes_of(size))
-    if isinstance(algorithm, Algorithm) and DIMS in algorithm.requires:
+    if isinstance(algorithm, Algorithm) and DIMS in algorithm.needs:
         options.setdefault("dims", network.dims_of(size))
 
     def walk(mine, count):
@@ -270,7 +270,7 @@ def _nodes_are_alike(program, size, node) -> bool:
                 return Meet, None if step.ranks is None else sorted((other - rank) % size for other in step.ranks)
             case Compute():
                 return Compute, step.seconds
-        raise ValueError(f"rank {rank}: {mistake_in((step,))}")
+        raise ValueError(f"rank {rank}: {mistake_in((step,)) or f'{step!r} is a step that has no price'}")
 
     nodes = {0, 1 % (size // node), (size // node) // 2, size // node - 1}
     rounds = (row for rank in range(node) for row in zip_longest(*(relative(rank + k * node) for k in nodes)))

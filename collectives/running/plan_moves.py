@@ -143,7 +143,7 @@ def allgather(planner, sendbuf, recvbuf, algorithm, vector=False):
 
 def in_order(name) -> bool:
     """Whether an allgather needs the blocks one after another."""
-    return callable(name) or name == "shared" or CONSECUTIVE in ALGORITHMS["allgather"][name].requires
+    return callable(name) or name == "shared" or CONSECUTIVE in ALGORITHMS["allgather"][name].needs
 
 
 def alltoall(planner, sendbuf, recvbuf, algorithm, vector=False):

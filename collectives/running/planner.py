@@ -145,7 +145,7 @@ class Planner:
             key = operation, name, count, itemsize, half, ordered, *options.items()
             return self.programs.of(key, partial(learned, self, key, *key[:6], options))
         entry = ALGORITHMS[operation][name]
-        if NODES in entry.requires:
+        if NODES in entry.needs:
             options["nodes"] = self.nodes
         if entry.pipelined:
             options["segment"] = max(1, SEGMENT_BYTES // itemsize)

@@ -7,7 +7,7 @@ import pytest
 
 from collectives import ALGORITHMS
 from collectives.algorithms import shared
-from collectives.algorithms.registry import CONSECUTIVE, MEMORY
+from collectives.algorithms.registry import CONSECUTIVE, SHARED_MEMORY
 from collectives.algorithms.trees import two_trees
 from collectives.checking.definitions import OPERATIONS, prove
 from collectives.checking.simulator import Race, ScheduleError, simulate
@@ -111,13 +111,13 @@ def test_blocks_may_be_uneven_empty_apart_and_out_of_order(operation):
         ends = [0, *itertools.accumulate(lengths)]
         consecutive = list(itertools.pairwise(ends))
         for entry in ALGORITHMS[operation].values():
-            blocks = consecutive if entry.requires == CONSECUTIVE else apart
+            blocks = consecutive if CONSECUTIVE in entry.needs else apart
             for root in range(size) if OPERATIONS[operation].rooted else [0]:
                 prove(operation, entry.rounds, size, blocks, root, ordered=entry.ordered)
 
 
 OTHER = {"even": "odd", "odd": "even"}
-WAYS = [(op, entry) for op, entry in ENTRIES if entry.requires == MEMORY]
+WAYS = [(op, entry) for op, entry in ENTRIES if entry.needs == {SHARED_MEMORY}]
 
 
 def calls_in_a_row(calls, size, count, changes=()):

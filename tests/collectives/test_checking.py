@@ -7,7 +7,21 @@ import numpy as np
 import pytest
 
 import collectives
-from collectives import ALGORITHMS, Compute, Copy, Deadlock, Meet, Recv, RecvReduce, Send, Slice, check, part
+from collectives import (
+    ALGORITHMS,
+    Compute,
+    Copy,
+    Deadlock,
+    Meet,
+    Recv,
+    RecvReduce,
+    Send,
+    Slice,
+    check,
+    check_algorithm,
+    part,
+)
+from collectives.algorithms.registry import Need
 from collectives.executor import program
 from collectives.executor.program import live_rounds
 
@@ -284,3 +298,30 @@ def test_a_broadcast_without_a_root_takes_options_and_a_root_may_be_given():
 
 def test_a_barrier_is_checked_once_for_each_number_of_ranks():
     assert len(check(ALGORITHMS["barrier"]["dissemination"], [2, 3], "barrier").cases) == 2
+
+
+def test_algorithms_of_a_user_are_checked_as_those_of_the_registry():
+    ring = ALGORITHMS["allreduce"]["ring"]
+    assert check_algorithm(ring, ranks=[1, 2, 5]) and check_algorithm(ring.rounds, ranks=[3], needs=ring.needs)
+    assert "out of rank order" in str(check_algorithm(ring.rounds, ranks=[3]))
+
+    def packed(rank, size, count):  # as if blocks always lay one after another
+        given = ALGORITHMS["allgather"]["ring"].rounds
+        if not isinstance(count, int):
+            ends = [0]
+            for lo, hi in count:
+                ends.append(ends[-1] + hi - lo)
+            count = list(itertools.pairwise(ends))
+        yield from given(rank, size, count)
+
+    report = check_algorithm(packed, "allgather", [4])
+    assert not report and "4 ranks, [(" in str(report), "blocks that lie apart"
+    assert check_algorithm(packed, "allgather", [4], needs={Need.CONSECUTIVE})
+
+    def short(rank, size, count, segment=1000):  # wrong where there are several segments
+        yield from ring.rounds(rank, size, min(count, segment))
+
+    assert "'segment': 1" in str(check_algorithm(short, "allreduce", [3], needs=ring.needs))
+    for entries in ALGORITHMS.values():
+        for entry in entries.values():
+            assert check_algorithm(entry, ranks=[1, 3, 4]), entry.name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import MEMORY
+from collectives.algorithms.registry import SHARED_MEMORY
 from collectives.pricing import price as clock
 from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
@@ -326,7 +326,7 @@ def test_no_algorithm_beats_the_lower_bound():
     two = Network(Link(1e-6, 1e-10, gap=1e-6), Link(9e-6, 1e-9, gap=9e-6), ranks_per_node=4)
     for operation in ALGORITHMS:
         for entry in ALGORITHMS[operation].values():
-            if MEMORY in entry.requires:  # these need not send; see the next test
+            if SHARED_MEMORY in entry.needs:  # these need not send; see the next test
                 continue
             for p in (2, 3, 5, 8, 11, 16):
                 for count in (p, 5000 * p):
@@ -340,7 +340,7 @@ def test_no_algorithm_beats_the_lower_bound():
 def test_no_algorithm_in_memory_beats_what_all_ranks_together_can_do():
     """One meeting at least; and p - 1 additions of every element, which p ranks share if all wait for the result."""
     for operation, entries in ALGORITHMS.items():
-        for entry in (entry for entry in entries.values() if entry.requires == MEMORY):
+        for entry in (entry for entry in entries.values() if entry.needs == {SHARED_MEMORY}):
             for p in (2, 3, 8):
                 network = in_memory(p)
                 for count in (p, 5000 * p):
@@ -655,7 +655,7 @@ def test_every_algorithm_has_a_price_where_all_sends_wait(p):
     for operation, entries in ALGORITHMS.items():
         for entry in entries.values():
             count = None if operation == "barrier" else 40 * p
-            node = p if entry.requires == MEMORY else 2 if MEMORY in entry.requires else 1
+            node = p if entry.needs == {SHARED_MEMORY} else 2 if SHARED_MEMORY in entry.needs else 1
             waiting, eager = (
                 price(entry, p, count, 4, measured(limit).with_ranks_per_node(node)) for limit in (0, None)
             )
@@ -722,7 +722,7 @@ def test_the_critical_path_says_what_was_waited_for():
     assert found.copies == pytest.approx(1000e-9) and found.sums == 0 and found.lengths == (1000, 1000, 1000)
     for entry in ALGORITHMS["allreduce"].values():
         for p in (2, 5, 8):
-            node = p if entry.requires == MEMORY else 2 if MEMORY in entry.requires else 1
+            node = p if entry.needs == {SHARED_MEMORY} else 2 if SHARED_MEMORY in entry.needs else 1
             priced = price(entry, p, 5000, 4, measured(1000).with_ranks_per_node(node), trace=True)
             found = waits(priced)
             parts = found.messages + found.ports + found.ranks + found.meetings

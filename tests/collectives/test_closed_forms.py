@@ -1,11 +1,12 @@
 """The closed form of every algorithm is what the clock finds, for 1 to 33 ranks on a network of one level."""
 
 import dataclasses
+import inspect
 
 import pytest
 
 from collectives import ALGORITHMS
-from collectives.algorithms.registry import MEMORY, NODES, Cost
+from collectives.algorithms.registry import NODES, SHARED_MEMORY, Cost
 from collectives.pricing.networks import Network
 from collectives.pricing.price import price
 
@@ -69,14 +70,15 @@ def both(operation, name, p, gamma, count, **options):
     """Seconds by the clock, and by the closed form."""
     entry, network = ALGORITHMS[operation][name], Network.hockney(ALPHA, BETA, gamma)
     in_bytes = ITEM * BETA, ITEM * gamma
-    if MEMORY in entry.requires:
-        meetings, here = ((2, MEET), (33, 32 * MEET)), 2 if NODES in entry.requires else p
+    if SHARED_MEMORY in entry.needs:
+        meetings, here = ((2, MEET), (33, 32 * MEET)), 2 if NODES in entry.needs else p
         network = dataclasses.replace(network, copy=COPY, meetings=meetings, ranks_per_node=here)
         in_bytes += (here - 1) * MEET, ITEM * COPY
     if operation == "barrier":  # no vector; a message is one element
         count, cost = None, Cost(*entry.cost(p, 0))
     else:
-        cost = entry.cost(p, count, **options)
+        known = inspect.signature(entry.cost).parameters
+        cost = entry.cost(p, count, **{name: value for name, value in options.items() if name in known})
     return price(entry, p, count, ITEM, network, **options).seconds, cost.seconds(ALPHA, *in_bytes)
 
 
@@ -112,7 +114,7 @@ def test_many_segments(name):
                 assert clock == pytest.approx(closed, rel=1e-12), (p, k)
 
 
-SHARED = [(operation, name) for operation, name in FORMS if ALGORITHMS[operation][name].requires == MEMORY]
+SHARED = [(operation, name) for operation, name in FORMS if ALGORITHMS[operation][name].needs == {SHARED_MEMORY}]
 
 
 @pytest.mark.parametrize(("operation", "name"), [form for form in SHARED if form[1] == "shared_slots"])

@@ -6,11 +6,10 @@ from collectives import ALGORITHMS
 from collectives.algorithms.registry import by_messages
 from collectives.choosing.selection import (
     ANY,
+    FALLBACK,
     LIBRARIES,
-    ORDERED,
     SHARED,
     TABLE,
-    VECTOR,
     Call,
     Selection,
     load,
@@ -63,10 +62,9 @@ def test_what_is_chosen_can_always_run():
                                 assert call.shareable
                             elif name != "native":
                                 assert ALGORITHMS[operation][name].ordered or not ordered
-    for operation, name in ORDERED.items():
-        assert ALGORITHMS[operation][name].ordered
-    for operation, name in VECTOR.items():
-        assert not ALGORITHMS[operation][name].requires
+    for operation, name in FALLBACK.items():
+        for call in (Call(operation, 100, ordered=True), Call(operation, 100, vector=True)):
+            assert not call.lacks(ALGORITHMS[operation][name].needs)
 
 
 def test_short_calls_are_the_librarys_where_the_table_says_so_and_it_can():

@@ -50,7 +50,7 @@ def networks(p):
 
 def case_of(entry, network, p, count):
     """What simgrid_replay.py reads."""
-    options = {"nodes": network.nodes_of(p)} if NODES in entry.requires else {}
+    options = {"nodes": network.nodes_of(p)} if NODES in entry.needs else {}
     ranks, pairs = [], set()
     for rank in range(p):
         ranks.append([])
