@@ -32,6 +32,7 @@ from nn.training.prediction import BATCH, predict_in_batches
 from nn.training.stored import Fragment, Stored, Whole
 
 MOST_STEPS = 1 << 53  # that a checkpoint may tell: what a float64 counts
+PRIVATE = "exchange/", "compress/"  # how names in a state begin that one strategy or compressor keeps for itself
 OWN = "exchange/"  # how names of a state begin that one strategy of many ranks has kept for itself
 
 INSTEAD = {  # names that users of other libraries look for
@@ -709,23 +710,60 @@ def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple
 def check_state(expected: dict[str, tuple[tuple[int, ...], np.dtype]], state: Mapping[str, np.ndarray]) -> str:
     """What is wrong with a state where entries of these shapes and dtypes are expected, in words; '' if nothing.
 
-    What a strategy has kept for itself alone another one does without.
+    What a strategy keeps for itself alone is in no state that is wrong: see `UsableState`.
     """
     if not isinstance(state, Mapping):
         return f"a state is a dict of arrays by name, as `state` gives it and checkpoints hold it; given {state!r:.80}"
     if missing := sorted(expected.keys() - state.keys()):
         return f"the checkpoint lacks {', '.join(missing[:5])}: another network or optimizer?"
-    if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(OWN)):
+    if foreign := sorted(name for name in state.keys() - expected.keys() if not name.startswith(PRIVATE)):
         return f"the checkpoint has {', '.join(foreign[:5])}, unknown here: another network or optimizer?"
     for name, (shape, dtype) in expected.items():
-        if isinstance(state, Stored | Whole):  # of files: an array is read when it is known to be right
-            other, its = state.kind(name)
-        elif not hasattr(array := state[name], "dtype"):
-            return f"checkpoint entry {name}: expected an array, given {array!r:.80}"
-        else:
-            other, its = array.shape, array.dtype
-        if (other, its) != (shape, dtype):
+        if (kind := kind_of(state, name)) is None:
+            return f"checkpoint entry {name}: expected an array, given {state[name]!r:.80}"
+        other, its = kind
+        if kind != (shape, dtype):
             return f"checkpoint entry {name}: expected {dtype}{shape}, given {its}{other}"
     if "steps" in expected and not 0 <= int(state["steps"]) <= MOST_STEPS:
         return f"checkpoint entry steps: expected the number of steps made, given {int(state['steps'])}"
     return ""
+
+
+def kind_of(state: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype] | None:
+    """Return (shape, dtype) of an entry of a state; None if it is no array."""
+    if isinstance(state, Stored | Whole):  # of files: an array is read when it is known to be right
+        return state.kind(name)
+    array = state[name]
+    return (array.shape, array.dtype) if hasattr(array, "dtype") else None
+
+
+class UsableState(Mapping):
+    """A state without those private entries that a strategy cannot go on with.
+
+    The one rule for what a strategy keeps for itself alone (residuals of compression, an outer momentum, replicas;
+    names that begin with one of PRIVATE): the strategy that knows it takes it over, if all of its kind is there in the
+    expected shapes; else it begins anew. All others ignore it. It is never a reason to refuse a state.
+
+    Parameters
+    ----------
+    private : dict
+        Name -> (shape, dtype) of what the strategy knows.
+    state : mapping
+        Name -> array.
+    """
+
+    def __init__(self, private: Mapping[str, tuple], state: Mapping[str, np.ndarray]):
+        kind = lambda name: name.split("/")[1]
+        unusable = {kind(name) for name in private if name not in state or kind_of(state, name) != private[name]}
+        self.state, self.hidden = state, {name for name in private if kind(name) in unusable}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self.hidden:
+            raise KeyError(name)
+        return self.state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.state if name not in self.hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

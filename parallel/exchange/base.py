@@ -55,6 +55,9 @@ class Exchange:
         Called before a layer is run.
     apart : bool
         Whether ranks make steps of their own, and only `settle` brings them together.
+    looking_settles : str
+        Why it changes training to look at it (an evaluation, the state, a digest, a comparison of replicas) between the
+        ends of epochs; '' where it does not.
     offload : path or None
         A directory in which what is kept lies in memory-mapped files.
     trees : sequence of TreeSum
@@ -70,6 +73,7 @@ class Exchange:
     adds_up = True
     from_first = joins = False
     fetch: Callable | None = None
+    looking_settles = ""
     apart = bad = False
     offload, trees = None, ()
     whole = -1, 0
@@ -95,6 +99,7 @@ class Exchange:
         `network` is what this rank holds of the `undivided` one.
         """
         self.mesh, self.pass_ = mesh if self.joins else mesh.line, pass_
+        self.allgather = mesh.allgather  # over all ranks, also those with other parts of the network
         self.network, self.undivided, self.optimizer = network, undivided, optimizer
         self.sum_model = mesh.sum_model if mesh.model else None  # over the ranks with the other parts of the network
         self.sum_tensor, self.parts = mesh.sum_tensor, mesh.tensor  # and with the other parts of the same tensors
@@ -168,7 +173,7 @@ class Exchange:
     def look(self) -> bool:
         """Show, until `resume`, what `settle` would give: of ranks that train apart (collective).
 
-        Says whether any loss was not finite, where it cannot be looked at without settling.
+        Says whether any loss was not finite, where looking settles.
         """
         return self.settle()
 

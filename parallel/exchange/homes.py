@@ -18,7 +18,7 @@ from nn.core.layout import ALIGN
 from nn.core.network import Network
 from nn.core.parts import cut, join, part_shape
 from nn.training.stored import Fragment
-from nn.training.trainer import OWN, check_state, state_kinds
+from nn.training.trainer import OWN, UsableState, check_state, state_kinds
 from parallel.exchange.base import Exchange
 from parallel.mesh import Mesh
 
@@ -73,7 +73,7 @@ class Homes:
         """
         if problem := self.exchange.check(state):
             raise ValueError(problem)
-        return self._load(state, names)
+        return self._load(UsableState(self.exchange.own_kinds(), state), names)
 
     def _load(self, state, names):
         self.exchange.load(state)
@@ -128,8 +128,10 @@ class PartHomes(Homes):
         return self._written(super().fragments(running))
 
     def load(self, state, names):
-        own = self.exchange.own_kinds() if self.mesh.rank == 0 else {}  # which another strategy, or mesh, has not kept
-        own = {name: kind for name, kind in own.items() if name in state and state[name].shape == kind[0]}
+        own = self.exchange.own_kinds()
+        if self.mesh.rank == 0 and isinstance(state, Mapping):  # else it is refused
+            usable = UsableState(own, state)
+            own = {name: kind for name, kind in own.items() if name in usable}
         return self._load(self._scatter(state, self.kinds | self.mesh.bcast(own)), names)
 
     def _collect(

@@ -13,7 +13,8 @@ At the end of an epoch, and for a checkpoint (`settle`), they meet as well, with
 after `Elastic` the centre is what is looked at, and the replicas go on where they were. Looking in between (an
 evaluation, the state, a digest) shows what a meeting would give, and changes nothing.
 
-A loss that is not finite moves nothing, and is told where all meet: then all end.
+A loss that is not finite moves nothing, and is told where all meet: then all end. Sizes of global batches are compared
+there, too.
 
 A replica may itself be some ranks that have a network together, in stages or in parts of layers: each meets those that
 have the same of it.
@@ -34,7 +35,7 @@ from mpi4py.MPI import IN_PLACE, MAX
 from nn.optim.optimizers import SGD
 from nn.training.trainer import OWN
 from parallel.exchange.local_update import LocalUpdate
-from parallel.exchange.step_result import StepResult
+from parallel.exchange.step_result import SizeCode, SizeLog, StepResult, late_disagreement
 
 
 class Replicas(LocalUpdate):
@@ -67,14 +68,20 @@ class Replicas(LocalUpdate):
     def allocate(self):
         super().allocate()
         self.since = self.meetings = 0
-        self.met, self.error = True, ""
+        self.met, self.error, self.sizes = True, "", SizeLog()
+        ranks = np.ones(1)
+        if self.sum_model:
+            self.sum_model(ranks)
+        self.code = SizeCode(int(ranks[0]), np.float64)  # by which ranks of one replica compare
 
     def begin(self, step, samples, total, parts):
         self.met = False
+        self.sizes.add(step, total)
         return super().begin(step, samples, total, parts)
 
     def forget(self):
         super().forget()
+        self.sizes.clear()
         self.since, self.met, self.error = 0, True, ""
 
     def sum(self):
@@ -111,10 +118,17 @@ class Replicas(LocalUpdate):
         ------
         FloatingPointError
             On all ranks, where one could not update: a norm that is not finite.
+        ValueError
+            On all ranks: they were given different sizes of a global batch.
         """
-        told = np.array([self.bad, bool(self.error)], np.float64)
+        sizes = float(self.sizes.checksum())
+        told = np.array([self.bad, bool(self.error), sizes, -sizes], np.float64)
         self.mesh.data.Allreduce(IN_PLACE, told, MAX)
-        if told.any():
+        if self._differ(sizes, told[2] != -told[3]):
+            self.since, self.bad, self.error = 0, False, ""
+            raise ValueError(late_disagreement(self.allgather(self.sizes.take())))
+        self.sizes.clear()
+        if told[:2].any():
             self.since, self.bad = 0, False
             error, self.error = self.error, ""
             if told[1]:
@@ -123,6 +137,14 @@ class Replicas(LocalUpdate):
         self.bring_together()
         self.since, self.meetings, self.met = 0, self.meetings + 1, True
         return False
+
+    def _differ(self, sizes: float, differ: bool) -> bool:
+        """Whether any ranks had other sizes, in this replica or between them; all say the same."""
+        if not self.sum_model:
+            return differ
+        sums = np.array([differ, *self.code.encode(sizes)])
+        self.sum_model(sums)
+        return sums[0] > 0 or self.code.decode(sums[1:]) is None
 
     def bring_together(self) -> None:
         """Replicas become one, or come closer."""

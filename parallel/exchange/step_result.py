@@ -7,6 +7,8 @@ learns from the same message, before anything is updated (`SizeCode`).
 from __future__ import annotations
 
 import math
+import zlib
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +83,39 @@ class SizeCode:
         return float(np.packbits(ones).view(np.float64)[0])
 
 
+class SizeLog:
+    """Sizes of the global batches since ranks that train apart last met: then all must have had the same.
+
+    Attributes
+    ----------
+    first : int
+        The step of the first one.
+    sizes : array of float
+    """
+
+    def __init__(self):
+        self.first, self.sizes = 0, array("d")
+
+    def add(self, step: int, size: float) -> None:
+        """A step of that global batch begins."""
+        if not self.sizes:
+            self.first = step
+        self.sizes.append(size)
+
+    def checksum(self) -> int:
+        """Return a number of 32 bits that differs where steps or sizes do."""
+        return zlib.crc32(self.sizes.tobytes(), self.first & 0xFFFFFFFF)
+
+    def take(self) -> tuple[int, list[float]]:
+        """Return (first step, sizes), and forget them."""
+        found = self.first, list(self.sizes)
+        self.clear()
+        return found
+
+    def clear(self) -> None:
+        del self.sizes[:]
+
+
 class StepMessage:
     """The numbers behind a vector of gradients.
 
@@ -137,11 +172,31 @@ def head_elements(addends: int, dtype) -> int:
 
 def disagreement(step: int, sizes: list[float]) -> str:
     """Say which rank was given which size of the global batch; `sizes` in the order of ranks."""
+    return (
+        f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Nothing was updated; "
+        "give step(x, y, total) the same total on every rank"
+    )
+
+
+def listed(sizes: list[float]) -> str:
+    """Say which ranks have which size."""
     ranks: dict[float, list[int]] = {}
     for rank, size in enumerate(sizes):
         ranks.setdefault(size, []).append(rank)
-    found = (f"{size} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for size, who in ranks.items())
-    return (
-        f"step {step}: ranks disagree on the size of the global batch: {'; '.join(found)}. Nothing was updated; "
-        "give step(x, y, total) the same total on every rank"
+    return "; ".join(
+        f"{size:.12g} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for size, who in ranks.items()
     )
+
+
+def late_disagreement(logs: list[tuple[int, list[float]]]) -> str:
+    """Say in which step ranks that train apart were first given different sizes; `logs` of SizeLog, by rank."""
+    steps = sorted({first + i for first, sizes in logs for i in range(len(sizes))})
+    for step in steps:
+        sizes = [log[step - first] if 0 <= step - first < len(log) else 0 for first, log in logs]
+        if len(set(sizes)) > 1:
+            return (
+                f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Ranks train apart, and "
+                "have found it where they meet: go back to a state from before that step, and give step(x, y, total) "
+                "the same total on every rank"
+            )
+    return "ranks have made different steps since they last met"

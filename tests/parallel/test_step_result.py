@@ -90,3 +90,44 @@ def test_no_rank_updates_where_sizes_differ_though_their_mean_is_one_of_them(com
         assert (many.flat_parameters == before).all(), case
         assert np.isfinite(many.step(x, y, 4)), f"{case}: ranks go on together"
         many.close()
+
+
+APART = {
+    "local-sgd": {"strategy": "local-sgd:2"},
+    "diloco": {"strategy": "diloco:2"},
+    "easgd": {"strategy": "easgd:2"},
+    "a replica of three ranks": {"strategy": "local-sgd:2", "mesh": "tensor=3"},
+    "asynchronous": {"strategy": "ps", "consistency": "async", "server_place": "workers"},
+    "downpour": {"strategy": "downpour:push=2,fetch=2", "server_place": "workers"},
+}
+
+
+@pytest.mark.mpi(ranks=3)
+def test_ranks_that_train_apart_compare_sizes_where_they_meet(comm):
+    """The mean of 4, 3, 5 is rank 0's; they are found on all ranks, with the step, and training can go on."""
+    from collectives import Communicator
+    from parallel.command.options import Options
+    from parallel.command.registry import STRATEGIES as MAKERS
+
+    for case, options in APART.items():
+        options = Options(seed=SEED, **options)
+        network = nn.Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 9)), (8, 8, 1))
+        parts = network, nn.CrossEntropyLoss(), OPTIMIZERS["momentum"]()
+        many = MAKERS[options.strategy_name](options, *parts, Communicator(comm))
+        n = 1 if many.shard[1] > 1 else 3
+        x, y = np.ones((n, 8, 8, 1), np.float32), np.zeros(n, int)
+        state = many.state_dict()
+        state = comm.bcast(state)
+        many.step(x, y, 3)
+        with pytest.raises(
+            ValueError, match=r"step 1: .* 4 on rank 0; 3 on rank 1; 5 on rank 2.* where they meet"
+        ) as found:
+            many.step(x, y, [4, 3, 5][comm.rank])
+            many.settle()
+        assert len(set(comm.allgather(str(found.value)))) == 1, case
+        many.load_state_dict(state)
+        for _ in range(2):
+            assert np.isfinite(many.step(x, y, 3)), case
+        many.settle()
+        many.check_replicas()
+        many.close()

@@ -41,6 +41,8 @@ class Book:
         The same, but math.inf of one that has left.
     waiting : dict
         Worker -> the clock at which it reads, where it may not yet; in the order of asking.
+    pausing : set
+        Workers that have left and will go on.
     """
 
     workers: Iterable[int]
@@ -49,6 +51,7 @@ class Book:
     reached: dict[int, int] = field(init=False)
     clocks: dict[int, float] = field(init=False)
     waiting: dict[int, float] = field(default_factory=dict)
+    pausing: set[int] = field(default_factory=set)
 
     def __post_init__(self):
         self.open(0)
@@ -56,7 +59,7 @@ class Book:
     def open(self, clock: int) -> None:
         """All workers are there, at one clock."""
         self.reached = dict.fromkeys(self.workers, clock)
-        self.clocks, self.waiting = dict(self.reached), {}
+        self.clocks, self.waiting, self.pausing = dict(self.reached), {}, set()
 
     @property
     def least(self) -> float:
@@ -71,9 +74,15 @@ class Book:
         """A worker wants to read, at this clock; math.inf for what all will have in the end."""
         self.waiting[worker] = clock
 
-    def leaves(self, worker: int) -> None:
-        """A worker is finished, or dead."""
+    def leaves(self, worker: int, pauses: bool = False) -> None:
+        """A worker is finished, or dead, or it pauses: then it goes on from its last push."""
         self.clocks[worker] = math.inf
+        self.pausing |= {worker} if pauses else set()
+
+    def returns(self, worker: int) -> None:
+        """A worker that has paused goes on from its last push."""
+        self.clocks[worker] = self.reached[worker]
+        self.pausing.discard(worker)
 
     def in_step(self, clock: float) -> bool:
         """Whether all workers go from one clock to the next together there."""
@@ -81,7 +90,8 @@ class Book:
 
     def deserted(self, clock: int) -> bool:
         """Whether all workers have left, one before it had come to this clock: training is broken off."""
-        return self.least == math.inf and min(self.reached.values()) < clock
+        gone = (at for worker, at in self.reached.items() if worker not in self.pausing)
+        return self.least == math.inf and min(gone, default=clock) < clock
 
     def answers(self, broken: bool = False) -> list[int]:
         """The workers that may read now: they wait no longer. All, where training is broken off."""

@@ -7,10 +7,11 @@ while the next step begins; what is asked `ahead` comes while the next step comp
 Steps, epochs and losses. A step of a worker is its part of one global batch, its gradient divided by the whole batch:
 the pushes of all workers for one batch together are the step that data parallelism makes. So every worker trains its
 share of each epoch, in as many steps as there are batches, whatever the order in which they arrive. A step returns this
-worker's estimate of the loss: its part, times the workers. Where all must be one (the end of an epoch, an evaluation, a
-checkpoint: `settle`) each worker sends what it has gathered, tells the servers that it has finished, and leaves their
+worker's estimate of the loss: its part, times the workers. Where all must be one (the end of an epoch, a checkpoint:
+`settle`) each worker sends what it has gathered, tells the servers that it has finished, and leaves their
 clocks; when all have, everybody reads, and all have the same parameters, in which is every gradient that was pushed.
-Running statistics are each worker's own, and become their mean there.
+Running statistics are each worker's own, and become their mean there. Looking in between (an evaluation, the state, a
+digest) shows what servers have when all pushes have come, and changes nothing but the order in which they come.
 
 A server on a rank of its own is done with a step when the slowest worker is. One on a worker serves between layers and
 wherever that rank waits; it costs no thread.
@@ -41,7 +42,7 @@ from parallel.exchange.asynchronous.worker import Worker
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.push_pull import server_slices
 from parallel.exchange.served import Served
-from parallel.exchange.step_result import StepResult
+from parallel.exchange.step_result import SizeLog, StepResult, late_disagreement
 from parallel.passes.virtual_shards import refuse_norms
 
 UPDATES, SQUARES = OWN + "updates", OWN + "mean_square"  # in a checkpoint
@@ -78,6 +79,8 @@ class Asynchronous(Served):
         What this rank does of it.
     settled : bool
         Whether all ranks have met since the last step.
+    looking : bool
+        Whether parameters are what servers have, for whoever looks, and not what this worker trains with.
     """
 
     apart = True
@@ -123,7 +126,7 @@ class Asynchronous(Served):
         self.first_values()
         self.wire = mesh.communicator.Dup()
         self.slots, self.worker, self.server, self.told = {}, None, None, 0.0
-        self.settled, self.pushes = True, 0
+        self.settled, self.looking, self.pushes, self.sizes = True, False, 0, SizeLog()
         self._allocate_pieces(None)
         if self.serves:
             self._serve_slice(self.hosts.index(mesh.rank))
@@ -166,7 +169,7 @@ class Asynchronous(Served):
 
     def fetch(self, run) -> None:
         """Between layers, messages move."""
-        if not self.settled and self.worker:
+        if not self.settled and not self.looking and self.worker:
             self.worker.poke()
 
     # ------------------------------------------------------------------------------------------------ a step
@@ -179,6 +182,7 @@ class Asynchronous(Served):
             if self.works:
                 self.worker.open(step, self.updates)
         self.step, self.samples, self.total, self.told = step, samples, total, 0.0
+        self.sizes.add(step, total)
         if self.works:
             self.worker.read()
         return {}
@@ -211,6 +215,46 @@ class Asynchronous(Served):
             loss = math.nan
         return StepResult(loss, self.total)
 
+    def look(self):
+        """Read what the servers have, when all pushes have come; what workers have gathered stays with them."""
+        if self.settled or self.looking:
+            return False
+        self.looking, self.own_statistics = True, self.statistics.copy()
+        if self.works:
+            self.worker.pause()
+            self.updates = self.worker.copies[0].version if self.worker.copies else 0
+        if self.serves:
+            self.server.rest()
+            self.updates = self.server.updates
+        self.mesh.allgather(None)  # no server answers a worker's next step before all have read
+        self._average_statistics()
+        return False
+
+    def resume(self):
+        if not self.looking:
+            return
+        self.looking = False
+        self.statistics[:] = self.own_statistics
+        if self.serves:
+            self.server.resume()
+        if self.works:
+            self.worker.resume()
+
+    def before_load(self):
+        self.look()
+
+    def forget(self):
+        """What workers have gathered is not pushed any more."""
+        if self.works:
+            self.worker.forget()
+        self.settled, self.looking, self.bad = True, False, False
+        self.sizes.clear()
+
+    def _average_statistics(self) -> None:
+        if self.works and self.statistics.size:
+            self.mesh.sum(self.statistics)
+            self.statistics /= len(self.workers)
+
     def settle(self):
         """As for Exchange.
 
@@ -218,26 +262,28 @@ class Asynchronous(Served):
         ------
         FloatingPointError
             On all ranks, where a server could not update: a norm that is not finite.
+        ValueError
+            On all ranks: they were given different sizes of a global batch.
         """
+        self.resume()
         if self.settled:
             return False
         if self.works:
             self.worker.finish(float(self.optimizer.lr))
             self.updates = self.worker.copies[0].version if self.worker.copies else 0
         if self.serves:
-            self.server.serve(math.inf)
-            self.server.leave()
-            self.server.serving = False
+            self.server.rest()
             self.updates = self.server.updates
         self.settled = True
-        everyone = self.mesh.allgather((self.server.error if self.serves else "", self.bad))
-        self.bad = False
-        if refused := next((error for error, _ in everyone if error), ""):
+        told = self.server.error if self.serves else "", self.bad, self.sizes.checksum()
+        errors, bad, sizes = zip(*self.mesh.allgather(told), strict=True)
+        self.bad, log = False, self.sizes.take()
+        if refused := next(filter(None, errors), ""):
             raise FloatingPointError(refused)
-        if self.works and self.statistics.size:
-            self.mesh.sum(self.statistics)
-            self.statistics /= len(self.workers)
-        return any(bad for _, bad in everyone)
+        if len(set(sizes)) > 1:
+            raise ValueError(late_disagreement(self.mesh.allgather(log)))
+        self._average_statistics()
+        return any(bad)
 
     def update(self):
         """The servers have done it, or will."""
@@ -279,6 +325,11 @@ class Asynchronous(Served):
         yield from ((f"optimizer/{name}", slot) for name, slot in self.slots.items())
         if self.compensate:
             yield SQUARES, self.server.compensation.mean_square
+
+    def own_kinds(self):
+        names = self.layout.specs.items() if self.compensate else ()
+        squares = {f"{SQUARES}/{name}": (spec.shape, self.dtype) for name, spec in names}
+        return {UPDATES: ((), np.dtype(int))} | squares
 
     def load(self, state):
         """As `Served`; what the servers of another strategy have not kept begins anew."""

@@ -86,6 +86,18 @@ class Server:
             for worker in self.book.workers:
                 self.compensation.remember(worker, self.updates, self.held)
 
+    def rest(self) -> None:
+        """Answer all workers when all have left, and serve no more until `open` or `resume`."""
+        self.serve(math.inf)
+        self.leave()
+        self.serving = False
+
+    def resume(self) -> None:
+        """All workers that have paused go on."""
+        for worker in sorted(self.book.pausing):
+            self.book.returns(worker)
+        self.serving = True
+
     def move(self) -> bool:
         """Do what has come from workers, in turn; says whether there was anything."""
         found = False
@@ -125,7 +137,7 @@ class Server:
             self.broken = True
         else:
             if kind == DONE:
-                self.book.leaves(worker)
+                self.book.leaves(worker, pauses=bool(head[3]))
             self.book.asks(worker, math.inf if kind == DONE else clock)
         self.go_on()
 
@@ -170,7 +182,7 @@ class Server:
     def answer(self, worker: int) -> None:
         """Send a worker what is held now."""
         head = [self.updates, self.book.least, self.book.reached[worker], self.broken]
-        if self.compensation:
+        if self.compensation and self.book.least < math.inf:  # else no gradient is computed with this answer
             self.compensation.remember(worker, self.updates, self.held)
         if worker == self.wire.rank:
             self.beside.put(head, self.held)

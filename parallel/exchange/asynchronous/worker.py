@@ -13,6 +13,8 @@ from parallel.exchange.asynchronous.server import Server, nothing
 from parallel.exchange.asynchronous.wire import DONE, FAIL, PUSH, READ, TO_SERVER, TO_WORKER, Incoming, Outgoing, wait
 from parallel.exchange.compression.exchange import Pieces
 
+PAUSED = "asked_at", "asked", "fresh"  # of a worker: what a read changes, beside its copies
+
 
 class Worker:
     """One replica, with clocks.
@@ -76,6 +78,8 @@ class Worker:
             server.beside = self.reading[hosts.index(wire.rank)]
         self.gathered = np.zeros_like(gradients) if push_every > 1 else gradients
         self.open(0, 0)
+
+    paused: tuple[dict, np.ndarray] | None = None
 
     def open(self, clock: int, version: int) -> None:
         """This worker has the parameters of all servers, at this clock and version."""
@@ -146,7 +150,7 @@ class Worker:
         self.asked, self.asked_at = True, clock
         for number, reply in enumerate(self.reading):
             reply.expect()
-            self.send(number, [DONE if clock == math.inf else READ, clock, 0, 0])
+            self.send(number, [DONE if clock == math.inf else READ, clock, 0, self.paused is not None])
 
     def receive(self) -> None:
         """Wait for the slices that were asked for, and take them over."""
@@ -236,6 +240,34 @@ class Worker:
             self.push(rate)
         if self.asked:
             self.receive()
+        self.read_last()
+
+    def pause(self) -> None:
+        """As `finish`, but what is gathered is not pushed, and after `resume` this worker goes on as it was.
+
+        An answer that is on its way is waited for: it might have come by now.
+        """
+        if self.asked:
+            self.receive()
+        self.share()
+        fields = {name: getattr(self, name) for name in PAUSED} | {"copies": list(self.copies)}
+        self.paused = fields, self.parameters.copy()
+        self.read_last()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        fields, parameters = self.paused
+        for name, value in fields.items():
+            setattr(self, name, value)
+        self.parameters[:] = parameters
+        self.paused = None
+
+    def forget(self) -> None:
+        """Drop what is gathered; all have other parameters."""
+        self.gathered[:], self.samples, self.used, self.paused = 0, 0, [], None
+
+    def read_last(self) -> None:
+        """Leave the clocks, and read what all have when all have left."""
         self.ask(math.inf)
         self.receive()
         self.share()

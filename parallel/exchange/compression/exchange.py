@@ -145,16 +145,28 @@ class Memories:
         return kinds
 
     def completed(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """A state with as many rows as there are ranks; one without memories has empty ones.
+        """A state with as many rows as there are ranks; where not all is there that this method keeps, it begins anew.
 
         Where the number of ranks has changed, the first one gets the sum of all, and the others nothing: so nothing is
         lost, and all that was left out is still sent.
         """
-        state = dict(state)
-        if not any(key.startswith(PREFIX) for key in state):
-            state |= {PREFIX + name: array for name, array in self.shared.items()}
-            state |= {key: np.zeros(*kind) for key, kind in self.kinds().items() if key not in state}
+        if not isinstance(state, Mapping):
+            return state
+        state, kinds = dict(state), self.kinds()
         rows = {f"{PREFIX}{name}/{key}" for name in self.flat for key in self.layout.specs}
+
+        def fits(name: str) -> bool:
+            found, (shape, dtype) = state.get(name), kinds[name]
+            if not isinstance(found, np.ndarray) or found.dtype != dtype or found.ndim != len(shape):
+                return False
+            return found.shape[1:] == shape[1:] if name in rows else found.shape == shape
+
+        if not all(map(fits, kinds)):
+            return (
+                state
+                | {key: np.zeros(*kinds[key]) for key in rows}
+                | {PREFIX + name: array for name, array in self.shared.items()}
+            )
         return {key: deal(array, self.mesh.count) if key in rows else array for key, array in state.items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:

@@ -23,8 +23,9 @@ So this is not what one process computes, but it is the same every time. A step 
 at its end some are still in flight, and go on with those of the next step (stream.py). A step returns the loss of some
 steps before, which is known by then without waiting (of the first step, as long as there is none). Where all is looked
 at (the end of an epoch, a checkpoint, evaluation) what is in flight comes to its end and is applied, so nothing is
-lost, and the pipeline fills again. A step's mini-batches are updates at that step's learning rate. Running statistics
-are each replica's own until then, and become their mean.
+lost, and the pipeline fills again: of all strategies this is the only one in which looking changes what follows. A
+step's mini-batches are updates at that step's learning rate. Running statistics are each replica's own until then, and
+become their mean.
 
 A loss that is not finite is told as late; neither that mini-batch's gradient nor one after it is applied by a stage.
 Sources: Harlap et al. 2018, Narayanan et al. 2019.
@@ -80,9 +81,13 @@ class Stashed(Exchange):
         What the step returns.
     buckets : Buckets or None
         What replicas sum.
+    warned : bool
+        Whether it was said that looking changes training.
     """
 
     apart = True
+    looking_settles = "mini-batches in flight are applied before anyone can look, and the pipeline fills again"
+    warned = False
     buckets: Buckets | None = None
     phases = (
         ("compute", "compute_gradients", False),
@@ -151,6 +156,13 @@ class Stashed(Exchange):
 
     def settle(self):
         return self.pass_.drain()
+
+    def look(self):
+        """As `settle`, and said once: whoever looks changes what follows."""
+        if self.pass_.stream is not None and not self.warned:
+            self.warned = True
+            self.say(f"PipeDream: looking changes training: {self.looking_settles}")
+        return self.settle()
 
     def entries(self):
         """Also the updates of each array, so that another cut into stages goes on with them."""

@@ -1,0 +1,80 @@
+"""Whoever looks (evaluation, state, digest, comparison of replicas) changes no bit of training, on any strategy."""
+
+import numpy as np
+import pytest
+from equality import dataset
+
+import nn
+from parallel.command.options import Options
+
+CASES = [
+    {"strategy": "ddp"},
+    {"strategy": "ddp", "compress": "topk:0.1"},
+    {"strategy": "ddp", "consistency": "stale:2"},
+    *({"strategy": name} for name in ("zero1", "zero2", "fsdp", "dp", "tensor", "owt", "pipeline")),
+    {"strategy": "ps", "server_place": "workers"},
+    {"strategy": "ps", "consistency": "async"},  # one worker: the order of pushes is its own
+    {"strategy": "ps", "consistency": "async", "delay_compensation": True},
+    {"strategy": "ps", "consistency": "ssp:0", "server_place": "workers"},
+    {"strategy": "ps", "consistency": "async", "compress": "topk:0.1"},
+    {"strategy": "downpour:push=2,fetch=3"},
+    {"strategy": "downpour:push=3,fetch=2,warm=2"},
+    {"strategy": "local-sgd:3"},
+    {"strategy": "diloco:3"},
+    {"strategy": "easgd:3"},
+    {"strategy": "pipeline", "pipeline": "pipedream:micro=4"},
+]
+
+
+def network():
+    layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, synchronized=False), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2)
+    return nn.Network(nn.Sequential(*layers, nn.Linear(72, 16), nn.ReLU(), nn.Linear(16, 10)), (8, 8, 1), np.float64)
+
+
+def train(comm, case: dict, look: bool):
+    """(state when all have met, what was counted, what the log says, whether looking is part of training)"""
+    from collectives import Communicator
+    from parallel.command.registry import STRATEGIES
+
+    communicator, options, said = Communicator(comm), Options(**case, batch=8), []
+    made = network(), nn.CrossEntropyLoss(), nn.Adam(0.01), communicator
+    trainer = STRATEGIES[options.strategy_name](options, *made)
+    trainer.say, trainer.tell_epoch = said.append, lambda steps: None
+    data = dataset("mlp")
+    index, count = trainer.shard[:2]
+    for step in range(7):
+        n = 3 if step == 4 else 8  # uneven, and empty for some
+        rows = np.arange(5 * step, 5 * step + n) % len(data)
+        mine = rows[:0] if index is None else rows[index * n // count : (index + 1) * n // count]
+        x, y = data.batch(mine)
+        trainer.step(x, y, n)
+        if look:
+            trainer.evaluate(x, y)
+            trainer.predict(x)
+            before = trainer.digest(), trainer.state_dict()
+            trainer.check_replicas()
+            trainer.snapshot()
+            with pytest.raises(ValueError, match="lacks"):
+                trainer.load_state_dict({})
+            after = trainer.digest(), trainer.state_dict()
+            assert before[0] == after[0] and all(
+                np.array_equal(array, after[1][name]) for name, array in before[1].items()
+            ), case
+    trainer.meet(0.0)
+    found = trainer.state_dict(), trainer.counted(), said, trainer.looking_settles
+    trainer.close()
+    communicator.release()
+    return found
+
+
+@pytest.mark.mpi(ranks=2)
+def test_looking_changes_no_bit(comm):
+    for case in CASES:
+        (state, counted, quiet, _), (seen, counted_too, said, settles) = (train(comm, case, look) for look in (0, 1))
+        writes = comm.rank == 0  # workers of a master have no state of their own
+        same = not writes or all(np.array_equal(array, seen[name]) for name, array in state.items())
+        assert not quiet and len(state) == len(seen), case
+        if settles:  # and it says so, by name
+            assert said == [f"PipeDream: looking changes training: {settles}"] and same == (not writes), case
+        else:
+            assert same and counted == counted_too and not said, case
