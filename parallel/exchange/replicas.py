@@ -124,9 +124,10 @@ class Replicas(LocalUpdate):
         sizes = float(self.sizes.checksum())
         told = np.array([self.bad, bool(self.error), sizes, -sizes], np.float64)
         self.mesh.data.Allreduce(IN_PLACE, told, MAX)
-        if self._differ(sizes, told[2] != -told[3]):
+        differ = self._differ(sizes, told[2] != -told[3])
+        if differ and (problem := late_disagreement(self.allgather(self.sizes.take()))):
             self.since, self.bad, self.error = 0, False, ""
-            raise ValueError(late_disagreement(self.allgather(self.sizes.take())))
+            raise ValueError(problem)
         self.sizes.clear()
         if told[:2].any():
             self.since, self.bad = 0, False

@@ -182,21 +182,25 @@ def listed(sizes: list[float]) -> str:
     """Say which ranks have which size."""
     ranks: dict[float, list[int]] = {}
     for rank, size in enumerate(sizes):
-        ranks.setdefault(size, []).append(rank)
+        if not math.isnan(size):  # this rank has not made the step
+            ranks.setdefault(size, []).append(rank)
     return "; ".join(
         f"{size:.12g} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for size, who in ranks.items()
     )
 
 
 def late_disagreement(logs: list[tuple[int, list[float]]]) -> str:
-    """Say in which step ranks that train apart were first given different sizes; `logs` of SizeLog, by rank."""
+    """Say in which step ranks that train apart were first given different sizes; '' where they were not.
+
+    `logs` are those of SizeLog, by rank; a rank that has made fewer steps, as one that has ended, is no disagreement.
+    """
     steps = sorted({first + i for first, sizes in logs for i in range(len(sizes))})
     for step in steps:
-        sizes = [log[step - first] if 0 <= step - first < len(log) else 0 for first, log in logs]
-        if len(set(sizes)) > 1:
+        sizes = [log[step - first] if 0 <= step - first < len(log) else math.nan for first, log in logs]
+        if len({size for size in sizes if not math.isnan(size)}) > 1:
             return (
                 f"step {step}: ranks disagree on the size of the global batch: {listed(sizes)}. Ranks train apart, and "
                 "have found it where they meet: go back to a state from before that step, and give step(x, y, total) "
                 "the same total on every rank"
             )
-    return "ranks have made different steps since they last met"
+    return ""

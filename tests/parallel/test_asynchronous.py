@@ -411,7 +411,7 @@ def test_who_waits_for_whom_is_told(comm):
     """A worker that goes away in the middle of a step: the server names it."""
     many = server(comm, consistency="async")
     if comm.rank == 1:
-        many.exchange.begin(0, 0, 4, 1)
+        many.exchange.begin(0, 0, 16, 1)
         many.exchange.server.limit = 0.05
         with pytest.raises(TimeoutError, match=r"server on rank 1 waits for the workers on ranks 0 \(clock 0\)"):
             many.exchange.sum()

@@ -5,7 +5,7 @@ import pytest
 from equality import OPTIMIZERS, SEED
 
 import nn
-from parallel.exchange.step_result import SizeCode, StepMessage, disagreement
+from parallel.exchange.step_result import SizeCode, StepMessage, disagreement, late_disagreement
 
 STRATEGIES = {  # options of the command line
     "node memory": {},
@@ -64,6 +64,12 @@ def test_the_message_names_each_ranks_size():
         "step 7: ranks disagree on the size of the global batch: 4 on ranks 0, 2; 3 on rank 1; 5 on rank 3. "
         "Nothing was updated; give step(x, y, total) the same total on every rank"
     )
+
+
+def test_a_rank_that_has_made_fewer_steps_is_no_disagreement():
+    assert late_disagreement([(2, [4, 4, 4]), (2, [4]), (2, [])]) == ""
+    found = late_disagreement([(2, [4, 4, 4]), (2, [4]), (2, [4, 5])])
+    assert found.startswith("step 3: ranks disagree on the size of the global batch: 4 on rank 0; 5 on rank 2. ")
 
 
 @pytest.mark.mpi(ranks=3)

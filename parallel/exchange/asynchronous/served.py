@@ -280,8 +280,8 @@ class Asynchronous(Served):
         self.bad, log = False, self.sizes.take()
         if refused := next(filter(None, errors), ""):
             raise FloatingPointError(refused)
-        if len(set(sizes)) > 1:
-            raise ValueError(late_disagreement(self.mesh.allgather(log)))
+        if len(set(sizes)) > 1 and (problem := late_disagreement(self.mesh.allgather(log))):
+            raise ValueError(problem)
         self._average_statistics()
         return any(bad)
 
