@@ -43,9 +43,9 @@ from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue
 from nn.optim.lbfgs import LBFGS, QuasiNewton, Vectors
 from nn.optim.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
+from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.checkpoints import CheckpointError, Checkpoints
 from nn.training.fit import Callback, Training, evaluate, fit
-from nn.training.keeping import KeepCheckpoints
 from nn.training.trainer import NonFiniteLoss, Trainer
 
 __all__ = [

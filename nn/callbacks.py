@@ -1,7 +1,7 @@
 """What `fit` calls while it trains, for its `callbacks=`; one's own is a subclass of Callback."""
 
 from nn.training.callbacks import EarlyStopping, Metrics, Progress, RestoreBest
-from nn.training.keeping import KeepCheckpoints
+from nn.training.checkpoint_callback import KeepCheckpoints
 from nn.training.schedules import MomentumCorrection, Plateau
 from nn.training.training import Callback
 

@@ -74,7 +74,7 @@ def work(task: dict) -> None:
 
     import nn
     from collectives import Communicator
-    from nn.training.keeping import KeepCheckpoints, Termination
+    from nn.training.checkpoint_callback import KeepCheckpoints, Termination
     from parallel import DistributedDataParallel
     from parallel.elastic.heartbeat import Heartbeat
     from parallel.elastic.ledger import Ledger

@@ -326,7 +326,7 @@ def readers():
     from nn.data import DataError
     from nn.data.cifar import read_cifar
     from nn.data.idx import read_idx
-    from nn.data.photos import read_photo
+    from nn.data.images import read_image
     from nn.data.sources import load
     from nn.files.model import FileError
     from nn.files.model import load as load_network
@@ -392,7 +392,7 @@ def readers():
         "saved": (saved, "network.npz", load_network, FileError),
         "tensors": (tensors, "arrays.safetensors", of_tensors, TensorError),
         "saved tensors": (tensors, "network.safetensors", load_network, FileError),
-        "image": (image, "image.jpg", lambda path: read_photo(path)[0].sum(), DataError),
+        "image": (image, "image.jpg", lambda path: read_image(path)[0].sum(), DataError),
         "profile": (profile, "profile.csv", read_profile, ValueError),
         "schedule": (schedule, "schedule.csv", lambda path: written(str(path)), OptionError),
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 
-def continued(
+def generate(
     predict: Callable[[np.ndarray], np.ndarray],
     prompt: Sequence[int],
     places: int,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nn import initializers, keyed
+from nn import initializers, option_strings
 from nn.core.layer import Initializer, Layer, Sequential, Shape
 from nn.core.network import Network
 from nn.layers import activations
@@ -84,7 +84,7 @@ def build(
         raise TypeError(f'a model is a text, such as "mlp:784,30,10", given {spec!r:.80}')
     if not isinstance(in_shape, tuple | list):
         raise TypeError(f"model {spec!r}: in_shape is that of one sample, such as (28, 28, 1), given {in_shape!r:.80}")
-    name, parts = keyed.split(spec)
+    name, parts = option_strings.split(spec)
     builder = lookup("model", MODELS, name)
     try:
         numbers = [int(number) for number in parts]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nn import keyed
+from nn import option_strings
 from nn.core.layout import Region
 
 SumOverRanks = Callable[[np.ndarray], None]  # sums a small float64 array over the ranks that share a buffer, in place
@@ -128,9 +128,9 @@ BY_NAME: dict[str, type[Clip]] = {"value": ClipValue, "norm": ClipNorm, "global"
 
 def parse(text: str) -> Clip:
     """A clip from the command line: NAME:LIMIT, such as "global:1.0"."""
-    name, parts = keyed.split(text)
+    name, parts = option_strings.split(text)
     try:
-        return BY_NAME[name](**keyed.convert(name, parts, {"limit": float}))
+        return BY_NAME[name](**option_strings.convert(name, parts, {"limit": float}))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"clip {text!r}: expected {', '.join(f'{name}:LIMIT' for name in BY_NAME)} with a positive number as LIMIT"

@@ -12,5 +12,5 @@
 | schedules.py | learning rates by name, and those that listen to training |
 | checkpoints.py | files that a crash cannot spoil |
 | stored.py | what is in them: whole arrays, or what each rank has of them |
-| keeping.py | when they are written, by whom, and how a run that is asked to end does |
+| checkpoint_callback.py | when they are written, by whom, and how a run that is asked to end does |
 """

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from nn import keyed
+from nn import option_strings
 from nn.metrics import check_mode, direction
 from nn.optim.learning_rates import (
     Constant,
@@ -181,7 +181,7 @@ def parse(
     ValueError
         Which part of the text is wrong, and what it may be.
     """
-    name, parts = keyed.split(text)
+    name, parts = option_strings.split(text)
     if name not in KEYS:
         raise ValueError(f"learning rate {text!r}: unknown schedule {name!r}; there are {', '.join(KEYS)}")
     try:
@@ -222,7 +222,7 @@ def _made(
 
 def _given(name: str, parts: list[str]) -> dict:
     """The values by their keys, numbers in range."""
-    given = keyed.convert(name, parts, KEYS[name] | FOR_ALL, by_place=False)
+    given = option_strings.convert(name, parts, KEYS[name] | FOR_ALL, by_place=False)
     for key, value in given.items():
         if key != "metric" and not all(0 <= number < MOST for number in np.atleast_1d(value)):
             raise ValueError(f"{key} must be at least 0 and below {MOST:g}, given {value}")

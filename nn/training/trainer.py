@@ -152,7 +152,7 @@ class Trainer:
         self.make_context()
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
-        self.terms = loss.rows(network.out_shape)
+        self.loss_rows = loss.rows(network.out_shape)
         self.whole_loss = loss  # what targets weigh; strategies may compute a part of it, as `loss`
         self.metrics: tuple[Metric, ...] = (loss.metric,)
         self.total_weight: float | None = None  # of the step's global batch
@@ -354,7 +354,7 @@ class Trainer:
     def mean_over(self, total: int) -> float:
         """What the losses of a step are divided by, where the global batch has `total` samples."""
         if self.total_weight is None:
-            return total * self.terms
+            return total * self.loss_rows
         return self.total_weight or 1.0  # where all rows are ignored, the sum of their losses is 0, too
 
     def weight_in_epoch(self, total: int) -> float:
@@ -493,7 +493,7 @@ class Trainer:
 
     def weight(self, y: np.ndarray) -> float:
         """What these samples weigh in a mean of losses: their rows, each as much as the loss says."""
-        return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.terms)
+        return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.loss_rows)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array over all shards."""

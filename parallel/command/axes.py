@@ -72,10 +72,10 @@ def mesh(options: Options) -> dict[str, int]:
     """The axes that --mesh names, and their ranks."""
     if not options.mesh:
         return {}
-    from nn import keyed
+    from nn import option_strings
 
     try:
-        found = keyed.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
+        found = option_strings.convert("it", options.mesh.split(","), dict.fromkeys(AXES, int), by_place=False)
     except ValueError as error:
         raise OptionError(f"--mesh {options.mesh}: {error}; such as --mesh data=2,pipeline=2") from None
     if not found:
@@ -122,9 +122,9 @@ def fitting(options: Options, ranks: int) -> tuple[int, str | None]:
 
 def schedule(options: Options) -> Schedule:
     """What --pipeline says, in parts."""
-    from nn import keyed
+    from nn import option_strings
 
-    name, parts = keyed.split(options.pipeline or "1f1b")
+    name, parts = option_strings.split(options.pipeline or "1f1b")
     parts = [part + "=1" if part in SWITCHES else part for part in parts]
     kinds = {"micro": int, "cuts": tuple, "recompute": bool, "chunks": int}
     written = name.endswith(".csv")
@@ -140,7 +140,7 @@ def schedule(options: Options) -> Schedule:
     if name == "pipedream":
         kinds = {"micro": int, "cuts": tuple, "vertical_sync": bool, "replicas": tuple}
     try:
-        found = keyed.convert(name, parts, kinds, by_place=False)
+        found = option_strings.convert(name, parts, kinds, by_place=False)
     except ValueError as error:
         raise OptionError(f"--pipeline {options.pipeline}: {error}") from None
     for key in ("micro", "chunks"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import nn
-from nn import data, keyed, losses, models
+from nn import data, losses, models, option_strings
 from nn.data import masking
 from nn.layers.batch_normalization import BatchNorm
 from nn.models.googlenet import AuxiliaryLoss
@@ -198,7 +198,7 @@ def augmentation(text: str | None) -> list:
     """ "crop:4,flip" and the like, as transforms."""
     transforms = []
     for part in (text or "").split(",") if text else ():
-        match keyed.split(part):
+        match option_strings.split(part):
             case "flip", []:
                 transforms.append(data.RandomFlip())
             case "crop", [pixels] if pixels.isdecimal() and int(pixels):
@@ -245,11 +245,11 @@ def schedule(options: Options, loader: nn.Loader) -> tuple[Schedule | None, list
     """(step -> rate or None for a constant one, callbacks that it needs)."""
     text = options.schedule
     if options.linear_scaling:
-        name, parts = keyed.split(text or "constant")
+        name, parts = option_strings.split(text or "constant")
         parts.append(f"base_batch={options.linear_scaling}")
         if not any(part.startswith("warmup=") for part in parts):
             parts.append(f"warmup={WARMUP}")
-        text = keyed.join(name, parts)
+        text = option_strings.join(name, parts)
     if text is None:
         return None, []
     found, hooks = schedules.parse(text, options.lr, options.epochs, len(loader), options.batch)

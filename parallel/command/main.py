@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     except OptionError as error:
         return fail(error, WRONG_OPTION)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, OSError, MemoryError) as error:
-        from nn.training.keeping import Terminated
+        from nn.training.checkpoint_callback import Terminated
 
         if isinstance(error, Terminated):
             by_launcher = launcher.inside() and options.ranks  # then that one says the command

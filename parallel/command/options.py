@@ -2,7 +2,7 @@
 
 Adding an option is adding a field: its annotation says how it is read, `everyday` whether plain --help shows it. What
 numbers and which options go together is in rules.py. An option with parts of its own takes one text with keys, such as
-"cosine:warmup=5" (nn/keyed.py), in place of a flag for each part.
+"cosine:warmup=5" (nn/option_strings.py), in place of a flag for each part.
 
 Nothing here imports NumPy or MPI, so that --help answers at once.
 """

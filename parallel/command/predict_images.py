@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import nn
-from nn.data import photos
+from nn.data import images
 from nn.layers.activations import softmax
 from parallel.command.options import OptionError
 from parallel.command.trained_run import opened, said
@@ -34,10 +34,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="predict_images.py", description=__doc__)
     found.add_argument("run", metavar="RUN", help="directory of a run, or a file that nn.save wrote")
-    found.add_argument("images", metavar="IMAGE", nargs="+", help=f"image files: {', '.join(photos.FORMATS)}")
+    found.add_argument("images", metavar="IMAGE", nargs="+", help=f"image files: {', '.join(images.FORMATS)}")
     found.add_argument("--top", type=int, default=3, metavar="K", help="tell the K likeliest classes (default: 3)")
     found.add_argument(
-        *("--fit",), choices=photos.FITS, default="crop", help="what is done where the sides' proportion differs"
+        *("--fit",), choices=images.FITS, default="crop", help="what is done where the sides' proportion differs"
     )
     found.add_argument("--invert", action="store_true", help="take the negative: dark on light as light on dark")
     return found
@@ -71,8 +71,8 @@ def _check_numbers(run: str, key: str, value: object, counts: set[int]) -> None:
 def told(trained: nn.Model, name: str, options: argparse.Namespace) -> list[str]:
     """The lines about one image."""
     about = trained.about
-    image, before = photos.read_photo(name)
-    image, done = photos.fitted(image, trained.network.in_shape, options.fit)
+    image, before = images.read_image(name)
+    image, done = images.fit_to_shape(image, trained.network.in_shape, options.fit)
     if options.invert:
         image = 1 - image
         done.append("inverted")
@@ -81,8 +81,8 @@ def told(trained: nn.Model, name: str, options: argparse.Namespace) -> list[str]
     z = trained.predict(x[None].astype(trained.network.dtype))[0]
     names = about.get("class_names") or [str(i) for i in range(len(z))]
     lines = [f"{name} ({', '.join(before + done)})"]
-    if "border" in about and abs(photos.border(image) - about["border"]) > FAR:
-        light, dark = ("light", "dark") if about["border"] < photos.border(image) else ("dark", "light")
+    if "border" in about and abs(images.border(image) - about["border"]) > FAR:
+        light, dark = ("light", "dark") if about["border"] < images.border(image) else ("dark", "light")
         other = "leave out" if options.invert else "try"
         lines.append(f"  its border is {light}, and {dark} in the training samples: {other} --invert")
     shares, unit = confidence(z, about.get("outputs", "logits"))

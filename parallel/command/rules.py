@@ -185,14 +185,14 @@ def _names(options: Options) -> None:
 
 
 def kept_how(options: Options) -> dict:
-    """What --checkpoint says: whether a thread writes "later", and how many to "keep"."""
+    """What --checkpoint says: whether a thread writes in the "background", and how many to "keep"."""
     if ":" not in options.checkpoint:
-        return {"later": options.checkpoint == "async", "keep": 2}
-    from nn import keyed
+        return {"background": options.checkpoint == "async", "keep": 2}
+    from nn import option_strings
 
-    name, parts = keyed.split(options.checkpoint)
+    name, parts = option_strings.split(options.checkpoint)
     try:
-        keep = keyed.convert(name, parts, {"keep": int}, by_place=False).get("keep", 2)
+        keep = option_strings.convert(name, parts, {"keep": int}, by_place=False).get("keep", 2)
     except ValueError as error:
         raise OptionError(f"--checkpoint {options.checkpoint}: {error}") from None
     if keep < 2:
@@ -200,7 +200,7 @@ def kept_how(options: Options) -> dict:
             f"--checkpoint {options.checkpoint}: keep at least 2, given {keep}: where the last one is damaged, the one "
             "before it counts"
         )
-    return {"later": name == "async", "keep": keep}
+    return {"background": name == "async", "keep": keep}
 
 
 def _abilities(options: Options) -> None:

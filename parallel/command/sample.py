@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
         check(trained, options.run)
         prompt = options.prompt.encode() or b"\n"
         (places,) = trained.network.in_shape
-        ids = sampling.continued(trained.predict, prompt, places, options.temperature, options.top_k, options.seed)
+        ids = sampling.generate(trained.predict, prompt, places, options.temperature, options.top_k, options.seed)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         print(options.prompt, end="", flush=True)
         for byte in itertools.islice(ids, options.length):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import nn
-from nn.data import Data, photos
+from nn.data import Data, images
 from nn.data.text import VOCABULARY
 from parallel.command.options import OptionError, Options, shortened
 from parallel.command.parsing import resumed
@@ -27,7 +27,7 @@ def about(options: Options, data: Data) -> dict[str, Any]:
         told["hidden"] = options.mask
     if len(data.in_shape) == 3:
         white = 16 if data.name == "digits" else 255 if train.x.dtype.kind in "iu" else 1  # as it is stored
-        told |= {"white": white, "border": photos.border(np.asarray(train.x[:LOOKED_AT], float)) / white}
+        told |= {"white": white, "border": images.border(np.asarray(train.x[:LOOKED_AT], float)) / white}
     for name in ("scale", "shift"):
         if (value := getattr(train, name)) is not None:
             told[name] = np.asarray(value).tolist()

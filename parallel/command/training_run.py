@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import nn
-from nn.training import callbacks, checkpoints, keeping
+from nn.training import callbacks, checkpoint_callback, checkpoints
 from nn.training.fit import check_progress
 from parallel.command import axes, factory, trained_run
 from parallel.command.factory import Parts, prepare
@@ -144,8 +144,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     hooks = [survivor.keeper, survivor.write_down(out, trainer.steps, progress)] if survivor else []
     hooks += [Staleness()] if world else []
     hooks += [breakdown, callbacks.Progress(say=say), callbacks.Metrics(out / "metrics.jsonl"), *schedule_hooks]
-    termination = survivor.termination if survivor else keeping.Termination()
-    keeper = keeping.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["later"], termination)
+    termination = survivor.termination if survivor else checkpoint_callback.Termination()
+    keeper = checkpoint_callback.KeepCheckpoints(kept, options.checkpoint_steps, metric, how["background"], termination)
     hooks += [keeper, survivor.keeper.end] if survivor else [keeper]
     if options.check_replicas and world:
         hooks.append(replica_checks(options.check_replicas))
@@ -257,7 +257,7 @@ def introduce(options: Options, parts: Parts, trainer: nn.Trainer, say) -> None:
 
 
 @contextmanager
-def finishing(keeper: keeping.KeepCheckpoints):
+def finishing(keeper: checkpoint_callback.KeepCheckpoints):
     """What was to be saved when an error ends training is: of all ranks, where all have that error."""
     try:
         yield

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nn import keyed
+from nn import option_strings
 from parallel.strategies.settings import Keyed, refuse
 
 KINDS = ("shrink", "respawn")
@@ -68,10 +68,10 @@ class Policy(Keyed):
         ValueError
             What there is not; fewer ranks than one.
         """
-        kind, parts = keyed.split(text)
+        kind, parts = option_strings.split(text)
         refuse(kind not in KINDS, f"elastic {text!r}: expected one of {', '.join(KINDS)}")
         kinds = {"min": int, "buddy": int, "heartbeat": float, "loop": float, "silent": str}
-        found = cls(kind=kind, **keyed.convert(kind, parts, kinds))
+        found = cls(kind=kind, **option_strings.convert(kind, parts, kinds))
         for name in ("heartbeat", "loop"):
             seconds = getattr(found, name)
             refuse(

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.failures.launch_check import HANGING, abort, rank_of_world
-from nn.training.keeping import Terminated, Termination
+from nn.training.checkpoint_callback import Terminated, Termination
 from parallel.elastic import points
 from parallel.elastic.heartbeat import Heartbeat, identity
 from parallel.elastic.ledger import Ledger, Place

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from nn import keyed
+from nn import option_strings
 
 
 def refuse(wrong: bool, why: str) -> None:
@@ -57,9 +57,9 @@ class Keyed:
     @classmethod
     def parse(cls, text: str):
         """Of a text with its name: "local-sgd:8,drift=0.1"."""
-        name, parts = keyed.split(text)
+        name, parts = option_strings.split(text)
         kinds = {entry.name: type(entry.default) for entry in fields(cls)}
-        return cls(**keyed.convert(name, parts, kinds))
+        return cls(**option_strings.convert(name, parts, kinds))
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class Consistency(Keyed):
         ValueError
             Another strategy's, no bound, or one below 0.
         """
-        name, parts = keyed.split(text)
+        name, parts = option_strings.split(text)
         allowed = CONSISTENCIES.get(strategy, ())
         if name not in allowed:
             raise ValueError(f"consistency {text!r}: expected one of {', '.join(allowed)} with {strategy}")
         kinds = {"ssp": {"bound": int, "ahead": bool}, "async": {"ahead": bool}, "stale": {"bound": int}}
-        found = keyed.convert(name, parts, kinds.get(name, {}))
+        found = option_strings.convert(name, parts, kinds.get(name, {}))
         if name in ("ssp", "stale") and "bound" not in found:
             raise ValueError(f"consistency {text!r} needs a bound in steps, such as {name}:2")
         if found.get("ahead") and found.get("bound") == 0:

@@ -16,7 +16,7 @@ def patch(kind: str, phase: str) -> None:
     """Put the fault there."""
     import numpy as np
 
-    from nn.training import checkpoints, keeping
+    from nn.training import checkpoint_callback, checkpoints
     from parallel import trainer
     from parallel.command import training_run
 
@@ -52,7 +52,7 @@ def patch(kind: str, phase: str) -> None:
         return do
 
     def poison(many):
-        many = many.training.trainer if isinstance(many, keeping.KeepCheckpoints) else many
+        many = many.training.trainer if isinstance(many, checkpoint_callback.KeepCheckpoints) else many
         many.flat_parameters[...] = np.nan
         if getattr(many.exchange, "serves", False):
             many.exchange.held[...] = np.nan
@@ -108,7 +108,7 @@ def patch(kind: str, phase: str) -> None:
         "end": (training_run, "leave_network", 1),
     }
     if phase == "checkpoint" and kind in ("NaN", "missing call"):
-        places["checkpoint"] = keeping.KeepCheckpoints, "_save", 3  # of step 6
+        places["checkpoint"] = checkpoint_callback.KeepCheckpoints, "_save", 3  # of step 6
     if kind == "missing call":
         places |= {"start": (training_run, "agree_on_data", 1), "end": (many, "check_replicas", 1)}
         places["evaluation"] = sys.modules["nn.training.fit"], "evaluate", 2

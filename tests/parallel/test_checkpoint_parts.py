@@ -10,7 +10,7 @@ from equality import OPTIMIZERS, SEED, dataset
 
 import nn
 from nn.optim.lbfgs import QuasiNewton
-from nn.training.keeping import KeepCheckpoints, Terminated, Termination
+from nn.training.checkpoint_callback import KeepCheckpoints, Terminated, Termination
 
 FOREVER = 10**6
 ON_THREE = {
@@ -66,12 +66,12 @@ def close(many):
     many.communicator.release()
 
 
-def run(comm, given, epochs, kept=None, state=None, progress=None, later=True):
+def run(comm, given, epochs, kept=None, state=None, progress=None, background=True):
     """(trainer, digest) after so many epochs."""
     many = trainer(comm, given)
     if state is not None:
         many.load_state_dict(state)
-    hooks = [KeepCheckpoints(kept, 2, None, later)] if kept else []
+    hooks = [KeepCheckpoints(kept, 2, None, background)] if kept else []
     nn.fit(many, loader(many), epochs, hooks, progress=progress)
     return many, many.digest()
 
@@ -142,9 +142,9 @@ def test_of_a_mesh_too(comm, shared_tmp_path):
 @pytest.mark.mpi(ranks=2)
 def test_written_at_once_or_by_a_thread_they_hold_the_same(comm, shared_tmp_path):
     stored = []
-    for later in (False, True):
-        kept = nn.Checkpoints(shared_tmp_path / str(later))
-        many, _ = run(comm, ON_THREE["zero1"], 1, kept, later=later)
+    for background in (False, True):
+        kept = nn.Checkpoints(shared_tmp_path / str(background))
+        many, _ = run(comm, ON_THREE["zero1"], 1, kept, background=background)
         comm.Barrier()
         stored.append(kept.load()[0])
         close(many)
@@ -158,7 +158,7 @@ def test_ranks_without_a_common_directory_gather(comm, tmp_path):
     kept, said = nn.Checkpoints(tmp_path / str(comm.rank)), []
     many = trainer(comm, ON_THREE["fsdp"])
     many.say = said.append
-    nn.fit(many, loader(many), 1, [KeepCheckpoints(kept, 2, later=True)])
+    nn.fit(many, loader(many), 1, [KeepCheckpoints(kept, 2, background=True)])
     state = many.state_dict()
     if comm.rank == 0:
         stored = kept.load()[0]
@@ -181,11 +181,11 @@ def test_a_rank_that_cannot_write_is_named_on_all_and_the_last_whole_one_stays(c
     def out_of_memory(*arguments):
         raise MemoryError
 
-    for later in (False, True):
-        kept, many = Full(shared_tmp_path / str(later)), trainer(comm, ON_THREE["zero2"])
+    for background in (False, True):
+        kept, many = Full(shared_tmp_path / str(background)), trainer(comm, ON_THREE["zero2"])
         said = "No space left" if comm.rank == 2 else "rank 2 could not write a checkpoint: .*No space left"
         with pytest.raises(OSError, match=said):
-            nn.fit(many, loader(many), FOREVER, [KeepCheckpoints(kept, None, None, later)])
+            nn.fit(many, loader(many), FOREVER, [KeepCheckpoints(kept, None, None, background)])
         many.digest()  # all could go on
         comm.Barrier()
         if comm.rank == 2:  # an error without words
@@ -193,7 +193,7 @@ def test_a_rank_that_cannot_write_is_named_on_all_and_the_last_whole_one_stays(c
         with pytest.raises(
             MemoryError if comm.rank == 2 else OSError, match="" if comm.rank == 2 else "rank 2 .*: MemoryError"
         ):
-            nn.fit(many, loader(many), FOREVER, [KeepCheckpoints(kept, None, None, later)])
+            nn.fit(many, loader(many), FOREVER, [KeepCheckpoints(kept, None, None, background)])
         comm.Barrier()
         assert [entry["file"] for entry in kept.entries()] == ["step-00000003.npz"] and kept.load()[1]["epoch"] == 1
         close(many)

@@ -36,7 +36,7 @@ from parallel.command import main
 
 def then_hold(threads, asked=None):
     set_threads(threads)
-    from nn.training import keeping
+    from nn.training import checkpoint_callback
 
     def hold(self, training, loss):
         on_step(self, training, loss)
@@ -45,7 +45,7 @@ def then_hold(threads, asked=None):
             while not self.termination.asked and time.monotonic() < end:
                 time.sleep(0.01)
 
-    on_step, keeping.KeepCheckpoints.on_step = keeping.KeepCheckpoints.on_step, hold
+    on_step, checkpoint_callback.KeepCheckpoints.on_step = checkpoint_callback.KeepCheckpoints.on_step, hold
 
 set_threads, main.set_threads = main.set_threads, then_hold  # only then may NumPy be imported
 sys.exit(main.main())

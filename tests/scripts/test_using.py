@@ -12,7 +12,7 @@ from conftest import PATIENCE
 
 import nn
 from nn.analysis import sampling
-from nn.data import photos
+from nn.data import images
 from nn.data.text import text_datasets
 from nn.models import build
 from parallel.command import predict_images, sample, trained_run
@@ -132,23 +132,23 @@ def test_images_of_every_kind_are_read(tmp_path):
 
     image = np.linspace(0, 1, 48).reshape(4, 4, 3)
     imsave(tmp_path / "colour.png", image)
-    np.testing.assert_allclose(photos.read_photo(tmp_path / "colour.png")[0][..., :3], image, atol=1 / 255)
+    np.testing.assert_allclose(images.read_image(tmp_path / "colour.png")[0][..., :3], image, atol=1 / 255)
     Image.fromarray((image[..., 0] * 255).astype(np.uint8)).save(tmp_path / "grey.jpg", quality=100)
-    grey = photos.read_photo(tmp_path / "grey.jpg")[0]
+    grey = images.read_image(tmp_path / "grey.jpg")[0]
     assert grey.shape == (4, 4, 1) and np.abs(grey[..., 0] - image[..., 0]).max() < 0.03
     clear = np.zeros((2, 2, 4))
     clear[0, 0] = (1, 0, 0, 1)
     imsave(tmp_path / "clear.png", clear)
     np.testing.assert_array_equal(
-        photos.read_photo(tmp_path / "clear.png")[0], [[[1, 0, 0], [1, 1, 1]], [[1, 1, 1]] * 2]
+        images.read_image(tmp_path / "clear.png")[0], [[[1, 0, 0], [1, 1, 1]], [[1, 1, 1]] * 2]
     )
 
 
 def test_scaling_keeps_means_and_lines():
     ramp = np.linspace(0, 1, 12)[None, :, None] * np.ones((6, 1, 1))
-    assert photos.resized(ramp, 6, 12) == pytest.approx(ramp)
+    assert images.resized(ramp, 6, 12) == pytest.approx(ramp)
     for height, width in ((3, 4), (6, 3), (13, 30)):
-        other = photos.resized(ramp, height, width)
+        other = images.resized(ramp, height, width)
         assert other.shape == (height, width, 1) and other.mean() == pytest.approx(0.5)
         assert (np.diff(other[0, :, 0]) >= -1e-12).all()
 
@@ -201,10 +201,10 @@ def test_what_comes_next_depends_on_the_last_places_only():
         seen.append(window.copy())
         return np.eye(5)[(window + 1) % 5]  # counts on
 
-    ids = sampling.continued(predict, [7, 1, 2, 3], 3, temperature=0)
+    ids = sampling.generate(predict, [7, 1, 2, 3], 3, temperature=0)
     assert [next(ids) for _ in range(4)] == [4, 0, 1, 2]
     assert [window.tolist() for window in seen[:2]] == [[[1, 2, 3]], [[2, 3, 4]]]
-    short = sampling.continued(predict, [2], 3, temperature=0)
+    short = sampling.generate(predict, [2], 3, temperature=0)
     assert [next(short) for _ in range(3)] == [3, 4, 0] and seen[4].tolist() == [[2, 0, 0]]
     with pytest.raises(ValueError, match="at least one id"):
-        sampling.continued(predict, [], 3)
+        sampling.generate(predict, [], 3)

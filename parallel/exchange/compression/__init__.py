@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from nn import keyed
+from nn import option_strings
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.dense import Dense
 from parallel.exchange.compression.half import Half
@@ -53,12 +53,12 @@ def parse(text: str) -> Compressor:
     ValueError
         An unknown method or key, or a number out of range; the message says what there is.
     """
-    name, parts = keyed.split(text)
+    name, parts = option_strings.split(text)
     if name not in BY_NAME:
         raise ValueError(f"compress {text!r}: no method {name!r}; there are {', '.join(BY_NAME)}")
     kinds = {f.name: type(f.default) for f in fields(BY_NAME[name])}
     try:
-        given = keyed.convert(name, parts, kinds)
+        given = option_strings.convert(name, parts, kinds)
     except ValueError as error:
         raise ValueError(f"compress {text!r}: {error}") from error
     return BY_NAME[name](**given)

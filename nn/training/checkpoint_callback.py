@@ -74,9 +74,9 @@ class Termination:
 class Writing:
     """A function that is called, by a thread or at once; its result, or its error."""
 
-    def __init__(self, work: Callable, later: bool):
+    def __init__(self, work: Callable, background: bool):
         self.result = self.error = self._thread = None
-        if later:
+        if background:
             self._thread = threading.Thread(target=self._do, args=(work,), name="checkpoint", daemon=True)
             self._thread.start()
         else:
@@ -111,7 +111,7 @@ class KeepCheckpoints(Callback):
         The record's entry that decides, such as "validation_accuracy"; without validation data there is no best.
     mode : {"min", "max"} or None
         Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
-    later : bool
+    background : bool
         Whether a thread writes, while training goes on: the files are the same, and at the end of training, and before
         the next save, they are there. Not where the state is too large for memory, or for that of one rank.
     termination : Termination or None
@@ -131,14 +131,14 @@ class KeepCheckpoints(Callback):
         checkpoints: Checkpoints,
         steps: int | None = None,
         best: str | None = "validation_accuracy",
-        later: bool = False,
+        background: bool = False,
         termination: Termination | None = None,
         mode: str | None = None,
     ):
         check_checkpoints("KeepCheckpoints", checkpoints)
         if not isinstance(steps, int | np.integer | None) or (steps or 0) < 0:
             raise ValueError(f"KeepCheckpoints: steps must be a number of steps, or None, given {steps!r:.80}")
-        self.checkpoints, self.steps, self.later, self.termination = checkpoints, steps, later, termination
+        self.checkpoints, self.steps, self.background, self.termination = checkpoints, steps, background, termination
         self.best = None if best is None else BestEpoch("KeepCheckpoints", best, mode)
         self.stage = self.writing = None  # what all ranks are writing; this one
         self.shared: bool | None = None
@@ -186,7 +186,7 @@ class KeepCheckpoints(Callback):
 
     def _meet(self, saved: bool) -> None:
         """Hear of errors and of wishes to end; decide when to meet next. `saved`: this step was, just now."""
-        if not self.later and not self.termination:
+        if not self.background and not self.termination:
             return
         trainer, now = self.training.trainer, time.perf_counter()
         made = max(1, trainer.steps - self.met)
@@ -223,7 +223,7 @@ class KeepCheckpoints(Callback):
             if trainer.writer:
                 parts = [tuple(line.split(" ")) for line in told if line]
                 work = lambda steps=self.of, names=self.names: self.checkpoints.list_parts(steps, parts, names)
-                self.writing = Writing(work, self.later)
+                self.writing = Writing(work, self.background)
 
     def _fail(self, error: BaseException | None) -> None:
         """All ranks end alike: none waits for one that has given up."""
@@ -237,7 +237,7 @@ class KeepCheckpoints(Callback):
     # ---------------------------------------------------------------------------------------------------------- saving
 
     def _save(self, names: Sequence[str | None] = (None,)) -> None:
-        """Begin to save; without `later`, do."""
+        """Begin to save; without `background`, do."""
         self.training.meet()
         self.finish()  # the one before
         progress = copy.deepcopy(self.training.progress())
@@ -247,13 +247,13 @@ class KeepCheckpoints(Callback):
             self._save_parts(progress)
         else:
             self._save_whole(progress)
-        if not self.later:
+        if not self.background:
             self.finish()
 
     def _save_whole(self, progress: dict) -> None:
         """The first rank writes all of it."""
         trainer, save, self.stage = self.training.trainer, self.checkpoints.save, WHOLE
-        if self.later and not trainer.scattered and not trainer.on_disk:
+        if self.background and not trainer.scattered and not trainer.on_disk:
             state = [(name, array.copy() if trainer.writer else array) for name, array in trainer.entries()]
             if trainer.writer:
                 work = lambda names=self.names: [save(finite(state), progress, name) for name in names]
@@ -277,9 +277,9 @@ class KeepCheckpoints(Callback):
         failed, number = trainer.sum(np.array([error is not None, number], np.float64))
         if failed:
             self._fail(error)
-        self.stage, later = PARTS, self.later and not trainer.on_disk
+        self.stage, background = PARTS, self.background and not trainer.on_disk
         fragments = trainer.fragments()
-        if later:
+        if background:
             fragments = iter([replace(each, array=each.array.copy()) for each in fragments])
         first = next(fragments, None)
         if first is None:  # all that this rank has others have, too
@@ -290,8 +290,8 @@ class KeepCheckpoints(Callback):
             mine = checked(each for some in ([first], fragments) for each in some)
             return self.checkpoints.write_part(steps, int(number), place, mine, progress if trainer.writer else None)
 
-        self.writing = Writing(work, later)
-        if not later:
+        self.writing = Writing(work, background)
+        if not background:
             for _ in fragments:  # after an error: others may have to be met
                 pass
 

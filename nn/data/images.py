@@ -34,7 +34,7 @@ TURNS = {
 }
 
 
-def read_photo(path: str | Path) -> tuple[np.ndarray, list[str]]:
+def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """Read an image file: (height, width, channels) float64 in 0 .. 1, and what was done to it, in words.
 
     Transparent pixels lie on white. An image is turned as its camera says (EXIF); one of more than ENOUGH_PIXELS is
@@ -94,7 +94,7 @@ def _decoded(image) -> tuple[np.ndarray, list[str]]:
     return pixels, done
 
 
-def fitted(image: np.ndarray, shape: tuple[int, int, int], fit: str = "crop") -> tuple[np.ndarray, list[str]]:
+def fit_to_shape(image: np.ndarray, shape: tuple[int, int, int], fit: str = "crop") -> tuple[np.ndarray, list[str]]:
     """An image as a sample of that shape, and what was done to it, in words.
 
     Parameters

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nn.keyed import convert, join, split
+from nn.option_strings import convert, join, split
 
 KINDS = {"ratio": float, "clip": int, "masking": bool, "at": tuple, "metric": str}
 

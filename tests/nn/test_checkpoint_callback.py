@@ -14,7 +14,7 @@ from conftest import PATIENCE
 import nn
 from nn.core.layer import Spec, Split
 from nn.core.parts import cut
-from nn.training.keeping import KeepCheckpoints, Terminated, Termination
+from nn.training.checkpoint_callback import KeepCheckpoints, Terminated, Termination
 from nn.training.stored import Fragment
 
 FOREVER = 10**9
@@ -49,11 +49,12 @@ def untimed(monkeypatch):
 
 def test_a_thread_writes_the_same_files(tmp_path, monkeypatch):
     untimed(monkeypatch)
-    for later in (False, True):
-        kept = nn.Checkpoints(tmp_path / str(later), keep=4)
-        nn.fit(trainer(), loader(), 3, KeepCheckpoints(kept, 3, later=later), loader(False))
+    for background in (False, True):
+        kept = nn.Checkpoints(tmp_path / str(background), keep=4)
+        nn.fit(trainer(), loader(), 3, KeepCheckpoints(kept, 3, background=background), loader(False))
     at_once, by_thread = (
-        {path.name: path.read_bytes() for path in (tmp_path / str(later)).iterdir()} for later in (False, True)
+        {path.name: path.read_bytes() for path in (tmp_path / str(background)).iterdir()}
+        for background in (False, True)
     )
     assert len(at_once) == 6 and "best.npz" in at_once and at_once == by_thread
 
@@ -83,7 +84,7 @@ def test_what_is_written_later_is_what_was_there_then(tmp_path):
                 kept.may.set()
 
     watch = Watch()
-    nn.fit(many, loader(), 1, [KeepCheckpoints(kept, 3, later=True), watch])
+    nn.fit(many, loader(), 1, [KeepCheckpoints(kept, 3, background=True), watch])
     assert [entry["file"] for entry in kept.entries()] == ["step-00000003.npz", "step-00000005.npz"]
     (tmp_path / "step-00000005.npz").unlink()
     with pytest.warns(UserWarning, match="DAMAGED"):
@@ -93,8 +94,8 @@ def test_what_is_written_later_is_what_was_there_then(tmp_path):
     assert not np.array_equal(stored["param/0.W"], many.state_dict()["param/0.W"]), "control: training went on"
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_an_error_of_the_writer_ends_training(tmp_path, later):
+@pytest.mark.parametrize("background", [False, True])
+def test_an_error_of_the_writer_ends_training(tmp_path, background):
     """Which would go on for ever."""
 
     class Full(nn.Checkpoints):
@@ -102,7 +103,7 @@ def test_an_error_of_the_writer_ends_training(tmp_path, later):
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        nn.fit(trainer(), loader(), FOREVER, KeepCheckpoints(Full(tmp_path), 2, later=later))
+        nn.fit(trainer(), loader(), FOREVER, KeepCheckpoints(Full(tmp_path), 2, background=background))
 
 
 def test_an_error_of_the_last_save_is_told(tmp_path):
@@ -113,7 +114,7 @@ def test_an_error_of_the_last_save_is_told(tmp_path):
             return super().save(state, progress, name)
 
     with pytest.raises(OSError, match="No space left"):
-        nn.fit(trainer(), loader(), 1, KeepCheckpoints(Last(tmp_path), 2, later=True))
+        nn.fit(trainer(), loader(), 1, KeepCheckpoints(Last(tmp_path), 2, background=True))
 
 
 def test_a_full_disk_keeps_the_last_whole_one(tmp_path):
@@ -131,15 +132,15 @@ def test_a_full_disk_keeps_the_last_whole_one(tmp_path):
     fill = Fill()
     try:
         with pytest.raises(OSError, match=r"cannot write .*npz .*File too large.*before is kept"):
-            nn.fit(trainer(), loader(), FOREVER, [KeepCheckpoints(kept, later=True), fill])
+            nn.fit(trainer(), loader(), FOREVER, [KeepCheckpoints(kept, background=True), fill])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, fill.before)
     last = kept.entries()[-1]["file"]
     assert f"step-{kept.load()[0]['steps']:08d}.npz" == last and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_parameters_that_are_not_finite_do_not_take_the_place_of_those_that_were(tmp_path, later):
+@pytest.mark.parametrize("background", [False, True])
+def test_parameters_that_are_not_finite_do_not_take_the_place_of_those_that_were(tmp_path, background):
     """Else who continues finds NaN, every time."""
 
     class Poison(nn.Callback):
@@ -148,7 +149,7 @@ def test_parameters_that_are_not_finite_do_not_take_the_place_of_those_that_were
                 training.trainer.flat_parameters[0] = np.nan
 
     kept = nn.Checkpoints(tmp_path)
-    keeper = KeepCheckpoints(kept, 2, later=later)
+    keeper = KeepCheckpoints(kept, 2, background=background)
     with pytest.raises(ArithmeticError, match=r"parameter 2\.W (is not finite, so it is not saved|.* in step 4)"):
         nn.fit(trainer(), loader(), FOREVER, [Poison(), keeper])  # or by the next step, where that is faster
     keeper.wait()
@@ -170,7 +171,7 @@ def test_asked_to_end_it_saves_and_what_continues_has_the_same_bits(tmp_path):
     whole, left, again = trainer(), trainer(), trainer()
     kept, before = nn.Checkpoints(tmp_path), signal.getsignal(signal.SIGTERM)
     with Termination() as termination, pytest.raises(Terminated, match=r"after step (\d+), which is saved") as ended:
-        nn.fit(left, loader(), FOREVER, [Terminate(7), KeepCheckpoints(kept, later=True, termination=termination)])
+        nn.fit(left, loader(), FOREVER, [Terminate(7), KeepCheckpoints(kept, background=True, termination=termination)])
     assert signal.getsignal(signal.SIGTERM) is before
     state, progress, _ = kept.load()
     assert state["steps"] == left.steps >= 7 and f"step {left.steps}," in str(ended.value)
