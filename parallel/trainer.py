@@ -322,6 +322,9 @@ class DistributedTrainer(Trainer):
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
+    def samples_at_once(self, total, parts):
+        return self.pass_.samples_at_once(total, parts)
+
     @one_thread_at_a_time
     def predict(self, x, batch=None):
         """As for Trainer (collective); ranks with another `batch` than None need as many batches each."""

@@ -136,6 +136,11 @@ class Loader:
         full, rest = divmod(len(self.dataset), self.batch)
         return full + bool(rest and not self.drop_last)
 
+    def totals(self) -> set[int]:
+        """How many samples the batches of an epoch have: those that are full, and the last one."""
+        full, rest = divmod(len(self.dataset), self.batch)
+        return {total for total in (self.batch * (full > 0), rest * (not self.drop_last)) if total}
+
     def order(self, epoch: int) -> np.ndarray:
         """Sample indices in the order of an epoch: (n,) int64, the same on every rank."""
         n = len(self.dataset)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from nn.core.network import near
+from nn.core.network import Network, near
 from nn.data.dataset import Data, DataError, Dataset, instead_of_dataset
 from nn.data.loader import Loader
+from nn.layers.batch_normalization import BatchNorm
 from nn.training.prediction import as_samples
 from nn.training.trainer import Trainer
 
@@ -90,6 +92,36 @@ class Batches:
                 _check_shape(dataset, self.trainer, self.what)
                 x, y = dataset.batch(dtype=self.trainer.network.dtype)
                 yield x, y, len(x)
+
+
+def refuse_lone_samples(
+    network: Network, sizes: Callable[[int], Iterable[int]], totals: Iterable[int], do: str
+) -> None:
+    """Refuse batches of which one sample is computed alone, where a layer normalises single values over the samples.
+
+    Parameters
+    ----------
+    sizes : callable (int) -> some int
+        How many samples of a batch of so many are computed together, on every rank.
+    totals : some int
+        Samples in the batches of an epoch.
+    do : str
+        What can be done about it.
+
+    Raises
+    ------
+    ValueError
+        Their variance is unknown, so training would end there: in the last batch of an epoch, as a rule.
+    """
+    for path, layer, shape, _ in network.layers():
+        if not isinstance(layer, BatchNorm) or math.prod(shape[:-1]) > 1:
+            continue
+        for total in sorted(totals):
+            if 1 in ([total] if layer.synchronized else sizes(total)):
+                raise ValueError(
+                    f"layer {path} of {network.name}: a batch of {total:,} of the training samples leaves one sample "
+                    f"to a rank or part, which batch normalisation cannot normalise: {do}"
+                )
 
 
 def _of_arrays(x: Any, y: Any, what: str, trainer: Trainer) -> Dataset:

@@ -29,7 +29,7 @@ from nn.data.dataset import Data, Dataset
 from nn.data.loader import Loader
 from nn.metrics import Measures, as_metrics
 from nn.optim.learning_rates import Cosine, Polynomial, Warmup
-from nn.training.batches import batches
+from nn.training.batches import batches, refuse_lone_samples
 from nn.training.callbacks import Progress, watched
 from nn.training.prediction import BATCH
 from nn.training.trainer import NonFiniteLoss, Trainer
@@ -131,6 +131,7 @@ def fit(
     train = batches(train, trainer, batch, True, "fit: train")
     validation = validation if validation is None else batches(validation, trainer, BATCH, False, "fit: validation")
     test = test if test is None else batches(test, trainer, BATCH, False, "fit: test")
+    _check_batches(trainer, train, int(accumulate))
     check_progress(progress or {}, _length(train) if hasattr(train, "__len__") else MOST)
     training = Training(trainer, train, epochs, validation, **_from(progress, trainer, train))
     if schedule:
@@ -280,6 +281,17 @@ def _check_trainer(what: str, trainer: Trainer) -> None:
         raise TypeError(
             f"{what} takes a trainer first, nn.Trainer(network, loss, optimizer) or one of `parallel`, given "
             f"{trainer!r:.80}"
+        )
+
+
+def _check_batches(trainer: Trainer, train: object, accumulate: int) -> None:
+    """Refuse batches that batch normalisation would fail in, now and not in the last batch of an epoch."""
+    if isinstance(train, Loader):
+        refuse_lone_samples(
+            trainer.network,
+            lambda total: trainer.samples_at_once(total, accumulate),
+            train.totals(),
+            f"give another batch than {train.batch}, or a Loader with drop_last=True",
         )
 
 

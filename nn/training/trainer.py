@@ -300,6 +300,10 @@ class Trainer:
         self.end_step(self.half is not None and self.half.overflowed)
         return loss
 
+    def samples_at_once(self, total: int, parts: int) -> set[int]:
+        """How many samples of a batch of `total` are computed together, on all ranks."""
+        return {rows.stop - rows.start for rows in micro_batches(total, parts)}
+
     def begin_step(self) -> None:
         """Statistics may have to go back to what they are now; nothing is too large yet."""
         if self.statistics.size:

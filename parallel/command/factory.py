@@ -84,7 +84,7 @@ def _prepare(options: Options, ranks: int | None) -> Parts:
         fitting_weights(parts.network, weights(options), parts.optimizer, options.seed)
     readers = rules.check_strategy(options, ranks, parts.network, parts.optimizer)
     loader = loaders(options, parts.data, (0, readers)).train
-    rules.check_normalization(options, parts.network, len(parts.data.train), readers)
+    rules.check_normalization(options, parts.network, loader, readers)
     rules.check_loading(options, parts.data, loader, schedule(options, loader)[1])
     return parts
 

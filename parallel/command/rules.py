@@ -17,7 +17,6 @@ are imported by the rules that need them: those of options alone must not wait f
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
 import tempfile
@@ -759,27 +758,29 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
     return found["data"]
 
 
-def check_normalization(options: Options, network, samples: int, readers: int) -> None:
+def check_normalization(options: Options, network, loader, readers: int) -> None:
     """Refuse batches of which some rank normalises one value a channel: its variance is unknown."""
-    from nn.layers.batch_normalization import BatchNorm
+    from collectives.steps import part
+    from nn.training.batches import refuse_lone_samples
+    from nn.training.trainer import micro_batches
 
-    alone = [
-        path
-        for path, layer, shape, _ in network.layers()
-        if isinstance(layer, BatchNorm) and math.prod(shape[:-1]) == 1
-    ]
-    if not alone or options.reproducible or axes.is_pipeline(options):
-        return  # virtual shards and micro-batches of pipelines are cut in other ways
-    shares = 1 if options.sync_batch_norm else readers
-    for total in {min(options.batch, samples), samples % options.batch or options.batch}:
-        sizes = {total * (i + 1) // shares - total * i // shares for i in range(shares)}
-        sizes = {size * (k + 1) // n - size * k // n for size in sizes for n in [options.accumulate] for k in range(n)}
-        if 1 in sizes:
-            raise OptionError(
-                f"layer {alone[0]} of {network.name}: a batch of {total} of the {samples:,} training samples leaves "
-                f"one sample to a rank or part, which batch normalisation cannot normalise: use another --batch than "
-                f"{options.batch}, or --limit"
-            )
+    def cut(total: int, count: int) -> list[int]:
+        return [hi - lo for lo, hi in (part(total, count, i) for i in range(count))]
+
+    def sizes(total: int) -> list[int]:
+        if options.reproducible:
+            return cut(total, options.reproducible)
+        shares = [size for size in cut(total, readers) if size]
+        if not axes.is_pipeline(options):
+            parts = [options.accumulate] * len(shares)
+        elif axes.schedule(options).name == "pipedream":
+            parts = [min(size, pipeline["micro_batches"]) for size in shares]
+        else:
+            parts = [pipeline["micro_batches"]] * len(shares)
+        return [m.stop - m.start for size, n in zip(shares, parts, strict=True) for m in micro_batches(size, n)]
+
+    pipeline = axes.arguments(options, readers) if axes.is_pipeline(options) else {}
+    refuse_lone_samples(network, sizes, loader.totals(), f"use another --batch than {options.batch}, or --limit")
 
 
 def check_loading(options: Options, data, loader, callbacks) -> None:

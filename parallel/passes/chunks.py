@@ -27,6 +27,9 @@ class Chunks(Whole):
         first = number * self.size
         return Samples(slice(first, min(first + self.size, samples)), first, False, None)
 
+    def samples_at_once(self, total, parts):
+        return {min(self.size, total - first) for first in range(0, total, self.size)}
+
     def divide(self, samples, total, parts):
         """This replica's part of what is only evaluated."""
         if self.mesh.index is None:

@@ -53,6 +53,9 @@ class Dealt(Whole):
         mine = (dealt[self.mesh.rank] for dealt in rounds)
         return [Samples(slice(lo, hi), lo, i > 0 and not self.fixed, addend) for i, (lo, hi, addend) in enumerate(mine)]
 
+    def samples_at_once(self, total, parts):
+        return {hi - lo for dealt in self.inner.deal(total, parts, self.mesh.size) for lo, hi, _ in dealt}
+
     def take(self, x, y, micro):
         """This rank's samples; the targets of all ranks' samples, which the master has."""
         self.cuts = [(lo, hi) for lo, hi, _ in next(self.rounds)]

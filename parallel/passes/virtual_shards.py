@@ -88,6 +88,9 @@ class VirtualShards(Whole):
             found.append(Samples(slice(0, 0), found[-1].first, False, None))
         return found
 
+    def samples_at_once(self, total, parts):
+        return {hi - lo for lo, hi in (part(total, self.shards, leaf) for leaf in range(self.shards))}
+
     def deal(self, samples, parts, ranks):
         self._refuse(parts)
         dealt = [part(self.shards, ranks, rank) for rank in range(ranks)]

@@ -88,6 +88,11 @@ class Whole:
             for i, rows in enumerate(cuts)
         ]
 
+    def samples_at_once(self, total: int, parts: int) -> set[int]:
+        """How many samples of a batch of `total` are computed together, on all ranks."""
+        shares = (part(total, self.mesh.count, i) for i in range(self.mesh.count))
+        return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, parts)}
+
     def refuse(self, samples: int) -> None:
         """Samples for a rank that computes nothing."""
         if samples:

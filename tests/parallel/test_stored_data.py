@@ -1,19 +1,24 @@
 """Data as other programs store them: found by the names that these give, or refused before ranks start."""
 
 import gzip
+import itertools
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import nn
+from collectives import steps
 from nn import data
 from nn.training.checkpoints import json_text
 from parallel.command.factory import prepare
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import parse
 from parallel.command.rules import check_normalization
+from parallel.passes.virtual_shards import VirtualShards
+from parallel.passes.whole import Whole
 
 CLASSES = np.arange(40) % 10
 IMAGES = np.random.default_rng(0).random((40, 8, 8, 1)).astype(np.float32)
@@ -78,12 +83,62 @@ def test_json_has_no_nan_and_the_sample_is_named():
     assert some.first_bad() == 7
 
 
+def normalised():
+    return nn.Network(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), (3,))
+
+
 def test_a_last_batch_of_one_sample_is_told_at_the_start():
-    network = nn.Network(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), (3,))
-    check_normalization(Options(batch=8), network, 32, 1)
-    check_normalization(Options(batch=8), network, 34, 1)
-    with pytest.raises(OptionError, match="a batch of 1 of the 33 training samples"):
-        check_normalization(Options(batch=8), network, 33, 1)
-    with pytest.raises(OptionError, match="a batch of 2 of the 34 training samples"):
-        check_normalization(Options(batch=8), network, 34, 2)
-    check_normalization(Options(batch=8, sync_batch_norm=True), network, 34, 2)
+    network = normalised()
+
+    def check(options, samples, readers=1):
+        some = data.Dataset(np.zeros((samples, 3), np.float32), np.zeros(samples, int))
+        check_normalization(options, network, nn.Loader(some, options.batch), readers)
+
+    check(Options(batch=8), 32)
+    check(Options(batch=8), 34)
+    with pytest.raises(ValueError, match=r"a batch of 1 of the training samples.* use another --batch than 8"):
+        check(Options(batch=8), 33)
+    with pytest.raises(ValueError, match="a batch of 2 of"):
+        check(Options(batch=8), 34, 2)
+    check(Options(batch=8, reproducible=4), 40)
+    with pytest.raises(ValueError, match="a batch of 5 of"):
+        check(Options(batch=8, reproducible=4), 37)
+    four = Options(batch=16, strategy="pipeline", pipeline="gpipe:micro=4")
+    check(four, 40)
+    with pytest.raises(ValueError, match="a batch of 5 of"):
+        check(four, 37)
+    with pytest.raises(ValueError, match="a batch of 3 of"):
+        check(Options(batch=16, strategy="pipeline", pipeline="pipedream:micro=4"), 35)
+    for _, layer, _, _ in network.layers():
+        layer.synchronized = True
+    check(Options(batch=8, sync_batch_norm=True), 34, 2)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_fit_refuses_a_sample_that_is_normalised_alone(accumulate):
+    trainer = nn.Trainer(normalised(), nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+    x, y = np.ones((40, 3), np.float32), np.zeros(40, int)
+    before = trainer.digest()
+    for samples, batch in (33, 8), (32 + accumulate, 32), (accumulate, 8):
+        with pytest.raises(ValueError, match=f"a batch of {samples % batch} of .* give another batch than {batch}"):
+            nn.fit(trainer, (x[:samples], y[:samples]), 1, batch=batch, accumulate=accumulate)
+    assert trainer.steps == 0 and trainer.digest() == before
+    loader = nn.Loader(data.Dataset(x[:33], y[:33]), 8, drop_last=True)
+    assert nn.fit(trainer, loader, 1).trainer.steps == 4
+
+
+@pytest.mark.parametrize("make", [Whole, lambda: VirtualShards(5)])
+def test_passes_say_how_many_samples_they_compute_at_once(make):
+    """What is refused at the start is what ranks would compute: the micro-batches of `divide`, of all ranks."""
+    for total, count, parts in itertools.product(range(1, 20), range(1, 5), (1, 2, 3)):
+        passes = [make() for _ in range(count)]
+        if isinstance(passes[0], VirtualShards) and (parts > 1 or count > 4):
+            continue
+        found = set()
+        for index, one in enumerate(passes):
+            one.mesh, one.mine = SimpleNamespace(index=index, count=count, rank=index), steps.part(5, count, index)
+            virtual = (5,) if isinstance(one, VirtualShards) else ()
+            some = data.Dataset(np.zeros((total, 1), np.float32), np.zeros(total, int))
+            ((lo, hi, _),) = nn.Loader(some, max(total, count), shard=(index, count, *virtual)).places()
+            found |= {micro.rows.stop - micro.rows.start for micro in one.divide(hi - lo, total, parts)}
+        assert passes[0].samples_at_once(total, parts) - {0} == found - {0}

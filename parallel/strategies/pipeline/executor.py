@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.steps import part
 from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
 from nn.core.stages import together
@@ -208,6 +209,10 @@ class PipelinePass(whole.Whole):
     def parts(self, samples: int) -> list[tuple[int, int]]:
         """(lo, hi) of the samples of every micro-batch."""
         return [(rows.start, rows.stop) for rows in micro_batches(samples, self.micro_batches)]
+
+    def samples_at_once(self, total, parts):
+        shares = (part(total, self.mesh.count, i) for i in range(self.mesh.count))
+        return {stop - start for lo, hi in shares if hi > lo for start, stop in self.parts(hi - lo)}
 
     def compute(self, trainer, x, y, total, micro, before=0.0):
         """The whole batch, in the schedule's micro-batches."""
