@@ -12,12 +12,15 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 OPTIONS = 1 << 20  # bytes of a file of options
 TABLE = 16 << 20  # bytes of a table, a manifest, a result, the records of a run: a hundred times a large one
 TRACE = 64 << 20  # bytes of a trace
+MOST_OBJECTS = 1 << 20  # objects and lists in a text of JSON: twice those of a trace of TRACE bytes
 DIGITS = 300  # of a whole number in JSON: what a float can hold
+LIMITS = ("", "memory.max"), ("memory", "memory.limit_in_bytes")  # of cgroups, in versions 2 and 1
 KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
@@ -55,10 +58,16 @@ def _check(status: os.stat_result, path: str | os.PathLike, limit: int | None) -
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
-        kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "something else")
-        raise OSError(errno.EINVAL, f"expected a regular file, this is {kind}", os.fspath(path))
+        raise OSError(errno.EINVAL, f"expected a regular file, this is {special(status.st_mode)}", os.fspath(path))
     if limit is not None and status.st_size > limit:
         raise _too_large(path, limit)
+
+
+def special(mode: int) -> str:
+    """What is neither a regular file nor a directory, in words; empty for these two."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    return next((name for is_kind, name in KINDS if is_kind(mode)), "something else")
 
 
 def _too_large(path: str | os.PathLike, limit: int) -> OSError:
@@ -79,6 +88,31 @@ def read_bytes(path: str | os.PathLike, limit: int) -> bytes:
     return content
 
 
+def free_memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
+    """Bytes that this process may still use: those that the machine has available, at most the limit of a container.
+
+    Without NumPy, before there are ranks, parallel/launch/limits.py asks the same of cores and memory. Elsewhere than
+    on Linux there is no bound.
+    """
+    own = [words[2].lstrip("/") for line in _lines(f"{proc}/self/cgroup") if len(words := line.split(":", 2)) == 3]
+    limits = [
+        line
+        for group in {"", *own}
+        for tree, file in LIMITS
+        for line in _lines(os.path.join(groups, tree, group, file))
+    ]
+    bounds = [int(line) for line in limits if line.isdecimal()]  # "max": none
+    available = [line.split() for line in _lines(f"{proc}/meminfo") if line.startswith("MemAvailable:")]
+    return min([*bounds, *(int(words[1]) << 10 for words in available)], default=1 << 62)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return read_text(path, OPTIONS).splitlines()
+    except (OSError, ValueError):
+        return []
+
+
 def read_text(path: str | os.PathLike, limit: int, encoding: str = "utf-8", errors: str = "strict") -> str:
     """The text in a regular file; raises as `open_file`, and ValueError where it is none in that encoding."""
     return read_bytes(path, limit).decode(encoding, errors)
@@ -89,16 +123,19 @@ def read_json(path: str | os.PathLike, limit: int = TABLE) -> Any:
     return parse_json(read_text(path, limit))
 
 
-def parse_json(text: str) -> Any:
-    """What a text of JSON says.
+def parse_json(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """What a text of JSON says; of an object what `pairs` makes of its names and values, in place of a dict.
 
     Raises
     ------
     ValueError
-        No JSON, lists without end in each other, or a whole number that no float can hold.
+        No JSON, lists without end in each other, more than MOST_OBJECTS of them (two bytes each, and a hundred in
+        memory), or a whole number that no float can hold.
     """
+    if (objects := text.count("{") + text.count("[")) > MOST_OBJECTS:
+        raise ValueError(f"{objects:,} objects and lists, and at most {MOST_OBJECTS:,} are read")
     try:
-        return json.loads(text, parse_int=_whole)
+        return json.loads(text, parse_int=_whole, object_pairs_hook=pairs)
     except RecursionError as error:
         raise ValueError("lists or objects in each other, too deep") from error
 

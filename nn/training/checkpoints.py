@@ -15,19 +15,21 @@ import itertools
 import json
 import math
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from nn.reading import open_file, read_json
+from nn.reading import open_file, read_json, special
 from nn.training.stored import PROGRESS, Fragment, Joined, Stored, with_places
 
 FORMAT = 2
+TEMPORARY = re.compile(r"\..+\.[0-9]+\.tmp")  # names of files that are being written, with the process that does
 FORMATS = (1, FORMAT)  # that are read; 1 has no checkpoints of several files
 
 
@@ -60,12 +62,25 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def remove_temporary_files(directory: Path) -> None:
+    """Remove what `replacing` has left in a directory where its process was killed; files of others stay."""
+    with suppress(OSError):  # there is none, or it cannot be read
+        for left in directory.iterdir():
+            if TEMPORARY.fullmatch(left.name):
+                left.unlink(missing_ok=True)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Hashed]:
-    """A file that takes the place of `path` at the end of the context, and not at all after an error in it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A file that takes the place of `path` at the end of the context, and not at all after an error in it.
+
+    Only of a regular file: in the place of a device (/dev/null, /dev/stdout) root would leave a file for everybody.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as TEMPORARY
     file = None
     try:
+        if path.exists() and (kind := special(path.stat().st_mode)):
+            raise OSError(errno.EINVAL, f"there is {kind}, which no file can take the place of")
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as raw:  # a new file: never through a link that somebody else has put there
             file = Hashed(raw)
@@ -188,8 +203,7 @@ class Checkpoints:
             A name of its own, such as "best", which the next save of that name replaces.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        for left in self.directory.glob(".*.tmp"):  # by a run that was killed while it wrote
-            left.unlink(missing_ok=True)
+        remove_temporary_files(self.directory)
         pairs = iter([("steps", state["steps"]), *state.items()] if isinstance(state, Mapping) else state)
         _, steps = first = next(pairs)
         file = f"{name or f'step-{int(steps):08d}'}.npz"
@@ -216,7 +230,8 @@ class Checkpoints:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         listed = {file for entry in self.entries() for file, _ in files_of(entry)}
-        for left in (*self.directory.glob(".*.tmp"), *self.directory.glob("*.part-*.npz")):
+        remove_temporary_files(self.directory)
+        for left in self.directory.glob("*.part-*.npz"):
             if left.name not in listed:
                 left.unlink(missing_ok=True)
         taken = {file.split(".")[1] for file in listed if file.startswith(f"step-{steps:08d}.") and ".part-" in file}

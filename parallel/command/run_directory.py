@@ -77,8 +77,10 @@ def write_headers(out: Path, options: Options, world) -> None:
 
 def remove_unfinished(out: Path) -> None:
     """Files of a run that ended while it wrote them."""
-    for left in out.rglob(".*.tmp"):
-        left.unlink(missing_ok=True)
+    from nn.training.checkpoints import remove_temporary_files
+
+    for directory in (out, out / "checkpoints", out / "inspection"):
+        remove_temporary_files(directory)
 
 
 def environment(world) -> dict:

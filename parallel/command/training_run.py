@@ -34,6 +34,7 @@ from parallel.launch import launcher
 from parallel.reports import inspection
 from parallel.reports.breakdown import Breakdown, draw_breakdown
 from parallel.reports.curves import write_curves
+from parallel.reports.figures import write_figure
 from parallel.reports.memory_report import MemoryReport, resident
 from parallel.reports.staleness import Staleness, write_staleness
 from parallel.reports.timeline import Timeline, write_trace
@@ -192,17 +193,16 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
     alone = trainer.alone() if options.inspect else None  # every rank: sharded strategies gather here
     memory_table = memory.report() if memory else ""  # before pictures take memory of their own
     if rank == 0:
-        for left in out.glob(".*.tmp"):  # of a process that was killed as it wrote
-            left.unlink(missing_ok=True)
+        checkpoints.remove_temporary_files(out)
         checkpoints.write_atomically(out / "result.json", (checkpoints.json_text(result, 1) + "\n").encode())
         if not options.no_pictures:
             write_curves(training.history, out / "curves.png")
             write_staleness(training.history, out / "staleness.png")
-            draw_breakdown(breakdown.table).savefig(out / "breakdown.png", dpi=120)
+            write_figure(draw_breakdown(breakdown.table), out / "breakdown.png")
         if events:
             write_trace(events, out)
             for name, figure in (trainer.pass_.pictures(events) if trainer.pass_ else {}).items():
-                figure.savefig(out / name, dpi=120, bbox_inches="tight")
+                write_figure(figure, out / name, bbox_inches="tight")
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
     for split, loss in (("test", result.get("loss")), ("validation", result.get("validation_loss"))):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-from nn.training.checkpoints import write_atomically
+from parallel.reports.figures import write_figure
 
 
 def write_curves(history: list[dict], file: Path) -> None:
@@ -42,9 +41,7 @@ def write_curves(history: list[dict], file: Path) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_atomically(file, content.getvalue())
+    write_figure(figure, file)
 
 
 def ring(axes, epochs: list, values: list, best: int, text: str) -> None:

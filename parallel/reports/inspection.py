@@ -11,6 +11,8 @@ import numpy as np
 import nn
 from nn.analysis import inspection, pictures
 from nn.data import Data
+from nn.training.checkpoints import write_atomically
+from parallel.reports.figures import write_figure
 
 SHOWN = 40  # misclassified samples in the picture
 LOOKED_AT = 512  # samples for distributions and dead units
@@ -35,7 +37,7 @@ def find_rate(trainer: nn.Trainer, train: nn.Loader, validation: nn.Loader | Non
     whose = "validation" if validation else "training"
     if write:
         out.mkdir(parents=True, exist_ok=True)
-        pictures.rate_search(search).savefig(out / "learning_rates.png", dpi=120)
+        write_figure(pictures.rate_search(search), out / "learning_rates.png")
     return f"the {whose} loss falls fastest at a learning rate of {search.suggestion:.2g} ({out}/learning_rates.png)"
 
 
@@ -46,9 +48,9 @@ def inspect(trainer: nn.Trainer, data: Data, out: Path) -> str:
     train, test = data.train, data.test
     x, y = train.batch(np.arange(min(LOOKED_AT, len(train))))
     found = inspection.activations(trainer, x)
-    pictures.histograms(found, title="activations").savefig(out / "activations.png", dpi=120)
+    write_figure(pictures.histograms(found, title="activations"), out / "activations.png")
     gradients = inspection.gradients(trainer, x, y)
-    pictures.histograms(gradients, title="gradients").savefig(out / "gradients.png", dpi=120)
+    write_figure(pictures.histograms(gradients, title="gradients"), out / "gradients.png")
     tables = [
         "activations",
         inspection.distribution_table(found),
@@ -56,9 +58,9 @@ def inspect(trainer: nn.Trainer, data: Data, out: Path) -> str:
         "gradients",
         inspection.distribution_table(gradients),
     ]
-    (out / "distributions.txt").write_text("\n".join(tables) + "\n")
+    write_atomically(out / "distributions.txt", ("\n".join(tables) + "\n").encode())
     if (first := first_weights(trainer)) is not None:
-        pictures.units(first[1], title=first[0]).savefig(out / "weights.png", dpi=120)
+        write_figure(pictures.units(first[1], title=first[0]), out / "weights.png")
     dead = inspection.dead_units(trainer, x)
     said += [f"layer {path}: {n} of {units} units are 0 for {len(x)} samples" for path, (n, units) in dead.items()]
     said += ["no dead units"] if not dead else []
@@ -66,7 +68,7 @@ def inspect(trainer: nn.Trainer, data: Data, out: Path) -> str:
         said += _classes(trainer, data, out)
     if trainer.network.in_shape == (2,):
         xs, ys, classes = inspection.decision_regions(trainer, tuple(test.x.min(0)), tuple(test.x.max(0)))
-        pictures.regions(xs, ys, classes, test.x, test.y).savefig(out / "regions.png", dpi=120)
+        write_figure(pictures.regions(xs, ys, classes, test.x, test.y), out / "regions.png")
     return "\n".join([*said, f"more in {out}/: {', '.join(sorted(path.name for path in out.iterdir()))}"])
 
 
@@ -90,7 +92,7 @@ def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
     x, y = test.batch(np.arange(len(test)))
     z = trainer.predict(x)
     matrix = inspection.confusion_matrix(z.argmax(axis=1), y, data.classes)
-    pictures.confusion(matrix, data.class_names).savefig(out / "confusion.png", dpi=120)
+    write_figure(pictures.confusion(matrix, data.class_names), out / "confusion.png")
     wrong = inspection.misclassified(z, y)
     if len(wrong) and x.ndim == 4 and x.shape[-1] in (1, 3):
         worst = wrong[:SHOWN]
@@ -99,7 +101,7 @@ def _classes(trainer: nn.Trainer, data: Data, out: Path) -> list[str]:
         if isinstance(trainer.loss, nn.CrossEntropyLoss):  # of whose outputs the softmax is meant
             sure = 1 / np.exp(z[worst] - z[worst].max(axis=1, keepdims=True)).sum(axis=1)
         shown = pictures.samples(x[worst], y[worst], z[worst].argmax(axis=1), names, confidence=sure)
-        shown.savefig(out / "misclassified.png", dpi=120)
+        write_figure(shown, out / "misclassified.png")
     if data.classes > TOLD:
         return []
     return [inspection.confusion_table(matrix, data.class_names)]

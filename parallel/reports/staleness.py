@@ -10,11 +10,10 @@ they have met, and how far they had drifted.
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-from nn.training.checkpoints import write_atomically
 from nn.training.fit import Callback
+from parallel.reports.figures import write_figure
 
 
 class Staleness(Callback):
@@ -57,6 +56,4 @@ def write_staleness(history: list[dict], file: Path) -> None:
     for axes in (left, right):
         axes.set_title(axes.get_title(), fontsize=11, fontweight="bold")
         axes.spines[["top", "right"]].set_visible(False)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_atomically(file, content.getvalue())
+    write_figure(figure, file)

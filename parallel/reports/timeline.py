@@ -18,6 +18,7 @@ from pathlib import Path
 from nn.training.checkpoints import write_atomically
 from nn.training.trainer import Trainer
 from parallel.reports.breakdown import wrap
+from parallel.reports.figures import write_figure
 
 MOST = 20_000  # events a rank keeps: the first ones; a long run need not fit
 STAGES = "stages"  # the lane of what a pipeline's stages do, which lies inside the phases
@@ -136,7 +137,7 @@ def write_trace(events: list[dict], directory: Path) -> None:
     write_atomically(directory / "trace.json", json.dumps({"traceEvents": trace}).encode())
     phases = [event for event in events if event["lane"] != STAGES]
     figure = draw_timeline(excerpt(phases), title="some steps from the middle of the run")
-    figure.savefig(directory / "timeline.png", dpi=120, bbox_inches="tight")
+    write_figure(figure, directory / "timeline.png", bbox_inches="tight")
 
 
 def excerpt(events: list[dict], steps: int = 6) -> list[dict]:
