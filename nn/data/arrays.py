@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.reading import open_file
+from nn.reading import TABLE, free_memory, open_file
 
 MOST_AXES = 64  # of an array of NumPy
 LARGEST_RATIO = 1032  # of DEFLATE: 258 bytes from two bits
@@ -104,6 +104,32 @@ def map_npy(path: Path) -> np.ndarray:
         return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
 
 
+def check_memory(needed: int) -> None:
+    """Refuse arrays that this machine, or the container or job that this process is in, has no memory for.
+
+    A small file can unpack to a thousand times its size, and who asks Linux for more memory than there is gets it, and
+    is killed as it is used.
+
+    Raises
+    ------
+    ArrayError
+    """
+    if needed > (free := free_memory()):
+        raise ArrayError(
+            f"its arrays take {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free: .npy files "
+            "in a directory (IDX files that are not compressed) are memory-mapped, and may be larger"
+        )
+
+
+class _Bounded(io.BufferedReader):
+    """A file of which at most TABLE bytes are read at once: of an archive with very many members, the list of these."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > TABLE:
+            raise ArrayError(f"its list of members has {size:,} bytes, and at most {TABLE:,} are read")
+        return super().read(size)
+
+
 class Archive(Mapping):
     """The arrays of an .npz file by name, each checked and read when it is asked for.
 
@@ -124,7 +150,7 @@ class Archive(Mapping):
     """
 
     def __init__(self, path: str | Path, kinds: str = NUMBERS, compressed: bool = True):
-        self._raw = open_file(path)  # closed with the archive
+        self._raw = _Bounded(open_file(path).detach())  # type: ignore[attr-defined]  # closed with the archive
         try:
             self._zip = zipfile.ZipFile(self._raw)
         except Exception as error:  # of a damaged archive zipfile raises whatever its parts raise

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nn.data.arrays import LARGEST_RATIO, ArrayError, nbytes
+from nn.data.arrays import LARGEST_RATIO, ArrayError, check_memory, nbytes
 from nn.reading import open_file
 
 from .dataset import DataError
@@ -67,6 +67,7 @@ def read_idx(path: str | Path, ndim: int | None = None, dtype=None) -> np.ndarra
                     f"and {size} bytes of gzip cannot hold so many"
                 )
             else:
+                check_memory(expected)
                 # One byte more, to find the end: there the checksum is compared.
                 content = np.frombuffer(file.read(expected - start + 1), np.uint8)
                 _compare(path, shape, expected, start + len(content), "or more")

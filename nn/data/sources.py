@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from nn import reading
-from nn.data.arrays import Archive, ArrayError, map_npy
+from nn.data.arrays import Archive, ArrayError, check_memory, map_npy, nbytes
 
 from .cifar import CIFAR10_CLASSES, read_cifar
 from .dataset import Data, DataError, DataNotFound, Dataset, check_labels
@@ -101,7 +101,7 @@ def load(
     DataError
         They are there and wrong, or there is no data set of that name.
     """
-    directory = Path(data_dir or os.environ.get("RINGPROP_DATA") or "data").expanduser()
+    directory = Path(os.path.expanduser(data_dir or os.environ.get("RINGPROP_DATA") or "data"))
     train, test, *own = _open(str(name), directory, length, dtype)
     splits = [train, test]
     if validation and own:
@@ -134,7 +134,7 @@ def _open(name: str, directory: Path, length: int, dtype) -> list[Dataset]:
         path = _find(name, directory, ["input.txt"])["input.txt"]
         return text_datasets(read_text(path), name, length, dtype=dtype)
     if name.startswith("text:"):
-        path = Path(name.removeprefix("text:")).expanduser()
+        path = Path(os.path.expanduser(name.removeprefix("text:")))
         if not path.exists():
             raise DataNotFound(f"{path}: no such file or directory; --data text:PATH names a text or a directory")
         return text_datasets(read_text(path), name, length, dtype=dtype)
@@ -204,7 +204,7 @@ def _cifar(name: str, directory: Path, dtype) -> list[Dataset]:
 
 def _arrays(name: str, dtype) -> list[Dataset]:
     """Arrays x_train, y_train, x_test, y_test of an .npz file or of .npy files in a directory; of validation, too."""
-    path, keys = Path(name).expanduser(), ("x_train", "y_train", "x_test", "y_test")
+    path, keys = Path(os.path.expanduser(name)), ("x_train", "y_train", "x_test", "y_test")
     own = "x_validation", "y_validation"
     if path.suffix != ".npz" and not path.is_dir():
         raise DataError(
@@ -223,6 +223,7 @@ def _arrays(name: str, dtype) -> list[Dataset]:
         else:
             with contextlib.closing(Archive(path)) as file:
                 keys += own * any(key in file for key in own)
+                check_memory(sum(nbytes(*file.check(key)) for key in keys))
                 arrays = [file[key] for key in keys]
     except KeyError as error:
         raise DataError(f"{path}: holds no array {error}; expected {', '.join(keys)}") from error

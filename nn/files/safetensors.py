@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.reading import TABLE, open_file
+from nn.reading import TABLE, open_file, parse_json
 from nn.training.checkpoints import replacing
 
 DTYPES = {
@@ -141,8 +141,8 @@ class Tensors(Mapping):
         try:
             if not text.startswith(b"{"):
                 raise ValueError("a header begins with {")
-            return json.loads(text.decode(), object_pairs_hook=once)
-        except (ValueError, RecursionError) as error:
+            return parse_json(text.decode(), once)
+        except ValueError as error:
             raise self._wrong(f"its header is not right ({error})") from error
 
     def _place(self, name: str, entry) -> tuple[str, tuple[int, ...], int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     from parallel.reports.page import page, write_page
     from parallel.reports.runs import read_run
 
-    out = Path(options.out or Path(options.runs[0]) / "report.html")
+    out = Path(os.path.expanduser(options.out) if options.out else Path(options.runs[0]) / "report.html")
     topics = {topic: {name: FIELDS[name].default for name in names_of(topic)} for topic in TOPICS}
     try:
         runs = [read_run(directory) for directory in options.runs]

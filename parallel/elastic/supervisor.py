@@ -44,7 +44,7 @@ def value_of(command: Sequence[str], flag: str) -> str | None:
 def directory_of(command: Sequence[str]) -> Path | None:
     """The directory of the run that a command makes: what follows --out, else --resume."""
     value = value_of(command, "--out") or value_of(command, "--resume")
-    return Path(value) if value else None
+    return Path(os.path.expanduser(value)) if value else None  # as the run reads it
 
 
 def last_step(directory: Path) -> int:

@@ -11,6 +11,8 @@ import numpy as np
 from nn.reading import TABLE, TRACE, parse_json, read_json, read_text
 from parallel.reports.breakdown import PARTS
 
+MOST_RECORDS = 100_000  # epochs of a run that are read
+SHOWN = 5  # lines that are named
 PICTURES = ("confusion", "misclassified", "weights", "activations", "gradients", "regions")  # of --inspect
 
 
@@ -106,8 +108,13 @@ def _lines(run: RunFiles) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         run.problems.append(f"metrics.jsonl cannot be read ({getattr(error, 'strerror', None) or error})")
         return []
-    records = []
-    for number, line in enumerate(text.splitlines(), 1):
+    records: list[dict[str, Any]] = []
+    wrong = []
+    lines = text.removesuffix("\n").split("\n", MOST_RECORDS)
+    if len(lines) > MOST_RECORDS:
+        run.problems.append(f"metrics.jsonl has more than {MOST_RECORDS:,} lines, of which the first are read")
+        del lines[MOST_RECORDS:]
+    for number, line in enumerate(lines if text else [], 1):
         try:
             record = parse_json(line)
         except ValueError:
@@ -115,7 +122,9 @@ def _lines(run: RunFiles) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
         else:
-            run.problems.append(f"metrics.jsonl: line {number} is no record")
+            wrong.append(number)
+    run.problems += [f"metrics.jsonl: line {number} is no record" for number in wrong[:SHOWN]]
+    run.problems += [f"metrics.jsonl: {len(wrong) - SHOWN:,} other lines are no records"] * (len(wrong) > SHOWN)
     return records
 
 

@@ -1,8 +1,11 @@
 """Files whose arrays are not what they should be take no memory for these: small files that unpack, wrong shapes."""
 
+import functools
+import gzip
 import hashlib
 import io
 import json
+import struct
 import tracemalloc
 import zipfile
 
@@ -11,6 +14,7 @@ import pytest
 
 import nn
 from nn.data.arrays import Archive, ArrayError
+from nn.reading import MOST_OBJECTS, TABLE, free_memory, parse_json
 from nn.training.stored import Stored
 from nn.training.trainer import check_state
 
@@ -132,3 +136,68 @@ def test_a_progress_that_no_training_has_is_refused(tmp_path, trainer):
             nn.fit(trainer, (x, y), 3, progress={key: value for key, value in good.items() if key != missing})
     signed(tmp_path, good)
     assert nn.fit(trainer, (x, y), 3, batch=4, progress=kept.load()[1]).epoch == 3
+
+
+def test_an_archive_of_very_many_members_is_not_read(tmp_path, traced):
+    """Its list alone has 18 MB; each member would be an object of 600 bytes."""
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 1, *6 * [0]) + b"x"
+    count = (TABLE + (2 << 20)) // len(entry)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, count * len(entry), 0, 0)
+    (tmp_path / "many.npz").write_bytes(entry * count + end)
+    tracemalloc.reset_peak()
+    before = traced()
+    with pytest.raises(ArrayError, match="its list of members has"):
+        Archive(tmp_path / "many.npz")
+    assert traced() - before < LITTLE
+
+
+@pytest.mark.parametrize("name", ["data.npz", "mnist"])
+def test_data_that_memory_does_not_hold_are_refused_before_they_are_read(tmp_path, monkeypatch, traced, name):
+    """Compressed a thousandfold; Linux would hand out the memory, and kill whoever uses it."""
+    monkeypatch.setattr("nn.data.arrays.free_memory", lambda: 10 << 20)
+    monkeypatch.setenv("RINGPROP_DATA", str(tmp_path))
+    x, y = np.zeros((20_000, 28, 28), np.uint8), np.zeros(20_000, np.uint8)
+    if name == "mnist":
+        for part, most in ("train", 20_000), ("t10k", 10):
+            for kind, array in ("images-idx3", x[:most]), ("labels-idx1", y[:most]):
+                head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+                (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    else:
+        np.savez_compressed(tmp_path / name, x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
+        name = str(tmp_path / name)
+    del x
+    tracemalloc.reset_peak()
+    before = traced()
+    with pytest.raises(
+        nn.data.DataError, match=r"its arrays take 0\.0 GiB, and 0\.0 GiB of memory are free: \.npy files"
+    ):
+        nn.data.load(name)
+    assert traced() - before < LITTLE
+    monkeypatch.setattr("nn.data.arrays.free_memory", lambda: 100 << 20)
+    assert len(nn.data.load(name).train) == 20_000
+
+
+def test_free_memory_is_that_of_the_machine_or_of_a_container(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (groups / "job" / "step").mkdir(parents=True)
+    (groups / "memory" / "of").mkdir(parents=True)
+    free = functools.partial(free_memory, str(proc), str(groups))
+    assert free() > 1 << 60, "where nothing tells"
+    (proc / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable:  700 kB\n")
+    assert free() == 700 << 10
+    (groups / "memory.max").write_text("max\n")
+    (groups / "job" / "step" / "memory.max").write_text("5000\n")
+    (groups / "memory" / "of" / "memory.limit_in_bytes").write_text("4000\n")
+    assert free() == 700 << 10
+    (proc / "self" / "cgroup").write_text("rubbish\n0::/job/step\n")
+    assert free() == 5000
+    (proc / "self" / "cgroup").write_text("7:memory:/of\n0::/\n")
+    assert free() == 4000
+
+
+def test_objects_in_json_are_bounded():
+    """Two letters each are seventy bytes in memory."""
+    with pytest.raises(ValueError, match="1,048,577 objects and lists, and at most 1,048,576 are read"):
+        parse_json("{}" * (MOST_OBJECTS + 1))
+    assert parse_json("[[1], {}]") == [[1], {}]

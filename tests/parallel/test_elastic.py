@@ -151,6 +151,7 @@ def test_commands(tmp_path):
     assert directory_of(["x", "--resume", "b", "--out", "a"]) == Path("a")
     assert directory_of(["x", "--out"]) is None and directory_of(["x", "--out", "a", "--no-out"]) is None
     assert directory_of(["x", "--out", "a", "--out=b"]) == Path("b"), "as argparse has it"
+    assert directory_of(["x", "--out=~/a"]) == Path.home() / "a", "which no shell expands"
     assert last_step(tmp_path) == -1 and next_command(["x"], tmp_path) == ["x"]
     with pytest.raises(ValueError, match="add --out DIR"):
         Supervisor(["x"])

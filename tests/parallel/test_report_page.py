@@ -14,7 +14,7 @@ from parallel.command import report, version
 from parallel.command.options import Options
 from parallel.reports.breakdown import PARTS
 from parallel.reports.page import curves
-from parallel.reports.runs import read_run
+from parallel.reports.runs import MOST_RECORDS, read_run
 
 CONFIG = vars(Options(model="mlp:64,10", epochs=3, lr=0.25))
 
@@ -151,6 +151,11 @@ def test_runs_that_are_not_whole(tmp_path):
         file.write(json.dumps({"epoch": 4, "loss": 10**400}) + "\n")
     _, _, said = written(tmp_path / "report.html", vast)
     assert "result.json is not JSON (a number of 401 digits)" in said and "metrics.jsonl: line 4 is no record" in said
+    (vast / "metrics.jsonl").write_text('{"epoch": 1}\n' + "\n" * (MOST_RECORDS + 50))
+    problems = read_run(vast).problems
+    assert "metrics.jsonl has more than 100,000 lines, of which the first are read" in problems
+    assert "metrics.jsonl: line 2 is no record" in problems
+    assert "metrics.jsonl: 99,994 other lines are no records" in problems and len(problems) < 10
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text("{}")
