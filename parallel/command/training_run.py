@@ -205,17 +205,8 @@ def run(options: Options, parts: Parts, written: Callable[[], object], lock: Run
                 write_figure(figure, out / name, bbox_inches="tight")
         if options.inspect:
             say("\n" + inspection.inspect(alone, data, out / "inspection"))
-    for split, loss in (("test", result.get("loss")), ("validation", result.get("validation_loss"))):
-        if rank == 0 and loss is not None and not math.isfinite(loss):
-            bad = getattr(data, split).first_bad()
-            say(
-                f"warning: the {split} loss is {loss}: "
-                + (
-                    f"{split} sample {bad} holds a value that is not finite"
-                    if bad is not None
-                    else "outputs of the network are not finite"
-                )
-            )
+    for warning in not_finite(result, data) if rank == 0 else ():
+        say(warning)
     if memory:
         say("\n" + memory_table)
     say()
@@ -310,6 +301,19 @@ def chosen(training: nn.Training, chooser: callbacks.EarlyStopping | callbacks.R
     epoch = chooser.epoch if chooser else training.epoch
     record = training.history[epoch - 1] if training.history else {}
     return {"chosen_epoch": epoch} | {name: record[name] for name in record if name.startswith("validation_")}
+
+
+def not_finite(result: dict, data: nn.data.Data) -> list[str]:
+    """Warnings of losses of the test and the validation data that are not finite, with the sample where one is bad."""
+    found = []
+    for split, loss in (("test", result.get("loss")), ("validation", result.get("validation_loss"))):
+        if loss is None or math.isfinite(loss):
+            continue
+        samples = getattr(data, split)  # None where the run that is continued had some
+        bad = None if samples is None else samples.first_bad()
+        why = f"{split} sample {bad} holds a value that is not finite" if bad is not None else ""
+        found.append(f"warning: the {split} loss is {loss}: {why or 'outputs of the network are not finite'}")
+    return found
 
 
 def describe(result: dict) -> str:

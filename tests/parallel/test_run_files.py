@@ -1,13 +1,24 @@
 """What a run writes, and removes, in a directory where others have files, too."""
 
+import json
+import math
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from conftest import PATIENCE
 from matplotlib.figure import Figure
 
+import nn
 from nn.training.checkpoints import write_atomically
 from parallel.command.run_directory import remove_unfinished
+from parallel.command.training_run import not_finite
 from parallel.reports.figures import write_figure
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def test_only_files_that_a_run_has_left_are_removed(tmp_path):
@@ -39,3 +50,29 @@ def test_no_file_takes_the_place_of_a_device(tmp_path, kind):
     with pytest.raises(OSError, match=f"page.html .there is a {kind}, which no file can take the place of"):
         write_atomically(file, b"text")
     assert file.lstat() == before and os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_loss_of_samples_that_are_not_there_any_more_is_warned_of(tmp_path):
+    """--resume RUN --validation 0: the records tell of validation data that this run has not."""
+    data = nn.data.load("spirals")
+    result = {"loss": 0.5, "validation_loss": math.nan}
+    assert not_finite(result, data) == ["warning: the validation loss is nan: outputs of the network are not finite"]
+    data.test.x[7] = math.inf
+    assert not_finite(result | {"loss": math.inf}, data)[0] == (
+        "warning: the test loss is inf: test sample 7 holds a value that is not finite"
+    )
+    assert not_finite({"loss": 0.5}, data) == not_finite({}, data) == []
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_streams_that_are_closed_take_no_file(tmp_path, ranks):
+    """As under a daemon: `train.py ... <&- >&- 2>&-` trains, and nothing is printed into its files."""
+    command = [sys.executable, SCRIPTS / "train.py", "--model", "mlp", "--epochs", "1", "--out", tmp_path / "run"]
+    command += ["--no-pictures", *(["--ranks", str(ranks)] if ranks else [])]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *map(str, command)]
+    assert subprocess.run(closed, timeout=PATIENCE, check=False).returncode == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["epochs"] == 1
+    with open("/dev/full", "w") as full:
+        shutil.rmtree(tmp_path / "run")
+        done = subprocess.run(command, timeout=PATIENCE, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
