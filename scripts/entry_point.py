@@ -10,7 +10,11 @@ PACKAGES = ("nn", "collectives", "parallel")
 def module(name: str):
     """The module of that name; where it cannot be imported, one clear line and exit status 2."""
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
+        package = sys.modules[name.partition(".")[0]]
+        if package.__file__ is None:  # a directory of that name, joined with the package
+            raise ImportError(name=f"{package.__name__}.__init__")
+        return found
     except ImportError as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)

@@ -159,6 +159,12 @@ def test_what_hides_a_package_is_named(name, tmp_path):
     for program in [*programs, *[(scripts / "workload.py",)] * (name == "nn")]:
         said = call(sys.executable, *program, cwd=here, status=2, PYTHONPATH=tmp_path)
         assert said.startswith(f"error: {tmp_path / name}.py hides ringprop's {name}") and said.count("\n") == 1, said
+    (directory := tmp_path / "directories" / name).mkdir(parents=True)  # without an __init__.py, it is joined
+    train = [sys.executable, str(scripts / "train.py"), "--epochs", "0", "--out", str(tmp_path / "run")]
+    env = os.environ | {"PYTHONPATH": str(directory.parent)}
+    done = subprocess.run(train, cwd=here, env=env, timeout=PATIENCE, text=True, capture_output=True, check=False)
+    hidden = done.stderr.startswith(f"error: {directory} hides ringprop's {name}") and done.returncode == 2
+    assert hidden or done.returncode == 0, done.stderr  # how the project is installed decides which comes first
     package = tmp_path / "other" / "nn"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

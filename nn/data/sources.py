@@ -16,6 +16,7 @@ scripts/get_data.py does.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import zipfile
@@ -140,9 +141,14 @@ def _open(name: str, directory: Path, length: int, dtype) -> list[Dataset]:
         return text_datasets(read_text(path), name, length, dtype=dtype)
     if re.fullmatch(r"synthetic(:\d+x\d+x\d+)?", name):
         shape = tuple(map(int, name.removeprefix("synthetic:").split("x"))) if ":" in name else (224, 224, 3)
+        counts = 256, 64
+        try:
+            check_memory(sum(counts) * math.prod(shape))
+        except ArrayError as error:
+            raise DataError(f"{name}: {error}") from error
         return [
             Dataset(*random_images(count, shape, 1000, seed), name, classes=1000, scale=BYTE, dtype=dtype)
-            for seed, count in enumerate((256, 64))
+            for seed, count in enumerate(counts)
         ]
     if name == "spirals":
         return [Dataset(*spirals(count, seed=seed), name, dtype=dtype) for seed, count in enumerate((1500, 300))]

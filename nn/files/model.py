@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,12 +28,14 @@ from nn.core.network import Network
 from nn.data.arrays import NUMBERS, TEXT, Archive, ArrayError
 from nn.files import safetensors
 from nn.files.description import brief, describe, make
+from nn.reading import free_memory
 from nn.training.checkpoints import replacing, write_npz
 from nn.training.prediction import BATCH, predict_in_batches
 from nn.training.trainer import Trainer, state_kinds
 
 FORMAT = 1
 LONGEST = 1 << 18  # letters of a description; ResNet-50's has 22,000
+MEMORY_SHARE = 8  # what is free must hold so many times the largest values of a sample
 DEEPEST = 60  # layers inside layers
 
 
@@ -272,7 +275,7 @@ def load(file: str | Path) -> Model:
         with read(file) as (text, kinds, array):
             network, about = _network(text)
             expected = _kinds(network)
-            if problem := _other(expected, kinds):
+            if problem := _other(expected, kinds) or _too_large(network):
                 raise ValueError(problem)
             model = Model(network, ((name, array(name)) for name in expected), about)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -374,6 +377,22 @@ def _other(expected: dict, found: dict) -> str:
             (shape, dtype), (other, its) = kind, found[name]
             return f"{name}: its layers need {dtype}{shape}, given {its}{other}"
     return ""
+
+
+def _too_large(network: Network) -> str:
+    """Which layer would take too much memory for one sample, in words; '' if none.
+
+    A layer without weights makes values of any size out of a few letters of a description.
+    """
+    sizes = ((math.prod(shape), path) for path, _, *shapes in network.layers() for shape in shapes)
+    values, path = max(sizes, default=(0, ""))
+    needed, free = values * network.dtype.itemsize, free_memory()
+    if needed <= free // MEMORY_SHARE:
+        return ""
+    return (
+        f"layer {path} takes or makes {needed / 2**30:,.1f} GiB for one sample, and {free / 2**30:,.1f} GiB of memory "
+        "are free"
+    )
 
 
 # -------------------------------------------------------------------------------------------------- the two formats

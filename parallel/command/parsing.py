@@ -184,7 +184,7 @@ def read_toml(path: str) -> dict:
         text = read_bytes(path, LARGEST_FILE)
         if any(line.count(b".") > MOST_DOTS for line in text.splitlines()):
             raise OptionError(f"--config {path} is no file of options: more than {MOST_DOTS} dots in a line")
-        values = {key.replace("-", "_"): value for key, value in tomllib.loads(text.decode()).items()}
+        values = {key.replace("-", "_"): value for key, value in tomllib.loads(text.decode("utf-8-sig")).items()}
         values = {f"{key}_" if f"{key}_" in FIELDS else key: value for key, value in values.items()}  # from
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from None

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         check(trained, options.run)
         for name in options.images:
             print("\n".join(told(trained, name, options)), flush=True)
-    except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError) as error:
+    except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
         print(f"error: {said(error)}", file=sys.stderr)
         return 1
     return 0

@@ -20,6 +20,7 @@ import dataclasses
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from parallel.command import axes
@@ -435,6 +436,7 @@ def check_checkpoints(options: Options) -> None:
             raise OptionError(
                 f"{options.out} already holds a run: continue it with --resume {options.out}, or give another --out"
             )
+        check_overwritten(Path(options.out))
         return
     if not saved:
         raise OptionError(f"--resume {options.resume}: no checkpoint was saved there; start again, with another --out")
@@ -446,6 +448,21 @@ def check_checkpoints(options: Options) -> None:
                 f"{options.resume}/config.json has {flag(name)} {value}, but that run was made with {before}: put that "
                 "back, or start another run"
             )
+
+
+def check_overwritten(out: Path) -> None:
+    """Refuse to write over files that no run has left: a run's first one is a config.json of its options."""
+    from nn.reading import OPTIONS, read_json
+    from parallel.command.run_directory import LEFT
+
+    there = [name for name in ("config.json", "environment.json", *LEFT) if (out / name).is_file()]
+    if not there:
+        return
+    with suppress(OSError, ValueError):
+        found = read_json(out / "config.json", OPTIONS)
+        if isinstance(found, dict) and found.keys() >= {"model", "data"}:
+            return
+    raise OptionError(f"{out / there[0]} was not left by a run, and would be overwritten: give another --out")
 
 
 # ---------------------------------------------------------------------------------------- ranks, files, surroundings

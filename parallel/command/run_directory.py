@@ -20,6 +20,11 @@ from parallel.command import version
 from parallel.command.options import OptionError, Options
 from parallel.launch import launcher
 
+LEFT = (  # what a run leaves to look at
+    *("result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png", "pipeline.png"),
+    *("inspection/", "checkpoints/", "network.npz"),
+)
+
 
 def continue_with(options: Options) -> str:
     """The command that continues this run, or starts it again where nothing was saved yet."""
@@ -116,9 +121,7 @@ def environment(world) -> dict:
 
 def files_in(out: Path) -> list[str]:
     """What a run has left to look at."""
-    names = ["result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png"]
-    names += ["pipeline.png", "inspection/", "checkpoints/", "network.npz"]
-    return [name for name in names if (out / name).exists()]
+    return [name for name in LEFT if (out / name).exists()]
 
 
 def what_next(options: Options) -> str:

@@ -62,7 +62,7 @@ class RunLock:
         Raises
         ------
         RunHeld
-            Another process has it, or it cannot be written.
+            Another process has it, it is another program's file, or it cannot be written.
         """
         if self.file is not None:
             return self.own
@@ -78,6 +78,8 @@ class RunLock:
         file, locked = self._open()
         try:
             there = _content(file)
+            if there.strip("\0") and not there.startswith("{"):  # torn ones of ours are empty, zeros, or begin so
+                raise RunHeld(f"{self.path} is the file of another program: train in another directory")
             if there and there != known:
                 self._refuse_living(file, locked, there)
             self.own = json.dumps(this_process())

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         for byte in itertools.islice(ids, options.length):
             print(decoder.decode(bytes([byte])), end="", flush=True)
         print(decoder.decode(b"", final=True))
-    except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError) as error:
+    except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
         print(f"error: {said(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -206,6 +206,10 @@ def settings(ranks: int, mpiexec: Path, environment: Mapping[str, str] = os.envi
         return chosen | ({"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"} if beside_python(mpiexec) else {})
     if not _is_open_mpi(mpiexec):
         return chosen
+    if "HOME" not in environment:  # services and containers may have none, and Open MPI does not start without
+        home = os.path.expanduser("~")
+        # Settings are read there, which may name code to load: so never a directory in which others may write.
+        chosen["HOME"] = home if os.path.isabs(home) else "/"
     chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # allow more ranks than cores
     chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # the same, Open MPI 4
     if beside_python(mpiexec):

@@ -201,3 +201,16 @@ def test_objects_in_json_are_bounded():
     with pytest.raises(ValueError, match="1,048,577 objects and lists, and at most 1,048,576 are read"):
         parse_json("{}" * (MOST_OBJECTS + 1))
     assert parse_json("[[1], {}]") == [[1], {}]
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_a_description_of_vast_values_is_refused(tmp_path, kind):
+    """They need no weights: a kilobyte of a file told predict_images.py to make an image of 80 GiB."""
+    network = nn.Network(nn.Sequential(nn.GlobalAvgPool2d(), nn.Linear(3, 10)), (8, 8, 3))
+    vast = nn.Network(network.root, (1 << 20, 1 << 20, 3))
+    for each in network, vast:
+        file = nn.save(each, each.layout.zeros(np.float32), tmp_path / f"network.{kind}")
+        if each is network:
+            assert nn.load(file).network.in_shape == (8, 8, 3)
+    with pytest.raises(nn.FileError, match=r"layer 0 takes or makes 12,288\.0 GiB for one sample, and .* are free"):
+        nn.load(file)

@@ -231,6 +231,18 @@ def test_an_mpiexec_with_ranks_is_left_alone():
         assert job.poll() is None and not job.trouble
 
 
+def test_ranks_start_where_no_home_is_named(monkeypatch):
+    """A service or a container; Open MPI does not start without one, and loads what its settings there name."""
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    assert launcher.run(["-c", f"{RANK}assert comm.size == 2"], 2, env=environment, timeout=PATIENCE) == 0
+    mpiexec = launcher.find_mpiexec()
+    assert "HOME" not in launcher.settings(2, mpiexec, {"HOME": "/mine"})
+    if launcher._is_open_mpi(mpiexec):
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("os.getuid", lambda: 4_000_000)  # of nobody, as some containers have it
+        assert launcher.settings(2, mpiexec, {})["HOME"] == "/"
+
+
 def test_environment_defaults_yield_to_the_user(monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMPI_MCA_btl"):
         monkeypatch.delenv(name, raising=False)

@@ -1,5 +1,6 @@
 """What a run writes, and removes, in a directory where others have files, too."""
 
+import dataclasses
 import json
 import math
 import os
@@ -14,6 +15,8 @@ from matplotlib.figure import Figure
 
 import nn
 from nn.training.checkpoints import write_atomically
+from parallel.command.options import OptionError, Options
+from parallel.command.rules import check_overwritten
 from parallel.command.run_directory import remove_unfinished
 from parallel.command.training_run import not_finite
 from parallel.reports.figures import write_figure
@@ -76,3 +79,22 @@ def test_streams_that_are_closed_take_no_file(tmp_path, ranks):
         shutil.rmtree(tmp_path / "run")
         done = subprocess.run(command, timeout=PATIENCE, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_files_that_no_run_has_left_are_not_overwritten(tmp_path):
+    """--out may name a directory with other things in it: a config.json, or a network that nn.save wrote."""
+
+    def check():
+        check_overwritten(tmp_path)
+
+    check()
+    (tmp_path / "notes.txt").write_text("mine")
+    check()
+    for name, content in ("config.json", '{"port": 80}'), ("network.npz", "weights"), ("result.json", "{}"):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(OptionError, match=f"{name} was not left by a run, and would be overwritten"):
+            check()
+        (tmp_path / name).unlink()
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(Options())))
+    check()

@@ -100,7 +100,7 @@ def test_of_another_machine_touches_tell(tmp_path, monkeypatch):
     lock.release()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"process": "x", "machine": 3}', "\0" * 5000])
+@pytest.mark.parametrize("content", ["", "{", '{"process": "x", "machine": 3}', "\0" * 5000])
 def test_a_lock_that_tells_nothing_is_taken_over(tmp_path, content):
     (tmp_path / NAME).write_text(content)
     lock = RunLock(lease=0.0)
@@ -118,6 +118,17 @@ def test_a_lock_that_cannot_be_written_is_one_line(tmp_path, make):
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
         words = rf"error: {tmp_path}/lock, which keeps other runs away, cannot be written \(.*\)\n"
         assert done.returncode == 1 and re.fullmatch(words, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_file_of_another_program_is_not_overwritten(tmp_path, monkeypatch, locks):
+    """--out may name a directory with other things in it."""
+    if not locks:
+        without_locks(monkeypatch)
+    (tmp_path / NAME).write_text("poetry: 1.8\n")
+    with pytest.raises(RunHeld, match="lock is the file of another program"):
+        RunLock(lease=0.0).hold(tmp_path)
+    assert (tmp_path / NAME).read_text() == "poetry: 1.8\n"
 
 
 def test_one_that_was_taken_for_dead_ends(tmp_path):
