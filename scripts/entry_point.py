@@ -9,6 +9,7 @@ PACKAGES = ("nn", "collectives", "parallel")
 
 def module(name: str):
     """The module of that name; where it cannot be imported, one clear line and exit status 2."""
+    print_every_character()
     try:
         found = importlib.import_module(name)
         package = sys.modules[name.partition(".")[0]]
@@ -18,6 +19,13 @@ def module(name: str):
     except ImportError as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def print_every_character() -> None:
+    """Escape what the terminal's encoding has not, such as names of files: no run ends for that."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def reason(error: ImportError) -> str:
@@ -36,6 +44,7 @@ def reason(error: ImportError) -> str:
 
 def run(main):
     """What `main` returns; after Ctrl-C, which is no error and wants no traceback, the exit status of that."""
+    print_every_character()
     try:
         return main()
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ import typing
 from dataclasses import dataclass, field
 
 LONGEST_WORD, LONGEST_MESSAGE = 300, 2000  # characters
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 
 
 class OptionError(ValueError):
@@ -24,8 +25,14 @@ class OptionError(ValueError):
         super().__init__(shortened(message))
 
 
+def printable(text: str) -> str:
+    """A text in which control characters are told, not sent: in a file of others they might steer the terminal."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def shortened(message: str) -> str:
-    """A message in which no value of thousands of characters is repeated whole."""
+    """A printable message in which no value of thousands of characters is repeated whole."""
+    message = printable(message)
     message = re.sub(rf"(\S{{{LONGEST_WORD}}})\S+", r"\1...", message)
     return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
 

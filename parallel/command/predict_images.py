@@ -10,7 +10,7 @@ import numpy as np
 import nn
 from nn.data import images
 from nn.layers.activations import softmax
-from parallel.command.options import OptionError
+from parallel.command.options import OptionError, printable
 from parallel.command.trained_run import opened, said
 
 FAR = 0.5  # between two borders, of 0 .. 1: then one is the other's negative
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
         trained = opened(options.run)
         check(trained, options.run)
         for name in options.images:
-            print("\n".join(told(trained, name, options)), flush=True)
+            print(printable("\n".join(told(trained, name, options))), flush=True)
     except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
         print(f"error: {said(error)}", file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ import sys
 
 import nn
 from nn.analysis import sampling
-from parallel.command.options import OptionError
+from parallel.command.options import OptionError, printable
 from parallel.command.trained_run import opened, said
 
 BYTES = 256
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         print(options.prompt, end="", flush=True)
         for byte in itertools.islice(ids, options.length):
-            print(decoder.decode(bytes([byte])), end="", flush=True)
+            print(printable(decoder.decode(bytes([byte]))), end="", flush=True)
         print(decoder.decode(b"", final=True))
     except (OptionError, nn.FileError, nn.CheckpointError, ValueError, TypeError, OSError, MemoryError) as error:
         print(f"error: {said(error)}", file=sys.stderr)

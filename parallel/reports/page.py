@@ -281,4 +281,4 @@ def write_page(text: str, file: Path) -> None:
     from nn.training.checkpoints import write_atomically
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text.encode())
+    write_atomically(file, text.encode(errors="backslashreplace"))  # a name of a file may be no text

@@ -98,3 +98,13 @@ def test_files_that_no_run_has_left_are_not_overwritten(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(Options())))
     check()
+
+
+def test_names_of_files_that_cannot_be_printed_end_no_run(tmp_path):
+    """Outside of UTF-8, or no text at all."""
+    out = os.fsencode(tmp_path) + b"/\xe2\x98\x83\xff"
+    env = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
+    train = [sys.executable, SCRIPTS / "train.py", "--model", "mlp", "--epochs", "1", "--no-pictures", "--out", out]
+    for command in (train, [sys.executable, SCRIPTS / "report.py", out]):
+        done = subprocess.run(command, env=env, timeout=PATIENCE, capture_output=True, check=False)
+        assert done.returncode == 0 and rb"/\u2603\udcff" in done.stdout, done

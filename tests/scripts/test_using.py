@@ -185,6 +185,25 @@ def test_text_goes_on(parrot, capsys):
     assert "temperature must not be negative" in capsys.readouterr().err
 
 
+def test_a_file_of_others_does_not_steer_the_terminal(run, parrot, tmp_path, capsys):
+    """Names of classes, of networks, and what a network says are told with their control characters escaped."""
+    trained = nn.load(run / "network.npz")
+    trained.about["class_names"] = ["\x1b[2J"] * 10
+    file = nn.save(trained.network, trained, tmp_path / "network.npz", trained.about)
+    assert predict(file, write(tmp_path / "x.png", np.zeros((8, 8, 1)))) == 0
+    assert r"  \x1b[2J" in capsys.readouterr().out
+    assert sample.main([str(file)]) == 1
+    talker = nn.load(parrot)
+    talker.flat_parameters[:] = 0
+    talker.network.name = "\x1b]0;x\x07"
+    file = nn.save(talker.network, talker, tmp_path / "talker.npz", talker.about)
+    assert sample.main([str(file), "--length", "2000", "--temperature", "9"]) == 0
+    assert predict(file, "x.png") == 1
+    shown = capsys.readouterr()
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", shown.out + shown.err)
+    assert r"\x1b" in shown.out and r"\x1b]0;x\x07 takes samples" in shown.err
+
+
 def test_draws_follow_the_probabilities():
     logits, rng = np.log(np.array([0.5, 0.3, 0.2, 1e-9])), np.random.default_rng(0)
     counts = np.bincount([sampling.draw(logits, 1.0, None, rng) for _ in range(2000)], minlength=4) / 2000
