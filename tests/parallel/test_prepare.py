@@ -240,7 +240,7 @@ def test_what_can_be_done_is_prepared(monkeypatch, tmp_path):
     )  # fmt: skip
     for line in lines:
         assert main.main(["--ranks", "4", "--out", str(tmp_path / "run"), *line.split()]) == 0, line
-    assert len(started) == len(lines) and not list(tmp_path.iterdir())
+    assert len(started) == len(lines) and not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_runs_of_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
