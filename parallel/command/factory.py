@@ -8,6 +8,7 @@ only ranks can find out is left to them: who shares a node, what another host la
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import nn
@@ -138,9 +139,7 @@ def network(options: Options, data: data.Data) -> nn.Network:
         output_activation=output,
     )
     network.mixed = options.dtype == "mixed"
-    if options.sync_batch_norm:
-        synchronise(network)
-    return network
+    return synchronised(network) if options.sync_batch_norm else network
 
 
 def floats(options: Options) -> str:
@@ -148,11 +147,18 @@ def floats(options: Options) -> str:
     return "float32" if options.dtype == "mixed" else options.dtype
 
 
-def synchronise(network: nn.Network) -> None:
-    """Let every batch normalisation take its statistics over all ranks."""
-    for _, layer, _, _ in network.layers():
+def synchronised(network: nn.Network) -> nn.Network:
+    """The network with every batch normalisation taking its statistics over all ranks."""
+
+    def synchronise(layer: nn.Layer) -> None:
         if isinstance(layer, BatchNorm):
             layer.synchronized = True
+        for child in layer.children().values():
+            synchronise(child)
+
+    root = copy.deepcopy(network.root)  # layers of a network cannot be changed, copies of them can
+    synchronise(root)
+    return nn.Network(root, network.in_shape, network.dtype, network.name, mixed=network.mixed)
 
 
 def loss(options: Options, data: data.Data) -> losses.Loss:

@@ -236,7 +236,7 @@ def test_what_can_be_done_is_prepared(monkeypatch, tmp_path):
         "--compress dgc:0.01", "--compress none", "--compress qsgd:4 --strategy ps", "--reproducible 4 --strategy fsdp",
         "--reproducible 4 --strategy zero2 --clip value:1", "--strategy fsdp --offload " + str(tmp_path / "a" / "b"),
         "--schedule plateau:metric=validation_accuracy", "--augment crop:1,flip --model mlp:64,10",
-        "--allreduce doubling", "--schedule plateau:metric=loss --validation 0",
+        "--allreduce doubling", "--sync-batch-norm --model resnet20", "--schedule plateau:metric=loss --validation 0",
     )  # fmt: skip
     for line in lines:
         assert main.main(["--ranks", "4", "--out", str(tmp_path / "run"), *line.split()]) == 0, line

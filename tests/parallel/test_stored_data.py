@@ -13,7 +13,7 @@ import nn
 from collectives import steps
 from nn import data
 from nn.training.checkpoints import json_text
-from parallel.command.factory import prepare
+from parallel.command.factory import prepare, synchronised
 from parallel.command.options import OptionError, Options
 from parallel.command.parsing import parse
 from parallel.command.rules import check_normalization
@@ -109,8 +109,7 @@ def test_a_last_batch_of_one_sample_is_told_at_the_start():
         check(four, 37)
     with pytest.raises(ValueError, match="a batch of 3 of"):
         check(Options(batch=16, strategy="pipeline", pipeline="pipedream:micro=4"), 35)
-    for _, layer, _, _ in network.layers():
-        layer.synchronized = True
+    network = synchronised(network)
     check(Options(batch=8, sync_batch_norm=True), 34, 2)
 
 
