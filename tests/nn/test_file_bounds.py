@@ -209,7 +209,8 @@ def test_a_description_of_vast_values_is_refused(tmp_path, kind):
     network = nn.Network(nn.Sequential(nn.GlobalAvgPool2d(), nn.Linear(3, 10)), (8, 8, 3))
     vast = nn.Network(network.root, (1 << 20, 1 << 20, 3))
     for each in network, vast:
-        file = nn.save(each, each.layout.zeros(np.float32), tmp_path / f"network.{kind}")
+        trainer = nn.Trainer(each, nn.CrossEntropyLoss(), nn.SGD(lr=0.1))
+        file = nn.save(trainer, tmp_path / f"network.{kind}")
         if each is network:
             assert nn.load(file).network.in_shape == (8, 8, 3)
     with pytest.raises(nn.FileError, match=r"layer 0 takes or makes 12,288\.0 GiB for one sample, and .* are free"):

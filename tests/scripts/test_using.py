@@ -189,14 +189,14 @@ def test_a_file_of_others_does_not_steer_the_terminal(run, parrot, tmp_path, cap
     """Names of classes, of networks, and what a network says are told with their control characters escaped."""
     trained = nn.load(run / "network.npz")
     trained.about["class_names"] = ["\x1b[2J"] * 10
-    file = nn.save(trained.network, trained, tmp_path / "network.npz", trained.about)
+    file = nn.save(trained, tmp_path / "network.npz", trained.about)
     assert predict(file, write(tmp_path / "x.png", np.zeros((8, 8, 1)))) == 0
     assert r"  \x1b[2J" in capsys.readouterr().out
     assert sample.main([str(file)]) == 1
     talker = nn.load(parrot)
     talker.flat_parameters[:] = 0
     talker.network.name = "\x1b]0;x\x07"
-    file = nn.save(talker.network, talker, tmp_path / "talker.npz", talker.about)
+    file = nn.save(talker, tmp_path / "talker.npz", talker.about)
     assert sample.main([str(file), "--length", "2000", "--temperature", "9"]) == 0
     assert predict(file, "x.png") == 1
     shown = capsys.readouterr()
