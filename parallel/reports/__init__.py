@@ -9,5 +9,6 @@
 | traffic.py | bytes on the wire, counted |
 | staleness.py | how old parameters were, of every update; how often replicas met |
 | runs.py, page.py | what runs have left, on one page |
+| figures.py | a picture into a file, there whole or not at all |
 | inspection.py | what the network confuses, time of its layers, which rate it takes |
 """
