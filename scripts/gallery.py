@@ -65,6 +65,18 @@ def race():
     return draw_race(runners, 16, network="gigabit", title="allreduce of 16 ranks on gigabit, as priced")
 
 
+def network(name: str, algorithm: str, over_time: bool = False):
+    """A network with the load of an allreduce of 4 MiB, or its channels over time."""
+    from collectives import ALGORITHMS, price
+    from collectives.drawing.networks import draw_channels, draw_network
+    from collectives.pricing.networks import find_network
+
+    place = find_network(name)
+    priced = price(ALGORITHMS["allreduce"][algorithm], 16, 1 << 20, 4, place, trace=True)
+    draw = draw_channels if over_time else draw_network
+    return draw(place, priced=priced, title=f"{algorithm}, 4 MiB, {name}")
+
+
 def served(which: str):
     """What parameter servers are sent, and what they answer."""
     from collectives import draw
@@ -211,6 +223,9 @@ PICTURES: dict[str, Callable] = {
     "ring_buffers.svg": buffers,
     "ring_priced.svg": priced,
     "race.svg": race,
+    "network_fat_tree.svg": partial(network, "fat-tree:k=4,oversubscription=4", "doubling"),
+    "network_torus.svg": partial(network, "torus:dims=4x4", "swing"),
+    "network_channels.svg": partial(network, "fat-tree:k=4,oversubscription=4", "doubling", over_time=True),
     "doubling.svg": partial(schedule, "allreduce", "doubling", 4, 4),
     "halving.svg": partial(schedule, "allreduce", "rabenseifner", 4, 4),
     "double_tree.svg": partial(schedule, "allreduce", "double_tree", 7, 8, segment=4),
