@@ -5,6 +5,9 @@ Start with nn/core/layer.py (the contract of a layer), nn/core/context.py (what 
 """
 
 from nn import callbacks, data, metrics, models, schedules
+from nn.analysis.check_layer import check_layer
+from nn.analysis.check_loss import check_loss
+from nn.analysis.check_optimizer import check_optimizer
 from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.context import Group, LayerContext, MicroBatch, NetworkContext
@@ -136,6 +139,9 @@ __all__ = [
     "TransformerBlock",
     "Vectors",
     "callbacks",
+    "check_layer",
+    "check_loss",
+    "check_optimizer",
     "data",
     "evaluate",
     "export_onnx",

@@ -172,7 +172,7 @@ PUBLIC = {
     Progress QuadraticLoss RMSNorm RMSprop RNN RowSum ScatterAdd
     ReLU Recompute Region Reshape Residual RestoreBest Sequential Trainer ShapeError SiLU Sigmoid
     SinusoidalPositions Softmax Spec Tanh TiedLinear Training TransformerBlock Vectors data evaluate fit gradcheck
-    models save load register Model FileError
+    models save load register Model FileError check_layer check_loss check_optimizer
     """,
     parallel: """
     CheckReplicas CompressedDataParallel CompressedParameterServer DataParallel DistributedDataParallel

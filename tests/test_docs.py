@@ -61,7 +61,7 @@ def test_the_layer_of_the_how_to_is_right_trains_and_is_loaded(tmp_path, monkeyp
     from nn.files import description
 
     monkeypatch.setattr(description, "LAYERS", dict(description.LAYERS))  # what the page registers is forgotten again
-    assert run_page("howto/layer.md") == 3
+    assert run_page("howto/layer.md") == 2
 
 
 def run_page(page: str) -> int:

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from nn.core.checks import arrays_in
 from nn.core.containers import Wrapper, statistics_of
 from nn.core.context import LayerContext, NetworkContext
 from nn.core.layer import Layer
@@ -184,24 +185,22 @@ class _Case:
             self.refuse(y, memory, layer.output, "input", f"in {mode}, the output", "output")
         gy, g = self.rng.standard_normal(y.shape), self.network.layout.views(np.zeros_like(self.w))
         del y
-        parts = list(_arrays(saved))  # backward may let go of some
+        parts = list(arrays_in(saved))  # backward may let go of some
         gx = self.network.backward(self.p, g, gy, saved, self.ctx)
         if isinstance(gx, np.ndarray) and self.moves_x:
             memory = {"a parameter": self.w, "what forward saved": parts, "gy": gy}
             self.refuse(gx, memory, layer.gradient, "gy", "dLoss/dx", "gradient")
 
     def refuse(self, array: np.ndarray, memory: dict, kind: str, passed: str, what: str, declared: str) -> None:
-        """Refuse an array that shares memory with a workspace, or, unless it is declared as kept, with others."""
+        """Refuse an array that shares memory with others, unless it is declared as kept."""
         for name, owner in memory.items():
             if kind == "kept" or (kind == "view" and name.endswith(passed)):
                 continue
-            if any(_shares(array, other) for other in _arrays(owner)):
+            if any(_shares(array, other) for other in arrays_in(owner)):
                 raise AssertionError(
                     f"{self.layer!r}: {what} shares memory with {name}, and others would overwrite it: "
                     f'{declared} = "{kind}" does not hold, leave it out'
                 )
-        if any(_shares(array, raw) for raw in self.ctx.network_context.pool.workspaces()):
-            raise AssertionError(f"{self.layer!r}: {what} is a workspace, which the next layer uses: take ctx.empty")
 
     def gradients(self, accumulate: bool, halves: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """dL/dw, written over noise or added to it, and dL/dx."""
@@ -226,7 +225,8 @@ class _Case:
         first, second = replace(ctx.micro_batch), replace(ctx.micro_batch)
         statistics = [(array, array.copy()) for array in statistics_of(ctx)]
         _, saved = self.network.forward(self.p, self.x, ctx, first)
-        self.network.forward(self.p, np.ascontiguousarray(self.x[::-1]) if len(self.x) > 1 else -self.x, ctx, second)
+        other = self.x[::-1] if len(self.x) > 1 or self.x.dtype.kind != "f" else 0.5 * self.x
+        self.network.forward(self.p, np.ascontiguousarray(other), ctx, second)
         gx = self.network.backward(self.p, self.network.layout.views(g), self.upstream.copy(), saved, ctx, first)
         for array, value in statistics:
             array[...] = value
@@ -258,15 +258,6 @@ class _Case:
             analytic = float(g @ d) + (float((gx * dx).sum()) if self.moves_x else 0.0)
             worst = max(worst, _difference(numerical, analytic))
         return worst
-
-
-def _arrays(saved: object):
-    """All arrays in a tree of tuples, lists and dicts."""
-    if isinstance(saved, np.ndarray):
-        yield saved
-    elif isinstance(saved, tuple | list | dict):
-        for part in saved.values() if isinstance(saved, dict) else saved:
-            yield from _arrays(part)
 
 
 def _shares(a: np.ndarray, b: np.ndarray) -> bool:

@@ -7,6 +7,7 @@ a glance is left to `nn.gradcheck` and `nn.check_layer`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,13 @@ class Checks:
         """Run the layer's forward, and look at its result."""
         layer = ctx.layer
         sample, ids = x.shape[1:], x.dtype.kind != "f"
-        result = as_pair(layer.forward(p, x, ctx), ctx)
         if ctx.training in self.seen and self.sample == sample:
-            return result
-        y = result[0]
+            return as_pair(layer.forward(p, x, ctx), ctx)
+        before = x[:1].copy()
+        result = as_pair(layer.forward(p, x, ctx), ctx)
+        y, saved = result
+        if not (ctx.may_overwrite_input or np.array_equal(x[:1], before, equal_nan=not ids)):
+            raise TypeError(f"{_name(ctx)}: forward overwrote x, which others may need: write to a new array")
         if not isinstance(y, np.ndarray):
             raise TypeError(f"{_name(ctx)}: forward must return an array, and what backward needs, given {_kind(y)}")
         if y.dtype != self.dtype and not (ids and y.dtype.kind in "iub"):
@@ -57,9 +61,17 @@ class Checks:
                 raise ShapeError(
                     f"{_name(ctx)}: specs says that it makes {wanted} of {x.shape}, forward made {y.shape}"
                 )
+        for what, arrays in (("y", y), ("something in saved", saved)):
+            self.refuse_workspace(what, arrays, ctx)
         self.sample, self.ids = sample, ids
         self.seen.add(ctx.training)
         return result
+
+    def refuse_workspace(self, what: str, value: Any, ctx: Any) -> None:
+        """Refuse memory that the next layer overwrites where it has to last."""
+        pool = ctx.network_context.pool
+        if any(np.may_share_memory(array, raw) for array in arrays_in(value) for raw in pool.workspaces()):
+            raise TypeError(f"{_name(ctx)}: {what} is a workspace, which the next layer overwrites: take ctx.empty")
 
     def compares(self, ctx: Any) -> bool:
         """Whether arrays have the shapes of specs, and are not parts of them: no ranks compute this layer together."""
@@ -67,7 +79,7 @@ class Checks:
 
     def backward(self, p: Any, gy: np.ndarray, saved: Any, ctx: Any) -> tuple[np.ndarray | None, dict]:
         """Run the layer's backward, and look at its result."""
-        layer = ctx.layer
+        layer, before = ctx.layer, gy[:1].copy()
         result = layer.backward(p, gy, saved, ctx)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise TypeError(
@@ -80,6 +92,9 @@ class Checks:
             if not isinstance(gx, np.ndarray) or gx.shape != wanted or gx.dtype != self.dtype:
                 given = f"{gx.dtype}{gx.shape}" if isinstance(gx, np.ndarray) else gx if gx is None else _kind(gx)
                 raise TypeError(f"{_name(ctx)}: backward must return dLoss/dx, {self.dtype}{wanted}, given {given}")
+        if not (ctx.may_overwrite_grad or np.array_equal(gy[:1], before, equal_nan=True)):
+            raise TypeError(f"{_name(ctx)}: backward overwrote gy, which others may need: write to a new array")
+        self.refuse_workspace("dLoss/dx", gx, ctx)
         if ctx.children:
             if gradients:
                 raise TypeError(
@@ -91,6 +106,15 @@ class Checks:
         if self.seen:
             ctx.unchecked = None
         return result
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    """Yield all arrays in a tree of tuples, lists and dicts."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from arrays_in(part)
 
 
 def as_pair(result: Any, ctx: Any) -> tuple[np.ndarray, Any]:

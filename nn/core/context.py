@@ -110,6 +110,8 @@ class NetworkContext:
     Attributes
     ----------
     pool : MemoryPool
+    dtype : NumPy dtype
+        Of parameters and activations.
     seed : int
         Of the random streams of layers such as dropout.
     micro_batch : MicroBatch
@@ -134,6 +136,7 @@ class NetworkContext:
     __slots__ = (
         "after_forward",
         "before_layer",
+        "dtype",
         "factors",
         "groups",
         "input_gradient",
@@ -144,8 +147,8 @@ class NetworkContext:
         "seed",
     )
 
-    def __init__(self, pool: MemoryPool, seed: int, mixed_precision=None):
-        self.pool, self.seed = pool, seed
+    def __init__(self, pool: MemoryPool, seed: int, mixed_precision=None, dtype=np.float32):
+        self.pool, self.seed, self.dtype = pool, seed, np.dtype(dtype)
         self.micro_batch = MicroBatch()
         self.input_gradient = False
         self.mixed_precision = mixed_precision
@@ -264,16 +267,17 @@ class LayerContext:
         return context.pool.workspace(name, shape, dtype)
 
     def random(self, shape: Shape, name: str = "") -> np.ndarray:
-        """Return numbers drawn uniformly from [0, 1), float64, for a batch of `shape` (N, ...).
+        """Return numbers drawn uniformly from [0, 1) for a batch of `shape` (N, ...), with the dtype of the network.
 
         They depend on seed, step, layer, `name` and the sample's index in the global batch only: so they are the same
         on any number of ranks, for any cut into micro-batches, and when activations are computed again (Recompute). Two
         draws of one layer need two names.
         """
-        size = math.prod(shape[1:])
-        numbers = np.empty((shape[0], size))
+        size, dtype = math.prod(shape[1:]), self.network_context.dtype
+        digits = np.finfo(dtype).nmant + 1
+        numbers = np.empty((shape[0], size), dtype)
         for rows, bits in self.random_bits(shape[0], -(-size // 4), name):
-            np.multiply(bits[:, :size] >> np.uint64(11), 2.0**-53, numbers[rows])
+            np.multiply(bits[:, :size] >> np.uint64(64 - digits), 2.0**-digits, numbers[rows], casting="unsafe")
         return numbers.reshape(shape)
 
     def group(self, name: str) -> Group:

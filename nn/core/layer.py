@@ -38,6 +38,7 @@ which take the children's gradients; it has no parameters of its own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,19 @@ class Layer:
     output = gradient = "kept"
     ids = False
     channelwise = synchronized = False
+
+    def __repr__(self) -> str:
+        """The class with its arguments, as far as they are kept under their names and are not the defaults."""
+        said = []
+        for name, parameter in list(inspect.signature(type(self).__init__).parameters.items())[1:]:
+            value = vars(self).get(name, parameter.default)
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or value is parameter.empty:
+                continue
+            if parameter.default is parameter.empty:
+                said.append(repr(value))
+            elif value is not parameter.default and not np.array_equal(value, parameter.default):
+                said.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if "_fixed" in self.__dict__ and not callable(getattr(type(self), name, None)):
@@ -297,23 +311,32 @@ def check_tree(root: Layer) -> None:
     waiting = [("", root)]
     while waiting:
         path, layer = waiting.pop()
-        kind, place = type(layer).__name__, f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
+        place = f"layer {path} ({layer!r:.80})" if path else f"{layer!r:.80}"
         if id(layer) in places:
             raise ValueError(
                 f"{place} is the same object as layer {places[id(layer)]}: each place would have weights of its own. "
                 "Make two layers; where weights are to be shared, one layer's Spec says tied= (see TiedLinear)"
             )
         places[id(layer)] = path
-        children = layer.children()
-        if type(layer).specs is Layer.specs:
-            names = [*children] or [name for name, value in vars(layer).items() if _holds_layers(value)]
-            lacks = "specs()" if children else "children() and specs()"
-            if names:
-                raise TypeError(
-                    f"{place}: it holds layers ({', '.join(names)}) whose weights the network cannot see: {kind} needs "
-                    f"{lacks}, as Sequential and Residual have"
-                )
-        waiting += [(f"{path}.{name}" if path else name, child) for name, child in children.items()]
+        _refuse_hidden(layer, place)
+        for inner in vars(layer).values():  # that of a wrapper, such as Recompute, which is no child
+            if isinstance(inner, Layer):
+                _refuse_hidden(inner, place)
+        waiting += [(f"{path}.{name}" if path else name, child) for name, child in layer.children().items()]
+
+
+def _refuse_hidden(layer: Layer, place: str) -> None:
+    """Refuse a layer whose layers inside the network cannot see."""
+    children = layer.children()
+    if type(layer).specs is not Layer.specs:
+        return
+    names = [*children] or [name for name, value in vars(layer).items() if _holds_layers(value)]
+    lacks = "specs()" if children else "children() and specs()"
+    if names:
+        raise TypeError(
+            f"{place}: it holds layers ({', '.join(names)}) whose weights the network cannot see: "
+            f"{type(layer).__name__} needs {lacks}, as Sequential and Residual have"
+        )
 
 
 def _holds_layers(value: Any) -> bool:

@@ -193,7 +193,7 @@ class Network:
             state = self.state_layout.zeros(self.dtype)
             self.state_layout.initialize(state, seed)
         pool = pool or MemoryPool()
-        context = NetworkContext(pool, seed, MixedPrecision(pool) if self.mixed else None)
+        context = NetworkContext(pool, seed, MixedPrecision(pool) if self.mixed else None, self.dtype)
         ctx = self._contexts(self.root, "", context, self.state_layout.views(state))
         ctx.first, ctx.may_overwrite_grad = True, may_overwrite_grad
         _plan(self.root, ctx)

@@ -1,0 +1,325 @@
+"""Is a layer one that the engine can rely on? All that is asked of the built-in ones, in one call.
+
+    nn.check_layer(Scale(6), (6,))
+
+The model is scikit-learn's check_estimator: whoever writes a layer calls it in a test.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from nn.analysis.gradcheck import gradcheck
+from nn.core.containers import statistics_of
+from nn.core.context import LayerContext
+from nn.core.layer import Layer, Shape, ShapeError
+from nn.core.network import Network
+from nn.files import description
+from nn.files.model import Model, load, save
+from nn.files.onnx import export_onnx
+from nn.files.onnx_layers import FORMS
+
+BOUND = 1e-6  # of gradcheck
+SAMPLES = 5
+NEAR = {np.float32: 1e-3, np.float64: 1e-10}  # relative to the largest entry
+
+
+def check_layer(
+    layer: Layer, in_shape: Shape, ids: int = 2, seed: int = 0, setup: Callable[[LayerContext], None] | None = None
+) -> None:
+    """Check a layer: gradients, shapes, dtypes, memory, micro-batches, threads, copies and files.
+
+    Parameters
+    ----------
+    layer : Layer
+        An instance.
+    in_shape : tuple of int
+        Of one sample, without the batch axis.
+    ids : int
+        Where the layer takes ids: they are 0 ... ids - 1.
+    seed : int
+        Of samples, parameters and directions.
+    setup : callable (LayerContext) or None
+        As for `gradcheck`.
+
+    Raises
+    ------
+    AssertionError, TypeError, ShapeError
+        What is wrong, in one sentence with the layer's name.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.check_layer(nn.Linear(6, 3), (6,))
+    """
+    if not isinstance(layer, Layer):
+        raise TypeError(f"check_layer takes a layer, given {layer!r:.80}: an instance, not the class")
+    case = _Case(layer, tuple(in_shape), ids, seed, setup)
+    for check in (
+        case.check_specs,
+        case.check_gradients,
+        case.check_strides,
+        case.check_float32,
+        case.check_micro_batches,
+        case.check_no_samples,
+        case.check_threads,
+        case.check_copies,
+        case.check_files,
+        case.check_onnx,
+    ):
+        check()
+
+
+class _Case:
+    """A layer, and samples for it."""
+
+    def __init__(self, layer: Layer, in_shape: Shape, ids: int, seed: int, setup: Callable | None):
+        self.layer, self.in_shape, self.ids, self.seed, self.setup = layer, in_shape, ids, seed, setup
+        self.rng = np.random.default_rng(seed)
+        self.network = Network(layer, in_shape, np.float64)
+        self.w = self.parameters(self.network)
+        self.x = self.samples(SAMPLES)
+
+    def samples(self, count: int) -> np.ndarray:
+        shape = (count, *self.in_shape)
+        if self.network.takes_ids:
+            return self.rng.integers(0, self.ids, shape)
+        return self.rng.standard_normal(shape)
+
+    def parameters(self, network: Network) -> np.ndarray:
+        """First values, and something that no initializer gives."""
+        rng, w = np.random.default_rng(self.seed), network.layout.zeros(network.dtype)
+        network.layout.initialize(w, self.seed)
+        for _, array in network.layout.items(w):
+            array += 0.1 * rng.standard_normal(array.shape)
+        return w
+
+    def context(self, network: Network, training: bool = True) -> LayerContext:
+        ctx = network.context(seed=self.seed)
+        ctx.network_context.input_gradient = not network.takes_ids
+        if self.setup:
+            self.setup(ctx)
+        ctx.micro_batch.training = training and ctx.micro_batch.training
+        return ctx
+
+    def compute(self, network: Network, w: np.ndarray, x: np.ndarray, gy: np.ndarray | None = None):
+        """(y, gx, g) of a pass in training."""
+        ctx, g = self.context(network), network.layout.zeros(network.dtype)
+        p = network.layout.views(w)
+        y, saved = network.forward(p, x, ctx)
+        y = y.copy()
+        gx = network.backward(p, network.layout.views(g), y if gy is None else gy, saved, ctx)
+        return y, gx, g
+
+    def fail(self, sentence: str) -> None:
+        raise AssertionError(f"{self.layer!r}: {sentence}")
+
+    def check_specs(self) -> None:
+        """The same arrays every time, and a ShapeError for samples that do not fit."""
+        first, again = (_shapes(self.layer.specs(self.in_shape)[0]) for _ in range(2))
+        if first != again:
+            self.fail(f"specs returns other arrays the second time, {again}, and {first} before")
+        for wrong in ((*self.in_shape, 3), self.in_shape[1:] if len(self.in_shape) > 1 else (self.in_shape[0] + 1,)):
+            try:
+                self.layer.specs(wrong)
+            except ShapeError:
+                pass
+            except Exception as error:
+                self.fail(
+                    f"specs({wrong}) raises {type(error).__name__} ({error}): shapes that do not fit are refused by "
+                    "nn.ShapeError, with what was expected and given"
+                )
+
+    def check_gradients(self) -> None:
+        """Backward is the derivative of forward, also of one sample; near a kink another seed may be needed."""
+        for count in (SAMPLES, 1):
+            x = self.x[:count].copy()
+            x.flags.writeable = False  # so that a layer that writes to it is noticed where it does
+            try:
+                error = min(self.error(x, seed) for seed in (self.seed,))
+                error = error if error < BOUND else min(error, *(self.error(x, self.seed + i) for i in (1, 2)))
+            except ValueError as raised:
+                if "read-only" in str(raised):
+                    self.fail("forward or backward writes into x, which others may need: write to a new array")
+                if count == 1 and _has_statistics(self.network):
+                    continue  # of one sample there is no variance
+                raise
+            if not error < BOUND:
+                self.fail(
+                    f"backward is not the derivative of forward: along a random direction they differ by {error:.0e}, "
+                    f"relatively, for {count} samples"
+                )
+
+    def error(self, x: np.ndarray, seed: int) -> float:
+        return gradcheck(self.layer, x, seed=seed, directions=2, setup=self.setup)
+
+    def check_strides(self) -> None:
+        """Samples whose entries do not lie side by side give the same."""
+        strided = np.repeat(self.x, 2, axis=-1)[..., ::2] if self.x.ndim > 1 else np.repeat(self.x, 2)[::2]
+        self.compare(
+            self.compute(self.network, self.w, self.x),
+            self.compute(self.network, self.w, strided),
+            np.float64,
+            "of samples that are not contiguous (a slice with a step)",
+        )
+
+    def check_float32(self) -> None:
+        """float32 stays float32, and is float64 rounded."""
+        network = Network(self.layer, self.in_shape, np.float32)
+        x = self.x if network.takes_ids else self.x.astype(np.float32)
+        y, gx, g = self.compute(network, self.w.astype(np.float32), x)
+        self.compare(self.compute(self.network, self.w, self.x), (y, gx, g), np.float32, "in float32")
+
+    def compare(self, expected, found, dtype, what: str) -> None:
+        """Refuse outputs and gradients that differ."""
+        for name, a, b in zip(("the output", "dLoss/dx", "the gradient of parameters"), expected, found, strict=True):
+            if isinstance(a, np.ndarray) and not _near(a, b, NEAR[dtype]):
+                self.fail(f"{name} {what} is not what it was")
+
+    def check_micro_batches(self) -> None:
+        """Parts of a batch, in flight together, give what the whole batch gives."""
+        for training in (False, True):
+            ctx, p = self.context(self.network, training), self.network.layout.views(self.w)
+            statistics = [(array, array.copy()) for array in statistics_of(ctx)]
+            y = self.network.forward(p, self.x, ctx)[0].copy()
+            parts, batch = [slice(0, 2), slice(2, SAMPLES)], ctx.micro_batch
+            batches = [replace(batch, sample=batch.sample + part.start) for part in parts]
+            pieces = []
+            for part, one in zip(parts, batches, strict=True):
+                for array, value in statistics:
+                    array[...] = value
+                out, saved = self.network.forward(p, self.x[part], ctx, one)
+                pieces.append((out.copy(), saved))
+            alike = all(_near(y[part], out, NEAR[np.float64]) for part, (out, _) in zip(parts, pieces, strict=True))
+            if alike and training:
+                self.check_sums(ctx, p, y, parts, batches, pieces)
+            elif not alike and (not training or not _has_statistics(self.network)):
+                self.fail(
+                    f"in {'training' if training else 'evaluation'} the output of a sample depends on the others in "
+                    "its batch, so micro-batches and ranks would compute something else. Statistics of a batch need "
+                    "running ones for evaluation (Spec(state=True)); random numbers must come from ctx.random"
+                )
+
+    def check_sums(self, ctx, p, y, parts, batches, pieces) -> None:
+        """Gradients of parts, the last one's first, add up to those of the whole."""
+        _, gx, g = self.compute(self.network, self.w, self.x, y)
+        total = self.network.layout.zeros(np.float64)
+        for i in (1, 0):
+            batches[i].accumulate = i == 0
+            views = self.network.layout.views(total)
+            part = self.network.backward(p, views, y[parts[i]].copy(), pieces[i][1], ctx, batches[i])
+            if gx is not None and not _near(gx[parts[i]], part, NEAR[np.float64]):
+                self.fail("dLoss/dx of a micro-batch is not that of its samples in the whole batch")
+        if not _near(g, total, NEAR[np.float64]):
+            self.fail("gradients of micro-batches do not add up to those of the batch: sum over samples, not the mean")
+
+    def check_no_samples(self) -> None:
+        """A rank may have no sample of a last batch."""
+        try:
+            y, _, g = self.compute(self.network, self.w, self.x[:0])
+        except Exception as error:
+            self.fail(
+                f"a batch without samples, which a rank may have, raises {type(error).__name__} ({error}): reshape to "
+                "given sizes, not to -1, and divide by nothing"
+            )
+        if not np.isfinite(y).all() or g.any():
+            self.fail("of a batch without samples the gradients must be zero")
+
+    def check_threads(self) -> None:
+        """Two threads with contexts of their own do not disturb each other."""
+        inputs = [self.x, self.samples(SAMPLES)]
+        expected = [self.compute(self.network, self.w, x) for x in inputs]
+        wrong: list[int] = []
+
+        def work(i: int) -> None:
+            for _ in range(5):
+                found = self.compute(self.network, self.w, inputs[i])
+                same = zip(expected[i], found, strict=True)
+                wrong.extend([i] * any(isinstance(a, np.ndarray) and not np.array_equal(a, b) for a, b in same))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if wrong:
+            self.fail("two threads that compute with it disturb each other: keep nothing on the layer, or in globals")
+
+    def check_copies(self) -> None:
+        """Copies, and pickles of a class that has a module, compute the same."""
+        y = self.predict(self.network)
+        copies = {"a deep copy": copy.deepcopy(self.layer)}
+        if importable(type(self.layer)):
+            try:
+                copies["a pickled one"] = pickle.loads(pickle.dumps(self.layer))
+            except Exception as error:
+                self.fail(f"it cannot be pickled: {type(error).__name__} ({error})")
+        for what, other in copies.items():
+            if not np.array_equal(self.predict(Network(other, self.in_shape, np.float64)), y):
+                self.fail(f"{what} computes something else: does its constructor keep all that it needs?")
+
+    def predict(self, network: Network) -> np.ndarray:
+        ctx = self.context(network, training=False)
+        return network.forward(network.layout.views(self.w), self.x, ctx)[0].copy()
+
+    def trained(self, network: Network) -> Model:
+        statistics = network.state_layout.zeros(network.dtype)
+        network.state_layout.initialize(statistics, self.seed)
+        weights = {f"param/{name}": a for name, a in network.layout.items(self.w.astype(network.dtype))}
+        return Model(network, weights | {f"state/{name}": a for name, a in network.state_layout.items(statistics)})
+
+    def check_files(self) -> None:
+        """Saved and loaded, it computes the same: its arguments are attributes."""
+        known = dict(description.LAYERS)
+        for kind in {type(each) for each in _all(self.layer)}:
+            description.LAYERS.setdefault(kind.__name__, kind)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                before = self.trained(self.network)
+                after = load(save(before, Path(folder) / "layer.npz"))
+                if not np.array_equal(after.predict(self.x), before.predict(self.x), equal_nan=True):
+                    self.fail("saved and loaded it computes something else: does it keep its arguments as they are?")
+        finally:
+            description.LAYERS.clear()
+            description.LAYERS.update(known)
+
+    def check_onnx(self) -> None:
+        """Where a form in ONNX is known, a file can be written."""
+        if type(self.layer) not in FORMS:
+            return
+        network = Network(self.layer, self.in_shape, np.float32)
+        with tempfile.TemporaryDirectory() as folder:
+            export_onnx(self.trained(network), Path(folder) / "layer.onnx")
+
+
+def importable(kind: type) -> bool:
+    """Whether a class is found by its module and name, as pickle needs it."""
+    return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+
+
+def _near(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
+    scale = max(1.0, float(np.nanmax(np.abs(a), initial=0)))
+    return a.shape == b.shape and bool(np.allclose(a, b, bound, bound * scale, equal_nan=True))
+
+
+def _has_statistics(network: Network) -> bool:
+    return network.state_layout.count > 0
+
+
+def _shapes(specs: dict) -> dict:
+    return {name: _shapes(spec) if isinstance(spec, dict) else spec.shape for name, spec in specs.items()}
+
+
+def _all(layer: Layer):
+    yield layer
+    for child in layer.children().values():
+        yield from _all(child)

@@ -1,0 +1,236 @@
+"""check_layer, check_loss, check_optimizer: all that is built in passes, each mistake gets its sentence."""
+
+import numpy as np
+import pytest
+from test_gradcheck import LOSSES
+from test_optimizers import OPTIMIZERS
+
+import nn
+from nn.losses import Loss
+from nn.models.googlenet import Auxiliary, AuxiliaryLoss
+from nn.models.resnet import Subsample
+from nn.optim.optimizers import Optimizer
+
+IMAGE, SEQUENCE = (5, 4, 4), (5, 4)
+
+
+def linear(outputs=4):
+    return nn.Linear(4, outputs)
+
+
+LAYERS = {
+    linear(3): (4,),
+    nn.BatchNorm1d(4): (4,),
+    nn.Dropout(0.3): SEQUENCE,
+    nn.Embedding(7, 4, padding=0): (5,),
+    nn.Conv2d(4, 6, 3, padding=1): IMAGE,
+    nn.MaxPool2d(2): IMAGE,
+    nn.Sigmoid(): (4,),
+    nn.Residual(nn.Sequential(linear(), nn.Tanh())): (4,),
+    nn.Recompute(nn.Sequential(linear(), nn.Dropout(0.5))): (4,),
+    nn.Sequential(nn.Linear(4, 5, bias=False), nn.TiedLinear("0.W", 5, 4)): (4,),
+    nn.MultiHeadAttention(4, 2, causal=True): SEQUENCE,
+    nn.TransformerBlock(4, 2, dropout=0.2): SEQUENCE,
+    nn.LearnedPositions(9, 4): SEQUENCE,
+    nn.SinusoidalPositions(): SEQUENCE,
+    nn.BatchNorm2d(4): IMAGE,
+    nn.LayerNorm(4): (4,),
+    nn.RMSNorm(4): SEQUENCE,
+    nn.LocalResponseNorm(3): IMAGE,
+    nn.Parallel(linear(2), nn.Sequential(linear(3), nn.Tanh()), nn.Tanh()): (4,),
+    Auxiliary(linear(3), nn.Sequential(nn.Dropout(0.3), linear(3))): (4,),
+    Subsample(2, 6): IMAGE,
+    nn.AvgPool2d(2): IMAGE,
+    nn.AdaptiveAvgPool2d(2): IMAGE,
+    nn.GlobalAvgPool2d(): IMAGE,
+    nn.GlobalMaxPool2d(): IMAGE,
+    nn.RNN(4, 6): SEQUENCE,
+    nn.LSTM(4, 6, last=True): SEQUENCE,
+    nn.Flatten(): SEQUENCE,
+    nn.Reshape(4, 5): SEQUENCE,
+} | {getattr(nn, name)(): (4,) for name in ("GELU", "LeakyReLU", "LogSoftmax", "ReLU", "SiLU", "Softmax", "Tanh")}
+
+
+@pytest.mark.parametrize(
+    ("layer", "in_shape"),
+    LAYERS.items(),
+    ids=lambda value: repr(value) if isinstance(value, nn.Layer) else "",
+)
+def test_built_in_layers_pass(layer, in_shape):
+    nn.check_layer(layer, in_shape, ids=7)
+
+
+class Wrong(nn.Layer):
+    """Multiplies by a number for each feature, with a mistake of choice."""
+
+    def __init__(self, mistake=""):
+        self.mistake, self.cache = mistake, {}
+
+    def specs(self, in_shape):
+        if self.mistake == "index error" and in_shape != (6,):
+            raise IndexError("tuple index out of range")
+        return {"s": nn.Spec((6,), nn.initializers.ones)}, in_shape
+
+    def forward(self, p, x, ctx):
+        if self.mistake == "batch":
+            x = x - x.mean(axis=0)
+        if self.mistake == "no samples" and not len(x):
+            raise ValueError("cannot reshape")
+        if self.mistake == "cached":
+            self.cache["x"] = x
+        if self.mistake == "declares too much":
+            return x, x
+        return x * p.s, x
+
+    def backward(self, p, gy, x, ctx):
+        if self.mistake == "cached":
+            x = self.cache["x"]
+        if self.mistake == "declares too much":
+            return gy, {"s": np.zeros(6, x.dtype)}
+        gs = (gy * x).sum(axis=0)
+        if self.mistake == "derivative":
+            gs = 2 * gs
+        gx = gy * p.s
+        return (gx - gx.mean(axis=0) if self.mistake == "batch" else gx), {"s": gs}
+
+
+class DeclaresTooMuch(Wrong):
+    output = gradient = "new"
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (Wrong("derivative"), "backward is not the derivative of forward"),
+        (Wrong("batch"), "depends on the others in its batch"),
+        (Wrong("no samples"), "a batch without samples, which a rank may have, raises ValueError"),
+        (Wrong("cached"), "after a forward of other samples, backward makes something else"),
+        (Wrong("index error"), r"specs\(\(6, 3\)\) raises IndexError.*nn.ShapeError"),
+        (DeclaresTooMuch("declares too much"), 'the output shares memory.*output = "new" does not hold'),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value.mistake,
+)
+def test_each_mistake_of_a_layer_gets_its_sentence(layer, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        nn.check_layer(layer, (6,))
+
+
+def test_a_layer_without_a_mistake_and_what_is_no_layer():
+    nn.check_layer(Wrong(), (6,))
+    with pytest.raises(TypeError, match="an instance, not the class"):
+        nn.check_layer(Wrong, (6,))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+def test_built_in_losses_pass(loss):
+    nn.check_loss(loss, (3, 4) if isinstance(loss, AuxiliaryLoss) else (4,), LOSSES[loss])
+
+
+class Squares(Loss):
+    """1/2 |z - y|^2 with a mistake of choice."""
+
+    def __init__(self, mistake=""):
+        self.mistake = mistake
+
+    def __call__(self, z, target, total, ctx):
+        d = z - target
+        match self.mistake:
+            case "own mean":
+                total = len(z)
+            case "a number for each sample":
+                return 0.5 * (d * d).sum(axis=-1) / total, d / total
+            case "only the value":
+                return 0.5 * float((d * d).sum()) / total
+            case "derivative":
+                d = 2 * d
+                return 0.125 * float((d * d).sum()) / total, d / total
+            case "float64":
+                return 0.5 * float((d * d).sum()) / total, (d / total).astype(np.float64)
+            case "hides NaN":
+                d = np.nan_to_num(d)
+            case "no samples":
+                d = d - d.min() + d.min()
+        return 0.5 * float((d * d).sum()) / total, d / total
+
+    def rows(self, out_shape):
+        return 1 if self.mistake == "rows" else super().rows(out_shape)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("own mean", "the value must be divided by `total`"),
+        ("a number for each sample", "the value must be one number"),
+        ("only the value", "it must return a pair"),
+        ("derivative", "the gradient is not the derivative of the value"),
+        ("float64", "the gradient of float32 outputs is float64"),
+        ("hides NaN", "hides NaN"),
+        ("no samples", "a batch without samples"),
+        ("rows", "must be the mean over its positions"),
+    ],
+)
+def test_each_mistake_of_a_loss_gets_its_sentence(mistake, sentence):
+    nn.check_loss(Squares(), (4,))
+    with pytest.raises(AssertionError, match=sentence):
+        nn.check_loss(Squares(mistake), (4,))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_built_in_optimizers_pass(optimizer):
+    nn.check_optimizer(optimizer)
+
+
+class Descent(Optimizer):
+    """SGD with momentum, and a mistake of choice."""
+
+    mistake = ""
+
+    def __init__(self, lr, mistake=""):
+        super().__init__(lr)
+        self.mistake, self.kept = mistake, {}
+
+    def __repr__(self):
+        return f"Descent({self.mistake!r})"
+
+    @property
+    def slots(self):
+        return "velocity" if self.mistake == "slots" else ("velocity",)
+
+    def apply(self, w, g, slots, step, region, sum_over_ranks=None):
+        for place in [slice(None)] if self.mistake == "decays all" else region.decayed:
+            if self.mistake != "no decay":
+                g[place] += self.weight_decay * w[place]
+        v = slots["velocity"]
+        if self.mistake == "kept":
+            v = self.kept.setdefault("v", np.zeros_like(w))
+        v *= 0.9
+        v += g
+        if self.mistake == "norm of a shard":
+            v *= 1 / (1 + np.linalg.norm(g))
+        if self.mistake == "padding":
+            v += 1e-3
+        if self.mistake == "up":
+            w += self.lr * v
+        elif self.mistake == "another array":
+            w = w - self.lr * v
+        else:
+            w -= self.lr * v
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("slots", "slots must be a tuple of names"),
+        ("kept", "used for a second network it makes other updates"),
+        ("padding", "padding of .* is no longer zero"),
+        ("up", "end higher than they began"),
+        ("another array", "leaves the parameters as they were"),
+        ("decays all", "weight decay changes a bias"),
+        ("no decay", "weight_decay does nothing"),
+        ("norm of a shard", "updates of shards.*are not those of the whole"),
+    ],
+)
+def test_each_mistake_of_an_optimizer_gets_its_sentence(mistake, sentence):
+    nn.check_optimizer(Descent(0.1))
+    with pytest.raises(AssertionError, match=sentence):
+        nn.check_optimizer(Descent(0.1, mistake))
