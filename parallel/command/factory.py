@@ -9,6 +9,7 @@ only ranks can find out is left to them: who shares a node, what another host la
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import NamedTuple
 
 import nn
@@ -27,26 +28,8 @@ from parallel.command.options import OptionError, Options
 from parallel.launch import launcher
 from parallel.strategies import settings
 
-LOSSES = {
-    "cross-entropy": lambda o: losses.CrossEntropyLoss(label_smoothing=o.label_smoothing),
-    "quadratic": lambda o: losses.QuadraticLoss(),
-    "mse": lambda o: losses.MSELoss(),
-    "mae": lambda o: losses.MAELoss(),
-    "huber": lambda o: losses.HuberLoss(),
-    "bce": lambda o: losses.BCEWithLogitsLoss(),
-}
 TOGETHER = 500  # samples in a batch that is not trained on
 WARMUP = 5  # epochs, with --linear-scaling (Goyal et al. 2017)
-OPTIMIZERS = {
-    "sgd": lambda o, common: optimizers.SGD(**common, momentum=o.momentum, nesterov=o.nesterov),
-    "adagrad": lambda o, common: optimizers.Adagrad(**common),
-    "rmsprop": lambda o, common: optimizers.RMSprop(**common, momentum=o.momentum),
-    "adam": lambda o, common: optimizers.Adam(**common),
-    "adamw": lambda o, common: optimizers.AdamW(**common),
-    "lars": lambda o, common: optimizers.LARS(**common, momentum=o.momentum),
-    "lamb": lambda o, common: optimizers.LAMB(**common),
-    "lbfgs": lambda o, common: QuasiNewton(history=settings.Sandblaster.parse(o.strategy).history),
-}
 
 
 class Parts(NamedTuple):
@@ -166,19 +149,24 @@ def loss(options: Options, data: data.Data) -> losses.Loss:
     if options.mask:
         places = masking.hidden(options.mask, data.in_shape[0])
         return losses.MaskedCrossEntropyLoss(places, options.label_smoothing)
-    plain = LOSSES[options.loss](options)
+    smoothing = {"label_smoothing": options.label_smoothing} if options.loss == "cross-entropy" else {}
+    plain = losses.BY_NAME[options.loss](**smoothing)
     return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain
 
 
 def optimizer(options: Options) -> optimizers.Optimizer:
     """The update rule, with its clip."""
+    if options.optimizer == "lbfgs":
+        return QuasiNewton(history=settings.Sandblaster.parse(options.strategy).history)
+    kind = optimizers.BY_NAME[options.optimizer]
     common = {
         "lr": options.lr,
         "weight_decay": options.weight_decay,
         "clip": options.clip and clipping.parse(options.clip),
         "rates": rates(options),
     }
-    return OPTIMIZERS[options.optimizer](options, common)
+    own = [field.name for field in dataclasses.fields(kind) if field.name in ("momentum", "nesterov")]
+    return kind(**common, **{name: getattr(options, name) for name in own})
 
 
 def rates(options: Options) -> dict[str, float]:
