@@ -70,6 +70,9 @@ def test_a_wheel_has_all_that_it_takes_to_train(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in ("nn/py.typed", "parallel/py.typed", "parallel/__init__.pyi", "nn/data/digits.npz", "ringprop.py"):
         assert wanted in names
+    plugin = next(name for name in names if name.endswith("entry_points.txt"))
+    assert "[pytest11]\npytest_ringprop = pytest_ringprop" in zipfile.ZipFile(wheel).read(plugin).decode()
+    assert {"pytest_ringprop.py", "parallel/testing/plugin.py"} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "scripts", "notebooks"))]
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     call(*pip, "--no-deps", "--no-index", "--no-compile", "--target", place, wheel)

@@ -408,6 +408,7 @@ def test_what_only_the_ranks_cannot_import_is_shown(tmp_path):
         """,
     )
     assert counts(printed) == {"failed": 1} and "No module named 'missing_module'" in printed, printed
+    assert re.search(r"^ranks? [01](, 1)?/2 could not import the tests$", printed, re.MULTILINE), printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
@@ -447,6 +448,110 @@ def test_mistakes_are_explained(tmp_path):
     """
     printed = run(tmp_path, without_mpi)
     assert counts(printed) == {"failed": 1} and "no mpiexec here" in printed
+
+
+def test_a_project_that_does_not_use_it_imports_next_to_nothing(tmp_path):
+    """Named by entry point, by conftest.py and by -p it is loaded once."""
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["parallel.testing.plugin"]\n')
+    (tmp_path / "test_plain.py").write_text("""
+import sys
+
+def test_plain(request):
+    own = sorted(m for m in sys.modules if m.split(".")[0] in ("parallel", "collectives", "nn", "numpy", "mpi4py"))
+    assert own == ["parallel", "parallel.testing", "parallel.testing.mark", "parallel.testing.plugin"]
+    plugins = [getattr(plugin, "__name__", "") for plugin in request.config.pluginmanager.get_plugins()]
+    assert plugins.count("parallel.testing.plugin") == plugins.count("pytest_ringprop") == 1
+""")
+    printed = run(tmp_path, "", "-p", "pytest_ringprop", "-W", "error", "test_plain.py")
+    assert counts(printed) == {"passed": 1}, printed
+
+
+def test_a_project_with_a_package_of_the_same_name_is_tested_as_ever(tmp_path):
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": HERE[0]}
+    for name, reason in ("nn.py", "nn.py hides ringprop's nn"), ("parallel.py", "'parallel' is not a package"):
+        place = tmp_path / name.removesuffix(".py")
+        place.mkdir()
+        (place / name).write_text("")
+        (place / "test_it.py").write_text("def test_it(): pass\n")
+        command = [sys.executable, "-m", "pytest", "-p", "pytest_ringprop"]
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        assert reason in done.stdout and counts(done.stdout) == {"passed": 1}, done.stdout + done.stderr
+
+
+@pytest.mark.exhaustive
+def test_the_page_on_testing_shows_what_happens(tmp_path):
+    page = (Path(HERE[0]) / "docs" / "howto" / "testing.md").read_text()
+    for name, text in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(f"# {name}\n{text}")
+    printed = run(tmp_path, "")
+    assert counts(printed) == {"passed": 7, "failed": 3}, printed
+    shown, printed = (re.sub("at 0x[0-9a-f]+", "at", text) for text in (page, printed))
+    for block in re.findall(r"^```text\n(_.*?)^```$", shown, re.DOTALL | re.MULTILINE):
+        for line in filter(None, block.splitlines()):
+            line = re.sub("^_+|_+$|^ +test_failures", "", line)
+            if "rank 0/2 was" not in line and ":26 in" not in line:  # MPICH's mpiexec kills the survivor at once
+                assert line in printed, f"{line}\n{printed}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dist", ["load", "loadfile", "loadgroup", "worksteal"])
+def test_every_distribution_of_xdist_has_the_same_results(tmp_path, dist):
+    source = """
+        @pytest.mark.mpi(ranks=2)
+        @pytest.mark.xdist_group("one")
+        @pytest.mark.parametrize("i", range(4))
+        def test_on_ranks(comm, i):
+            assert comm.allreduce(i) == 2 * i
+            assert (comm.rank, i) != (1, 2)
+
+        @pytest.mark.mpi(ranks=1)
+        def test_on_one(comm):
+            pass
+
+        @pytest.mark.parametrize("i", range(4))
+        def test_alone(i):
+            pass
+    """
+    (tmp_path / "test_other.py").write_text(HEAD + textwrap.dedent(source))
+    printed = run(tmp_path, source, "-p", "xdist", "-n", "2", "--dist", dist)
+    assert counts(printed) == {"passed": 16, "failed": 2}, printed
+    assert re.search(r"FAILED .*- rank 1/2: assert", printed.partition("short test summary")[2]), printed
+
+
+@pytest.mark.exhaustive
+def test_ranks_have_the_options_of_conftest_and_the_plugins_that_the_ini_file_names(tmp_path):
+    (tmp_path / "conftest.py").write_text("""
+def pytest_addoption(parser):
+    parser.addoption("--flavour", default="plain")
+""")
+    (tmp_path / "mocking.py").write_text("""
+import pytest
+
+@pytest.fixture
+def mocked():
+    return 7
+""")
+    source = """
+        @pytest.mark.mpi(ranks=2)
+        def test_it(comm, request, mocked):
+            flavours = comm.allgather(request.config.getoption("flavour"))
+            assert (flavours, mocked) == (["mint"] * 2, 7)
+
+        @pytest.mark.mpi(ranks=2)
+        def test_long(comm):
+            local = comm.Get_size()
+            assert list(range(100)) == list(range(99)) + [0]
+
+        @pytest.mark.mpi(ranks=2)
+        @pytest.mark.skip(reason="needs no ranks")
+        def test_skipped(comm):
+            pass
+    """
+    options = ("-p", "mocking", "-o", "mpi_plugins=mocking", "--flavour", "mint", "--showlocals", "-vv")
+    printed = run(tmp_path, source, *options)
+    assert counts(printed) == {"passed": 1, "failed": 1, "skipped": 1}, printed
+    assert re.search("^local += 2$", printed, re.MULTILINE), "--showlocals"
+    assert "...Full output truncated" not in printed, "-vv"
 
 
 @pytest.mark.mpi(ranks=1)

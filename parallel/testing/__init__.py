@@ -1,4 +1,4 @@
-"""A pytest plugin: plain `pytest` runs a test on MPI ranks that it launches itself.
+"""A pytest plugin: plain `pytest` runs a test on MPI ranks that it launches itself (docs/howto/testing.md).
 
 | file | holds |
 |---|---|

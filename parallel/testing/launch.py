@@ -37,6 +37,7 @@ class Launch:
         self.lengths = [0] * self.ranks  # bytes of each log that have been read
         self.clock = Awake()  # a machine that stands still is no test's fault
         self.started = {}  # (rank, node id) -> (time, process, its seconds_without_a_core then)
+        self.not_collected = {}  # rank -> traceback
         self.phases = {}  # (rank, node id) -> {phase: report}
         self.output = open(self.directory / "output", "w+")  # noqa: SIM115 - closed in remove()
         (self.directory / "options").write_text(json.dumps(_options(self.config)))
@@ -59,10 +60,11 @@ class Launch:
 
     def _arguments(self):
         """Options of the ranks' pytest; addopts is for the parent, as is what shows results."""
-        options = ["-q", "--no-header", f"--rootdir={self.config.rootpath}", "-o", "addopts="]
+        options = ["-q", "--no-header", "--color=no", f"--rootdir={self.config.rootpath}", "-o", "addopts="]
         options += ["-c", str(self.config.inipath)] if self.config.inipath else []
         options += [part for name in self.config.getoption("override_ini") or () for part in ("-o", name)]
         options += [f"--import-mode={self.config.getoption('importmode')}"]
+        options += ["-o", f"verbosity_assertions={self.config.get_verbosity('assertions')}"]  # how much of a difference
         plugins = ["no:cacheprovider", "no:faulthandler", "parallel.testing.plugin", *self.config.getini("mpi_plugins")]
         return options + [part for name in plugins for part in ("-p", name)]
 
@@ -80,7 +82,7 @@ class Launch:
     def send(self, item):
         """Have the ranks run a test after those that they have; None: then they end."""
         with open(self.directory / "tests", "a") as file:
-            file.write(json.dumps(item and item.nodeid) + "\n")
+            file.write(json.dumps(item and [item.nodeid, _collected_as(item)]) + "\n")
         self.tests += [item.nodeid] if item else []
 
     def reports(self, item):
@@ -93,12 +95,18 @@ class Launch:
         self.job.stop()
         phases = [self.phases.get((rank, item.nodeid), {}) for rank in range(self.ranks)]
         positions = {
-            rank: report.position(self.directory / f"{rank}.stack", (rank, item.nodeid) in self.started)
-            for rank, of_rank in enumerate(phases)
-            if not _is_over(of_rank)
+            rank: self._position(rank, item) for rank, of_rank in enumerate(phases) if not _has_failed(of_rank)
         }
-        output = (self.directory / "output").read_text(errors="replace")
+        output = "" if self.not_collected else (self.directory / "output").read_text(errors="replace")
         return [report.failure(item, trouble, phases, positions, output, time.monotonic() - begin)]
+
+    def _position(self, rank, item) -> str:
+        """Where a rank is that has not reported a failure, in words that follow its number."""
+        if rank in self.not_collected:
+            return f"could not import the tests\n{self.not_collected[rank]}"
+        if _is_over(self.phases.get((rank, item.nodeid), {})):
+            return "had finished the test"
+        return report.position(self.directory / f"{rank}.stack", (rank, item.nodeid) in self.started)
 
     def wait_for(self, item) -> str:
         """Wait until every rank has reported all of a test; return what is wrong with that, or ''."""
@@ -157,7 +165,9 @@ class Launch:
             text = text[: text.rfind(b"\n") + 1]  # whole lines
             self.lengths[rank] += len(text)
             for entry in map(json.loads, text.splitlines()):
-                if "started" in entry:
+                if "not_collected" in entry:
+                    self.not_collected[rank] = entry["not_collected"]
+                elif "started" in entry:
                     start = self.clock.now(), entry["process"], entry["without_a_core"]
                     self.started[rank, entry["started"]] = start
                 else:
@@ -179,6 +189,13 @@ class Launch:
     def remove(self):
         self.output.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _collected_as(item) -> str:
+    """The node id of a test on its rank, which has no xdist: that appends @GROUP with --dist loadgroup."""
+    group = item.get_closest_marker("xdist_group")
+    names = [*group.args, *group.kwargs.values()] if group else []
+    return item.nodeid.removesuffix(f"@{names[0]}") if names else item.nodeid
 
 
 def _options(config) -> dict:

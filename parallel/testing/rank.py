@@ -13,7 +13,7 @@ import pytest
 
 POLL = 0.002  # seconds between two looks for the next test
 # pytest's own options that shape a report; a rank has its own values of the others, and all of conftest.py's.
-SHARED = ("verbose", "tbstyle", "showlocals", "fulltrace")
+SHARED = ("tbstyle", "showlocals", "fulltrace")
 
 
 def seconds_without_a_core(process: int) -> float:
@@ -32,9 +32,9 @@ class Rank:
     ----------
     config : pytest.Config
     directory : Path
-        Directory of this launch. `tests`: node ids, one a line, appended by the parent; null ends the list. `options`:
-        the parent's command line. `<rank>.log`: what this rank has begun and how it ended. `<rank>.stack`: where it was
-        when it was ended from outside.
+        Directory of this launch. `tests`: node ids in the parent and on this rank, a pair a line, appended by the
+        parent; null ends the list. `options`: the parent's command line. `<rank>.log`: what this rank has begun and how
+        it ended. `<rank>.stack`: where it was when it was ended from outside.
     """
 
     def __init__(self, config, directory):
@@ -54,8 +54,13 @@ class Rank:
                 setattr(config.option, name, options[name])
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.write(not_collected=report.longreprtext)
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
-        if session.testsfailed:  # pytest shows why it could not collect them
+        if session.testsfailed:  # some could not be collected: pytest ends
             return None
         by_id = {item.nodeid: item for item in session.items}
         sent = self.sent(by_id)
@@ -74,13 +79,16 @@ class Rank:
                 while not line.endswith("\n"):
                     time.sleep(POLL)
                     line += file.readline()
-                nodeid = json.loads(line)
-                if nodeid and nodeid not in by_id:
+                nodeid, collected_as = json.loads(line) or (None, None)
+                if nodeid and collected_as not in by_id:
                     raise pytest.UsageError(
                         f"{nodeid} was collected by pytest but not by its rank: are the parameters random, or do they "
                         "come from a plugin that the ini option mpi_plugins lacks?"
                     )
-                yield by_id[nodeid] if nodeid else None
+                item = by_id[collected_as] if nodeid else None
+                if item:
+                    item._nodeid = nodeid
+                yield item
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid):

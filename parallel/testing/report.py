@@ -22,7 +22,7 @@ def failure(item, trouble, phases=(), positions=None, output="", seconds=0.0):
     phases : sequence of dict
         For each rank, its reports by phase (setup, call, teardown).
     positions : dict of int to str
-        Where each rank was that did not report a result.
+        Where each rank was that did not report a failure.
     output : str
         What mpiexec and the ranks wrote, shown where no rank's own report names the cause.
     """
@@ -33,8 +33,14 @@ def failure(item, trouble, phases=(), positions=None, output="", seconds=0.0):
             failed.setdefault(text, (report, []))[1].append(rank)
             sections += [(f"{title}, rank {rank}/{len(phases)}", text) for title, text in report.sections]
     tracebacks = [(_named(ranks, len(phases)), report) for report, ranks in failed.values()]
-    absent = [f"{_named([rank], len(phases))} {text}" for rank, text in (positions or {}).items()]
-    absent.sort(key=lambda text: " was " in text.splitlines()[0])  # first those that died: the likely cause
+    by_text = {}
+    for rank, text in (positions or {}).items():
+        by_text.setdefault(text, []).append(rank)
+    order = lambda text: (text.startswith("had "), text.startswith("was "))  # first those that died: the likely cause
+    absent = []
+    for text in sorted(by_text, key=order):
+        plural = text.replace("was ", "were ", 1) if len(by_text[text]) > 1 and text.startswith("was ") else text
+        absent.append(f"{_named(by_text[text], len(phases))} {plural}")
     if tracebacks:
         name, first = tracebacks[0]
         crash = getattr(first.longrepr, "reprcrash", None)
@@ -66,10 +72,13 @@ def position(stack: Path, begun: bool) -> str:
 
 
 class RanksRepr(TerminalRepr):
-    """How pytest shows it. `reprcrash.message` is the line of pytest's summary."""
+    """How pytest shows it. `reprcrash.message` is in pytest's summary; from a worker of xdist the first line is."""
 
     def __init__(self, tracebacks, absent, reprcrash):
         self.tracebacks, self.absent, self.reprcrash = tracebacks, absent, reprcrash
+
+    def __str__(self):
+        return "{}\n{}".format(self.reprcrash.message.partition("\n")[0], super().__str__())
 
     def toterminal(self, tw):
         for name, report in self.tracebacks:
