@@ -270,7 +270,7 @@ def test_what_a_rank_was_writing_when_another_one_ended_all_is_removed(tmp_path,
     from parallel.command import main
     from parallel.command.parsing import parse
 
-    def interrupted(options, inner):
+    def interrupted(options, inner, out):
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / ".step-00000003.npz.7.tmp").write_bytes(b"half")
         raise KeyboardInterrupt
