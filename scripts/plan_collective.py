@@ -102,9 +102,9 @@ def prices(network, operation, ranks, sizes, extra=None, as_run=False) -> dict[s
             chosen["segment"] = SEGMENT_BYTES // ITEMSIZE
             if count // chosen["segment"] * ranks > LONG_STEPS:
                 chosen["segment"] = count * ranks // LONG_STEPS
-        if as_run and DIMS in getattr(entry, "requires", ""):
+        if as_run and DIMS in getattr(entry, "needs", ()):
             chosen["dims"] = None
-        if NODES in getattr(entry, "requires", ""):
+        if NODES in getattr(entry, "needs", ()):
             chosen["nodes"] = nodes_for(network, ranks)
         try:
             seconds = price(entry, ranks, count, ITEMSIZE, network, **chosen).seconds
