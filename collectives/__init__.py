@@ -13,7 +13,7 @@ from importlib import import_module
 
 from collectives.algorithms import ALGORITHMS
 from collectives.checking.simulator import Deadlock, ScheduleError, simulate
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, blocks, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, blocks, part
 
 LATER = {
     "Communicator": "communicator",
@@ -38,7 +38,7 @@ __all__ = [
     "Compute",
     "Copy",
     "Deadlock",
-    "Meet",
+    "Barrier",
     "Recv",
     "RecvReduce",
     "Reduce",

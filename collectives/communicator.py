@@ -23,8 +23,8 @@ from collectives.choosing.selection import Call, check_name, seconds
 from collectives.executor.plan import NATIVE, Once
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, facts
-from collectives.failures.launch_check import care_for_the_end, end_in_time
-from collectives.failures.revocation import forget, note
+from collectives.failures.launch_check import abort_on_exit, finalize_timeout
+from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.files import unlink_library_memory
 from collectives.node_memory.reduction import libraries_differ
@@ -89,7 +89,7 @@ class Communicator(MPI.Intracomm):
     calls = None  # what a watchdog looks at: which call that waits for other ranks this one is in (progress.Calls)
     _plans = {}  # so on an instance that mpi4py made itself: its first collective prepares it
     _planner = None
-    _in_front = ()  # methods before which another function stands
+    _wrapped = ()  # methods before which another function stands
     _watchdog = _agreement = None
     _broken = ""  # why there can be no more calls
     _observed = {}  # watch, abort, debug, where one of them is on
@@ -109,7 +109,7 @@ class Communicator(MPI.Intracomm):
         memory: bool = True,
         **algorithms: str,
     ):
-        note(self)
+        register(self)
         given = os.environ.get("RINGPROP_WATCH") if watch is None else watch
         beside(self._prepare, progress, synchronous, algorithms, memory)
         limit = seconds(given or 0)
@@ -128,9 +128,9 @@ class Communicator(MPI.Intracomm):
                     raise ValueError(f"ranks disagree on {what}: rank 0 has {first}, rank {rank} {others[what]}")
         if len(told) > 1:
             unlink_library_memory()
-            care_for_the_end()
+            abort_on_exit()
         if len(told) > 1 and limit and abort:
-            end_in_time(limit + LATER)
+            finalize_timeout(limit + LATER)
         if given is not None:
             self._planner.limit = limit + LATER if limit and abort else math.inf
         if limit or debug:
@@ -141,15 +141,15 @@ class Communicator(MPI.Intracomm):
         self._observed = {"watch": limit, "abort": abort, "debug": debug}
         native = MPI.Intracomm(self)
         if debug:
-            self._agreement = Agreement(note(native.Dup()))
+            self._agreement = Agreement(register(native.Dup()))
         if limit:
-            self._watchdog = Watchdog(self.calls, note(native.Dup()), limit, abort)
+            self._watchdog = Watchdog(self.calls, register(native.Dup()), limit, abort)
             self._watchdog.start()
-        self._stand_in_front(not debug)
+        self._install_wrappers(not debug)
 
-    def _stand_in_front(self, short: bool) -> None:
+    def _install_wrappers(self, short: bool) -> None:
         """Put before the methods what is to come before them: shortcuts, and what notes calls for the watchdog."""
-        for name in self._in_front:
+        for name in self._wrapped:
             del self.__dict__[name]
         front = {}
         short = short and not self._broken and not self._planner.synchronous
@@ -163,7 +163,7 @@ class Communicator(MPI.Intracomm):
         for name, function in front.items():
             function.__doc__ = getattr(type(self), name).__doc__
         self.__dict__.update(front)
-        self._in_front = tuple(front)
+        self._wrapped = tuple(front)
 
     def _agree(self, name, method, args, kwargs):
         """Compare what all ranks are about to call: now, or where it is nonblocking, before it begins.
@@ -190,7 +190,7 @@ class Communicator(MPI.Intracomm):
             raise RuntimeError("progress=True needs an MPI library that was started with MPI.THREAD_MULTIPLE")
         native = MPI.Intracomm(self)
         native.allreduce(0)  # mpi4py's first of a communicator waits with the interpreter held, and nothing would move
-        self._planner = Planner(note(native.Dup()), algorithms or {}, synchronous, memory)
+        self._planner = Planner(register(native.Dup()), algorithms or {}, synchronous, memory)
         self._planner.on_abort = self._left
         self._later, self._later_plans = self._planner.nonblocking(), PlanCache()
         self._cache, self.calls = PlanCache(), Calls()
@@ -203,7 +203,7 @@ class Communicator(MPI.Intracomm):
         self._planner.forget_scratch = self._cache.drop_named
         self._persistents = weakref.WeakSet()
         self._queue = Queue(changed, progress)
-        self._stand_in_front(True)
+        self._install_wrappers(True)
 
     def _left(self, error, place):
         """A call has ended before its end: there is no later one, as that could take its messages for its own."""
@@ -211,7 +211,7 @@ class Communicator(MPI.Intracomm):
         if not self._broken:
             self._broken = self._queue.broken = cause_of(error, f"rank {rank}", "a collective", f"at {place}: ")
             self._planner.abort(self._broken)
-            self._stand_in_front(False)
+            self._install_wrappers(False)
             self._cache.known.entries.clear()
             self._plans = Broken(self._broken)
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE:
@@ -261,9 +261,9 @@ class Communicator(MPI.Intracomm):
             if self._observed:
                 if self._watchdog is not None:
                     self._watchdog.stop()
-                    forget(self._watchdog.comm).Free()
+                    unregister(self._watchdog.comm).Free()
                 if self._agreement is not None:
-                    forget(self._agreement.comm)
+                    unregister(self._agreement.comm)
                     self._agreement.free()
                 self._agreement, self._watchdog, self._observed = None, None, {}
             self._cache.free()
@@ -271,13 +271,13 @@ class Communicator(MPI.Intracomm):
             for request in list(self._persistents):
                 request.Free()
             self._planner.free(bool(self._broken))
-            self._stand_in_front(False)
+            self._install_wrappers(False)
             self._planner, self._plans, self._broken = None, {}, ""
 
     def Free(self):
         """Free the plans, the private duplicate and the communicator itself (collective)."""
         self.release()
-        forget(self)
+        unregister(self)
         beside(super().Free)
 
     def empty(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
@@ -304,7 +304,7 @@ class Communicator(MPI.Intracomm):
             selection.arrays = True
             self._planner.choose_for.cache_clear()
             self._cache.free()
-            self._stand_in_front(not self._observed.get("debug"))
+            self._install_wrappers(not self._observed.get("debug"))
         return array
 
     def explain(self, operation: str, count: int, dtype="f4", op: MPI.Op = MPI.SUM, algorithm: Algorithm = None) -> str:

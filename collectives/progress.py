@@ -65,7 +65,7 @@ def move() -> None:
         queue.poke()
 
 
-class Mover:
+class ProgressThread:
     """A thread that moves what is in flight while this process is in calls of the library."""
 
     def __init__(self):
@@ -78,7 +78,7 @@ class Mover:
             self.calls += 1
             if self.thread is None:
                 self.closed = False
-                self.thread = threading.Thread(target=self._run, name="mover", daemon=True)
+                self.thread = threading.Thread(target=self._run, name="progress", daemon=True)
                 self.thread.start()
             self.wanted.set()
 
@@ -102,14 +102,14 @@ class Mover:
             thread.join()
 
 
-mover = Mover()
+thread = ProgressThread()
 
 
 def beside(call: Callable, *args, **kwargs):
     """What a call returns that waits inside the library; meanwhile a thread moves what is in flight."""
     if not in_flight or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call(*args, **kwargs)
-    with mover:
+    with thread:
         return call(*args, **kwargs)
 
 

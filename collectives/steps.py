@@ -8,7 +8,7 @@
 What is yielded is a **round**: a tuple of steps. Four readers understand the same text: the executor runs it over
 MPI, the simulator checks it for all ranks in one process, the clock prices it on a network, the drawing shows it.
 Steps are of three kinds: messages (Send, Recv, RecvReduce), moves in memory (Copy, Reduce), where ranks of a node may
-name each other's buffers and Meet, and computation (Compute).
+name each other's buffers and wait at a Barrier, and computation (Compute).
 
 The rules that every reader relies on:
 
@@ -21,8 +21,8 @@ The rules that every reader relies on:
 5. Buffers are named: "x" is the one the caller gave, "y" the result where that is another; any other name is scratch
    of this rank, as long as the steps reach. Datatypes, operations, packing and MPI.IN_PLACE belong to the
    communicator: an algorithm never sees them.
-6. Where two ranks touch the same element, and one of them writes it, a Meet of both or a message from the first to the
-   second lies between the two rounds; else they race. A Meet is the only step of its round.
+6. Where two ranks touch the same element, and one of them writes it, a Barrier of both or a message from the first to
+   the second lies between the two rounds; else they race. A Barrier is the only step of its round.
 
 A reader handles each kind of step by its name and refuses what it does not know; what a step reads and writes, and
 whether it does anything, it asks of the functions below.
@@ -91,7 +91,7 @@ class Reduce(NamedTuple):
     to: int | None = None
 
 
-class Meet(NamedTuple):
+class Barrier(NamedTuple):
     """Wait until all `ranks` (None: every rank) have come: each may then read what the others wrote before."""
 
     ranks: tuple[int, ...] | None = None
@@ -115,7 +115,7 @@ class Compute(NamedTuple):
     seconds: float = 0.0
 
 
-Step = Send | Recv | RecvReduce | Copy | Reduce | Meet | Compute
+Step = Send | Recv | RecvReduce | Copy | Reduce | Barrier | Compute
 Round = tuple[Step, ...]
 
 SLOTS = "even", "odd"  # scratch of which each rank has two, where ranks share memory: they alternate from call to call
@@ -150,7 +150,7 @@ def mistake_in(steps: Round) -> str:
             slices = (*s.reads, *s.writes)
         if wrong := [x for x in slices if type(x) is not Slice]:
             return f"{s!r}: reads and writes are tuples of Slice, and {wrong[0]!r} is none"
-        if type(s) is Meet and not isinstance(s.ranks, Sequence | None):
+        if type(s) is Barrier and not isinstance(s.ranks, Sequence | None):
             return f"{s!r}: ranks is a tuple of them, or None for all"
         for x in (s, *slices):
             for i, name in NUMBERS[type(x)]:
@@ -165,7 +165,7 @@ def mistake_in(steps: Round) -> str:
 
 def is_live(step: Step) -> bool:
     """Whether a step does anything; readers drop the others."""
-    return type(step) is Meet or type(step) is Compute or step.hi > step.lo
+    return type(step) is Barrier or type(step) is Compute or step.hi > step.lo
 
 
 def reads(step: Step, rank: int) -> list[Slice]:
@@ -177,7 +177,7 @@ def reads(step: Step, rank: int) -> list[Slice]:
             return [Slice(step.src, step.at, step.at + step.hi - step.lo, rank if step.of is None else step.of)]
         case Compute():
             return [s._replace(rank=rank) for s in step.reads]
-        case Recv() | RecvReduce() | Meet():
+        case Recv() | RecvReduce() | Barrier():
             return []
     raise TypeError(f"{step!r} is not a step")
 
@@ -191,7 +191,7 @@ def writes(step: Step, rank: int) -> list[Slice]:
             return [Slice(step.buf, step.lo, step.hi, rank if step.to is None else step.to)]
         case Compute():
             return [s._replace(rank=rank) for s in step.writes]
-        case Send() | Meet():
+        case Send() | Barrier():
             return []
     raise TypeError(f"{step!r} is not a step")
 
@@ -206,7 +206,7 @@ def overlap(a: Slice, b: Slice) -> bool:
     return a.lo < b.hi and b.lo < a.hi and a.buf == b.buf and a.rank == b.rank
 
 
-def among(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0) -> Iterable[Round]:
+def relabel_ranks(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0) -> Iterable[Round]:
     """A schedule written for ranks 0, 1, ... on other ranks: i is ranks[i], and x[0] (and y[0]) is x[shift]."""
 
     def moved(s):
@@ -221,8 +221,8 @@ def among(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0) -> Iter
                 of, to = (None if r is None else ranks[r] for r in (step.of, step.to))
                 at = step.at + (shift if step.src in ("x", "y") else 0)
                 return moved(step)._replace(at=at, of=of, to=to)
-            case Meet():
-                return Meet(tuple(ranks if step.ranks is None else (ranks[r] for r in step.ranks)))
+            case Barrier():
+                return Barrier(tuple(ranks if step.ranks is None else (ranks[r] for r in step.ranks)))
             case Compute():
                 return step._replace(reads=tuple(map(moved, step.reads)), writes=tuple(map(moved, step.writes)))
         raise TypeError(f"{step!r} is not a step")

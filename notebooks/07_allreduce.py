@@ -32,7 +32,7 @@ import numpy as np
 
 import checks
 import collectives
-from collectives import Copy, Meet, Recv, RecvReduce, Reduce, Send, part, puzzles
+from collectives import Copy, Barrier, Recv, RecvReduce, Reduce, Send, part, puzzles
 from collectives.algorithms import allreduce
 from collectives.algorithms.trees import two_trees
 from collectives.pricing.networks import Network
@@ -239,8 +239,8 @@ plt.show()
 # ## No messages: shared memory
 #
 # Ranks on one machine can do better than send. They can map the *same memory*, and read each other's vectors. What they
-# then need is to **meet**: nobody may read before the other has written. `Meet()` waits until all have come; `Copy(...,
-# of=q)` reads rank q's buffer, and `to=q` writes it.
+# then need is to **meet**: nobody may read before the other has written. `Barrier()` waits until all have come;
+# `Copy(..., of=q)` reads rank q's buffer, and `to=q` writes it.
 #
 # **Exercise 3.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
 # up *part r* of all vectors, in a buffer `sum` of its own, and writes it into everybody's x. First the meetings: where
@@ -259,7 +259,7 @@ def in_memory(rank, size, count):
     # yield (Copy("x", lo, hi, "sum", 0),)
     # solution
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
-    yield (Meet(),)
+    yield (Barrier(),)
     # end
 
 

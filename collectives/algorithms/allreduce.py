@@ -11,7 +11,7 @@ from collectives.algorithms import allgather, broadcast, reduce
 from collectives.algorithms.power_of_two import among_power_of_two, halves
 from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
 from collectives.algorithms.trees import two_trees
-from collectives.steps import Recv, RecvReduce, Reduce, Send, among, part
+from collectives.steps import Recv, RecvReduce, Reduce, Send, part, relabel_ranks
 
 
 @algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE})
@@ -211,6 +211,6 @@ def two_level(rank, size, count, nodes=None, segment=SEGMENT):
         yield Send(node[to], "x", *parts[to]), RecvReduce(node[source], "x", *parts[here])
     if peers:
         lo, hi = parts[here]
-        yield from among(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
+        yield from relabel_ranks(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
     for to, source in others:
         yield Send(node[to], "x", *parts[here]), Recv(node[source], "x", *parts[source])

@@ -5,7 +5,7 @@ Short x: binomial. Long x: chain where there are many more segments than ranks, 
 
 from collectives.algorithms import allgather
 from collectives.algorithms.registry import SEGMENT, Cost, algorithm, how_many, log2, segments, subtree
-from collectives.steps import Recv, Send, among, part
+from collectives.steps import Recv, Send, part, relabel_ranks
 
 
 @algorithm("broadcast", cost=lambda p, n: Cost(p - 1, (p - 1) * n))
@@ -73,4 +73,4 @@ def scatter_allgather(rank, size, count, root=0):
     while bit := bit // 2:
         if me + bit < size:
             yield (Send((me + bit + root) % size, "x", *parts(me + bit, me + 2 * bit)),)
-    yield from among(allgather.ring(me, size, count), [(r + root) % size for r in range(size)])
+    yield from relabel_ranks(allgather.ring(me, size, count), [(r + root) % size for r in range(size)])

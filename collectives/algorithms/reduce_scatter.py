@@ -3,7 +3,7 @@
 from collectives.algorithms import allreduce, reduce
 from collectives.algorithms.power_of_two import among_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, CONSECUTIVE, Cost, algorithm
-from collectives.steps import RecvReduce, Send, among, blocks
+from collectives.steps import RecvReduce, Send, blocks, relabel_ranks
 
 
 @algorithm("reduce_scatter", cost=lambda p, n: Cost(p - 1, n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE})
@@ -68,4 +68,4 @@ def doubling(rank, size, count):
     """A whole allreduce, of which each rank keeps its block: the one that keeps rank order. lg p (alpha + n beta)."""
     block = blocks(count, size)
     lo, hi = block(0)[0], block(size - 1)[1]
-    yield from among(allreduce.doubling(rank, size, hi - lo), range(size), lo)
+    yield from relabel_ranks(allreduce.doubling(rank, size, hi - lo), range(size), lo)

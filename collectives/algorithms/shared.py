@@ -1,6 +1,6 @@
 """Collectives in memory that the ranks of a node share: nothing is sent, ranks copy, sum and meet.
 
-Three ways, by what is at hand; a *meeting* (Meet) is one flag raised and p - 1 looked at.
+Three ways, by what is at hand; a *meeting* (Barrier) is one flag raised and p - 1 looked at.
 
 | way | for | allreduce |
 |---|---|---|
@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from collectives.algorithms.allreduce import levels, segmented_cost, segmented_ring
 from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, SHARED_MEMORY, Cost, algorithm, how_many
-from collectives.steps import SLOTS, Copy, Meet, Reduce, Round, Step, among, blocks, part
+from collectives.steps import SLOTS, Barrier, Copy, Reduce, Round, Step, blocks, part, relabel_ranks
 
 SLOT = 1 << 17  # elements of a slot where the caller does not say
 LINE = 16  # elements of a cache line, likewise
-MEET = (Meet(),)
+BARRIER = (Barrier(),)
 
 
 class Turn(NamedTuple):
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
     get: list[Step]
 
 
-def take_turns(turns: list[Turn], twice: bool = False) -> Iterator[Round]:
+def alternate_slots(turns: list[Turn], twice: bool = False) -> Iterator[Round]:
     """Put, meet, work, get; where others get what was written in the work (`twice`), they meet before they get.
 
     Then one meeting serves two turns: what the next turn puts is put before the ranks meet for this one.
@@ -47,12 +47,12 @@ def take_turns(turns: list[Turn], twice: bool = False) -> Iterator[Round]:
     for k, (put, work, get) in enumerate(turns):
         if k == 0 or not twice:
             yield tuple(put)
-            yield MEET
+            yield BARRIER
         yield from work
         if twice:
             if k + 1 < len(turns):
                 yield tuple(turns[k + 1].put)
-            yield MEET
+            yield BARRIER
         yield tuple(get)
 
 
@@ -67,7 +67,7 @@ def slices(count: int, size: int, line: int) -> list[tuple[int, int]]:
     return [tuple(min(end * line, count) for end in part(lines, size, rank)) for rank in range(size)]
 
 
-def room_of(slot: int, size: int, line: int) -> int:
+def share_of_slot(slot: int, size: int, line: int) -> int:
     """Elements of a slot that each rank has for itself: whole cache lines, at least one."""
     return max(1, slot // size // line) * line
 
@@ -97,7 +97,7 @@ def small(rank, size, count, root=None, send="x", turn=0):
     if root is None or rank == root:
         operands = [(q, slot, 0) for q in range(size)]
         work = [*total("sum", count, operands), (Copy("x", 0, count, "sum", 0),)]
-    yield from take_turns([Turn([Copy(slot, 0, count, send, 0)], work, [])])
+    yield from alternate_slots([Turn([Copy(slot, 0, count, send, 0)], work, [])])
 
 
 @algorithm(
@@ -118,7 +118,7 @@ def slots_cost(copies):
     """Of `copies`(p) times n copied on the way."""
 
     def cost(p, n):
-        k = how_many(n, p * room_of(SLOT, p, LINE))
+        k = how_many(n, p * share_of_slot(SLOT, p, LINE))
         return Cost(meetings=k + 1, copied=copies(p) * n, reduced=(p - 1) / p * n)
 
     return cost
@@ -132,7 +132,7 @@ def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, 
     only writes results, so that others may still get them while it puts operands for the next turn but one. Where
     `direct`, others' operands are read where they are, in their `send`.
     """
-    room = room_of(slot, size, line)
+    room = share_of_slot(slot, size, line)
     step = size * room
 
     def turn_of(k):
@@ -155,7 +155,7 @@ def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, 
                 get.append(Copy("x", start + a, start + b, name, q * room, of=q))
         return Turn(put, [*total("sum", hi - lo, operands), tuple(results)], get)
 
-    yield from take_turns([turn_of(k) for k in range(how_many(count, step))], twice=True)
+    yield from alternate_slots([turn_of(k) for k in range(how_many(count, step))], twice=True)
 
 
 @algorithm("reduce", name="shared_slots", cost=slots_cost(lambda p: 2), needs={SHARED_MEMORY})
@@ -177,7 +177,7 @@ def slots_of_blocks(size, block, step):
 
 def scatter_cost(p, n):
     share = -(-n // p)
-    return Cost(meetings=how_many(share, room_of(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
+    return Cost(meetings=how_many(share, share_of_slot(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
 
 
 @algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, needs={SHARED_MEMORY})
@@ -186,7 +186,7 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLO
 
     `recv` names where the block goes: its place in x, or the beginning of another buffer.
     """
-    block, room = blocks(count, size), room_of(slot, size, line)
+    block, room = blocks(count, size), share_of_slot(slot, size, line)
     number, piece = slots_of_blocks(size, block, room)
     home = 0 if recv == "x" else block(rank)[0]
 
@@ -201,7 +201,7 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLO
         operands[rank] = None, send, lo
         return Turn(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
 
-    yield from take_turns([turn_of(k) for k in range(number)])
+    yield from alternate_slots([turn_of(k) for k in range(number)])
 
 
 @algorithm(
@@ -226,7 +226,7 @@ def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
             get.append(Copy("x", lo, hi, send, lo - home))
         return Turn([Copy(name, 0, hi - lo, send, lo - home)], [], get)
 
-    yield from take_turns([turn_of(k) for k in range(number)])
+    yield from alternate_slots([turn_of(k) for k in range(number)])
 
 
 @algorithm(
@@ -244,7 +244,7 @@ def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
             return Turn([Copy(name, 0, hi - lo, "x", lo)], [], [])
         return Turn([], [], [Copy("x", lo, hi, name, 0, of=root)])
 
-    yield from take_turns([turn_of(k) for k in range(how_many(count, slot))])
+    yield from alternate_slots([turn_of(k) for k in range(how_many(count, slot))])
 
 
 # ------------------------------------------------------------------------------------- arrays that all ranks can read
@@ -261,10 +261,10 @@ def arrays(rank, size, count, send="x", line=LINE):
     lo, hi = slices(count, size, line)[rank]
     if send != "x":
         yield (Copy("x", 0, count, send, 0),)
-    yield MEET
+    yield BARRIER
     yield from total("sum", hi - lo, [(q, "x", lo) for q in range(size)])
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
-    yield MEET
+    yield BARRIER
 
 
 @algorithm("reduce", name="shared_arrays", cost=slots_cost(lambda p: 1 + 1 / p), needs={SHARED_MEMORY})
@@ -283,10 +283,10 @@ def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
     """Each rank sums its block of all x: 2 meetings, (p-1)/p n gamma."""
     lo, hi = blocks(count, size)(rank)
     home = 0 if recv == "x" else lo
-    yield MEET
+    yield BARRIER
     yield from total("sum", hi - lo, [(q, send, lo) for q in range(size)])
     yield (Copy(recv, lo - home, hi - home, "sum", 0),)
-    yield MEET
+    yield BARRIER
 
 
 @algorithm(
@@ -296,9 +296,9 @@ def arrays_allgather(rank, size, count, send="x"):
     """Each rank writes its block into all other x: 2 meetings, (p-1)/p n copied."""
     lo, hi = blocks(count, size)(rank)
     at = lo if send == "x" else 0
-    yield MEET
+    yield BARRIER
     yield tuple(Copy("x", lo, hi, send, at, to=q) for q in range(size) if q != rank or send != "x")
-    yield MEET
+    yield BARRIER
 
 
 @algorithm(
@@ -306,10 +306,10 @@ def arrays_allgather(rank, size, count, send="x"):
 )
 def arrays_broadcast(rank, size, count, root=0):
     """Each rank reads the root's x: 2 meetings, n copied."""
-    yield MEET
+    yield BARRIER
     if rank != root:
         yield (Copy("x", 0, count, "x", 0, of=root),)
-    yield MEET
+    yield BARRIER
 
 
 # ------------------------------------------------------------------------------------------------------ several nodes
@@ -345,16 +345,16 @@ def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=L
         scatter = arrays_reduce_scatter(*here, send)
         if not arrays:
             scatter = slots_reduce_scatter(*here, send, turn=turn, **options)
-        yield from among(scatter, node)
+        yield from relabel_ranks(scatter, node)
     elif send != "x":
         yield (Copy("x", 0, count, send, 0),)
     if peers:
         lo, hi = parts[node.index(rank)]
-        yield from among(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
+        yield from relabel_ranks(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
     if len(node) > 1:
-        turn += how_many(longest, room_of(slot, len(node), line))
+        turn += how_many(longest, share_of_slot(slot, len(node), line))
         gather = arrays_allgather(*here) if arrays else slots_allgather(*here, turn=turn, **options)
-        yield from among(gather, node)
+        yield from relabel_ranks(gather, node)
 
 
 @algorithm(
@@ -371,4 +371,4 @@ def two_level_arrays(rank, size, count, nodes=None, send="x", segment=SEGMENT):
 @algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), needs={SHARED_MEMORY})
 def barrier(rank, size):
     """All ranks meet."""
-    yield MEET
+    yield BARRIER

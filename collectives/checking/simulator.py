@@ -9,9 +9,10 @@ with the same result: a message carries what its sender held when the round bega
 timing decides nothing (a Kahn network).
 
 That holds where ranks share memory too, as long as nothing races: every two accesses of an element by different ranks,
-one of them a write, must be ordered by a Meet or a message. Each rank keeps a vector clock (Fidge 1988, Mattern 1989):
-for every rank, how many of its rounds are known to be over. A message takes its sender's along, a Meet joins those of
-all who come; an access is ordered behind another's if the clock of the one knows that the other's round is over.
+one of them a write, must be ordered by a Barrier or a message. Each rank keeps a vector clock (Fidge 1988, Mattern
+1989): for every rank, how many of its rounds are known to be over. A message takes its sender's along, a Barrier joins
+those of all who come; an access is ordered behind another's if the clock of the one knows that the other's round is
+over.
 """
 
 from collections import deque
@@ -22,9 +23,9 @@ from typing import NamedTuple
 
 from collectives.failures.cycle import find_cycle
 from collectives.steps import (
+    Barrier,
     Compute,
     Copy,
-    Meet,
     Recv,
     RecvReduce,
     Reduce,
@@ -135,7 +136,7 @@ class Stats:
     @property
     def meetings(self) -> int:
         """The most meetings of any rank."""
-        return max(sum(isinstance(s, Meet) for steps in rounds for s in steps) for rounds in self.history)
+        return max(sum(isinstance(s, Barrier) for steps in rounds for s in steps) for rounds in self.history)
 
     @property
     def copied(self) -> int:
@@ -316,7 +317,7 @@ class Simulation:
             self.stats.messages[rank.number] += 1
             self.stats.sent[rank.number] += len(message.payload)
             self.ready.append(message.send.peer)
-        if rank.steps and isinstance(rank.steps[0], Meet):
+        if rank.steps and isinstance(rank.steps[0], Barrier):
             self.come(rank, rank.steps[0])
         return True
 
@@ -377,7 +378,7 @@ class Simulation:
         steps = [s for s in steps if is_live(s)]
         for s in steps:
             self.check_peers(s, r, size, broken)
-            if isinstance(s, Meet) and len(steps) > 1:
+            if isinstance(s, Barrier) and len(steps) > 1:
                 broken(f"{s} must be the only step of its round, beside it there is {steps[steps[0] is s]}")
         rank.places = [(reads(s, r), writes(s, r)) for s in steps]
         read = [(place, s) for s, (places, _) in zip(steps, rank.places, strict=True) for place in places]
@@ -399,7 +400,7 @@ class Simulation:
             self.refuse_race(Access(r, rank.round, s, place, True), rank.clock)
         for place, s in read + [(place, s) for place, s in written if adds(s)]:
             if any(value is UNSET for value in self.held(place)):
-                yet = "" if place.rank == r else " yet: a Meet behind what writes them says that they are there"
+                yet = "" if place.rank == r else " yet: a Barrier behind what writes them says that they are there"
                 broken(f"{s} reads elements of {place.buf}{of(place, r)} that nothing wrote{yet}")
         for i, (place, s) in enumerate(written):
             for other, t in written[:i]:
@@ -418,7 +419,7 @@ class Simulation:
             if not 0 <= s.peer < size or s.peer == r:
                 alone = ": one rank has nobody to send to or receive from" if size == 1 else ""
                 broken(f"{s} names rank {s.peer}, which must be another rank of 0 ... {size - 1}{alone}")
-        elif isinstance(s, Meet):
+        elif isinstance(s, Barrier):
             named = range(size) if s.ranks is None else s.ranks
             if r not in named or not set(named) <= set(range(size)) or len(set(named)) < len(named):
                 broken(f"{s} must name ranks of 0 ... {size - 1}, each once and this one among them")
@@ -438,14 +439,14 @@ class Simulation:
                 if then.round < clock[other]:
                     break  # this one and all earlier ones are over
                 if (now.writes or then.writes) and overlap(place, then.slice):
-                    said = f"{now}, and {then}: no Meet and no message says who is first"
+                    said = f"{now}, and {then}: no Barrier and no message says who is first"
                     raise Race(said, (then.rank, then.round))
         seen.setdefault(now.rank, []).append(now)
 
 
 def met(rank: Rank) -> bool:
     """Whether a rank is in a round whose meeting is over."""
-    return bool(rank.steps) and isinstance(rank.steps[0], Meet) and not rank.meeting
+    return bool(rank.steps) and isinstance(rank.steps[0], Barrier) and not rank.meeting
 
 
 def of(place: Slice, rank: int) -> str:

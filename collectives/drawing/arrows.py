@@ -5,7 +5,7 @@
 | Send and its receive | an arrow, with a circled plus where it is added; around the edge in a ring |
 | Copy and Reduce of another rank's buffer | a dashed arrow from where it is read to where it is written |
 | Copy and Reduce of one's own | a square |
-| Meet | a bar across the ranks, with a dot on each that meets |
+| Barrier | a bar across the ranks, with a dot on each that meets |
 | Compute | a block with its name |
 | what is wrong | red: a frame around the round, an arrow from who waits to whom it waits for |
 """
@@ -32,7 +32,7 @@ from collectives.drawing.marks import (
 from collectives.pricing.event_loop import Flight
 from collectives.pricing.networks import ROUNDS
 from collectives.pricing.price import Price
-from collectives.steps import Compute, Meet, RecvReduce, adds, reads, writes
+from collectives.steps import Barrier, Compute, RecvReduce, adds, reads, writes
 
 WITHIN = dict(marker="s", ms=6, mfc="white", mec=INK, mew=1.2, lw=0)
 HEAD = "-|>,head_width=0.2,head_length=0.48"
@@ -133,7 +133,7 @@ def draw_works(ax, priced, replay, network, alpha=1.0):
         if type(work.step) is Compute:
             colour = BLOCKS[families.index(family_of(work.step.name)) % len(BLOCKS)]
             block(ax, work.rank, start, end, work.step.name, colour, alpha)
-        elif type(work.step) is not Meet:
+        elif type(work.step) is not Barrier:
             (source,), (target,) = reads(work.step, work.rank), writes(work.step, work.rank)
             if source.rank == target.rank:
                 lower = 0.16 if network is ROUNDS else 0.0  # than what the round before ends with
@@ -152,7 +152,7 @@ def meetings(priced) -> list[tuple[list[int], float, float]]:
     """(ranks, when the last of them came, when they went on) of every meeting."""
     came: dict[tuple, list] = {}
     for work in priced.trace.works:
-        if type(work.step) is Meet:
+        if type(work.step) is Barrier:
             ranks = None if work.step.ranks is None else tuple(sorted(work.step.ranks))
             came.setdefault((work.end, ranks), []).append(work)
     return [(sorted(w.rank for w in works), max(w.start for w in works), end) for (end, _), works in came.items()]
@@ -231,7 +231,7 @@ def key_of(priced, nodes, network, wrong=()) -> list:
     came = {type(flight.recv) for flight in priced.trace.flights}
     within, reached = set(), set()
     for work in works:
-        if type(work.step) not in (Meet, Compute):
+        if type(work.step) not in (Barrier, Compute):
             (source,), (target,) = reads(work.step, work.rank), writes(work.step, work.rank)
             kinds = within if source.rank == target.rank else reached
             kinds.add("adds" if adds(work.step) else "from" if target.rank == work.rank else "to")
@@ -252,7 +252,7 @@ def key_of(priced, nodes, network, wrong=()) -> list:
         handles.append(Line2D([], [], label="read from there, and added", **sign, **dashed))
     if within:
         handles.append(Line2D([], [], label="copied or added within the rank", **WITHIN))
-    if any(type(work.step) is Meet for work in works):
+    if any(type(work.step) is Barrier for work in works):
         dot = dict(marker="o", ms=4, mfc="white", mec="none")
         handles.append(Line2D([], [], label="ranks meet: all wait for the last", color=INK, lw=6, **dot))
     if families := dict.fromkeys(family_of(work.step.name) for work in works if type(work.step) is Compute):

@@ -12,7 +12,7 @@ Elements that always travel together are one cell, so that the cost is in messag
 import numpy as np
 
 from collectives.pricing.event_loop import Trace
-from collectives.steps import Blocks, Compute, Meet, Send, adds, blocks, is_live, reads, writes
+from collectives.steps import Barrier, Blocks, Compute, Send, adds, blocks, is_live, reads, writes
 
 NOWHERE = -1  # where scratch stood that nothing was written to
 
@@ -134,7 +134,7 @@ class Replay:
                 continue
             changes = []
             for number, step in worked.get((rank, index), ()):
-                if type(step) is Meet:
+                if type(step) is Barrier:
                     continue
                 if type(step) is Compute:
                     changes += self._computed(now, step, rank, number)

@@ -15,7 +15,7 @@ from collectives.drawing import arrows, marks
 from collectives.drawing.diagrams import Scene, draw_scene
 from collectives.pricing.networks import Network
 from collectives.pricing.price import read
-from collectives.steps import Blocks, Compute, Meet, reads, writes
+from collectives.steps import Barrier, Blocks, Compute, reads, writes
 
 DPI = 80
 PLAYER = """<!doctype html><meta charset="utf-8"><title>{title}</title>
@@ -158,7 +158,7 @@ def journeys(scene) -> list[tuple]:
         for number, f, around in arrows.wrapping(scene.priced, scene.size)
     ]
     for number, work in enumerate(trace.works):
-        if type(work.step) not in (Meet, Compute):
+        if type(work.step) not in (Barrier, Compute):
             source, target = reads(work.step, work.rank)[0].rank, writes(work.step, work.rank)[0].rank
             if source != target:
                 found.append((work.start, work.end, source, target, marks.colour_of(replay, replay.moved[number])))

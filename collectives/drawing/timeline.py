@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from collectives.drawing import marks
 from collectives.drawing.arrows import family_of
 from collectives.pricing.price import Price
-from collectives.steps import Compute, Copy, Meet, Reduce
+from collectives.steps import Barrier, Compute, Copy, Reduce
 
 # Eight colours that differ for every kind of colour blindness (Okabe, Ito 2008); after these, the same with stripes.
 PALETTE = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8f99"
@@ -124,7 +124,7 @@ def events_of(priced: Price) -> list[dict]:
                     name = work.step.name
                 case Copy() | Reduce():
                     name = "copy" if isinstance(work.step, Copy) else "reduce"
-                case Meet():
+                case Barrier():
                     name = "wait"
             events.append({"rank": span.rank, "name": name, "start": work.start, "end": work.end})
             now = max(now, work.end)

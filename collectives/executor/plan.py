@@ -15,7 +15,7 @@ from mpi4py import MPI
 from collectives.executor.fusing import SumInto
 from collectives.executor.memory import allocate, copying, memory_of
 from collectives.executor.program import LANDING, Program, Start, Wait
-from collectives.steps import SLOTS, Compute, Copy, Meet, Reduce, Slice, reads, writes
+from collectives.steps import SLOTS, Barrier, Compute, Copy, Reduce, Slice, reads, writes
 
 REQUEST = 2 << 10  # bytes that a persistent request takes, here and in the MPI library (measured, Open MPI)
 STEP = 1 << 10  # bytes that a copy or a sum of a block takes in a plan, with its views (measured)
@@ -41,7 +41,7 @@ class Plan:
         element, datatype). None without reductions
     sum_into : for a program with fused sums: function (operands from left to right, targets) -> calls that write the
         sum of the operands, each as memory, into all targets
-    barrier : function (Meet) -> call that waits until its ranks have come
+    barrier : function (Barrier) -> call that waits until its ranks have come
     compute : function (Compute, memory of what it reads, of what it writes) -> call
     commutes : whether b (+) a is a (+) b to the last bit, so that operands may swap sides for speed
     synchronous : send with Ssend semantics (for tests)
@@ -132,12 +132,12 @@ class Plan:
                 calls.append(
                     copying(*(self.slice(place, epoch) for place in writes(s, self.rank) + reads(s, self.rank)))
                 )
-            elif kind is Meet and split is not None:
+            elif kind is Barrier and split is not None:
                 barrier = self.split_barrier(agree is not None)
                 waits[len(calls) + 1] = barrier
                 calls += [barrier.Start, barrier.Wait]
                 agree = None
-            elif kind is Meet:
+            elif kind is Barrier:
                 calls.append(agree or self.barrier(s))
                 agree = None
             elif kind is Compute:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from collectives.executor.fusing import SumInto, fuse
 from collectives.steps import (
     SLOTS,
+    Barrier,
     Compute,
     Copy,
-    Meet,
     Recv,
     RecvReduce,
     Reduce,
@@ -63,7 +63,7 @@ class Wait(NamedTuple):
     transfer: int
 
 
-Instruction = Start | Wait | Copy | Compute | Meet | Reduce | SumInto
+Instruction = Start | Wait | Copy | Compute | Barrier | Reduce | SumInto
 
 
 class Program:
@@ -146,7 +146,7 @@ class Program:
                 case Copy() | Compute() | SumInto():
                     self.settle(s)
                     local.append(s)
-                case Meet():  # behind it others may write what is being sent
+                case Barrier():  # behind it others may write what is being sent
                     self.sent(self.sending[:])
                     local.append(s)
                 case _:

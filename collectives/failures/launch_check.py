@@ -34,11 +34,11 @@ def nodes_of(comm) -> list[int]:
     """For each rank the first rank on its node (collective)."""
     from mpi4py import MPI
 
-    from collectives.failures.revocation import forget, note
+    from collectives.failures.revocation import register, unregister
 
-    node = note(MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED)))
+    node = register(MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED)))
     first = node.bcast(comm.Get_rank())
-    forget(node).Free()
+    unregister(node).Free()
     return comm.allgather(first)
 
 
@@ -141,7 +141,7 @@ def install_excepthooks():
         threading.Thread(target=listen, args=(reading,), name="signals", daemon=True).start()
 
 
-def care_for_the_end():
+def abort_on_exit():
     """Let an exception or an exit of this rank end all ranks, where nothing else sees to it.
 
     A Communicator of several ranks asks for this. A program that has an excepthook of its own is left alone, and so is
@@ -152,7 +152,7 @@ def care_for_the_end():
         end_together()
 
 
-def end_in_time(limit: float):
+def finalize_timeout(limit: float):
     """Let MPI's end, in which a rank waits for all others, last so many seconds at most; then all ranks end.
 
     A program that ends MPI itself is left alone. Otherwise MPI ends behind the interpreter, where no thread of Python

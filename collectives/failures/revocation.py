@@ -2,9 +2,9 @@
 
 MPI's fault tolerance (ULFM, of MPI 5's proposals; Bland et al. 2013) tells of a death whoever waits for the dead rank.
 Who waits for a live one, which has been told and waits no more, is told only if the communicator is revoked. A
-`Communicator` works on duplicates of its own, so whoever makes one says so here, and says when it is freed.
+`Communicator` works on duplicates of its own, so whoever makes one registers it here, until it is freed.
 
-Nothing is noted before `begin`.
+Nothing is registered before `begin`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _made: dict[int, MPI.Intracomm] | None = None
 
 
 def begin() -> None:
-    """From now on communicators are noted."""
+    """Register communicators from now on."""
     global _made
     _made = {}
 
 
-def note(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator that was made; returns it."""
+def register(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Register a communicator that was made; return it."""
     if _made is not None and comm != MPI.COMM_NULL:
         _made[comm.handle] = MPI.Intracomm(comm)
     return comm
 
 
-def forget(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator that is about to be freed; returns it."""
+def unregister(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Unregister a communicator that is about to be freed; return it."""
     if _made is not None:
         _made.pop(comm.handle, None)
     return comm

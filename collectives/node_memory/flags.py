@@ -114,7 +114,7 @@ class Flags:
         comm.Barrier()
         self.file = -1
 
-    def meet(self, marks: tuple[int, int], what: str) -> bool:
+    def signed_barrier(self, marks: tuple[int, int], what: str) -> bool:
         """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then.
 
         Says whether all ranks came with the same `marks_of` a signature: all get the same answer.
@@ -170,14 +170,14 @@ class Flags:
         self.fence()
         return same
 
-    def together(self, what: str) -> None:
-        """Meet, without a signature."""
-        self.meet(UNSIGNED, what)
+    def barrier(self, what: str) -> None:
+        """Wait for all ranks, without a signature."""
+        self.signed_barrier(UNSIGNED, what)
 
-    def among(self, ranks: list[int], what: str) -> None:
-        """Meet some of the ranks, this one among them: each pair counts how often it has met here."""
+    def subset_barrier(self, ranks: list[int], what: str) -> None:
+        """Wait for some of the ranks, this one among them: each pair counts how often it has met here."""
         if len(ranks) == self.size:
-            return self.together(what)
+            return self.barrier(what)
         try:
             self.fence()
             late = [(r, self.lines[r]) for r in ranks if r != self.rank]

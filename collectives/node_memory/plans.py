@@ -22,7 +22,7 @@ from collectives.executor.plan import Disagreement, Plan
 from collectives.executor.program import Program
 from collectives.node_memory.flags import UNSIGNED, marks_of
 from collectives.node_memory.reduction import operation, sum_into
-from collectives.steps import SLOTS, Meet, part
+from collectives.steps import SLOTS, Barrier, part
 
 SLOT = 1 << 19  # bytes of each of a rank's two slots: a segment
 SMALL = 1 << 13  # bytes of a vector that every rank sums itself
@@ -189,11 +189,11 @@ def bind(window, what, schedule, count, given, op=None, peers=None, otherwise=No
     )
 
 
-def barrier_of(window, what: str, ranks, step: Meet) -> Callable[[], object]:
-    """Return the call that waits until the ranks of a Meet have come."""
+def barrier_of(window, what: str, ranks, step: Barrier) -> Callable[[], object]:
+    """Return the call that waits until the ranks of a Barrier have come."""
     if step.ranks is None or len(step.ranks) == window.size:
-        return partial(window.flags.together, what)
-    return partial(window.flags.among, [ranks.index(rank) for rank in step.ranks], what)
+        return partial(window.flags.barrier, what)
+    return partial(window.flags.subset_barrier, [ranks.index(rank) for rank in step.ranks], what)
 
 
 class SplitBarrier:
@@ -228,7 +228,7 @@ def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callabl
     It raises Disagreement where the signatures of the ranks differ.
     """
     digest = hashlib.blake2b(f"{what} at {places}".encode(), digest_size=7).digest()
-    marks, meet = marks_of(int.from_bytes(digest, "little")), window.flags.meet
+    marks, meet = marks_of(int.from_bytes(digest, "little")), window.flags.signed_barrier
 
     def agree():
         if not meet(marks, what):

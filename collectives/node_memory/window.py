@@ -29,7 +29,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.failures.aborted import cause_of
-from collectives.failures.revocation import forget, note
+from collectives.failures.revocation import register, unregister
 from collectives.node_memory import plans
 from collectives.node_memory.files import identity, map_file, open_that
 from collectives.node_memory.flags import Flags, Word
@@ -98,19 +98,19 @@ class SharedWindow:
 
     def __init__(self, comm: MPI.Intracomm, limit: float = 300.0, calls: Calls | None = None):
         self.on_abort = lambda error, place: None
-        node = note(comm.Split_type(MPI.COMM_TYPE_SHARED))
+        node = register(comm.Split_type(MPI.COMM_TYPE_SHARED))
         together = node.Get_size() == comm.Get_size()
-        forget(node).Free()
+        unregister(node).Free()
         if not comm.allreduce(together, MPI.LAND):
             raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
-        self.comm, self.rank, self.size = note(comm.Dup()), comm.Get_rank(), comm.Get_size()
+        self.comm, self.rank, self.size = register(comm.Dup()), comm.Get_rank(), comm.Get_size()
         self.turn = 0
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
         try:
             self.flags = Flags(self.comm, limit, calls)
         except OSError:
-            forget(self.comm).Free()
+            unregister(self.comm).Free()
             raise
         try:
             self.flags.file = open_together(self.flags, 1)
@@ -172,7 +172,7 @@ class SharedWindow:
         """Free the flags and forget the arrays (collective). Arrays that are still in use live on as private ones."""
         self.flags.free()
         self._arrays, self.slots = {}, []
-        forget(self.comm).Free()
+        unregister(self.comm).Free()
 
     def peers(self, x: np.ndarray) -> Peers | None:
         """Where in shared memory x is, and the same part of every rank's memory; None if x is not shared."""
@@ -210,8 +210,8 @@ class SharedWindow:
 
         try:
             if kind:  # likewise; and a page that cannot be had says so here, where the first touch would end in a kill
-                on_all(flags, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
-            return on_all(flags, total, touched)
+                collective_try(flags, total, partial(os.posix_fallocate, handle, self.rank * stretch, stretch))
+            return collective_try(flags, total, touched)
         finally:
             os.close(handle)
 
@@ -249,18 +249,18 @@ def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
             flags.tell(word, value)
         return handle
 
-    handle = on_all(flags, nbytes, created)
+    handle = collective_try(flags, nbytes, created)
     first = flags.first
     path = f"/proc/{first[Word.PROCESS]}/fd/{first[Word.HANDLE]}"
     file = first[Word.DEVICE], first[Word.INODE]
     try:
-        return on_all(flags, nbytes, lambda: open_that(path, file), undo=os.close)
+        return collective_try(flags, nbytes, lambda: open_that(path, file), undo=os.close)
     finally:
         if handle >= 0:
             os.close(handle)
 
 
-def on_all(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda result: None):
+def collective_try(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda result: None):
     """act() on every rank (collective). What keeps any rank from it is raised on every rank, after undo(its result).
 
     The ranks tell by flags, for which they do not wait without end, as they would in messages.
@@ -272,7 +272,7 @@ def on_all(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda res
         problem = error
     word = Word.FAILED + (flags.count & 1)  # nobody writes it again before all have met once more
     flags.tell(word, int(problem is not None))
-    flags.together(f"making {nbytes / 2**20:.1f} MiB of shared memory")
+    flags.barrier(f"making {nbytes / 2**20:.1f} MiB of shared memory")
     if any(flags.told(word)):
         if problem is None:
             undo(result)

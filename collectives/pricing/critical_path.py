@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from collectives.pricing.price import Price
-from collectives.steps import Copy, Meet, Reduce
+from collectives.steps import Barrier, Copy, Reduce
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def waits(priced: Price) -> Waits:
     for work in priced.trace.works:
         worked[work.rank, work.index].append(work)
     ranks_of = lambda meet: None if meet.ranks is None else tuple(sorted(meet.ranks))
-    met = {(work.rank, work.index): work for work in priced.trace.works if isinstance(work.step, Meet)}
+    met = {(work.rank, work.index): work for work in priced.trace.works if isinstance(work.step, Barrier)}
     together = defaultdict(list)
     for work in met.values():
         together[work.end, ranks_of(work.step)].append(work)

@@ -15,7 +15,7 @@ import numpy as np
 from collectives.algorithms.shared import SLOTS
 from collectives.pricing.flows import Flows, Parcel, Share
 from collectives.pricing.networks import ROUNDS
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Round, Send, mistake_in
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
 
 class Flight(NamedTuple):
@@ -49,11 +49,11 @@ class Span(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One Copy, Reduce, Meet or Compute of a rank in its round `index`, in seconds from the start."""
+    """One Copy, Reduce, Barrier or Compute of a rank in its round `index`, in seconds from the start."""
 
     rank: int
     index: int
-    step: Copy | Reduce | Meet | Compute
+    step: Copy | Reduce | Barrier | Compute
     start: float
     end: float
 
@@ -390,14 +390,14 @@ class Walk:
                             computing += seconds
                             if trace:
                                 works.append((step, seconds))
-                        elif kind is Meet and len(steps) == 1:
+                        elif kind is Barrier and len(steps) == 1:
                             break
                         else:
                             alone = f"{step!r} is a step that has no price"
-                            if kind is Meet:
+                            if kind is Barrier:
                                 alone = f"{step!r} must be the only step of its round"
                             raise ValueError(f"{self.name}: rank {rank}: {mistake_in(steps) or alone}")
-                    if steps and type(steps[0]) is Meet:
+                    if steps and type(steps[0]) is Barrier:
                         meet(rank, steps[0], now, steps)
                         continue
                     moving = busy

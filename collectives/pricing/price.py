@@ -35,10 +35,10 @@ from collectives.algorithms.registry import DIMS, NODES
 from collectives.pricing.event_loop import Trace, Walk
 from collectives.pricing.networks import Network, find_network
 from collectives.steps import (
+    Barrier,
     Blocks,
     Compute,
     Copy,
-    Meet,
     Recv,
     RecvReduce,
     Reduce,
@@ -266,8 +266,8 @@ def _nodes_are_alike(program, size, node) -> bool:
         match step:
             case Copy() | Reduce():
                 return type(step), step.hi - step.lo
-            case Meet():
-                return Meet, None if step.ranks is None else sorted((other - rank) % size for other in step.ranks)
+            case Barrier():
+                return Barrier, None if step.ranks is None else sorted((other - rank) % size for other in step.ranks)
             case Compute():
                 return Compute, step.seconds
         raise ValueError(f"rank {rank}: {mistake_in((step,)) or f'{step!r} is a step that has no price'}")

@@ -31,12 +31,12 @@ def one_port(stats: Stats, buffers: list) -> str:
 def in_memory(stats: Stats, buffers: list) -> str:
     """All is done in memory, and in the end a rank knows that what others write into its buffers has been written."""
     if any(stats.messages):
-        return "there are no messages here: Copy, Reduce and Meet only"
+        return "there are no messages here: Copy, Reduce and Barrier only"
     for writer, rounds in enumerate(stats.history):
         for k, steps in enumerate(rounds):
             for place in (place for step in steps for place in writes(step, writer)):
                 if place.rank != writer and stats.heard[place.rank][writer] < k + 1:
-                    return f"rank {place.rank} ends without a Meet after rank {writer} has written {place.buf} there"
+                    return f"rank {place.rank} ends without a Barrier after rank {writer} has written {place.buf} there"
     return ""
 
 
@@ -169,7 +169,7 @@ chain = Puzzle(
 memory = Puzzle(
     "sum in shared memory",
     """Four ranks of a node: `Copy` and `Reduce` may name another rank's buffer (`of=q` reads it, `to=q` writes it),
-    and `Meet()`, alone in its round, waits until all have come. All are to have the sum of all x, without messages.
+    and `Barrier()`, alone in its round, waits until all have come. All are to have the sum of all x, without messages.
 
     Two ranks that touch one element, one of them writing, without a meeting between them, race: the checker finds
     it. Who adds what, so that nobody adds more than its share?""",

@@ -2,7 +2,7 @@
 
 from collectives.algorithms import allreduce, broadcast
 from collectives.puzzles.stages import Stage
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, part
 
 
 def gather(rank, size, count):
@@ -93,7 +93,7 @@ def memory(rank, size, count):
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
-    yield (Meet(),)
+    yield (Barrier(),)
 
 
 def fsdp(rank, size, count):

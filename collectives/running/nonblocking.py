@@ -245,7 +245,7 @@ class Queue:
         self.admit()
         request = Request(self, what, plan, buffers, release, self.agreed)
         self.agreed = None
-        expect_the_end()
+        complete_at_exit()
         with self.lock:
             plan.busy += 1
             self.waiting.append(request)
@@ -328,7 +328,7 @@ class Queue:
 
 
 @functools.cache
-def expect_the_end() -> None:
+def complete_at_exit() -> None:
     """Let `end` be called before memory goes."""
     # What belongs to COMM_SELF goes as the first act of MPI.Finalize; at the end of Python there is nobody to call.
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: end()), "collectives")
@@ -337,7 +337,7 @@ def expect_the_end() -> None:
 
 def end() -> None:
     """Name what is in flight, give it time to finish, and keep the memory of what does not."""
-    progress.mover.stop()
+    progress.thread.stop()
     for queue in tuple(in_flight):
         queue.admit()
     left = [queue for queue in tuple(in_flight) if queue.waiting]

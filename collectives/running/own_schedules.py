@@ -18,7 +18,7 @@ from collectives.checking.simulator import ScheduleError, simulate_lengths
 from collectives.executor.plan import Plan
 from collectives.executor.program import Program, live_rounds
 from collectives.running.buffers import incoming, same_type
-from collectives.steps import Compute, Meet, blocks, mistake_in, reads, rounds_of, writes
+from collectives.steps import Barrier, Compute, blocks, mistake_in, reads, rounds_of, writes
 
 MOST_RANKS = 64  # of which each rank simulates a schedule
 MOST_STEPS = 20_000  # of all ranks together, likewise
@@ -160,9 +160,9 @@ def named_by_others(every, nodes) -> Named | None:
     for rank, rounds in enumerate(every):
         for number, steps in enumerate(rounds):
             for s in steps:
-                places, meets = reads(s, rank) + writes(s, rank), meets or isinstance(s, Meet)
+                places, meets = reads(s, rank) + writes(s, rank), meets or isinstance(s, Barrier)
                 others = {place.rank for place in places}
-                if isinstance(s, Meet):
+                if isinstance(s, Barrier):
                     others = set(range(len(nodes)) if s.ranks is None else s.ranks)
                 if far := [other for other in others if nodes[other] != nodes[rank]]:
                     raise ValueError(
@@ -179,7 +179,7 @@ def named_by_others(every, nodes) -> Named | None:
 
 def shares_memory(step, rank) -> bool:
     """Whether a step meets other ranks or names their buffers."""
-    return isinstance(step, Meet) or any(place.rank != rank for place in reads(step, rank) + writes(step, rank))
+    return isinstance(step, Barrier) or any(place.rank != rank for place in reads(step, rank) + writes(step, rank))
 
 
 def blocks_of(count, n) -> list[tuple[int, int]]:

@@ -18,13 +18,13 @@ from collectives.choosing.selection import Call, Selection
 from collectives.executor.memory import array, copying
 from collectives.executor.plan import Plan
 from collectives.executor.program import Program, Programs
-from collectives.failures.revocation import forget, note
+from collectives.failures.revocation import register, unregister
 from collectives.node_memory.plans import ALIGN
 from collectives.node_memory.reduction import by_numpy, libraries_differ, sum_into
 from collectives.node_memory.window import SharedWindow
 from collectives.running.nonblocking import tell
 from collectives.running.own_schedules import learned
-from collectives.steps import Meet
+from collectives.steps import Barrier
 
 # Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
 SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
@@ -52,7 +52,7 @@ class Planner:
     def __init__(self, comm, given, synchronous, memory=True):
         self.comm, self.synchronous, self.memory = comm, synchronous, memory
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.node = note(same_node(comm))
+        self.node = register(same_node(comm))
         self.nodes = tuple(comm.allgather(self.node.bcast(self.rank)))  # of each rank: the first rank on its node
         self.here = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.selection = Selection(given, self.nodes, MPI.Get_library_version())
@@ -111,8 +111,8 @@ class Planner:
         the mark by which the library tells them apart: the duplicate stays."""
         if self._window is not None:
             self._window.free()
-        forget(self.node).Free()
-        forget(self.comm)
+        unregister(self.node).Free()
+        unregister(self.comm)
         if not left:
             self.comm.Free()
 
@@ -175,7 +175,7 @@ class Planner:
         if program.named is not None:
             extent = more.get("extent", 1)
             seen = self.copies_of(program, extent) if own is None else own
-            together = partial(self.window.flags.together, "a schedule in shared memory")
+            together = partial(self.window.flags.barrier, "a schedule in shared memory")
             mine = {name: parts[self.rank] for name, parts in seen.items()}
             given = {name: (mine[name], buffers[name]) for name in mine if name in buffers}
             given = {name: (a[: b.nbytes], b) for name, (a, b) in given.items() if a.address != b.address}
@@ -210,10 +210,12 @@ class Planner:
             "commutes": op.handle in SYMMETRIC,
         }
 
-    def barrier(self, step: Meet):
-        """The call that waits until the ranks of a Meet have come."""
+    def barrier(self, step: Barrier):
+        """The call that waits until the ranks of a Barrier have come."""
         ranks = range(self.size) if step.ranks is None else step.ranks
-        return partial(self.window.flags.among, [self.here.index(r) for r in ranks], "a schedule in shared memory")
+        return partial(
+            self.window.flags.subset_barrier, [self.here.index(r) for r in ranks], "a schedule in shared memory"
+        )
 
     def copies_of(self, program, extent) -> dict[str, dict[int, MPI.buffer]]:
         """Memory for what ranks name of each other's buffers in an algorithm (collective when first asked for).

@@ -65,7 +65,7 @@ class Membership:
         if joins:
             self._join()
             return
-        self.root = revocation.note(MPI.COMM_WORLD)
+        self.root = revocation.register(MPI.COMM_WORLD)
         self.numbers, self.number = list(range(self.root.size)), self.root.rank
         self.size = len(self.numbers)  # as it was begun
 
@@ -74,7 +74,7 @@ class Membership:
     def work(self, ranks: int) -> MPI.Intracomm:
         """A communicator of the first so many ranks to train on; COMM_NULL on others (collective)."""
         trains = self.root.rank < ranks
-        return revocation.note(self.root.Split(0 if trains else MPI.UNDEFINED, self.root.rank))
+        return revocation.register(self.root.Split(0 if trains else MPI.UNDEFINED, self.root.rank))
 
     def died(self, error: BaseException) -> bool:
         """Whether an exception is the consequence of a death."""
@@ -126,7 +126,7 @@ class Membership:
         if found is not living:
             self.joined += sorted(set(range(self.size)) - set(numbers))
             numbers = list(range(self.size))
-        self.root, self.numbers = revocation.note(found), numbers
+        self.root, self.numbers = revocation.register(found), numbers
         self.generation += 1
 
     def _refill(self, living: MPI.Intracomm, numbers: list[int]) -> MPI.Intracomm:
@@ -155,7 +155,7 @@ class Membership:
             for _ in others:
                 merged = newcomers.take_in(merged, None)
                 merged.bcast(None, 0)
-            self.root, self.numbers = revocation.note(merged.Split(0, self.number)), list(range(self.size))
+            self.root, self.numbers = revocation.register(merged.Split(0, self.number)), list(range(self.size))
 
     def leave(self, status: int = 0) -> None:
         """End this process, when all have agreed: without MPI_Finalize, which would wait for the dead."""

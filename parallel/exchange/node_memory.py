@@ -28,7 +28,7 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.revocation import forget, note
+from collectives.failures.revocation import register, unregister
 from collectives.node_memory.flags import Word
 from collectives.node_memory.reduction import operation
 from collectives.node_memory.window import SharedWindow
@@ -162,9 +162,9 @@ class NodeMemory(Exchange):
         rank, size, dtype = self.mesh.rank, self.layout.size, self.dtype
         behind = StepMessage.elements(network, self.addends)
         here = [other for other, place in enumerate(nodes) if place == nodes[rank]]
-        node = note(MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here))))
+        node = register(MPI.Intracomm(communicator.Create_group(communicator.Get_group().Incl(here))))
         self.window = SharedWindow(node, self.limit, communicator.calls)
-        forget(node).Free()
+        unregister(node).Free()
         self.count = self.window.size
         self.between = None  # the ranks that hold the same share on all nodes, in the order of the nodes
         if len(set(nodes)) > 1:
@@ -224,11 +224,11 @@ class NodeMemory(Exchange):
         signers = min(self.count, len(self.parameters))
         places = [r * (len(self.parameters) - 1) // max(1, signers - 1) for r in range(signers)]
         self.parameters[places[me : me + 1]] = -1 - me
-        flags.together("signing memory")
+        flags.barrier("signing memory")
         wrong = [r for r, array in enumerate(parts) if array[0] != r + 1 or array[-1] != r + 1]
         wrong += [me for array in signed if (array[:1] != me + 1).any()]
         apart = [r for r, place in enumerate(places) if self.parameters[place] != -1 - r]
-        flags.together("reading signatures")
+        flags.barrier("reading signatures")
         if wrong or apart:
             raise RuntimeError(
                 f"rank {me} of this node: the gradients of rank {wrong[0]} are not in memory of their own"
@@ -237,7 +237,7 @@ class NodeMemory(Exchange):
             )
         for array in (*signed, self.parameters):
             array[...] = 0
-        flags.together("clearing memory")
+        flags.barrier("clearing memory")
 
     def _cut(self, wide: tuple[WideWeight, ...]) -> list[Block]:
         """The blocks of a step; made once for each choice of what is told by factors."""
@@ -423,7 +423,7 @@ class NodeMemory(Exchange):
 
     def meet(self, what: str) -> None:
         """Return when all ranks of the node have come: then they can read what each of them wrote."""
-        self.window.flags.together(what)
+        self.window.flags.barrier(what)
 
     def replicas(self):
         """On one node there is one array of parameters: no copy can differ."""

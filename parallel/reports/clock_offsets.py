@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
-from collectives.failures.revocation import forget, note
+from collectives.failures.revocation import register, unregister
 
 ROUND_TRIPS = 50
 
@@ -52,7 +52,7 @@ def measure(
     trips : int
         Round trips to each host, of which the quickest counts.
     """
-    comm = note(MPI.Intracomm(comm).Dup())  # no other messages meet these
+    comm = register(MPI.Intracomm(comm).Dup())  # no other messages meet these
     rank, answer, found = comm.rank, np.zeros(1), {}
     for host in sorted(set(hosts) - {0}):
         if rank == 0:
@@ -71,7 +71,7 @@ def measure(
                 answer[0] = clock()
                 comm.Send(answer, 0)
     found = comm.bcast(found)
-    forget(comm).Free()
+    unregister(comm).Free()
     return Offset(clock(), *found.get(hosts[rank], (0.0, 0.0)))
 
 

@@ -11,7 +11,7 @@ from collectives.algorithms.registry import CONSECUTIVE, SHARED_MEMORY
 from collectives.algorithms.trees import two_trees
 from collectives.checking.definitions import OPERATIONS, prove
 from collectives.checking.simulator import Race, ScheduleError, simulate
-from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send, is_live
+from collectives.steps import Barrier, Copy, Recv, RecvReduce, Reduce, Send, is_live
 
 ENTRIES = [(op, entry) for op, entries in ALGORITHMS.items() for entry in entries.values()]
 exhaustive = pytest.mark.exhaustive
@@ -163,14 +163,14 @@ def test_no_meeting_in_shared_memory_can_be_left_out(operation, entry):
     """Without any one of the meetings of a call, on all ranks, something races: in it, or with the calls beside it."""
     size, count = 3, 7
     rounds = entry.rounds(0, size, count, **small_pieces(entry, size))
-    meetings = sum(isinstance(s, Meet) for steps in rounds for s in steps)
+    meetings = sum(isinstance(s, Barrier) for steps in rounds for s in steps)
     writers = [
         (op, e) for op, e in WAYS if (op, e.name) in (("allreduce", "shared_small"), ("allreduce", "shared_arrays"))
     ]
     for k in range(meetings):
 
         def without(rounds, k=k):
-            at = [i for i, steps in enumerate(rounds) if any(isinstance(s, Meet) for s in steps)][k]
+            at = [i for i, steps in enumerate(rounds) if any(isinstance(s, Barrier) for s in steps)][k]
             return rounds[:at] + rounds[at + 1 :]
 
         caught = 0
@@ -219,7 +219,7 @@ def mutants(rank, rounds):
             if not is_live(step):
                 continue
             yield f"{step} is missing", put()
-            if isinstance(step, Meet):
+            if isinstance(step, Barrier):
                 continue
             yield f"{step} begins one too late", put(step._replace(lo=step.lo + 1))
             yield f"{step} ends one too early", put(step._replace(hi=step.hi - 1))

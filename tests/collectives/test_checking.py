@@ -9,10 +9,10 @@ import pytest
 import collectives
 from collectives import (
     ALGORITHMS,
+    Barrier,
     Compute,
     Copy,
     Deadlock,
-    Meet,
     Recv,
     RecvReduce,
     Send,
@@ -219,7 +219,7 @@ def test_who_reads_what_another_has_not_written_is_told_of_the_meeting():
         yield (Copy("mine", 0, count, "x", 0),)
         yield tuple(collectives.Reduce("x", 0, count, "mine", 0, of=q) for q in range(size) if q != rank)
 
-    said = "reads elements of mine of rank 1 that nothing wrote yet: a Meet behind what writes them"
+    said = "reads elements of mine of rank 1 that nothing wrote yet: a Barrier behind what writes them"
     assert said in str(check(early, ranks=[3]))
 
 
@@ -241,7 +241,7 @@ def test_who_reads_what_another_has_not_written_is_told_of_the_meeting():
         ((Compute("step", seconds="1"),), "seconds is a number >= 0, not '1'"),
         ((Compute("step", seconds=-1.0),), "seconds is a number >= 0, not -1.0"),
         ((Compute("step", (Slice("x", 0, 0.5),)),), "hi is a whole number, not 0.5"),
-        ((Meet(1),), "ranks is a tuple of them, or None for all"),
+        ((Barrier(1),), "ranks is a tuple of them, or None for all"),
     ],
 )
 def test_every_reader_says_what_is_no_step(steps, said):

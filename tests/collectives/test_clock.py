@@ -14,7 +14,7 @@ from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, fit
 from collectives.pricing.price import price
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, part
 
 ALPHA, BETA, GAMMA = 3e-6, 1e-9, 2e-10
 HOCKNEY = Network.hockney(ALPHA, BETA, GAMMA)
@@ -366,14 +366,14 @@ def test_all_who_meet_leave_together_after_the_last():
         if rank == 1:
             yield (Copy("y", 0, 1000, "x", 0),)
         if rank < 2:
-            yield (Meet((0, 1)),)
-        yield (Meet(),)
+            yield (Barrier((0, 1)),)
+        yield (Barrier(),)
 
     network = in_memory(3)
     priced = price(late, 3, 1, 4, network, trace=True)
     first = 4000 * 5e-10 + network.meeting(2)
     assert priced.finish == pytest.approx([first + network.meeting(3)] * 3) and priced.meetings == 2
-    assert [(w.rank, w.start, w.end) for w in priced.trace.works if w.step == Meet((0, 1))] == [
+    assert [(w.rank, w.start, w.end) for w in priced.trace.works if w.step == Barrier((0, 1))] == [
         (0, 0.0, pytest.approx(first)),
         (1, pytest.approx(2e-6), pytest.approx(first)),
     ]
@@ -383,7 +383,7 @@ def test_all_who_meet_leave_together_after_the_last():
 
 def test_buffers_of_other_ranks_cost_what_ones_own_do():
     def gets(rank, size, count):
-        yield (Meet(),)
+        yield (Barrier(),)
         yield Copy("y", 0, count, "x", 0, of=1 - rank), Reduce("z", 0, count, "x", 0, of=1 - rank)
 
     network = in_memory(2)
@@ -395,7 +395,7 @@ def test_buffers_of_other_ranks_cost_what_ones_own_do():
 
 def test_what_another_rank_has_written_has_to_be_fetched():
     def gets(rank, size, count):
-        yield (Meet(),)
+        yield (Barrier(),)
         yield Copy("y", 0, count, "x", 0, of=1 - rank), Reduce("z", 0, count, "x", 0, of=1 - rank)
         yield Copy("a", 0, count, "x", 0, of=rank), Reduce("z", 0, count, "x", 0)
         yield (Copy("y", 0, count, "x", 0, to=1 - rank),)
@@ -491,12 +491,12 @@ def test_memory_is_shared_within_a_node_only():
 def test_meetings_that_do_not_come_about_are_refused():
     def absent(rank, size, count):
         if rank != 2:
-            yield (Meet(),)
+            yield (Barrier(),)
 
     with pytest.raises(ValueError, match=r"absent: 2 of 3 ranks wait for ever, rank 0 to meet \[2\], 1 to meet \[2\]"):
         price(absent, 3, 4, 4, in_memory(3))
-    with pytest.raises(ValueError, match=r"rank 0: Meet.* must be the only step of its round"):
-        price(lambda r, p, n: [(Copy("y", 0, n, "x", 0), Meet())], 2, 4, 4, in_memory(2))
+    with pytest.raises(ValueError, match=r"rank 0: Barrier.* must be the only step of its round"):
+        price(lambda r, p, n: [(Copy("y", 0, n, "x", 0), Barrier())], 2, 4, 4, in_memory(2))
 
 
 def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
@@ -504,7 +504,7 @@ def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
 
     def levels(rank, size, count):
         first = rank - rank % 4
-        yield (Meet(tuple(range(first, first + 4))),)
+        yield (Barrier(tuple(range(first, first + 4))),)
         yield (Reduce("x", 0, count, "x", 0, of=first),)
         for _ in range(3):
             step = Compute("work", seconds=1e-6 * (1 + rank % 4))
@@ -736,7 +736,7 @@ def test_the_critical_path_goes_on_with_the_last_who_came_to_a_meeting():
     def late(rank, size, count):
         if rank == 1:
             yield (Compute("work", seconds=5e-6),)
-        yield (Meet(),)
+        yield (Barrier(),)
         if rank == 0:
             yield (Compute("work", seconds=1e-6),)
 

@@ -124,7 +124,7 @@ def test_many_turns(operation, name, monkeypatch):
 
     monkeypatch.setattr(shared, "SLOT", 1024)
     for p in (2, 3, 4, 8):
-        whole = p * shared.room_of(shared.SLOT, p, shared.LINE)
+        whole = p * shared.share_of_slot(shared.SLOT, p, shared.LINE)
         for k in (1, 2, 5):
             clock, closed = both(operation, name, p, GAMMA, k * whole, slot=shared.SLOT)
             assert clock == pytest.approx(closed, rel=1e-12), (p, k)

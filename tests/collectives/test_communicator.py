@@ -266,8 +266,8 @@ def test_a_result_in_place_does_not_lie_where_others_still_read(comm, ranks, mon
     communicator, count = Communicator(comm, reduce_scatter="shared"), 10_000
     x = communicator.empty(2 * count)
     flags = communicator._planner.window.flags
-    meet, late = flags.meet, 0.2 * (comm.rank == 0)
-    monkeypatch.setattr(flags, "meet", lambda *given: (meet(*given), time.sleep(late))[0])
+    meet, late = flags.signed_barrier, 0.2 * (comm.rank == 0)
+    monkeypatch.setattr(flags, "signed_barrier", lambda *given: (meet(*given), time.sleep(late))[0])
     x[:] = comm.rank + 1
     communicator.Reduce_scatter_block(MPI.IN_PLACE, x)
     assert (x[:count] == 3).all()

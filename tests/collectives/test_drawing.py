@@ -18,7 +18,7 @@ from collectives.drawing.diagrams import Scene
 from collectives.drawing.marks import INK, RED, WHOLE, colour_at
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import ROUNDS, Network
-from collectives.steps import Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, part
 
 RING = ALGORITHMS["allreduce"]["ring"]
 
@@ -233,7 +233,7 @@ def test_shared_memory_is_drawn_as_dashed_arrows_and_bars():
 
 def test_a_meeting_of_some_reaches_no_further():
     def pairs(rank, size, count):
-        yield (Meet((rank, rank ^ 1)),)
+        yield (Barrier((rank, rank ^ 1)),)
         yield (Copy("y", 0, count, "x", 0, of=rank ^ 1),)
 
     figure = draw(pairs, 4, 2)
@@ -347,7 +347,7 @@ def test_a_deadlock_of_sends_that_wait_is_drawn_by_the_report():
 def test_who_does_not_come_to_a_meeting_is_waited_for():
     def absent(rank, size, count):
         if rank != 1:
-            yield (Meet(),)
+            yield (Barrier(),)
 
     figure = draw(absent, 3, 2)
     assert sorted((a, b) for a, b, _ in in_red(figure)) == [(0, 1), (2, 1)] and frames(figure) == [(0, 0), (2, 0)]
@@ -365,7 +365,7 @@ def test_the_round_that_breaks_a_rule_is_marked_and_so_are_both_that_race():
     assert "twice: breaks a rule" in said and "outside x, which has 4 elements" in said
 
     def race(rank, size, count):
-        yield (Meet(),)
+        yield (Barrier(),)
         yield (Reduce("x", 0, count, "x", 0, of=1 - rank),)
 
     figure = draw(race, 2, 4)

@@ -245,7 +245,7 @@ def test_communicators_may_be_waited_for_in_different_orders(comm, what):
 def test_a_schedule_of_ones_own_in_flight(comm):
     """Its buffers come while something else is done; one for shared memory, in which ranks meet, is refused."""
     from collectives import Communicator
-    from collectives.steps import Copy, Meet, Recv, Send
+    from collectives.steps import Barrier, Copy, Recv, Send
 
     communicator, other = Communicator(comm, watch=120), 1 - comm.rank
     x, y = np.empty(50_000), np.empty(50_000)
@@ -255,7 +255,7 @@ def test_a_schedule_of_ones_own_in_flight(comm):
         request = communicator.Irun(plan, "exchange")
         assert communicator.allreduce(1) == 2, "a blocking call lets it finish first"
         assert request.Test() and (y == other + step).all()
-    here = communicator.compile([(Meet(),), (Copy("y", 0, 1, "x", 0, other),), (Meet(),)], x=x, y=y)
+    here = communicator.compile([(Barrier(),), (Copy("y", 0, 1, "x", 0, other),), (Barrier(),)], x=x, y=y)
     with pytest.raises(ValueError, match="exchange: ranks meet in shared memory in this plan, which waits: use Run"):
         communicator.Irun(here, "exchange")
     communicator.Run(here)

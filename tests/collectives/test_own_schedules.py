@@ -6,7 +6,7 @@ import pytest
 import collectives
 from collectives import Copy, Deadlock, Recv, RecvReduce, Reduce, ScheduleError, Send, part
 from collectives.algorithms import allreduce, shared
-from collectives.steps import Compute, Meet, Slice
+from collectives.steps import Barrier, Compute, Slice
 
 
 @pytest.fixture
@@ -40,21 +40,21 @@ def halving(rank, size, count):
 def in_memory(rank, size, count):
     """All ranks meet, each sums its slice over all x, and writes it into all x."""
     lo, hi = part(count, size, rank)
-    yield (Meet(),)
+    yield (Barrier(),)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
-    yield (Meet(),)
+    yield (Barrier(),)
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
 
 
 def by_slots(rank, size, count):
     """Scratch that others name, written by its rank and read by all; the last pair meets once more, alone."""
     yield (Copy("slot", 0, count, "x", 0),)
-    yield (Meet(),)
+    yield (Barrier(),)
     yield (Copy("x", 0, count, "slot", 0, of=0),)
     yield tuple(Reduce("x", 0, count, "slot", 0, left=False, of=q) for q in range(1, size))
     if rank < 2 <= size:
-        yield (Meet((0, 1)),)
+        yield (Barrier((0, 1)),)
 
 
 def to_left(rank, size, count):
@@ -112,12 +112,12 @@ def test_others_operations_take_generators_too(communicator, comm):
             yield (Recv(root, "x", 0, count),)
 
     def look(rank, size, count, root=0):
-        yield (Meet(),)
+        yield (Barrier(),)
         if rank != root:
             yield (Copy("x", 0, count, "x", 0, of=root),)
 
     def gather_up(rank, size, count, root=0):
-        yield (Meet(),)
+        yield (Barrier(),)
         if rank == root:
             for q in range(size):
                 yield (Reduce("x", 0, count, "x", 0, left=q < root, of=q),) if q != root else ()
@@ -137,7 +137,7 @@ def test_others_operations_take_generators_too(communicator, comm):
 
 
 def without_meeting(rank, size, count):
-    yield from [steps for steps in by_slots(rank, size, count) if steps != (Meet(),)]
+    yield from [steps for steps in by_slots(rank, size, count) if steps != (Barrier(),)]
 
 
 def waits_in_a_circle(rank, size, count):
@@ -166,7 +166,7 @@ WRONG = [
     (
         without_meeting,
         ScheduleError,
-        "rank 0, round 1: .* reads slot.*no Meet and no message says who is first|that nothing wrote",
+        "rank 0, round 1: .* reads slot.*no Barrier and no message says who is first|that nothing wrote",
     ),
     (waits_in_a_circle, Deadlock, "wait for ever.*cycle: 0 -> 1 -> 2 -> 0"),
     (forgets_the_last, ScheduleError, "operands of ranks .* are missing|nobody received"),
@@ -202,7 +202,7 @@ def test_one_ranks_mistake_is_told_to_all(communicator, comm):
     with pytest.raises(ValueError, match=r"rank 0, round 1: there is no computation 'F0' among \['F1'\]"):
         steps = [(), (Compute("F0" if rank == 0 else "F1"),)]
         communicator.compile(steps, computations={"F1": print}, x=x)
-    many = [(Copy("x", 0, 2, "x", 2),)] * 10_001 + ([(Meet(),)] if rank else [])
+    many = [(Copy("x", 0, 2, "x", 2),)] * 10_001 + ([(Barrier(),)] if rank else [])
     with pytest.raises(ValueError, match=r"rank 1 meets others .* more than 20,000 steps"):
         communicator.compile(many, x=x)
     with pytest.raises(ScheduleError, match="waits for its message to be taken by rank 1"):
@@ -216,10 +216,10 @@ def test_ranks_of_other_nodes_share_no_memory(comm, monkeypatch):
 
     monkeypatch.setattr(planner, "same_node", lambda comm: comm.Split(comm.Get_rank() // 2))
     communicator, x = Communicator(comm), np.ones(4)
-    with pytest.raises(ValueError, match=r"rank 0, round 0: Meet\(ranks=None\) names rank 2, which is on another node"):
+    with pytest.raises(ValueError, match=r"round 0: Barrier\(ranks=None\) names rank 2, which is on another node"):
         communicator.Allreduce(x, x.copy(), algorithm=in_memory)
     rank = comm.Get_rank()
-    rounds = [(Meet((0, 1)),), (Copy("x", 0, 2, "y", 0, of=1 - rank),)] if rank < 2 else []
+    rounds = [(Barrier((0, 1)),), (Copy("x", 0, 2, "y", 0, of=1 - rank),)] if rank < 2 else []
     y = np.full(4, float(rank))
     plan = communicator.compile(rounds, x=x, y=y)
     communicator.Run(plan)

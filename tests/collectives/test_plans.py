@@ -216,7 +216,7 @@ def test_memory_that_ranks_share_keeps_no_descriptors_and_goes(comm, ranks):
     from mpi4py import MPI
 
     from collectives import Communicator, Copy, Reduce
-    from collectives.steps import Meet
+    from collectives.steps import Barrier
 
     def held():
         maps = sum("memfd:ringprop" in line for line in Path("/proc/self/maps").read_text().splitlines())
@@ -234,9 +234,9 @@ def test_memory_that_ranks_share_keeps_no_descriptors_and_goes(comm, ranks):
 
         def algorithm(rank, size, count, k=k):
             yield (Copy("mine", 0, count, "x", 0),)
-            yield (Meet(),)
+            yield (Barrier(),)
             yield tuple(Reduce("x", 0, count, "mine", 0, of=q) for q in range(size) if q != rank)
-            yield (Meet(),)
+            yield (Barrier(),)
 
         for count in (100, 100 * k, 1000):
             x = np.full(count, comm.rank + k)

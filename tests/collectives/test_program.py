@@ -72,7 +72,7 @@ def test_nothing_meets_in_any_algorithm(operation):
 def test_fused_programs_keep_messages_barriers_and_sums_in_order(name):
     """What runs over nodes is compiled from the schedule that is checked: not a message, a barrier or a sum is lost."""
     from collectives.executor.program import live_rounds
-    from collectives.steps import Meet, Send
+    from collectives.steps import Barrier, Send
 
     entry = ALGORITHMS["allreduce"][name]
     for size, count in ((3, 7), (5, 3000), (6, 100_000)):
@@ -81,12 +81,12 @@ def test_fused_programs_keep_messages_barriers_and_sums_in_order(name):
             rounds = live_rounds(entry.rounds(rank, size, count, **options), rank)
             program = Program(entry.rounds(rank, size, count, **options), rank, fused=True)
             steps = [s for one in rounds for s in one]
-            for kind in (Meet, Send):
+            for kind in (Barrier, Send):
                 wanted = sum(isinstance(s, kind) for s in steps)
                 assert wanted == (
                     sum(t.sends for t in program.transfers)
                     if kind is Send
-                    else sum(isinstance(i, Meet) for i in program.instructions)
+                    else sum(isinstance(i, Barrier) for i in program.instructions)
                 )
             summed = [s for s in program.instructions if isinstance(s, SumInto) and len(s.operands) > 1]
             assert bool(summed) == any(isinstance(s, Reduce) for s in steps)

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from collectives import ALGORITHMS, Compute, Copy, Meet, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
+from collectives import ALGORITHMS, Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
 from collectives.algorithms import allreduce
 from collectives.puzzles.puzzle import UNITS
 from collectives.puzzles.solutions import ANSWERS
@@ -106,14 +106,14 @@ def without_a_meeting(rank, size, count):
 def reads_what_is_written(rank, size, count):
     """Adds to x of all others what x is, at once."""
     yield tuple(Reduce("x", 0, count, "x", 0, to=q) for q in range(size) if q != rank)
-    yield (Meet(),)
+    yield (Barrier(),)
 
 
 def everyone_adds_all(rank, size, count):
-    yield (Meet(),)
+    yield (Barrier(),)
     yield (Copy("sum", 0, count, "x", 0, of=0),)
     yield tuple(Reduce("sum", 0, count, "x", 0, left=False, of=q) for q in range(1, size))
-    yield (Meet(),)
+    yield (Barrier(),)
     yield (Copy("x", 0, count, "sum", 0),)
 
 
@@ -202,8 +202,8 @@ def all_at_once(name, seconds):
         ("ring", all_waiting, r"with eager sends it passes\)|are missing"),
         ("ring", allreduce.doubling, "only neighbours on the ring have a wire"),
         ("reduce_scatter", ANSWERS["ring"], "too many      32 of 16"),
-        ("memory", without_a_meeting, "rank [0-9] ends without a Meet after rank [0-9] has written x there"),
-        ("memory", reads_what_is_written, "(?s)race|nothing says|no Meet"),
+        ("memory", without_a_meeting, "rank [0-9] ends without a Barrier after rank [0-9] has written x there"),
+        ("memory", reads_what_is_written, "(?s)race|nothing says|no Barrier"),
         ("memory", everyone_adds_all, "too many      80 of 32"),
         ("memory", ANSWERS["doubling"], "there are no messages here"),
         ("gpipe", forgets_a_backward, r"done\[7\] was never written"),

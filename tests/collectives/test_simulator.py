@@ -3,7 +3,7 @@
 import pytest
 
 from collectives.checking.simulator import Deadlock, LeftOver, LengthMismatch, RuleBroken, find_cycle, simulate
-from collectives.steps import Copy, Meet, Recv, RecvReduce, Reduce, Send
+from collectives.steps import Barrier, Copy, Recv, RecvReduce, Reduce, Send
 
 
 def run(*programs, n=4, synchronous=True, **buffers):
@@ -104,8 +104,8 @@ def test_length_mismatch_names_both_sides():
         ((Send(2, "x", 0, 1),), "names rank 2"),
         ((Send(1, "tmp", 0, 1),), "reads elements of tmp that nothing wrote"),
         ((Reduce("tmp", 0, 1, "x", 0),), "reads elements of tmp that nothing wrote"),
-        ((Meet((0, 1, 0)),), "must name ranks of 0 ... 1, each once and this one among them"),
-        ((Meet((1,)),), "must name ranks of 0 ... 1, each once and this one among them"),
+        ((Barrier((0, 1, 0)),), "must name ranks of 0 ... 1, each once and this one among them"),
+        ((Barrier((1,)),), "must name ranks of 0 ... 1, each once and this one among them"),
         (("send", 1), "is not a step"),
         (Send(1, "x", 0, 1), "a round is a tuple of steps"),
     ],

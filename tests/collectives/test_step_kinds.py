@@ -32,7 +32,7 @@ TOOLS = {
     "draw without trying it first": lambda: collectives.draw(swapping, 2, 1 << 17),
     "draw buffers": lambda: collectives.draw_buffers(swapping, 2, 4),
     "draw a race": lambda: collectives.draw_race({"swapping": swapping}, 2, [64]),
-    "relabel ranks": lambda: list(steps.among(swapping(0, 2, 4), [1, 0])),
+    "relabel ranks": lambda: list(steps.relabel_ranks(swapping(0, 2, 4), [1, 0])),
 }
 
 

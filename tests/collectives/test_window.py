@@ -376,7 +376,7 @@ def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
         flags.tell(3, turn)
         flags.until(3, turn, "the test")
         assert data.tolist() == [turn * (rank + 1) for rank in range(comm.size)]
-        flags.together("the next turn")
+        flags.barrier("the next turn")
     window.free()
 
 

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from collectives.algorithms.allreduce import ring
 from collectives.checking.simulator import RuleBroken, Stats, simulate
-from collectives.steps import Compute, Recv, Round, Send, Slice, among
+from collectives.steps import Compute, Recv, Round, Send, Slice, relabel_ranks
 from parallel.strategies.pipeline.actions import COMPUTE, Action, PipelineError, Rows, parse
 from parallel.strategies.pipeline.checking import MEETING, Span, check, walk
 
@@ -303,7 +303,7 @@ class Memory:
         peers, there = self.peers[action.stage], self.gradients(action.stage)
         if there and not made:
             yield (Compute(str(action), (), there, 0.0),)
-        for steps in among(ring(peers.index(self.rank), len(peers), there[0].hi), peers) if there else ():
+        for steps in relabel_ranks(ring(peers.index(self.rank), len(peers), there[0].hi), peers) if there else ():
             yield tuple(step._replace(buf=there[0].buf) for step in steps)
 
     def slots(self, rounds) -> dict[Tensor, int]:
