@@ -18,6 +18,7 @@ from functools import partial, wraps
 import numpy as np
 from mpi4py import MPI
 
+from collectives.algorithms import shared
 from collectives.algorithms.registry import ALGORITHMS, NODES, SHARED_MEMORY
 from collectives.choosing.selection import Call, check_name, seconds
 from collectives.executor.plan import NATIVE, Once
@@ -312,7 +313,25 @@ class Communicator(MPI.Intracomm):
 
         Each is a schedule that can be checked, priced and drawn, those in shared memory too; only "native" is not.
         `count` is the number of elements of the whole vector. ValueError for an operation or algorithm there is not.
+
+        The second line is the way of a call that is new, from file to file of this package: to read it in this order.
+        A call that has been seen before goes from communicator.py by running/plan_cache.py to executor/plan.py.
         """
+        said, schedules = self._explanation(operation, count, dtype, op, algorithm)
+        row = next(row for row in vars(table).values() if isinstance(row, table.Row) and row.operation == operation)
+        files = [f"communicator.py {row.name}", "running/table.py", file_of(row.plan), "choosing/selection.py"]
+        if any(schedule is shared for schedule in map(inspect.getmodule, schedules)):
+            files.append("node_memory/plans.py")
+        if schedules:
+            first, *others = map(file_of, schedules)
+            names = [first, *(name.partition(" ")[2] for name in others)]
+            files += [" or ".join(names), "executor/program.py", "executor/plan.py"]
+        else:
+            files.append("the MPI library")
+        return f"{said}\n  {' -> '.join(files)}"
+
+    def _explanation(self, operation, count, dtype, op, algorithm) -> tuple[str, list[Callable]]:
+        """Return which algorithm a call runs and why, and the schedules that it may be; none for the library's."""
         self._prepared()
         selection, dtype = self._planner.selection, np.dtype(dtype)
         check_name(operation, "auto")
@@ -320,7 +339,7 @@ class Communicator(MPI.Intracomm):
         place = {"node": "on one node", "network": "on a node each", "nodes": "on several nodes"}[selection.place]
         title = f"{operation} of {count:,} {dtype}, {selection.size} ranks {place}"
         if callable(asked):
-            return f"{title}: {getattr(asked, '__name__', asked)}, because asked for"
+            return f"{title}: {getattr(asked, '__name__', asked)}, because asked for", [asked]
         half, ordered = dtype == np.float16, not op.Is_commutative()
         properties = {
             "shareable": can_share(op, dtype),
@@ -331,14 +350,15 @@ class Communicator(MPI.Intracomm):
         name, why = selection.reason(asked, call)
         said = f"{title}: {name}, because {why}"
         if name != "shared":
-            return said
+            return said, [] if name == "native" else [ALGORITHMS[operation][name].rounds]
         several = selection.place == "nodes"
         texts = [
             n for n, e in ALGORITHMS[operation].items() if SHARED_MEMORY in e.needs and (NODES in e.needs) == several
         ]
         if self._planner.library_for_private(asked, operation, call.nbytes):
             texts = ["shared_arrays"]
-        return f"{said}; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
+        said += f"; by where the arrays lie that is the schedule {' or '.join(texts)} of algorithms/shared.py"
+        return said, [ALGORITHMS[operation][text].rounds for text in texts]
 
     def compile(
         self,
@@ -681,6 +701,14 @@ class Communicator(MPI.Intracomm):
     ):
         """Plan an Exscan."""
         return self._persistent(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
+
+
+def file_of(function: Callable) -> str:
+    """Return the file of this package that a function is in, and its name."""
+    while isinstance(function, partial):
+        function = function.func
+    file = getattr(function, "__module__", "").removeprefix("collectives.").replace(".", "/")
+    return f"{file}.py {getattr(function, '__name__', function)}"
 
 
 def run(

@@ -5,6 +5,7 @@ and sends are synchronous, so that nothing passes because MPI happened to buffer
 """
 
 import os
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import collectives
 from collectives.algorithms.registry import by_messages
 from collectives.choosing.selection import SHARED
 
@@ -765,7 +767,19 @@ def test_shared_arrays(communicator, ranks):
 def test_explain(communicator, ranks):
     from mpi4py import MPI
 
-    explain = communicator.explain
+    explain = lambda *given, **more: communicator.explain(*given, **more).splitlines()[0]
+    files = {
+        "scan": "running/plan_reductions.py everywhere -> choosing/selection.py -> algorithms/scan.py doubling -> ",
+        "gather": "running/plan_moves.py gather -> choosing/selection.py -> algorithms/gather.py flat -> ",
+        "allgather": "running/plan_moves.py allgather -> choosing/selection.py -> the MPI library",
+    }
+    for operation, way in files.items():
+        assert way in communicator.explain(operation, 1000).splitlines()[1]
+    shared = communicator.explain("allreduce", 10000).splitlines()[1]
+    assert shared.startswith("  communicator.py Allreduce -> running/table.py -> ") and shared.count("->") == 7
+    assert shared.endswith("shared.py small or slots or arrays -> executor/program.py -> executor/plan.py")
+    for name in ["communicator.py", *re.findall(r"-> ([\w/]+\.py)", shared)]:
+        assert (Path(collectives.__file__).parent / name).is_file(), name
     assert explain("reduce_scatter", 16) == (
         "reduce_scatter of 16 float32, 2 ranks on one node: native, because the default table says so up to 4,096 bytes"
     )
