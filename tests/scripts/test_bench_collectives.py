@@ -171,7 +171,7 @@ def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
     import bench
 
     from collectives import ALGORITHMS
-    from collectives.algorithms.registry import MEMORY
+    from collectives.algorithms.registry import SHARED_MEMORY
     from collectives.pricing.networks import Network
     from collectives.pricing.price import price
 
@@ -188,7 +188,7 @@ def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
     assert math.isclose(case["meeting of 2 ranks in memory"]["ours"], 1e6 * network.meetings[0][1])
     priced = {name: row for name, row in case.items() if row["peer_name"] == "price"}
     by_messages = [
-        entry for entries in ALGORITHMS.values() for entry in entries.values() if MEMORY not in entry.requires
+        entry for entries in ALGORITHMS.values() for entry in entries.values() if SHARED_MEMORY not in entry.needs
     ]
     sent = {name for name in priced if " shared" not in name}
     assert len(sent) == 2 * (len(by_messages) - 1) + 1  # of a barrier one
