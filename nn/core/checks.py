@@ -137,7 +137,7 @@ def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -
     for name, gradient in gradients.items():
         array = arrays[name]
         shape, dtypes = _described(gradient)
-        exact = isinstance(gradient, np.ndarray)  # of others the entries count, in their order
+        exact = isinstance(gradient, np.ndarray | np.generic)  # of others the entries count, in their order
         if shape is not None and (shape != array.shape if exact else math.prod(shape) != array.size):
             raise ShapeError(f"{_name(ctx)}: the gradient of {name} must have its shape {array.shape}, given {shape}")
         if any(dtype != array.dtype for dtype in dtypes):
@@ -146,7 +146,7 @@ def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -
 
 def _described(gradient: Any) -> tuple[tuple[int, ...] | None, list[np.dtype]]:
     """The shape that a gradient will have, where that is known, and the dtypes that it is multiplied from."""
-    if isinstance(gradient, np.ndarray):
+    if isinstance(gradient, np.ndarray | np.generic):
         return gradient.shape, []
     if isinstance(gradient, Product):
         return (*gradient.a.shape[:-1], *gradient.b.shape[1:]), [gradient.a.dtype, gradient.b.dtype]

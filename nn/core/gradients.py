@@ -36,7 +36,10 @@ class RowSum:
 
 
 class ScatterAdd:
-    """Row i of `rows` (n, D) is added to row ids[i] of a zero matrix (V, D): the gradient of a look-up."""
+    """Row i of `rows` (n, D) is added to row ids[i] of a zero matrix (V, D): the gradient of a look-up.
+
+    Ids may have any shape, and count from the end where they are negative, as in NumPy.
+    """
 
     __slots__ = ("ids", "rows")
 
@@ -74,7 +77,9 @@ def _accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryP
     """As `accumulate`, of what is no product."""
     if isinstance(gradient, ScatterAdd):
         _scatter(array, gradient.ids, gradient.rows, adds, pool)
-    elif isinstance(gradient, np.ndarray):
+    elif isinstance(gradient, np.ndarray | np.generic):  # a sum of all is a scalar of NumPy's
+        if gradient.shape != array.shape:  # NumPy would repeat it, as where squeeze() met a batch of one
+            raise ValueError(f"a gradient must have its parameter's shape {array.shape}, given {gradient.shape}")
         if adds:
             array += gradient
         else:
@@ -102,7 +107,16 @@ def zero(views) -> None:
 
 def _scatter(array: np.ndarray, ids: np.ndarray, rows: np.ndarray, adds: bool, pool: MemoryPool) -> None:
     """Sort by id, then sum the rows of each: several times faster than np.add.at."""
-    ids, rows = ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
+    if array.ndim != 2 or rows.shape[-1] != array.shape[1] or rows.size != ids.size * array.shape[1]:
+        raise ValueError(
+            f"ScatterAdd adds rows (n, D) to a matrix (V, D) by n ids, given rows {rows.shape}, a parameter "
+            f"{array.shape} and ids {ids.shape}"
+        )
+    ids, rows = ids.reshape(-1), rows.reshape(-1, array.shape[1])
+    if ids.size and ids.min() < 0:
+        ids = np.where(ids < 0, ids + len(array), ids)
+        if ids.min() < 0:
+            raise IndexError(f"ScatterAdd: id {ids.min() - len(array)} is out of range of {len(array)} rows")
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     starts = np.flatnonzero(np.diff(ids, prepend=-1))

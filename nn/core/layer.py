@@ -296,6 +296,10 @@ def check_layers(container: str, *layers: Layer) -> None:
             raise TypeError(f"{container}: entry {i} is {layer!r}, not a Layer (an instance, not the class)")
 
 
+KINDS, TRUTHS = ("kept", "new", "view"), (False, True)
+DECLARED = {"output": KINDS, "gradient": KINDS, "ids": TRUTHS, "channelwise": TRUTHS, "synchronized": TRUTHS}
+
+
 def check_tree(root: Layer) -> None:
     """Refuse a layer object that stands in two places, and a layer that hides layers from the network.
 
@@ -305,7 +309,7 @@ def check_tree(root: Layer) -> None:
         One object twice: it would have two sets of weights.
     TypeError
         A layer that holds layers and declares no `children`, or has children and no `specs`: their weights would be
-        missing.
+        missing. An attribute such as `output` that is not what the engine reads in it.
     """
     places: dict[int, str] = {}
     waiting = [("", root)]
@@ -318,6 +322,7 @@ def check_tree(root: Layer) -> None:
                 "Make two layers; where weights are to be shared, one layer's Spec says tied= (see TiedLinear)"
             )
         places[id(layer)] = path
+        _refuse_declarations(layer, place)
         _refuse_hidden(layer, place)
         for inner in vars(layer).values():  # that of a wrapper, such as Recompute, which is no child
             if isinstance(inner, Layer):
@@ -337,6 +342,18 @@ def _refuse_hidden(layer: Layer, place: str) -> None:
             f"{place}: it holds layers ({', '.join(names)}) whose weights the network cannot see: "
             f"{type(layer).__name__} needs {lacks}, as Sequential and Residual have"
         )
+
+
+def _refuse_declarations(layer: Layer, place: str) -> None:
+    """Refuse a hyper-parameter that has the name of what a layer declares to the engine."""
+    for name, allowed in DECLARED.items():
+        if isinstance(getattr(type(layer), name), property):  # a container's, of what is inside
+            continue
+        if not isinstance(value := getattr(layer, name), str | bool) or value not in allowed:
+            raise TypeError(
+                f"{place}: {name} declares something to the engine (nn.Layer) and must be one of {allowed}, given "
+                f"{value!r:.80}: a hyper-parameter needs another name"
+            )
 
 
 def _holds_layers(value: Any) -> bool:

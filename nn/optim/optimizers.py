@@ -43,6 +43,8 @@ class Optimizer:
     rates : mapping of str to float
         Factors of `lr` by the name of a layer, such as {"0": 0.1}, or of an array, such as {"0.W": 0}; the longest name
         that fits counts. 0 freezes: parameters and moments stay as they are, and no norm counts the gradient.
+    frozen : tuple of str
+        Names of layers and arrays that are frozen whatever their rates, which they have again afterwards.
     """
 
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
@@ -54,6 +56,7 @@ class Optimizer:
     weight_decay: float = field(default=0.0, kw_only=True)
     clip: Clip | None = field(default=None, kw_only=True)
     rates: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    frozen: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __new__(cls, *values, **options):
         """Refuse arguments of other libraries' optimizers, with what to write instead."""
@@ -93,6 +96,8 @@ class Optimizer:
                 f"{owner}: rates are factors of lr by the names of layers, such as {{'0': 0.1, '2.W': 0}}, "
                 f"given {value!r:.80}"
             )
+        if name == "frozen" and not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
+            raise TypeError(f"{owner}: frozen must be a tuple of names, such as ('0', '2.W'), given {value!r:.80}")
         super().__setattr__(name, value)
 
     @property
@@ -126,7 +131,9 @@ class Optimizer:
         self.apply(w, g, slots, step, region, sum_over_ranks)
 
     def rate_of(self, name: str) -> float:
-        """Return the factor of lr for an array, such as "0.W": 1 where `rates` does not name it."""
+        """Return the factor of lr for an array, such as "0.W": 0 where it is frozen, 1 where nothing names it."""
+        if any(lies_in(name, layer) for layer in self.frozen):
+            return 0.0
         while name not in self.rates and name:
             name = name.rpartition(".")[0]
         return self.rates.get(name, 1.0)
@@ -135,7 +142,7 @@ class Optimizer:
         """Clip gradients in place; those of frozen arrays become 0 first, so that no norm counts them."""
         if self.clip is None:
             return
-        for name, part, _ in region.tensors if self.rates else ():
+        for name, part, _ in region.tensors if self.rates or self.frozen else ():
             if not self.rate_of(name):
                 g[part] = 0
         self.clip(g, region, sum_over_ranks)
@@ -179,7 +186,7 @@ class Optimizer:
 
     def _parts(self, region: Region, size: int, block: int) -> Iterator[tuple[slice, bool, float]]:
         """(slice, whether decayed, factor of lr): the whole buffer in blocks, or all tensors that are not frozen."""
-        if not self.rates:
+        if not (self.rates or self.frozen):
             for part, decayed in blocks(size, region.decayed if self.weight_decay else (), block):
                 yield part, decayed, 1.0
             return
@@ -392,6 +399,11 @@ USUAL_NAMES = {  # of other libraries
     "epsilon": "eps=",
     "trust_coefficient": "trust=",
 }
+
+
+def lies_in(name: str, layer: str) -> bool:
+    """Whether an array or layer is `layer`, or inside it: of a network, "", all are."""
+    return not layer or f"{name}.".startswith(f"{layer}.")
 
 
 def _is_factor(entry: tuple) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nn.core.checks import ShapeError
 from nn.core.network import Network
 
 BATCH = 500  # samples in a batch that is not trained on
@@ -30,7 +31,13 @@ def predict_in_batches(
     network.check_input(x)
     y = np.empty((len(x), *network.out_shape), network.dtype)
     for lo in range(0, len(x), batch):
-        y[lo : lo + batch] = forward(x[lo : lo + batch])
+        part = forward(x[lo : lo + batch])
+        if part.shape != y[lo : lo + batch].shape:  # NumPy would repeat a single row
+            raise ShapeError(
+                f"{network.name}: makes {network.out_shape} of a sample, but an array {part.shape} of "
+                f"{len(x[lo : lo + batch])} samples"
+            )
+        y[lo : lo + batch] = part
     return y
 
 

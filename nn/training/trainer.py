@@ -26,7 +26,7 @@ from nn.core.memory_pool import MemoryPool
 from nn.core.network import Network, NotFinite
 from nn.losses import Loss
 from nn.metrics import Metric
-from nn.optim.optimizers import Optimizer
+from nn.optim.optimizers import Optimizer, lies_in
 from nn.training.loss_scale import LossScale
 from nn.training.prediction import BATCH, predict_in_batches
 from nn.training.stored import Fragment, Stored, Whole
@@ -211,12 +211,12 @@ class Trainer:
     @property
     def frozen(self) -> list[str]:
         """Names of the layers and arrays that are frozen."""
-        return [name for name, rate in self.optimizer.rates.items() if not rate]
+        return [*self.optimizer.frozen, *(name for name, rate in self.optimizer.rates.items() if not rate)]
 
     def freeze(self, *layers: str) -> None:
         """Train these layers no more: their parameters and moments stay as they are (on ranks: alike on all).
 
-        Running statistics of batch normalisation go on, as in PyTorch. It is `optimizer.rates` with a factor of 0.
+        Running statistics of batch normalisation go on, as in PyTorch. It is `optimizer.frozen`.
 
         Parameters
         ----------
@@ -228,16 +228,28 @@ class Trainer:
         ValueError
             No parameter has such a name.
         """
-        self._set_rates(dict.fromkeys(layers, 0.0))
+        check_rates(self.network, dict.fromkeys(layers, 0.0))
+        self.optimizer.frozen = tuple(dict.fromkeys((*self.optimizer.frozen, *layers)))
 
     def unfreeze(self, *layers: str) -> None:
-        """Train these layers again, and all that are frozen where none are named."""
-        self._set_rates(dict.fromkeys(layers or self.frozen, 1.0))
+        """Train these layers again, with the rates that they had, and all that are frozen where none are named.
 
-    def _set_rates(self, rates: dict[str, float]) -> None:
-        rates = {**self.optimizer.rates, **rates}
-        check_rates(self.network, rates)
-        self.optimizer.rates = rates
+        Averages of Adam, AdamW and LAMB that were frozen from the first step start at zero late, where nothing
+        corrects them: their first steps are several times as long. Make a new trainer (`load_weights`), or begin with a
+        lower rate.
+        """
+        layers = layers or tuple(self.frozen)
+        check_rates(self.network, dict.fromkeys(layers, 1.0))
+        optimizer, frozen = self.optimizer, []
+        for name in optimizer.frozen:  # of a layer of which a part is named, the other arrays stay frozen
+            part = any(lies_in(layer, name) for layer in layers)
+            frozen += [array for array in self.network.layout.names if lies_in(array, name)] if part else [name]
+        optimizer.frozen = tuple(name for name in frozen if not any(lies_in(name, layer) for layer in layers))
+        for layer in layers:
+            inside = [name for name in optimizer.rates if lies_in(name, layer) and not optimizer.rates[name]]
+            optimizer.rates = {**optimizer.rates, **dict.fromkeys(inside, 1.0)}
+            if not any(optimizer.rate_of(name) for name in self.network.layout.names if lies_in(name, layer)):
+                optimizer.rates = {**optimizer.rates, layer: 1.0}  # a layer around it has the rate 0
 
     def hold(self, network: Network) -> Network:
         """What this process holds and computes of the network: all of it."""
@@ -655,7 +667,7 @@ def check_parts(network: Network, loss: Loss, optimizer: Optimizer, seed: int, s
             f"{type(optimizer).__name__} evaluates a batch several times in a step: train with parallel.Sandblaster, "
             "on one process too, or minimise with nn.LBFGS"
         )
-    check_rates(network, optimizer.rates)
+    check_rates(network, {**optimizer.rates, **dict.fromkeys(optimizer.frozen, 0.0)})
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"a trainer's seed must be a whole number, not negative, given {seed!r:.80}")
 

@@ -1,5 +1,7 @@
 """Frozen layers and rates by layer: steps are PyTorch's with parameter groups, and norms leave out what is frozen."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -112,3 +114,29 @@ def test_what_is_no_rate_or_no_layer_is_refused():
     with pytest.raises(ValueError, match=r"'1', or lies"):
         one.freeze("1")
     assert one.frozen == []
+
+
+def test_a_frozen_layer_is_frozen_whatever_its_rates_and_has_them_again():
+    one = trainer(nn.SGD(0.1, rates={"0.W": 0.1, "2": 0.5, "4": 0.0}))
+    before = one.snapshot()
+    one.freeze("0", "2")
+    one.step(X, Y)
+    assert all(np.array_equal(array, before[f"param/{key}"]) for key, array in one.named_parameters())
+    copied = pickle.loads(pickle.dumps(one))
+    for each in (one, copied):
+        each.unfreeze("0.W")
+        rates = {key: each.optimizer.rate_of(key) for key, _ in each.named_parameters()}
+        assert rates == {"0.W": 0.1, "0.b": 0, "2.W": 0, "2.b": 0, "4.W": 0, "4.b": 0}
+        each.freeze("0.W")
+        each.unfreeze("0")
+        assert [each.optimizer.rate_of(key) for key in ("0.W", "0.b", "2.W", "4.b")] == [0.1, 1, 0, 0]
+        each.unfreeze()
+        assert not each.frozen
+        assert [each.optimizer.rate_of(key) for key in ("0.W", "0.b", "2.W", "4.b")] == [0.1, 1, 0.5, 1]
+    all_of_it = trainer(nn.SGD(0.1, rates={"": 0.0}))
+    all_of_it.unfreeze("2")
+    assert [all_of_it.optimizer.rate_of(key) for key in ("0.W", "2.W")] == [0, 1]
+    with pytest.raises(TypeError, match="frozen must be a tuple of names"):
+        nn.SGD(frozen="0")
+    with pytest.raises(ValueError, match="no parameter of network is called '9'"):
+        trainer(nn.SGD(frozen=("9",)))

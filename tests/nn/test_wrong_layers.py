@@ -179,3 +179,98 @@ def test_heads_inside_a_network_are_rounded_and_watched():
     _, saved = one.network.forward(one.p, X, one.ctx)
     assert {"1.rest.0", "1.rest", "1.head"} <= seen.keys()
     assert saved[1][1].dtype == np.float16, "what the head has saved"
+
+
+class Table(nn.Layer):
+    """A look-up with ids of its own; describe(ids, gy) is what backward says of the table."""
+
+    def __init__(self, shape, ids, describe):
+        self.shape, self.at, self.describe = shape, np.array(ids), describe
+
+    def specs(self, in_shape):
+        return {"W": nn.Spec(self.shape, nn.initializers.ones)}, in_shape
+
+    def forward(self, p, x, ctx):
+        return x + p.W[self.at].mean(axis=0), None
+
+    def backward(self, p, gy, saved, ctx):
+        return gy, {"W": self.describe(self.at, gy)}
+
+
+def test_ids_of_a_scattered_gradient_count_from_the_end_where_negative():
+    rows = RNG.standard_normal((6, 6)).astype(np.float32)
+    ids = [-1, 3, 0, -4, -1, 2]
+    one = trainer(Table((4, 6), ids, lambda ids, gy: nn.ScatterAdd(ids, rows)))
+    expected = np.zeros((4, 6), np.float32)
+    np.add.at(expected, ids, rows)
+    for parts in (1, 2):
+        one.step(X, Y, parts=parts)
+        np.testing.assert_allclose(one.g[0].W, parts * expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(IndexError, match="id -5 is out of range of 4 rows"):
+        trainer(Table((4, 6), [0, -1], lambda ids, gy: nn.ScatterAdd(ids - 4, rows[:2]))).step(X, Y)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((4, 6), (2, 1)), ((4, 1, 6), (2, 6)), ((4, 6), (1, 6))])
+def test_scattered_rows_that_are_no_rows_of_the_parameter_are_refused(shape, rows):
+    given = np.ones(rows, np.float32)
+    one = trainer(Table(shape, [0, 1], lambda ids, gy: nn.ScatterAdd(ids, given)), nn.Flatten(), in_shape=(1, 6))
+    with pytest.raises(ValueError, match="ScatterAdd adds rows"):
+        one.step(X[:, None], Y % 6)
+
+
+class Squeezed(nn.Layer):
+    def specs(self, in_shape):
+        return {"b": nn.Spec(in_shape, nn.initializers.zeros)}, in_shape
+
+    def forward(self, p, x, ctx):
+        return (x + p.b if ctx.training else (x + p.b).mean(axis=0, keepdims=True)), None
+
+    def backward(self, p, gy, saved, ctx):
+        return gy, {"b": gy.squeeze().sum(axis=0)}
+
+
+def test_what_goes_wrong_after_the_first_step_is_not_repeated_by_numpy():
+    one = trainer(Squeezed(), nn.Flatten(), in_shape=(2, 3))
+    x = X.reshape(64, 2, 3)
+    one.step(x, Y)
+    with pytest.raises(ValueError, match=r"a gradient must have its parameter's shape \(2, 3\), given \(3,\)"):
+        one.step(x[:1], Y[:1])
+    narrow = trainer(Squeezed())
+    narrow.step(X, Y)
+    with pytest.raises(ValueError, match=r"shape \(6,\), given \(\)"):
+        narrow.step(X[:1], Y[:1])
+    with pytest.raises(ShapeError, match=r"makes \(6,\) of a sample, but an array \(1, 6\) of 64 samples"):
+        narrow.predict(X)
+
+
+class Slope(nn.Layer):
+    """PReLU with one slope: its parameter has no axis, so the gradient is a sum of everything."""
+
+    def specs(self, in_shape):
+        return {"a": nn.Spec((), nn.initializers.zeros)}, in_shape
+
+    def forward(self, p, x, ctx):
+        return np.where(x > 0, x, x * p.a), x
+
+    def backward(self, p, gy, x, ctx):
+        return np.where(x > 0, gy, gy * p.a), {"a": (gy * x)[x <= 0].sum()}
+
+
+def test_the_gradient_of_a_parameter_without_axes_is_a_scalar():
+    assert nn.gradcheck(Slope(), RNG.standard_normal((5, 4))) < 1e-6
+    one, cut = trainer(nn.Linear(6, 4), Slope()), trainer(nn.Linear(6, 4), Slope())
+    one.step(X, Y)
+    cut.step(X, Y, parts=5)
+    assert one.flat_parameters[one.network.layout.slices["1.a"]] != 0
+    np.testing.assert_allclose(cut.flat_parameters, one.flat_parameters, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("output", 10), ("gradient", abs), ("ids", [3, 4]), ("ids", np.arange(3)), ("synchronized", "no")],
+)
+def test_a_hyper_parameter_with_the_name_of_a_declaration_is_refused(name, value):
+    layer = nn.ReLU()
+    setattr(layer, name, value)
+    with pytest.raises(TypeError, match=f"layer 0.*{name} declares something to the engine"):
+        nn.Network(nn.Sequential(layer), (3,))
