@@ -107,6 +107,7 @@ def test_packages_use_only_what_they_may():
     for module, path in files().items():
         names = {name.split(".")[0] for name in imports_in(path.read_text(), module)}
         assert names - sys.stdlib_module_names - set(PACKAGES) <= FOREIGN[module.split(".")[0]], module
+        assert "pytest" not in names or module.startswith("parallel.testing."), f"{module} needs pytest to be imported"
 
 
 def test_modules_are_imported_under_their_names():
