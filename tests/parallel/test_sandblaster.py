@@ -338,7 +338,7 @@ def test_bad_input_is_refused():
     loss = nn.CrossEntropyLoss()
     with pytest.raises(ValueError, match="expected QuasiNewton, given SGD"):
         Sandblaster(network(), loss, nn.SGD(0.1))
-    with pytest.raises(ValueError, match="leave out clip and weight_decay"):
+    with pytest.raises(ValueError, match="leave out clip, weight_decay and rates"):
         QuasiNewton(weight_decay=0.1)
     with pytest.raises(ValueError, match="history and max_evaluations must be at least 1"):
         QuasiNewton(history=0)
