@@ -308,6 +308,8 @@ def _in_data_set(training: Training, error: NonFiniteLoss) -> NonFiniteLoss:
 def _epoch(training: Training, callbacks: Sequence[Callback], schedule, accumulate: int) -> None:
     trainer = training.trainer
     clock = time.perf_counter()
+    if schedule and training.batch:  # resumed, perhaps behind the last step: the record has that step's rate
+        trainer.optimizer.lr = _rate(schedule(training.step - 1), training.step - 1)
     for x, y, total in training.train.epoch(training.first_epoch + training.epoch, training.batch):
         if schedule:
             trainer.optimizer.lr = _rate(schedule(training.step), training.step)

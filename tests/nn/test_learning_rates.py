@@ -172,3 +172,25 @@ def test_what_makes_no_sense_is_named(text, message):
 def test_plateau_names_a_metric_that_is_not_measured():
     with pytest.raises(ValueError, match="'validation_loss' is not in the record"):
         Plateau(0.1).on_epoch(SimpleNamespace(history=[]), {"loss": 1.0})
+
+
+def test_records_of_a_run_that_is_resumed_behind_an_epochs_last_step_have_its_rate():
+    class Stop(nn.Callback):
+        def on_step(self, training, loss):
+            if training.batch == 5:
+                self.kept, self.progress = training.trainer.snapshot(), training.progress()
+                raise InterruptedError
+
+    rng = np.random.default_rng(1)
+    data = rng.random((20, 6)), rng.integers(0, 3, 20)
+    schedule, stop = Step(0.4, 1, 0.5), Stop()
+    network = nn.Network(nn.Linear(6, 3), (6,), np.float64)
+    whole = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.9))
+    expected = [record["lr"] for record in nn.fit(whole, data, 2, schedule=schedule, batch=4).history]
+    with pytest.raises(InterruptedError):
+        nn.fit(nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.9)), data, 2, stop, schedule=schedule, batch=4)
+    resumed = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.9))
+    resumed.load_state_dict(stop.kept)
+    run = nn.fit(resumed, data, 2, schedule=schedule, batch=4, progress=stop.progress)
+    assert [record["lr"] for record in run.history] == expected
+    assert np.array_equal(resumed.flat_parameters, whole.flat_parameters)
