@@ -12,11 +12,13 @@ class Aborted(RuntimeError):
     ----------
     cause : str
         which rank, which call and why, as the rank saw it that was the first to leave
+    death : bool
+        whether MPI had told that rank of a death
     """
 
-    def __init__(self, cause: str):
+    def __init__(self, cause: str, death: bool = False):
         super().__init__(f"{cause}, {ADVICE}")
-        self.cause = cause
+        self.cause, self.death = cause, death
 
 
 def cause_of(error: BaseException, rank: str, what: str, place: str = "") -> str:

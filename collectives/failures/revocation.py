@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
+from collectives.failures.aborted import Aborted
+
 _made: dict[int, MPI.Intracomm] | None = None
 
 
@@ -36,6 +38,8 @@ def unregister(comm: MPI.Intracomm) -> MPI.Intracomm:
 
 def of_a_death(error: BaseException) -> bool:
     """Whether MPI says by it that a rank has died, or that others have been told so."""
+    if _made is not None and isinstance(error, Aborted):
+        return error.death
     kinds = MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED
     return _made is not None and isinstance(error, MPI.Exception) and error.Get_error_class() in kinds
 

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.awake import Awake
+from collectives.failures.revocation import of_a_death
 from collectives.node_memory.files import open_first
 from collectives.progress import Calls, Doing, in_flight, move
 
@@ -131,7 +132,7 @@ class Flags:
             self.fence()
             return same
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what))
+            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
             raise
 
     def arrive(self, marks: tuple[int, int]) -> tuple[int, int]:
@@ -152,7 +153,7 @@ class Flags:
             self.fence()
             return same
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what))
+            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
             raise
 
     def arrived(self, word: int, shown: int) -> bool | None:
@@ -189,7 +190,7 @@ class Flags:
                     self._wait(line, lambda line, met=met, mine=mine: line[mine] >= met, what, [(r, line)])
             return self.fence()
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what))
+            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
             raise
 
     def tell(self, word: int, value: int) -> None:
@@ -205,7 +206,7 @@ class Flags:
                     self._wait(line, lambda line: line[word] >= value, what)
             self.fence()
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what))
+            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
             raise
 
     def told(self, word: int) -> list[int]:
@@ -223,29 +224,32 @@ class Flags:
             self.first[Word.NUMBER] = number + 1
             return number
         except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", "a claim"))
+            self.abort(cause_of(error, f"rank {self.rank}", "a claim"), of_a_death(error))
             raise
         finally:
             fcntl.lockf(self.file, fcntl.LOCK_UN)  # whether it was locked or not
 
-    def abort(self, cause: str) -> None:
-        """This rank has ended a call early: whoever waits for it, or comes to meet it later, raises Aborted."""
+    def abort(self, cause: str, death: bool = False) -> None:
+        """This rank has ended a call early: whoever waits for it, or comes to meet it later, raises Aborted.
+
+        `death`: because MPI has told it of one, which the others may not know yet.
+        """
         if isinstance(self.mine, Refusing):
             return
         text = cause.encode()[:TEXT]
         self.causes[self.rank][: len(text)] = text
         self.fence()
-        self.mine[Word.ABORTED] = len(text)
+        self.mine[Word.ABORTED] = -len(text) if death else len(text)
         self.fence()
         self.mine[0] = self.mine[1] = GONE
-        self.mine = Refusing(cause)
+        self.mine = Refusing(cause, death)
 
     def _refuse_aborted(self):
         """Raise Aborted where another rank has ended a call early."""
         for rank, line in zip(self.ranks, self.others, strict=True):
             if length := line[Word.ABORTED]:
                 self.fence()
-                raise Aborted(bytes(self.causes[rank][:length]).decode(errors="replace"))
+                raise Aborted(bytes(self.causes[rank][: abs(length)]).decode(errors="replace"), length < 0)
 
     def _locks(self):
         """Lock the file if nobody has: 3 us with the unlocking, where MPI_Fetch_and_op takes 16 in Open MPI."""
@@ -317,14 +321,14 @@ class Flags:
 class Refusing:
     """Stands in for the words of a rank that has aborted: it can show nothing any more."""
 
-    def __init__(self, cause: str):
-        self.cause = cause
+    def __init__(self, cause: str, death: bool):
+        self.cause, self.death = cause, death
 
     def __getitem__(self, word):
-        raise Aborted(self.cause)
+        raise Aborted(self.cause, self.death)
 
     def __setitem__(self, word, value):
-        raise Aborted(self.cause)
+        raise Aborted(self.cause, self.death)
 
 
 def lines_of(comm: MPI.Intracomm) -> tuple[list[memoryview], list[memoryview]]:

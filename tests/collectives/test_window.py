@@ -479,3 +479,26 @@ def test_memory_of_a_communicator_waits_as_long_as_its_watchdog(comm, monkeypatc
         assert communicator._planner.window.flags.limit == limit, given
         communicator.Allreduce(None, x)
         communicator.release()
+
+
+@pytest.mark.mpi(ranks=2)
+def test_who_is_told_of_a_death_by_another_rank_knows_it_for_one(comm, monkeypatch):
+    """A run that goes on without dead ranks asks of every error whether it is one."""
+    from collectives.failures import revocation
+    from collectives.failures.aborted import Aborted
+    from collectives.node_memory.window import SharedWindow
+
+    for death in (True, False):
+        window = SharedWindow(comm, limit=20)
+        comm.barrier()  # it is there on both
+        if comm.rank == 0:
+            window.flags.abort("rank 0 was told", death)
+        comm.barrier()
+        with pytest.raises(Aborted, match="rank 0 was told") as caught:
+            window.flags.barrier("the test")
+        monkeypatch.setattr(revocation, "_made", None)
+        assert not revocation.of_a_death(caught.value)
+        monkeypatch.setattr(revocation, "_made", {})
+        assert revocation.of_a_death(caught.value) == death
+        monkeypatch.setattr(revocation, "_made", None)
+        window.free()
