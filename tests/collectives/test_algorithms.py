@@ -121,7 +121,7 @@ WAYS = [(op, entry) for op, entry in ENTRIES if entry.needs == {SHARED_MEMORY}]
 
 
 def calls_in_a_row(calls, size, count, changes=()):
-    """rank -> rounds of these (operation, entry), one after another as SharedPlan makes them: slots alternate.
+    """rank -> rounds of these (operation, entry), one after another as Plan makes them: slots alternate.
 
     `changes`: (place of a call, what is made of its rounds).
     """
