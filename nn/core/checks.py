@@ -137,7 +137,8 @@ def _check_gradients(gradients: dict, arrays: dict[str, np.ndarray], ctx: Any) -
     for name, gradient in gradients.items():
         array = arrays[name]
         shape, dtypes = _described(gradient)
-        exact = isinstance(gradient, np.ndarray | np.generic)  # of others the entries count, in their order
+        exact = shape is not None and (len(shape) == array.ndim or isinstance(gradient, np.ndarray | np.generic))
+        # of products of a matrix, for an array of more axes, the entries count, in their order
         if shape is not None and (shape != array.shape if exact else math.prod(shape) != array.size):
             raise ShapeError(f"{_name(ctx)}: the gradient of {name} must have its shape {array.shape}, given {shape}")
         if any(dtype != array.dtype for dtype in dtypes):

@@ -274,3 +274,14 @@ def test_a_hyper_parameter_with_the_name_of_a_declaration_is_refused(name, value
     setattr(layer, name, value)
     with pytest.raises(TypeError, match=f"layer 0.*{name} declares something to the engine"):
         nn.Network(nn.Sequential(layer), (3,))
+
+
+class Turned(nn.Linear):
+    def backward(self, p, gy, x, ctx):
+        gx, gradients = super().backward(p, gy, x, ctx)
+        return gx, gradients | {"W": nn.Product(gy.T, x)}
+
+
+def test_a_product_of_the_transposed_shape_is_refused():
+    with pytest.raises(ShapeError, match=r"the gradient of W must have its shape \(6, 3\), given \(3, 6\)"):
+        trainer(Turned(6, 3)).step(X, Y)
