@@ -49,6 +49,7 @@ class RunLock:
 
     def __init__(self, lease: float = LEASE):
         self.lease, self.path, self.file, self.own = lease, Path(), None, ""
+        self.made_directory = False
         self.released = threading.Event()
 
     def hold(self, directory: Path, known: str = "") -> str:
@@ -74,6 +75,7 @@ class RunLock:
             raise RunHeld(f"{self.path}, which keeps other runs away, cannot be written ({why})") from error
 
     def _hold(self, known: str) -> str:
+        self.made_directory = not self.path.parent.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file, locked = self._open()
         try:
@@ -94,13 +96,15 @@ class RunLock:
         return self.own
 
     def release(self) -> None:
-        """Give it up, where it is held; the file goes."""
+        """Release the lock, if it is held, and remove its file; also a directory that it made and nobody has used."""
         if self.file is None:
             return
         self.released.set()
         with contextlib.suppress(OSError):
             if _content(self.file) == self.own and os.path.samestat(os.fstat(self.file), os.stat(self.path)):
                 self.path.unlink()
+                if self.made_directory:
+                    self.path.parent.rmdir()  # fails where the run has left something
         os.close(self.file)
         self.file = None
 
