@@ -608,49 +608,49 @@ class Communicator(MPI.Intracomm):
     # ------------------------------------------------ the persistent ones, of which PERSISTENT is said
 
     def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan a Barrier."""
+        """Return a persistent request for Barrier; its buffers have the same elements."""
         return self._persistent(table.BARRIER, algorithm, ())
 
     def Bcast_init(self, buf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan a Bcast."""
+        """Return a persistent request for Bcast; its buffers have the same elements."""
         return self._persistent(table.BCAST, algorithm, (root,), buf)
 
     def Scatter_init(
         self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan a Scatter."""
+        """Return a persistent request for Scatter; its buffers have the same elements."""
         return self._persistent(table.SCATTER, algorithm, (root,), sendbuf, recvbuf)
 
     def Scatterv_init(
         self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan a Scatterv."""
+        """Return a persistent request for Scatterv; its buffers have the same elements."""
         return self._persistent(table.SCATTERV, algorithm, (root,), sendbuf, recvbuf)
 
     def Gather_init(self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan a Gather."""
+        """Return a persistent request for Gather; its buffers have the same elements."""
         return self._persistent(table.GATHER, algorithm, (root,), sendbuf, recvbuf)
 
     def Gatherv_init(
         self, sendbuf, recvbuf, root: int = 0, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan a Gatherv."""
+        """Return a persistent request for Gatherv; its buffers have the same elements."""
         return self._persistent(table.GATHERV, algorithm, (root,), sendbuf, recvbuf)
 
     def Allgather_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan an Allgather."""
+        """Return a persistent request for Allgather; its buffers have the same elements."""
         return self._persistent(table.ALLGATHER, algorithm, (), sendbuf, recvbuf)
 
     def Allgatherv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan an Allgatherv."""
+        """Return a persistent request for Allgatherv; its buffers have the same elements."""
         return self._persistent(table.ALLGATHERV, algorithm, (), sendbuf, recvbuf)
 
     def Alltoall_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan an Alltoall."""
+        """Return a persistent request for Alltoall; its buffers have the same elements."""
         return self._persistent(table.ALLTOALL, algorithm, (), sendbuf, recvbuf)
 
     def Alltoallv_init(self, sendbuf, recvbuf, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None):
-        """Plan an Alltoallv."""
+        """Return a persistent request for Alltoallv; its buffers have the same elements."""
         return self._persistent(table.ALLTOALLV, algorithm, (), sendbuf, recvbuf)
 
     def Reduce_init(
@@ -662,13 +662,13 @@ class Communicator(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
         algorithm: Algorithm = None,
     ):
-        """Plan a Reduce."""
+        """Return a persistent request for Reduce; its buffers have the same elements."""
         return self._persistent(table.REDUCE, algorithm, (op, root), sendbuf, recvbuf)
 
     def Allreduce_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan an Allreduce."""
+        """Return a persistent request for Allreduce; its buffers have the same elements."""
         return self._persistent(table.ALLREDUCE, algorithm, (op,), sendbuf, recvbuf)
 
     def Reduce_scatter_init(
@@ -680,26 +680,29 @@ class Communicator(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
         algorithm: Algorithm = None,
     ):
-        """Plan a Reduce_scatter. Without `recvcounts` ranks tell each other theirs."""
+        """Return a persistent request for Reduce_scatter; its buffers have the same elements.
+
+        Without `recvcounts` each rank sends the others its own.
+        """
         counts = self.allgather(incoming(recvbuf).count) if recvcounts is None else recvcounts
         return self._persistent(table.REDUCE_SCATTER, algorithm, (counts, op), sendbuf, recvbuf)
 
     def Reduce_scatter_block_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan a Reduce_scatter_block."""
+        """Return a persistent request for Reduce_scatter_block; its buffers have the same elements."""
         return self._persistent(table.REDUCE_SCATTER_BLOCK, algorithm, (op,), sendbuf, recvbuf)
 
     def Scan_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan a Scan."""
+        """Return a persistent request for Scan; its buffers have the same elements."""
         return self._persistent(table.SCAN, algorithm, (op,), sendbuf, recvbuf)
 
     def Exscan_init(
         self, sendbuf, recvbuf, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, algorithm: Algorithm = None
     ):
-        """Plan an Exscan."""
+        """Return a persistent request for Exscan; its buffers have the same elements."""
         return self._persistent(table.EXSCAN, algorithm, (op,), sendbuf, recvbuf)
 
 

@@ -133,7 +133,7 @@ if launcher.inside():
         newcomers.come_in = has_come
     from parallel.exchange import node_memory
     node_memory.Block.update = tearing(node_memory.Block.update)
-    if "KEEPS NOTHING" in os.environ:
+    if "KEEPS_NOTHING" in os.environ:
         node_memory.Shadow.keep = lambda *_: None
     recovery.AGAIN = int(os.environ.get("AGAIN", recovery.AGAIN))
     if "SKEW" in os.environ:

@@ -128,8 +128,8 @@ def patch(kind: str, phase: str) -> None:
         replace(*places[phase], then(strikes[kind]))
 
 
-def then_patch(threads: int) -> None:
-    set_threads(threads)
+def then_patch(*arguments) -> None:
+    set_threads(*arguments)
     kind, phase, rank = os.environ["FAULT"].split("/")
     if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == rank:
         patch(kind, phase)

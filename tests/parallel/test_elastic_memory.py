@@ -63,7 +63,7 @@ def test_the_others_go_on_in_less_memory(survive, tmp_path):
 @needs_survivors
 def test_control_without_copies_what_is_half_written_is_trained_on(survive, job):
     options, undisturbed = job
-    status, said, out = survive(RANKS, "respawn", (0, 1, 4, "tears"), options=options, **{"KEEPS NOTHING": "1"})
+    status, said, out = survive(RANKS, "respawn", (0, 1, 4, "tears"), options=options, **{"KEEPS_NOTHING": "1"})
     assert status or result(out)["parameters_sha256"] != undisturbed["parameters_sha256"], said
 
 

@@ -106,7 +106,7 @@ def test_a_replica_of_several_ranks_is_one_of_one_rank(comm, together):
     many.check_replicas()
     state = many.state_dict()
     ours.each[0].flat_parameters[:] = ours.mean()
-    for name, array in ours.each[0].state().items():
+    for name, array in ours.each[0].state_dict().items():
         if comm.rank == 0 and name.startswith("param/"):
             assert np.abs(state[name] - array).max() < 1e-12 * np.abs(array).max(), name
     assert many.meet(1.0) == 1.0

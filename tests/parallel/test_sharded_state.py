@@ -40,7 +40,7 @@ def test_a_checkpoint_goes_on_under_any_other_strategy(comm, shared_tmp_path):
         for batch in batches("mlp", trainer.shard, 10)[2 * i : 2 * i + 2]:
             trainer.step(*batch)
         if not i:  # starts from the seed of the others
-            trainer.load_state_dict(one_process("mlp", "adam", steps=2)[0].state())
+            trainer.load_state_dict(one_process("mlp", "adam", steps=2)[0].state_dict())
         entries = list(trainer.entries()) if comm.rank else trainer.entries()
         if comm.rank == 0:
             kept.save(entries, {})
