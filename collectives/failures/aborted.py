@@ -22,7 +22,8 @@ class Aborted(RuntimeError):
 
 
 def cause_of(error: BaseException, rank: str, what: str, place: str = "") -> str:
-    """Why a call has ended early: that of the first rank to leave it, where it is another's."""
+    """Return, in one line, why a call ended early; of an `Aborted` the cause that it already has."""
     if isinstance(error, Aborted):
         return error.cause
-    return f"{rank} has left {what} before its end ({place}{type(error).__name__}{': ' * bool(str(error))}{error})"
+    message = " ".join(str(error).split())  # MPICH's error stacks have several lines
+    return f"{rank} has left {what} before its end ({place}{type(error).__name__}{': ' * bool(message)}{message})"
