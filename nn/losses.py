@@ -391,7 +391,7 @@ def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = 
             f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}{column}"
         )
     # As an unsigned number, a negative class is larger than any that the type holds: then one look is enough.
-    largest = np.iinfo(target.dtype).max
+    largest = 2 ** (8 * target.itemsize - (target.dtype.kind == "i")) - 1  # np.iinfo takes microseconds
     unsigned = target.view(target.dtype.str.replace("i", "u")) if classes <= largest else target
     signed_look = unsigned is target and target.dtype.kind == "i"
     if target.size and (np.maximum.reduce(unsigned, axis=None) >= classes or (signed_look and target.min() < 0)):
