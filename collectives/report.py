@@ -10,6 +10,7 @@ elements that any could do with; what is wrong it can draw.
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -39,31 +40,56 @@ class Report:
     Attributes
     ----------
     algorithm, operation : what was checked, and as what
-    right : bool
-    said : str
-        the first thing that is wrong, and in which case; empty where nothing is
+    mistake : str
+        the first mistake, and in which case; empty where there is none
     error : ScheduleError or None
-        the same to look into: a Deadlock has `waits` and `cycle`
+        the exception that says it: a Deadlock has `waits` and `cycle`
     failed : (ranks, elements) or None
         of the case that is wrong
     cases : list of Case
-        what ran before anything was wrong
+        the cases that are right
     """
 
     algorithm: Callable
     operation: str
-    right: bool = True
-    said: str = ""
+    mistake: str = ""
     error: ScheduleError | None = None
     failed: tuple[int, int] | None = None
     cases: list[Case] = field(default_factory=list)
+
+    @property
+    def right(self) -> bool:
+        """Whether no case was wrong."""
+        return self.error is None
+
+    def try_case(
+        self, words: str, case: tuple[int, int, int], run: Callable[[bool], Stats], synchronous=(False, True)
+    ) -> Stats | None:
+        """Run a case with eager and with synchronous sends; return what was counted, or None where it is wrong.
+
+        Parameters
+        ----------
+        words : of the case, for a message
+        case : ranks, elements, root
+        run : function (whether sends are synchronous) -> Stats; raises ScheduleError
+        """
+        size, count, root = case
+        for sends in synchronous:
+            try:
+                stats = run(sends)
+            except ScheduleError as error:
+                only = " (with eager sends it passes)" if sends and isinstance(error, Deadlock) else ""
+                self.mistake, self.error, self.failed = f"{words}{only}: {error}", error, (size, count)
+                return None
+        self.cases.append(Case(size, count, root, stats))
+        return stats
 
     def __bool__(self):
         return self.right
 
     def __str__(self):
         if not self.right:
-            return f"wrong: {self.said}"
+            return f"wrong: {self.mistake}"
         sizes = sorted({case.size for case in self.cases})
         lines = [
             f"right: {self.operation} of {sizes[0]} ... {sizes[-1]} ranks in {len(self.cases)} cases, with eager and "
@@ -160,25 +186,21 @@ def check(
             count *= size if operation == "alltoall" else 1
             roots = {0, size // 2, size - 1} if asked_root is None else {asked_root}
             for root in sorted(roots) if any_root else [0]:
-                case = (
+                words = (
                     f"{size} ranks"
                     + f", {count} elements" * (operation != "barrier")
                     + (f", root {root}" if any_root else "")
                 )
-                for synchronous in (False, True):
-                    try:
-                        stats = prove(
-                            operation, called, size, count, root, ordered=ordered, synchronous=synchronous, **options
-                        )
-                    except ScheduleError as error:
-                        only = " (with eager sends it passes)" if synchronous and isinstance(error, Deadlock) else ""
-                        report.right, report.said, report.error = False, f"{case}{only}: {error}", error
-                        report.failed = size, count
+
+                def run(synchronous, case=(size, count, root)):
+                    return prove(operation, called, *case, ordered=ordered, synchronous=synchronous, **options)
+
+                try:
+                    if report.try_case(words, (size, count, root), run) is None:
                         return report
-                    except Exception as error:
-                        error.add_note(f"raised by the algorithm for {case}")
-                        raise
-                report.cases.append(Case(size, count, root, stats))
+                except Exception as error:
+                    error.add_note(f"raised by the algorithm for {words}")
+                    raise
     return report
 
 
@@ -226,13 +248,13 @@ def check_algorithm(
     for size in [size for size in ranks if size <= 9]:
         for count, options in harder(size, operation, needs, taken):
             root = size // 2 if "root" in taken else 0
-            try:
-                stats = prove(operation, called, size, count, root, ordered=ordered, **options)
-            except ScheduleError as error:
-                said = f"{size} ranks, {count} elements, {options}: {error}"
-                report.right, report.said, report.error, report.failed = False, said, error, (size, count)
+            words = f"{size} ranks, {count} elements, {options}"
+            run = partial(prove, operation, called, size, count, root, ordered=ordered, **options)
+            if (
+                report.try_case(words, (size, count, root), lambda sends, run=run: run(synchronous=sends), [True])
+                is None
+            ):
                 return report
-            report.cases.append(Case(size, count, root, stats))
     return report
 
 

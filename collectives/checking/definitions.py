@@ -124,7 +124,7 @@ def most_rounds(size: int, count: int) -> int:
 
 
 def prove(
-    operation: str,
+    operation: str | Operation,
     rounds: Callable,
     size: int,
     count,
@@ -132,9 +132,12 @@ def prove(
     *,
     ordered=True,
     synchronous=True,
+    compute: Callable | None = None,
     **options,
 ) -> Stats:
     """Run one case of `rounds(rank, size, count, ...)` and compare with the definition of the operation.
+
+    `compute` is what carries out a Compute, as `simulate` takes it.
 
     Raises
     ------
@@ -143,12 +146,12 @@ def prove(
     """
     if operation == "barrier":
         return prove_barrier(rounds, size, synchronous)
-    define = OPERATIONS[operation]
+    define = OPERATIONS[operation] if isinstance(operation, str) else operation
     if define.rooted:
         options["root"] = root
     buffers = [define.before(r, size, count, root) for r in range(size)]
     most = most_rounds(size, total(count, size))
-    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous, most)
+    stats = simulate(lambda r: rounds(r, size, count, **options), buffers, synchronous, most, compute)
     compare(define, buffers, stats, size, count, root, ordered)
     return stats
 

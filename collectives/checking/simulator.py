@@ -117,6 +117,7 @@ class Stats:
     heard : for each rank its vector clock at the end: of every rank, how many rounds it knows to be over; -1 where it
         has not heard of that rank at all
     history : for each rank the steps of its rounds
+    buffers : for each rank name -> values at the end, scratch too
     """
 
     rounds: list[int]
@@ -127,6 +128,7 @@ class Stats:
     depth: list[int] = field(default_factory=list)
     heard: list[list[int]] = field(default_factory=list)
     history: list[list[list[Step]]] = field(default_factory=list)
+    buffers: Sequence[dict[str, list]] = ()
 
     @property
     def moved(self) -> int:
@@ -243,7 +245,7 @@ class Simulation:
             Rank(r, rounds_of(r, program(r)), held, set(held), [0 if q == r else -1 for q in range(size)])
             for r, held in enumerate(buffers)
         ]
-        self.stats = Stats(*([0] * size for _ in range(5)), history=[[] for _ in buffers])
+        self.stats = Stats(*([0] * size for _ in range(5)), history=[[] for _ in buffers], buffers=buffers)
         self.wires: dict[tuple[int, int], deque[Message]] = {}
         self.meetings: dict[tuple[int, ...], set[int]] = {}  # who has come
         self.accesses: dict[tuple[int, str], dict[int, list[Access]]] = {}  # (owner, buffer) -> by rank

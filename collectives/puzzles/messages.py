@@ -7,9 +7,9 @@ from collectives.puzzles.puzzle import Puzzle
 from collectives.steps import Recv, RecvReduce, Send, writes
 
 
-def only_neighbours(stats: Stats, buffers: list) -> str:
+def only_neighbours(stats: Stats) -> str:
     """Messages go to the next rank on a ring, or to the one before."""
-    size = len(buffers)
+    size = len(stats.buffers)
     for rank, rounds in enumerate(stats.history):
         for step in (s for steps in rounds for s in steps if isinstance(s, Send)):
             if (step.peer - rank) % size not in (1, size - 1):
@@ -17,7 +17,7 @@ def only_neighbours(stats: Stats, buffers: list) -> str:
     return ""
 
 
-def one_port(stats: Stats, buffers: list) -> str:
+def one_port(stats: Stats) -> str:
     """A rank sends one message in a round, and receives one."""
     for rank, rounds in enumerate(stats.history):
         for k, steps in enumerate(rounds):
@@ -28,7 +28,7 @@ def one_port(stats: Stats, buffers: list) -> str:
     return ""
 
 
-def in_memory(stats: Stats, buffers: list) -> str:
+def in_memory(stats: Stats) -> str:
     """All is done in memory, and in the end a rank knows that what others write into its buffers has been written."""
     if any(stats.messages):
         return "there are no messages here: Copy, Reduce and Barrier only"

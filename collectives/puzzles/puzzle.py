@@ -1,17 +1,20 @@
-"""What a puzzle is, and how an answer is graded: by the same readers that check, price and draw the library's own."""
+"""What a puzzle is, and how an answer is graded: by the tools that check, price and draw the library's own."""
 
 from __future__ import annotations
 
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 
-from collectives.checking.definitions import Operation, WrongResult, compare, most_rounds
-from collectives.checking.simulator import Deadlock, ScheduleError, Stats, simulate
+from collectives.checking.definitions import Operation, WrongResult, prove
+from collectives.checking.simulator import ScheduleError, Stats
+from collectives.drawing.timeline import draw_timeline
 from collectives.pricing.networks import ROUNDS, Network
 from collectives.pricing.price import price
+from collectives.report import Report
 from collectives.steps import Compute, Round, reads, writes
 
 PACKAGE = str(Path(__file__).parents[1])  # whose lines no answer is in
@@ -43,9 +46,9 @@ class Puzzle:
         Cases in which it must be right, too.
     network : Network
         What "seconds" are counted on.
-    compute : callable (rank, size, step, values) -> (values of its writes, what is wrong or "")
-        For puzzles with computation.
-    rule : callable (Stats, buffers) -> str
+    compute : callable (rank, size, step, values) -> values of its writes
+        Raises ScheduleError for values that are wrong. For puzzles with computation.
+    rule : callable (Stats) -> str
         What is not allowed beside: why an answer is refused, or "".
     memory : bool
         Whether ranks may name each other's buffers.
@@ -61,7 +64,7 @@ class Puzzle:
     others: tuple[tuple[int, int], ...] = ()
     network: Network = ROUNDS
     compute: Callable | None = None
-    rule: Callable[[Stats, list], str] = field(default=lambda stats, buffers: "")
+    rule: Callable[[Stats], str] = field(default=lambda stats: "")
     memory: bool = False
 
     def __str__(self):
@@ -73,60 +76,37 @@ class Puzzle:
 
     def grade(self, mine: Callable[..., Iterable]) -> Grade:
         """Try an answer: in the case that is measured and in the others, with eager and with synchronous sends."""
-        grade = Grade(self, mine)
+        grade = Grade(mine, self.name, puzzle=self)
         for size, count in ((self.size, self.count), *self.others):
-            for synchronous in (False, True):
-                try:
-                    buffers, stats = self._try(mine, size, count, synchronous)
-                except ScheduleError as error:
-                    only = " (with eager sends it passes)" if synchronous and isinstance(error, Deadlock) else ""
-                    grade.said, grade.error = f"{size} ranks, {count} elements{only}: {error}", error
-                    grade.failed = size, count
-                    return grade
-                if (size, count, synchronous) == (self.size, self.count, True):
-                    grade.measured = self._measure(mine, stats, buffers)
+            words = f"{size} ranks, {count} elements"
+            if grade.try_case(words, (size, count, 0), partial(self._try, mine, size, count)) is None:
+                return grade
+        stats, *_ = (case.stats for case in grade.cases)
+        grade.measured = self._measure(mine, stats)
         return grade
 
-    def _try(self, mine: Callable, size: int, count: int, synchronous: bool) -> tuple[list, Stats]:
-        wrong: list[tuple[int, str]] = []
-
-        def compute(rank: int, step: Compute, values: list) -> list:
-            found, problem = self.compute(rank, size, step, values)
-            wrong.extend([(rank, problem)] if problem else [])
-            return found
-
-        buffers = [self.define.before(rank, size, count, 0) for rank in range(size)]
-        most = most_rounds(size, size * (count + 1))
-        stats = simulate(
-            lambda rank: rounds_of_answer(mine, rank, size, count),
-            buffers,
-            synchronous,
-            most,
-            compute if self.compute else refuse,
-        )
-        if wrong:
-            raise WrongResult(wrong[0][1], wrong[0][0], stats)
-        if not self.memory and (problem := elsewhere(stats)):
+    def _try(self, mine: Callable, size: int, count: int, synchronous: bool) -> Stats:
+        compute = (lambda rank, *given: self.compute(rank, size, *given)) if self.compute else refuse
+        answer = partial(rounds_of_answer, mine)
+        stats = prove(self.define, answer, size, count, ordered=False, synchronous=synchronous, compute=compute)
+        if problem := self.rule(stats) or ("" if self.memory else elsewhere(stats)):
             raise WrongResult(problem, None, stats)
-        compare(self.define, buffers, stats, size, count)
-        if problem := self.rule(stats, buffers):
-            raise WrongResult(problem, None, stats)
-        return buffers, stats
+        return stats
 
-    def _measure(self, mine: Callable, stats: Stats, buffers: list) -> dict[str, float]:
+    def _measure(self, mine: Callable, stats: Stats) -> dict[str, float]:
         found = {
             "rounds": max(stats.depth),
             "moved": stats.moved,
             "live": max(stats.live),
             "copied": stats.copied,
-            "held": max(sum(len(a) for name, a in each.items() if name != "x") for each in buffers),
+            "held": max(sum(len(a) for name, a in each.items() if name != "x") for each in stats.buffers),
         }
         if "seconds" in self.limits:
             found["seconds"] = price(mine, self.size, self.count, 1, self.network).seconds
         return {name: found[name] for name in self.limits}
 
 
-def rounds_of_answer(mine: Callable, rank: int, size: int, count: int) -> Iterator[Round]:
+def rounds_of_answer(mine: Callable, rank: int, size: int, count: int, **_) -> Iterator[Round]:
     """The answer's rounds; what it raises is a ScheduleError, with the answer's own line."""
     number = 0
     try:
@@ -144,7 +124,7 @@ def rounds_of_answer(mine: Callable, rank: int, size: int, count: int) -> Iterat
 
 
 def elsewhere(stats: Stats) -> str:
-    """The first step in memory that is not the rank's own, or ""."""
+    """Return the first step in memory that is not the rank's own, or ""."""
     for rank, rounds in enumerate(stats.history):
         for k, steps in enumerate(rounds):
             for step in steps:
@@ -159,27 +139,18 @@ def refuse(rank: int, step: Compute, values: list) -> list:
 
 
 @dataclass
-class Grade:
-    """How an answer did. True where it is right and within all limits; print it, or look at it: `grade.draw()`.
+class Grade(Report):
+    """A `Report` on an answer, with limits. True where it is right and within them; print it, or `grade.draw()` it.
 
     Attributes
     ----------
     measured : dict of str -> number
         Of UNITS; empty where the answer is wrong.
-    said : str
-        The first thing that is wrong, and in which case.
-    error : ScheduleError or None
-        The same to look into.
-    failed : (ranks, elements)
-        Of that case.
     """
 
+    _: KW_ONLY
     puzzle: Puzzle
-    answer: Callable
     measured: dict[str, float] = field(default_factory=dict)
-    said: str = ""
-    error: ScheduleError | None = None
-    failed: tuple[int, int] | None = None
 
     @property
     def over(self) -> list[str]:
@@ -192,11 +163,11 @@ class Grade:
         return [name for name, value in self.measured.items() if value < self.puzzle.record[name] * (1 - 1e-9)]
 
     def __bool__(self):
-        return self.error is None and not self.over
+        return self.right and not self.over
 
     def __str__(self):
-        if self.error is not None:
-            return f"{self.puzzle.name}: wrong. {self.said}\ngrade.draw() shows where."
+        if not self.right:
+            return f"{self.puzzle.name}: wrong. {self.mistake}\ngrade.draw() shows where."
         head = (
             "right, but over the limit" if self.over else "solved, and a new record!" * bool(self.records) or "solved"
         )
@@ -207,26 +178,13 @@ class Grade:
             lines.append(f"  {mark:8}  {value:6g} of {limit:g} (record {record:g})  {UNITS[name]}")
         return "\n".join(lines)
 
-    def draw(self, **options):
-        """The answer as a picture; of one that is wrong, up to and with the round where it goes wrong.
-
-        Parameters
-        ----------
-        **options
-            As for `collectives.draw`.
-
-        Returns
-        -------
-        matplotlib Figure
-        """
-        from collectives.drawing.diagrams import draw, draw_failure
-        from collectives.drawing.timeline import draw_timeline
-
-        title = options.pop("title", self.puzzle.name)
-        if self.error is not None:
-            return draw_failure(self.answer, *self.failed, self.error, title=title)
-        size, count = self.puzzle.size, self.puzzle.count
-        if self.puzzle.compute:
-            priced = price(self.answer, size, count, 1, self.puzzle.network, trace=True)
-            return draw_timeline(priced, title=title, counted_in="units")
-        return draw(self.answer, size, count, title=title, **options)
+    def draw(self, size: int | None = None, count: int | None = None, **options):
+        """Draw the answer as `Report.draw` does; one with computation over time, in the puzzle's own case."""
+        puzzle = self.puzzle
+        options = {"title": puzzle.name} | options
+        if self.right and puzzle.compute:
+            priced = price(self.algorithm, puzzle.size, puzzle.count, 1, puzzle.network, trace=True)
+            return draw_timeline(priced, title=options["title"], counted_in="units")
+        if self.right:
+            size, count = size or puzzle.size, puzzle.count if count is None else count
+        return super().draw(size, count, **options)

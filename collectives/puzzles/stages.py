@@ -77,8 +77,8 @@ class Stage:
 MADE = {"in": (-1, "F"), "gradient": (1, "B"), "kept": (0, "F"), "factor": (0, "I")}
 
 
-def pass_on(rank: int, size: int, step: Compute, values: list, kinds: str = "FB") -> tuple[list, str]:
-    """What an action writes: its kind and rank, and the micro-batch; with what is wrong about what it has read."""
+def pass_on(rank: int, size: int, step: Compute, values: list, kinds: str = "FB") -> list:
+    """Return what an action writes: its kind and rank, and the micro-batch; ScheduleError where it reads others'."""
     kind, number = step.name[:1], step.name[1:]
     if kind not in kinds or not number.isdecimal():
         raise ScheduleError(f"rank {rank} computes {step.name!r}: expected {' or '.join(kinds)} and a micro-batch")
@@ -90,10 +90,10 @@ def pass_on(rank: int, size: int, step: Compute, values: list, kinds: str = "FB"
         want = ((f"{made}{rank + by}", i),) if made else ((0, i),)
         if got[0] != want:
             where = f"rank {rank}, {step.name} reads {read.buf}[{read.lo}]"
-            return [[got[0]] for _ in step.writes], f"{where}: it holds {shown(got[0])}, expected {shown(want)}"
+            raise ScheduleError(f"{where}: it holds {shown(got[0])}, expected {shown(want)}")
     name = {"W": "B"}.get(kind, kind)  # whether in one step or in two
     written = {"kept": "F", "out": "F", "back": "B", "done": "B", "factor": "I"}
-    return [[((f"{written.get(s.buf, name)}{rank}", i),)] for s in step.writes], ""
+    return [[((f"{written.get(s.buf, name)}{rank}", i),)] for s in step.writes]
 
 
 def needs(step: Compute) -> tuple:
@@ -167,7 +167,7 @@ def outputs(rank: int, size: int, count: int, root: int):
     return "y", 0, [((f"layer {layer}", layer),) for layer in range(count)]
 
 
-def layer(rank: int, size: int, step: Compute, values: list) -> tuple[list, str]:
+def layer(rank: int, size: int, step: Compute, values: list) -> list:
     """Computing a layer needs the shards of all ranks, in rank order."""
     digits = step.name.removeprefix("L")
     if step.name[:1] != "L" or not digits.isdecimal() or step.seconds != LAYER:
@@ -176,11 +176,10 @@ def layer(rank: int, size: int, step: Compute, values: list) -> tuple[list, str]
     got = [value for read in values for value in read]
     want = [((q, number),) for q in range(size)]
     if [s.hi - s.lo for s in step.writes] != [1]:
-        return [[((f"layer {number}", number),)] * (s.hi - s.lo) for s in step.writes], (
-            f"rank {rank}, {step.name} writes {step.writes}: expected one element of y"
-        )
-    problem = "" if got == want else f"rank {rank}, {step.name} reads {got}, expected the shards of all ranks: {want}"
-    return [[((f"layer {number}", number),)]], problem
+        raise ScheduleError(f"rank {rank}, {step.name} writes {step.writes}: expected one element of y")
+    if got != want:
+        raise ScheduleError(f"rank {rank}, {step.name} reads {got}, expected the shards of all ranks: {want}")
+    return [[((f"layer {number}", number),)]]
 
 
 fsdp = Puzzle(

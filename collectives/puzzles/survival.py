@@ -5,13 +5,17 @@ from collectives.checking.simulator import Stats
 from collectives.puzzles.puzzle import Puzzle
 
 
-def survives(stats: Stats, buffers: list) -> str:
+def survives(stats: Stats) -> str:
     """Whoever is lost, its x can be made of what the others hold: an element, or a sum less elements that are there."""
-    for lost, its in enumerate(buffers):
-        if len(buffers) == 1:
+    for lost, its in enumerate(stats.buffers):
+        if len(stats.buffers) == 1:
             break
         left = [
-            value for rank, each in enumerate(buffers) if rank != lost for values in each.values() for value in values
+            value
+            for rank, each in enumerate(stats.buffers)
+            if rank != lost
+            for values in each.values()
+            for value in values
         ]
         plain = {value[0] for value in left if len(value) == 1}
         for value in its["x"]:
