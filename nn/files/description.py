@@ -27,7 +27,7 @@ from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
-from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
 from nn.layers.recurrent import LSTM, RNN
@@ -43,6 +43,7 @@ LAYERS: dict[str, type[Layer]] = {
         *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, RNN, Reshape),
         *(
             Residual,
+            RotaryPositions,
             Sequential,
             SiLU,
             Sigmoid,

@@ -19,12 +19,13 @@ from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, Shape
 from nn.files.onnx_graph import Graph
 from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
-from nn.layers.attention import MultiHeadAttention, TransformerBlock, future
+from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.batch_normalization import BatchNorm, BatchNorm1d, BatchNorm2d
+from nn.layers.blockwise import hidden
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
-from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions, sinusoids
+from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids, turns
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
 from nn.layers.recurrent import LSTM, RNN
@@ -131,6 +132,19 @@ def _(layer, x, p, s, shape, graph):
     return graph.node("Add", x, sinusoids(*shape, np.dtype(np.float32)))
 
 
+@form(RotaryPositions)
+def _(layer, x, p, s, shape, graph):
+    return _rotated(x, np.arange(shape[0]), shape[1], graph)
+
+
+def _rotated(x, positions, features: int, graph):
+    """What nn.layers.embedding.rotate does to x (..., T, features)."""
+    cos, sin = (np.repeat(table, 2, axis=1) for table in turns(positions, features, np.dtype(np.float32)))
+    swapped = graph.node("Gather", x, np.arange(features) ^ 1, axis=-1)  # 1 0 3 2 ...
+    signs = np.where(np.arange(features) % 2, sin, -sin)
+    return graph.node("Add", graph.node("Mul", x, cos), graph.node("Mul", swapped, signs))
+
+
 @form(MultiHeadAttention)
 def _(layer, x, p, s, shape, graph):
     (T, D), H = shape, layer.heads
@@ -139,10 +153,12 @@ def _(layer, x, p, s, shape, graph):
     heads = graph.node("Reshape", qkv, np.array([0, T, 3, H, D // H]))
     heads = graph.node("Transpose", heads, perm=(2, 0, 3, 1, 4))  # (3, N, H, T, D/H)
     q, k, v = (graph.node("Gather", heads, np.array(i), axis=0) for i in range(3))
+    if layer.rotary:
+        q, k = (_rotated(part, np.arange(T), D // H, graph) for part in (q, k))
     q = graph.node("Mul", q, 1 / math.sqrt(D // H))
     score = graph.node("MatMul", q, graph.node("Transpose", k, perm=(0, 1, 3, 2)))
     if layer.causal:
-        score = graph.node("Add", score, future(T, np.dtype(np.float32)))
+        score = graph.node("Add", score, hidden(T, T, 0, np.dtype(np.float32)))
     if graph.padding:
         score = graph.node("Where", graph.node("Unsqueeze", graph.padding, np.array([1, 2])), -math.inf, score)
     mixed = graph.node("MatMul", graph.node("Softmax", score, axis=-1), v)

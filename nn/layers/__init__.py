@@ -7,7 +7,8 @@
 | convolution.py | Conv2d, which chooses among im2col.py, winograd.py and winograd_rows.py |
 | pooling.py | maximum and mean over windows of an image |
 | normalization.py, batch_normalization.py | within a sample; over the batch, perhaps of all ranks |
-| attention.py, embedding.py | multi-head attention, the transformer block; words and places as vectors |
+| attention.py, blockwise.py | multi-head attention and the transformer block; its softmax by blocks of keys |
+| embedding.py | words and positions as vectors |
 | recurrent.py | a plain recurrent layer and the LSTM: backpropagation through time |
 | dropout.py, reshaping.py | what has no parameters |
 """

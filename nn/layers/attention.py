@@ -1,23 +1,26 @@
 """Multi-head attention and the transformer block (Vaswani et al. 2017; pre-norm: Xiong et al. 2020).
 
 Attention of N sequences of T places, D features in H heads: 4 N T D^2 multiply-accumulates for the projections and
-2 N T^2 D for scores and sums; the probabilities, N H T^2 numbers, are kept for backward.
+2 N T^2 D for scores and sums. The probabilities, N H T^2 numbers, are kept for backward; by blocks of keys they are
+computed again, and what is kept is O(T) (blockwise.py).
 """
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
 
+from nn import option_strings
 from nn.core.containers import Residual
 from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
 from nn.layers.activations import GELU, softmax
+from nn.layers.blockwise import BlockwiseAttention, hidden
 from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout
+from nn.layers.embedding import rotate
 from nn.layers.normalization import LayerNorm
 
 
@@ -41,11 +44,23 @@ class MultiHeadAttention(Layer):
     bias : bool
     init, bias_init : initializer
         For Wqkv (D, 3D) and Wo (D, D), for bqkv and bo.
+    attention : str
+        "whole": all scores of a sequence at once, (N, H, T, T). "blocks" or "blocks:SIZE": SIZE queries and SIZE keys
+        at a time, 128 unless given; memory O(T), and of causal scores only the half that is seen (blockwise.py).
+    rotary : bool
+        Rotate queries and keys by their positions (`RotaryPositions`).
 
     Raises
     ------
     ValueError
         In forward, if a mask leaves a place nothing to look at: which layer, sample and place.
+
+    Examples
+    --------
+    >>> import nn
+    >>> layer = nn.MultiHeadAttention(64, 4, causal=True, attention="blocks:256", rotary=True)
+    >>> nn.Network(layer, (1024, 64)).out_shape
+    (1024, 64)
     """
 
     output = gradient = "new"
@@ -58,15 +73,26 @@ class MultiHeadAttention(Layer):
         bias: bool = True,
         init: Initializer = glorot,
         bias_init: Initializer = zeros,
+        attention: str = "whole",
+        rotary: bool = False,
     ):
         check_numbers("MultiHeadAttention", features=features, heads=heads)
         if features < 1 or heads < 1 or features % heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads do not divide {features} features")
+        if rotary and features // heads % 2:
+            raise ValueError(
+                f"MultiHeadAttention: rotary turns pairs of a head's features, and {features // heads} are odd: give "
+                f"{heads} heads an even number each, such as features={features + heads}"
+            )
         self.features, self.heads, self.causal, self.bias = features, heads, causal, bias
-        self.init, self.bias_init = init, bias_init
+        self.init, self.bias_init, self.attention, self.rotary = init, bias_init, attention, rotary
+        self.block_size = block_size(attention)
 
     def __repr__(self):
-        return f"MultiHeadAttention({self.features}, {self.heads}{', causal=True' if self.causal else ''})"
+        causal = ", causal=True" if self.causal else ""
+        attention = "" if self.attention == "whole" else f", attention={self.attention!r}"
+        rotary = ", rotary=True" if self.rotary else ""
+        return f"MultiHeadAttention({self.features}, {self.heads}{causal}{attention}{rotary})"
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.features:
@@ -96,23 +122,21 @@ class MultiHeadAttention(Layer):
             rows += p.bqkv
         q, k, v = _heads(qkv)
         q *= 1 / math.sqrt(size)
-
-        prob = ctx.empty((N, H, T, T), x.dtype)
-        np.matmul(q, k.swapaxes(2, 3), prob)
-        self._mask(prob, ctx)
-        softmax(prob, prob)
+        if self.rotary:
+            rotate(q, self.positions(T, ctx))
+            rotate(k, self.positions(T, ctx))
         mixed = ctx.empty((N, T, H, size), x.dtype)
-        np.matmul(prob, v, mixed.swapaxes(1, 2))
+        kept = self.attend(q, k, v, mixed.swapaxes(1, 2), ctx)
 
         y = ctx.empty(x.shape, x.dtype)
         rows = y.reshape(N * T, D)
         np.matmul(mixed.reshape(N * T, H * size), p.Wo, rows)
         if hasattr(p, "bo"):
             rows += p.bo
-        return y, (x, qkv, prob, mixed)
+        return y, (x, qkv, mixed, kept)
 
     def backward(self, p, gy, saved, ctx):
-        x, qkv, prob, mixed = saved
+        x, qkv, mixed, kept = saved
         N, T, D = x.shape
         q, k, v = _heads(qkv)
 
@@ -122,15 +146,11 @@ class MultiHeadAttention(Layer):
 
         gqkv = ctx.workspace("qkv", qkv.shape, x.dtype)
         gq, gk, gv = _heads(gqkv)
-        np.matmul(prob.swapaxes(2, 3), gmixed.swapaxes(1, 2), gv)
-        gscore = ctx.workspace("prob", prob.shape, x.dtype)
-        np.matmul(gmixed.swapaxes(1, 2), v.swapaxes(2, 3), gscore)
-        # softmax: gs = prob (gp - sum gp prob), and that sum over T places is one over the D/H features
-        gscore -= np.einsum("nthd,nthd->nht", gmixed, mixed)[..., None]
-        gscore *= prob
-        np.matmul(gscore, k, gq)
+        self.attend_backward((q, k, v), mixed.swapaxes(1, 2), kept, gmixed.swapaxes(1, 2), (gq, gk, gv), ctx)
+        if self.rotary:
+            rotate(gq, self.positions(T, ctx), backward=True)
+            rotate(gk, self.positions(T, ctx), backward=True)
         gq *= 1 / math.sqrt(D // self.heads)
-        np.matmul(gscore.swapaxes(2, 3), q, gk)  # q was scaled in forward
 
         rows3 = gqkv.reshape(N * T, 3 * len(p.Wo))
         gradients = {
@@ -147,38 +167,87 @@ class MultiHeadAttention(Layer):
         np.matmul(rows3, p.Wqkv.T, gx.reshape(N * T, D))
         return gx, gradients
 
-    def _mask(self, score: np.ndarray, ctx) -> None:
-        """Minus infinity where a query (third axis) may not see a key (last axis)."""
-        padding = ctx.micro_batch.padding
+    # ------------------------------------------------------------- the part between the two products with weights
+
+    def positions(self, T: int, ctx) -> np.ndarray:
+        """Return the position in the sequence of each of the T rows that this process has."""
+        return np.arange(T)
+
+    def attend(self, q, k, v, out, ctx) -> tuple:
+        """Write softmax(q k^T) v to `out`, all (N, H, T, d); return what `attend_backward` needs beside them."""
+        padding = self._padding(k, ctx)
+        if self.block_size:
+            positions = self.positions(q.shape[2], ctx)
+            running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)
+            running.start(out)
+            running.add(k, v, positions, padding)
+            return (*running.finish(), padding)
+        probabilities = ctx.empty((*q.shape[:3], k.shape[2]), q.dtype)
+        np.matmul(q, k.swapaxes(2, 3), probabilities)
         if self.causal:
-            score += future(score.shape[-1], score.dtype)
+            probabilities += hidden(q.shape[2], k.shape[2], 0, q.dtype)
         if padding is not None:
-            if padding.shape != (expected := (len(score), score.shape[-1])):
-                raise ShapeError(
-                    f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
-                    f"of its input, given the Embedding's {padding.shape}: layers between the two change the places; "
-                    "build the Embedding without padding, or leave its places as they are"
-                )
-            blind = padding[:, 0] if self.causal else padding.all(axis=1)
-            if blind.any():
-                raise ValueError(
-                    f"layer {ctx.path} ({self!r}): sample {int(blind.argmax())}, place 0: padding masks every place "
-                    + ("that comes before it and itself; pad at the end" if self.causal else "of the sequence")
-                )
-            np.copyto(score, -np.inf, where=padding[:, None, None, :])
+            np.copyto(probabilities, -np.inf, where=padding[:, None, None, :])
+        softmax(probabilities, probabilities)
+        np.matmul(probabilities, v, out)
+        return (probabilities,)
+
+    def attend_backward(self, qkv, y, kept, gy, gradients, ctx) -> None:
+        """Write the gradients of q, k and v: y is what `attend` has written, kept what it returned, gy the gradient."""
+        q, k, v = qkv
+        gq, gk, gv = gradients
+        if self.block_size:
+            largest, total, padding = kept
+            positions = self.positions(q.shape[2], ctx)
+            running = BlockwiseAttention(q, positions, self.causal, self.block_size, ctx.network_context.pool)
+            running.start_backward(largest, total, y, gy)
+            gq[...], gk[...], gv[...] = 0, 0, 0
+            running.add_backward(k, v, gradients, positions, padding)
+            return
+        (probabilities,) = kept
+        np.matmul(probabilities.swapaxes(2, 3), gy, gv)
+        gscore = ctx.workspace("prob", probabilities.shape, q.dtype)
+        np.matmul(gy, v.swapaxes(2, 3), gscore)
+        # softmax: gs = prob (gp - sum gp prob), and that sum over T positions is one over the d features
+        gscore -= np.einsum("nhtd,nhtd->nht", gy, y)[..., None]
+        gscore *= probabilities
+        np.matmul(gscore, k, gq)
+        np.matmul(gscore.swapaxes(2, 3), q, gk)
+
+    def _padding(self, keys: np.ndarray, ctx) -> np.ndarray | None:
+        """Return the positions (N, T) that no query may see, checked; None: there are none."""
+        padding = ctx.micro_batch.padding
+        if padding is None:
+            return None
+        if padding.shape != (expected := (len(keys), keys.shape[2])):
+            raise ShapeError(
+                f"layer {ctx.path} ({self!r}): expects a padding mask of shape {expected}, one entry a place "
+                f"of its input, given the Embedding's {padding.shape}: layers between the two change the places; "
+                "build the Embedding without padding, or leave its places as they are"
+            )
+        blind = padding[:, 0] if self.causal else padding.all(axis=1)
+        if blind.any():
+            raise ValueError(
+                f"layer {ctx.path} ({self!r}): sample {int(blind.argmax())}, place 0: padding masks every place "
+                + ("that comes before it and itself; pad at the end" if self.causal else "of the sequence")
+            )
+        return padding
+
+
+def block_size(attention: str) -> int:
+    """Return how many queries and keys "blocks:SIZE" computes at a time; 0 for "whole"."""
+    name, parts = option_strings.split(attention)
+    size = parts[0] if parts else "128"
+    if name == "blocks" and len(parts) < 2 and size.isdecimal() and int(size) > 0:
+        return int(size)
+    if attention == "whole":
+        return 0
+    raise ValueError(f'attention must be "whole", or "blocks:SIZE" such as "blocks:128", given {attention!r}')
 
 
 def _heads(qkv: np.ndarray) -> np.ndarray:
     """(N, T, 3, H, D/H) as queries, keys and values (3, N, H, T, D/H): a view."""
     return qkv.transpose(2, 0, 3, 1, 4)
-
-
-@functools.lru_cache(maxsize=8)
-def future(length: int, dtype: np.dtype) -> np.ndarray:
-    """0 on and below the diagonal, minus infinity above."""
-    table = np.triu(np.full((length, length), -np.inf, dtype), 1)
-    table.flags.writeable = False
-    return table
 
 
 class TransformerBlock(Sequential):
@@ -194,6 +263,8 @@ class TransformerBlock(Sequential):
         Of the two linear layers; 0 takes 4 features.
     dropout : float
         Rate, at the end of each residual branch.
+    attention, rotary
+        As of MultiHeadAttention.
     """
 
     def __init__(
@@ -204,15 +275,17 @@ class TransformerBlock(Sequential):
         pre_norm: bool = True,
         hidden: int = 0,
         dropout: float = 0.0,
+        attention: str = "whole",
+        rotary: bool = False,
     ):
         self.features, self.heads, self.causal, self.pre_norm = features, heads, causal, pre_norm
-        self.hidden, self.dropout = hidden, dropout
+        self.hidden, self.dropout, self.attention, self.rotary = hidden, dropout, attention, rotary
         check_numbers("TransformerBlock", features=features, heads=heads, hidden=hidden, dropout=dropout)
         hidden = hidden or 4 * features
-        attention = [MultiHeadAttention(features, heads, causal)]
+        heads_together = MultiHeadAttention(features, heads, causal, attention=attention, rotary=rotary)
         dense = [Linear(features, hidden), GELU(), Linear(hidden, features)]
         layers: list[Layer] = []
-        for branch in (attention, dense):
+        for branch in ([heads_together], dense):
             branch += [Dropout(dropout)] if dropout else []
             if pre_norm:
                 layers += [Residual(Sequential(LayerNorm(features), *branch))]

@@ -1,6 +1,7 @@
-"""Words and their places as vectors: Embedding, learned and sinusoidal positions.
+"""Words and their places as vectors: Embedding; learned, sinusoidal and rotary positions.
 
-Sources: Bengio et al. 2003 (embedding), Vaswani et al. 2017 (sinusoids), Press and Wolf 2017 (tied output weights).
+Sources: Bengio et al. 2003 (embedding), Vaswani et al. 2017 (sinusoids), Press and Wolf 2017 (tied output weights), Su
+et al. 2021 (rotary positions).
 """
 
 from __future__ import annotations
@@ -149,3 +150,63 @@ def sinusoids(length: int, features: int, dtype: np.dtype) -> np.ndarray:
     table = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, -1)[:, :features].astype(dtype)
     table.flags.writeable = False
     return table
+
+
+class RotaryPositions(Layer):
+    """Turn each pair of features (2i, 2i + 1) of position t by the angle t / 10000^(2i/D).
+
+    A product of a query and a key that are turned so depends on the distance of their positions alone.
+    `MultiHeadAttention(rotary=True)` does it with queries and keys; this layer, with the samples (T, D) of a sequence.
+
+    Examples
+    --------
+    >>> import nn
+    >>> nn.Network(nn.RotaryPositions(), (16, 8)).out_shape
+    (16, 8)
+    """
+
+    output = gradient = "new"
+
+    def specs(self, in_shape):
+        if len(in_shape) != 2 or in_shape[1] % 2:
+            raise ShapeError(
+                f"expects sequences (places, features), the features even, given samples of shape {in_shape}"
+            )
+        return {}, in_shape
+
+    def forward(self, p, x, ctx):
+        return self._turned(x, False, ctx), None
+
+    def backward(self, p, gy, saved, ctx):
+        return self._turned(gy, True, ctx), {}
+
+    def _turned(self, x, backward, ctx):
+        y = ctx.empty(x.shape, x.dtype)
+        y[...] = x
+        rotate(y, np.arange(x.shape[1]), backward)
+        return y
+
+
+def rotate(x: np.ndarray, positions: np.ndarray, backward: bool = False) -> None:
+    """Turn the pairs of features of x (..., T, D) by the angles of their positions (T,), in place; backward: back."""
+    cos, sin = turns(positions, x.shape[-1], x.dtype)
+    if backward:
+        sin = -sin
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = even * cos - odd * sin
+    odd *= cos
+    odd += even * sin
+    even[...] = turned
+
+
+def turns(positions: np.ndarray, features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return cosine and sine, (T, features / 2), of the angle of each position and pair of features."""
+    return _turns(np.ascontiguousarray(positions, np.int64).tobytes(), features, dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _turns(positions: bytes, features: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine, (T, D/2), of the angle of each position and pair of features."""
+    rates = np.exp(np.arange(features // 2) * (-2 * math.log(10000) / features))
+    angles = np.frombuffer(positions, np.int64)[:, None] * rates
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)

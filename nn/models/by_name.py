@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -59,7 +60,8 @@ def build(
     Parameters
     ----------
     spec : str
-        Name of the model, and after a colon its numbers, separated by commas.
+        Name of the model, and after a colon its numbers and options, separated by commas: "transformer:64,4,tied=1",
+        "transformer:64,4,2,positions=rotary,dropout=0.1".
     in_shape : tuple of int
         Of one sample; images are (height, width, channels).
     classes : int
@@ -86,22 +88,11 @@ def build(
         raise TypeError(f"model {spec!r}: in_shape is that of one sample, such as (28, 28, 1), given {in_shape!r:.80}")
     name, parts = option_strings.split(spec)
     builder = lookup("model", MODELS, name)
-    try:
-        numbers = [int(number) for number in parts]
-    except ValueError:
-        given = ",".join(parts)
-        raise ValueError(f"model {spec!r}: expected whole numbers after the colon, given {given!r}") from None
-    options = {}
+    numbers, options = _arguments(spec, builder, parts)
     if activation is not None:
         if "activation" not in inspect.signature(builder).parameters:
             raise ValueError(f"model {name}: its activations are part of it; leave --activation out")
         options["activation"] = lookup("activation", activations.BY_NAME, activation)
-    try:
-        inspect.signature(builder).bind(in_shape, classes, *numbers)
-    except TypeError:
-        raise ValueError(
-            f"model {spec!r}: {len(numbers)} numbers are too many; {name} takes {_numbers(builder)}"
-        ) from None
     root = builder(tuple(in_shape), classes, *numbers, **options)
     if output_activation is not None:
         last = lookup("activation", activations.BY_NAME, output_activation)()
@@ -143,6 +134,27 @@ def first_values(layer: Layer, init: Initializer, biases: bool = False) -> None:
         layer.init = init
         if biases:
             layer.bias_init = init
+
+
+def _arguments(spec: str, builder: Callable[..., Layer], parts: list[str]) -> tuple[list[int], dict[str, object]]:
+    """The numbers behind a model's colon, and its options by name, such as positions=rotary."""
+    parameters = inspect.signature(builder).parameters
+    leading = list(itertools.takewhile(lambda part: "=" not in part, parts))
+    try:
+        numbers = [int(number) for number in leading]
+    except ValueError:
+        given = ",".join(parts)
+        raise ValueError(f"model {spec!r}: expected whole numbers after the colon, given {given!r}") from None
+    name = option_strings.split(spec)[0]
+    try:
+        inspect.signature(builder).bind((), 0, *numbers)
+    except TypeError:
+        raise ValueError(
+            f"model {spec!r}: {len(numbers)} numbers are too many; {name} takes {_numbers(builder)}"
+        ) from None
+    free = [p.name for p in list(parameters.values())[2:] if p.kind is not p.VAR_POSITIONAL and p.name != "activation"]
+    kinds = {key: type(parameters[key].default) for key in free[len(numbers) :]}
+    return numbers, option_strings.convert(f"model {name}", parts[len(numbers) :], kinds, by_place=False)
 
 
 def _numbers(builder: Callable[..., Layer]) -> str:

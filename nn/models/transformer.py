@@ -8,9 +8,10 @@ from nn.layers.activations import GELU
 from nn.layers.attention import TransformerBlock
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
-from nn.layers.embedding import Embedding, LearnedPositions
+from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm
 
+POSITIONS = "learned", "sinusoidal", "rotary"
 MOST_BLOCKS = 1000  # each is made before its parameters are counted
 
 
@@ -23,15 +24,23 @@ def transformer(
     tied: int = 0,
     *,
     dropout: float = 0.0,
+    positions: str = "learned",
+    attention: str = "whole",
 ) -> Sequential:
-    """Predicts the next id at every place: causal pre-norm blocks, learned positions.
+    """Predicts the next id at every place: causal pre-norm blocks.
 
-    `tied` 1 takes the embedding's matrix for the output too.
+    `tied` 1 takes the embedding's matrix for the output too; `positions` are learned, sinusoidal or rotary; `attention`
+    is whole, or computed by blocks, such as blocks:128.
     """
     length = _length("transformer", in_shape, blocks)
-    layers: list[Layer] = [Embedding(classes, features), LearnedPositions(length, features)]
+    if positions not in POSITIONS:
+        raise ValueError(f"transformer: positions are {', '.join(POSITIONS)}, given {positions!r}")
+    layers: list[Layer] = [Embedding(classes, features)]
+    layers += [LearnedPositions(length, features)] if positions == "learned" else []
+    layers += [SinusoidalPositions()] if positions == "sinusoidal" else []
     layers += [Dropout(dropout)] if dropout else []
-    layers += [TransformerBlock(features, heads, causal=True, dropout=dropout) for _ in range(blocks)]
+    options = {"dropout": dropout, "attention": attention, "rotary": positions == "rotary"}
+    layers += [TransformerBlock(features, heads, causal=True, **options) for _ in range(blocks)]
     layers += [LayerNorm(features)]
     layers += [TiedLinear("0.W", features, classes) if tied else Linear(features, classes, bias=False)]
     return Sequential(*layers)
@@ -45,13 +54,14 @@ def encoder(
     blocks: int = 2,
     *,
     dropout: float = 0.1,
+    attention: str = "whole",
 ) -> Sequential:
     """Tells which id belongs at each place from all others: post-norm blocks; id 0 is padding that nobody looks at."""
     length = _length("encoder", in_shape, blocks)
     return Sequential(
         *(Embedding(classes, features, padding=0), LearnedPositions(length, features), LayerNorm(features)),
         *([Dropout(dropout)] if dropout else []),
-        *(TransformerBlock(features, heads, pre_norm=False, dropout=dropout) for _ in range(blocks)),
+        *(TransformerBlock(features, heads, False, False, dropout=dropout, attention=attention) for _ in range(blocks)),
         *(Linear(features, features), GELU(), LayerNorm(features), TiedLinear("0.W", features, classes)),
     )
 
