@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nn.core.layer import Initializer, Shape
+from nn.registry import register
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -57,35 +58,33 @@ class Normal:
         return self.std * values
 
 
+register("initializer", "normal")(normal())
+register("initializer", "truncated")(truncated_normal())
+
+
+@register("initializer", "lecun")
 def lecun(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """N(0, 1/fan_in): keeps the variance of activations through tanh near 0."""
     return rng.standard_normal(shape) / math.sqrt(fans(shape)[0])
 
 
+@register("initializer", "glorot")
 def glorot(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """U(-a, a), a = sqrt(6 / (fan_in + fan_out)): a compromise between forward and backward variance."""
     bound = math.sqrt(6 / sum(fans(shape)))
     return rng.uniform(-bound, bound, shape)
 
 
+@register("initializer", "he")
 def he(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """N(0, 2/fan_in): makes up for the half that ReLU sets to zero."""
     return rng.standard_normal(shape) * math.sqrt(2 / fans(shape)[0])
 
 
+@register("initializer", "orthogonal")
 def orthogonal(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """Orthonormal columns or rows, from the QR decomposition of a Gaussian matrix, signs made uniform."""
     rows, cols = math.prod(shape[:-1]), shape[-1]
     q, r = np.linalg.qr(rng.standard_normal((max(rows, cols), min(rows, cols))))
     q = q * np.sign(np.diag(r))
     return (q if rows >= cols else q.T).reshape(shape)
-
-
-BY_NAME: dict[str, Initializer] = {
-    "glorot": glorot,
-    "he": he,
-    "lecun": lecun,
-    "normal": normal(),
-    "orthogonal": orthogonal,
-    "truncated": truncated_normal(),
-}

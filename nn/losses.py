@@ -23,6 +23,7 @@ from nn.core.context import LayerContext
 from nn.core.layer import check_numbers
 from nn.layers.activations import row_maxima
 from nn.metrics import Accuracy, BinaryAccuracy, Metric
+from nn.registry import register
 
 
 class Loss:
@@ -69,6 +70,7 @@ class Loss:
         return f"{type(self).__name__}()"
 
 
+@register("loss", "quadratic")
 class QuadraticLoss(Loss):
     """C = 1/2 |z - y|^2, summed over a row: the cost of the classical derivation of backprop; gradient z - y.
 
@@ -90,6 +92,7 @@ class QuadraticLoss(Loss):
         return value / total, gz
 
 
+@register("loss", "mse")
 class MSELoss(Loss):
     """Mean squared error of a row: 1/D sum (z - y)^2 over its D outputs."""
 
@@ -104,6 +107,7 @@ class MSELoss(Loss):
         return value / total, gz
 
 
+@register("loss", "mae")
 class MAELoss(Loss):
     """Mean absolute error of a row: 1/D sum |z - y|; the gradient's sign is 0 where z = y."""
 
@@ -118,6 +122,7 @@ class MAELoss(Loss):
         return value / total, gz
 
 
+@register("loss", "huber")
 class HuberLoss(Loss):
     """Mean over a row of d^2/2 where |d| <= delta, else delta (|d| - delta/2), with d = z - y.
 
@@ -145,6 +150,7 @@ class HuberLoss(Loss):
         return value / total, gz
 
 
+@register("loss", "bce")
 class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy of sigmoid(z) against targets in [0, 1], mean over a row; gradient sigmoid(z) - y.
 
@@ -178,6 +184,7 @@ class BCEWithLogitsLoss(Loss):
         return value / total, gz
 
 
+@register("loss", "nll")
 class NLLLoss(Loss):
     """-z[target] of each row, for z that are log-probabilities already, such as LogSoftmax gives.
 
@@ -272,6 +279,7 @@ class NLLLoss(Loss):
         return labels, kept, kept * self.class_weights[labels].astype(dtype)
 
 
+@register("loss", "cross-entropy")
 class CrossEntropyLoss(NLLLoss):
     """-log softmax(z)[target] of each row, from logits; gradient softmax(z) - onehot.
 
@@ -441,14 +449,3 @@ def _checked(value: float, target: np.ndarray) -> float:
         if bad.any():
             refuse(target, bad, "is not a finite number")
     return value
-
-
-BY_NAME: dict[str, type[Loss]] = {
-    "bce": BCEWithLogitsLoss,
-    "cross-entropy": CrossEntropyLoss,
-    "huber": HuberLoss,
-    "mae": MAELoss,
-    "mse": MSELoss,
-    "nll": NLLLoss,
-    "quadratic": QuadraticLoss,
-}

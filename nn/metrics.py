@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from nn.registry import lookup, register
+
 MODES = ("min", "max")
 
 
@@ -70,6 +72,7 @@ class Metric:
         return mean
 
 
+@register("metric", "accuracy")
 class Accuracy(Metric):
     """Share of rows whose largest output is at the target's class. A row with NaN is wrong."""
 
@@ -80,6 +83,7 @@ class Accuracy(Metric):
         return _are_classes(z, y)
 
 
+@register("metric", "binary_accuracy")
 class BinaryAccuracy(Metric):
     """Share of outputs on the right side of 0 (logits): positive where the target is above 1/2. NaN is wrong."""
 
@@ -90,6 +94,7 @@ class BinaryAccuracy(Metric):
         return y.shape == z.shape
 
 
+@register("metric", "top_5_accuracy")
 class TopKAccuracy(Metric):
     """Share of rows where the target's class is among the k largest outputs. A row with NaN is wrong."""
 
@@ -105,6 +110,7 @@ class TopKAccuracy(Metric):
         return ((z > own).sum(axis=-1) < self.k) & ~np.isnan(z).any(axis=-1)
 
 
+@register("metric", "mae")
 class MeanAbsoluteError(Metric):
     """Mean of |z - y|."""
 
@@ -112,6 +118,7 @@ class MeanAbsoluteError(Metric):
         super().__init__(_absolute_error, "min", "mae")
 
 
+@register("metric", "mse")
 class MeanSquaredError(Metric):
     """Mean of (z - y)^2."""
 
@@ -119,6 +126,7 @@ class MeanSquaredError(Metric):
         super().__init__(_squared_error, "min", "mse")
 
 
+@register("metric", "rmse")
 class RootMeanSquaredError(Metric):
     """Square root of the mean of (z - y)^2, in the units of y."""
 
@@ -129,6 +137,7 @@ class RootMeanSquaredError(Metric):
         return math.sqrt(mean)
 
 
+@register("metric", "perplexity")
 class Perplexity(Metric):
     """exp of the mean cross-entropy (natural logarithm) of logits z: 1 at best, V where all V classes are alike."""
 
@@ -228,21 +237,12 @@ def direction(name: str, mode: str | None = None, metrics: Iterable[Metric] = ()
     return found
 
 
-BY_NAME: dict[str, Callable[[], Metric]] = {
-    "accuracy": Accuracy,
-    "binary_accuracy": BinaryAccuracy,
-    "mae": MeanAbsoluteError,
-    "mse": MeanSquaredError,
-    "rmse": RootMeanSquaredError,
-    "perplexity": Perplexity,
-    "top_5_accuracy": TopKAccuracy,
-}
 Measure = Metric | str | Callable[[np.ndarray, np.ndarray], np.ndarray]
 Measures = Measure | Iterable[Measure]
 
 
 def as_metrics(measures: Measures) -> list[Metric]:
-    """Return the metrics that are meant: instances, names in BY_NAME, or functions whose name says the direction.
+    """Return the metrics that are meant: instances, registered names, or functions whose name says the direction.
 
     Examples
     --------
@@ -258,9 +258,7 @@ def _as_metric(measure: Measure) -> Metric:
     if isinstance(measure, Metric):
         return measure
     if isinstance(measure, str):
-        if measure not in BY_NAME:
-            raise ValueError(f"metrics: there is no {measure!r:.80}, only {', '.join(BY_NAME)}")
-        return BY_NAME[measure]()
+        return lookup("metric", measure)()
     if isinstance(measure, type) and issubclass(measure, Metric):
         raise TypeError(f"metrics are instances, given the class {measure.__name__} itself: call it")
     if not callable(measure):

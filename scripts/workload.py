@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 from entry_point import module, run
 
-workload, models = module("nn.analysis.workload"), module("nn.models")
+workload, models, registry = module("nn.analysis.workload"), module("nn.models"), module("nn.registry")
 SEQUENCE, DIGITS, COLOURS = ((64,), 256), ((28, 28, 1), 10), ((32, 32, 3), 10)
 INPUTS = {spec.partition(":")[0]: (shape, classes) for spec, shape, classes, _ in workload.PUBLISHED.values()}
 INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "lstm": SEQUENCE, "resnet20": COLOURS, "vgg-small": COLOURS}
@@ -22,7 +22,9 @@ INPUTS |= {"transformer": SEQUENCE, "encoder": SEQUENCE, "lstm": SEQUENCE, "resn
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "model", nargs="?", help=f"one of {', '.join(sorted(models.MODELS))}, and its numbers: mlp:784,30,10"
+        "model",
+        nargs="?",
+        help=f"one of {', '.join(sorted(registry.entries('model')))}, and its numbers: mlp:784,30,10",
     )
     parser.add_argument(
         "--input",
@@ -36,7 +38,7 @@ def main() -> None:
     if not options.model:
         for name in ("input", "classes", "dtype"):
             if getattr(options, name) is not None:
-                parser.error(f"--{name} needs a model: {', '.join(sorted(models.MODELS))}")
+                parser.error(f"--{name} needs a model: {', '.join(sorted(registry.entries('model')))}")
         print(workload.comparison(), workload.training_time(), sep="\n\n")
         return
     in_shape, classes = INPUTS.get(options.model.partition(":")[0], DIGITS)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import PATIENCE
 
+from nn import registry
 from parallel.launch import launcher
 
 ROOT = Path(__file__).parents[1]
@@ -58,9 +59,9 @@ def test_every_strategy_has_a_page_and_a_command_there():
 def test_the_layer_of_the_how_to_is_right_trains_and_is_loaded(tmp_path, monkeypatch):
     """The blocks of docs/howto/layer.md, one after another in one program; each prints what stands behind it."""
     monkeypatch.chdir(tmp_path)
-    from nn.files import description
 
-    monkeypatch.setattr(description, "LAYERS", dict(description.LAYERS))  # what the page registers is forgotten again
+    known = dict(registry.entries("layer"))
+    monkeypatch.setitem(registry._ENTRIES, "layer", known)  # what the page registers is forgotten again
     assert run_page("howto/layer.md") == 2
 
 

@@ -23,10 +23,9 @@ from nn.core.containers import statistics_of
 from nn.core.context import LayerContext
 from nn.core.layer import Layer, Shape, ShapeError
 from nn.core.network import Network
-from nn.files import description
 from nn.files.model import Model, load, save
 from nn.files.onnx import export_onnx
-from nn.files.onnx_layers import FORMS
+from nn.registry import entries
 
 BOUND = 1e-6  # of gradcheck
 SAMPLES = 5
@@ -279,9 +278,10 @@ class _Case:
 
     def check_files(self) -> None:
         """Saved and loaded, it computes the same: its arguments are attributes."""
-        known = dict(description.LAYERS)
+        layers = entries("layer")
+        known = dict(layers)
         for kind in {type(each) for each in _all(self.layer)}:
-            description.LAYERS.setdefault(kind.__name__, kind)
+            layers.setdefault(kind.__name__, kind)
         try:
             with tempfile.TemporaryDirectory() as folder:
                 before = self.trained(self.network)
@@ -289,12 +289,12 @@ class _Case:
                 if not np.array_equal(after.predict(self.x), before.predict(self.x), equal_nan=True):
                     self.fail("saved and loaded it computes something else: does it keep its arguments as they are?")
         finally:
-            description.LAYERS.clear()
-            description.LAYERS.update(known)
+            layers.clear()
+            layers.update(known)
 
     def check_onnx(self) -> None:
         """Where a form in ONNX is known, a file can be written."""
-        if type(self.layer) not in FORMS:
+        if type(self.layer) not in entries("onnx"):
             return
         network = Network(self.layer, self.in_shape, np.float32)
         with tempfile.TemporaryDirectory() as folder:

@@ -14,8 +14,10 @@ import numpy as np
 from nn.core.checks import as_pair
 from nn.core.context import LayerContext, MicroBatch
 from nn.core.layer import Layer, ShapeError, check_layers, child_specs
+from nn.registry import register
 
 
+@register("layer")
 class Residual(Layer):
     """y = body(x) + x, or body(x) + shortcut(x).
 
@@ -73,6 +75,7 @@ class Residual(Layer):
         return np.add(gx, other, gx if self.body.gradient == "new" else ctx.empty(gx.shape, gx.dtype)), {}
 
 
+@register("layer")
 class Parallel(Layer):
     """Several layers on the same input, their outputs concatenated on the last axis: an inception module.
 
@@ -188,6 +191,7 @@ class Wrapper(Layer):
         self.layer.fix()
 
 
+@register("layer")
 class Recompute(Wrapper):
     """Activation checkpointing: keep only the input of a layer, and compute it again when its backward needs the rest.
 

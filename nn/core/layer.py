@@ -48,6 +48,7 @@ import numpy as np
 from nn.core.checks import ShapeError
 from nn.core.context import LayerContext, Shape
 from nn.core.gradients import Gradient
+from nn.registry import register
 
 Initializer = Callable[[np.random.Generator, Shape], np.ndarray]
 
@@ -206,6 +207,7 @@ class Layer:
         return sum(child.macs(shape) for child, shape in zip(self.children().values(), shapes, strict=True))
 
 
+@register("layer")
 class Sequential(Layer):
     """Layers one after the other; their names are their positions: "0", "1", ...
 

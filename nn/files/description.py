@@ -18,44 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nn.core.containers import Parallel, Recompute, Residual
-from nn.core.layer import Layer, Sequential
-from nn.initializers import BY_NAME
-from nn.layers.activations import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
-from nn.layers.attention import MultiHeadAttention, TransformerBlock
-from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
-from nn.layers.convolution import Conv2d
-from nn.layers.dense import Linear, TiedLinear
-from nn.layers.dropout import Dropout
-from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions
-from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
-from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
-from nn.layers.recurrent import LSTM, RNN
-from nn.layers.reshaping import Flatten, Reshape
-from nn.models.googlenet import Auxiliary
-from nn.models.resnet import Subsample
+from nn import registry
+from nn.core.layer import Layer
+from nn.registry import entries, lookup
 
-LAYERS: dict[str, type[Layer]] = {
-    kind.__name__: kind
-    for kind in (
-        *(AdaptiveAvgPool2d, Auxiliary, AvgPool2d, BatchNorm1d, BatchNorm2d, Parallel, Conv2d, Dropout, Embedding),
-        *(Flatten, GELU, GlobalAvgPool2d, GlobalMaxPool2d, LSTM, LayerNorm, LeakyReLU, LearnedPositions, Linear),
-        *(LocalResponseNorm, LogSoftmax, MaxPool2d, MultiHeadAttention, RMSNorm, ReLU, Recompute, RNN, Reshape),
-        *(
-            Residual,
-            RotaryPositions,
-            Sequential,
-            SiLU,
-            Sigmoid,
-            SinusoidalPositions,
-            Softmax,
-            Subsample,
-            Tanh,
-            TiedLinear,
-            TransformerBlock,
-        ),
-    )
-}
 RENAMED = {"Branches": "Parallel", "Recurrent": "RNN"}  # what older files call them
 PLAIN = (bool, int, float, str, type(None))
 SHOWN = 80  # letters of a layer or a value in a message
@@ -78,13 +44,7 @@ def register(kind: Kind) -> Kind:
     """
     if not isinstance(kind, type) or not issubclass(kind, Layer):
         raise TypeError(f"register takes a class of layers, given {brief(kind)}: the class itself, not an instance")
-    known = LAYERS.get(kind.__name__, kind)
-    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(
-            f"register: there is a {kind.__name__} already, that of {known.__module__}: give yours another name"
-        )
-    LAYERS[kind.__name__] = kind  # again, where a cell of a notebook is run again
-    return kind
+    return registry.register("layer")(kind)
 
 
 def describe(layer: Layer) -> dict[str, Any]:
@@ -96,7 +56,7 @@ def describe(layer: Layer) -> dict[str, Any]:
         A class that is not registered, or an argument that cannot be told: which, and what to do.
     """
     name = type(layer).__name__
-    if LAYERS.get(name) is not type(layer):
+    if entries("layer").get(name) is not type(layer):
         raise TypeError(
             f"{brief(layer)}: files do not know this kind of layer; call nn.register({name}), here and wherever the "
             "network is loaded"
@@ -115,7 +75,7 @@ def describe(layer: Layer) -> dict[str, Any]:
             )
         value = getattr(layer, argument)
         if callable(value) and (argument == "init" or argument.endswith("_init")):
-            named = next((key for key, function in BY_NAME.items() if function == value), None)
+            named = next((key for key, function in entries("initializer").items() if function == value), None)
             if named is None and parameter.default is not parameter.empty:
                 continue  # drawn from a function of one's own: the weights are what is kept
             value = {"initializer": named}
@@ -154,7 +114,8 @@ def make(told: Any) -> Layer:
     if not isinstance(told, dict) or told.keys() != {"layer", "arguments"} or not isinstance(told["arguments"], dict):
         raise ValueError(f"expected a layer by its name and arguments, given {brief(told)}")
     name, given = told["layer"], told["arguments"]
-    kind = (LAYERS.get(name) or LAYERS.get(RENAMED.get(name, ""))) if isinstance(name, str) else None
+    layers = entries("layer")
+    kind = (layers.get(name) or layers.get(RENAMED.get(name, ""))) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(
             f"it has a layer {brief(name)}, unknown here: if it is one of your own, import its module and call "
@@ -183,9 +144,7 @@ def _made(value):
         return value
     if value.keys() != {"initializer"}:
         return make(value)
-    if not isinstance(value["initializer"], str) or value["initializer"] not in BY_NAME:
-        raise ValueError(f"no initializer {brief(value['initializer'])}; known are {', '.join(BY_NAME)}")
-    return BY_NAME[value["initializer"]]
+    return lookup("initializer", value["initializer"])
 
 
 def brief(value, length: int = SHOWN) -> str:

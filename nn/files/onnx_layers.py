@@ -32,16 +32,17 @@ from nn.layers.recurrent import LSTM, RNN
 from nn.layers.reshaping import Flatten, Reshape
 from nn.models.googlenet import Auxiliary
 from nn.models.resnet import Subsample
+from nn.registry import entries, register
 
 Form = Callable[[Layer, str, object, object, Shape, Graph], str]
-FORMS: dict[type[Layer], Form] = {}
 
 
 def form(*kinds: type[Layer]) -> Callable[[Form], Form]:
     """A decorator: this function makes the nodes of layers of that class."""
 
     def put(function: Form) -> Form:
-        FORMS.update(dict.fromkeys(kinds, function))
+        for kind in kinds:
+            register("onnx", kind)(function)
         return function
 
     return put
@@ -55,12 +56,13 @@ def nodes_of(layer: Layer, x: str, p, s, shape: Shape, graph: Graph) -> str:
     TypeError
         A class without a form: which.
     """
-    if type(layer) not in FORMS:
+    function = entries("onnx").get(type(layer))
+    if function is None:
         raise TypeError(
             f"{layer!r:.80}: no form in ONNX is known for a {type(layer).__name__}; nn.files.onnx_layers.form(...) "
             "takes one"
         )
-    return FORMS[type(layer)](layer, x, p, s, shape, graph)
+    return function(layer, x, p, s, shape, graph)
 
 
 # ------------------------------------------------------------------------------------------------------- containers

@@ -16,6 +16,7 @@ import numpy as np
 
 from nn.core.layer import Layer, ShapeError, check_numbers
 from nn.layers.gaussian import distribution
+from nn.registry import register
 
 BLOCK = 1 << 15  # elements: five float32 arrays of that length fit in a second-level cache of a megabyte
 
@@ -31,6 +32,8 @@ class Activation(Layer):
         return f"{type(self).__name__}()"
 
 
+@register("layer")
+@register("activation", "sigmoid")
 class Sigmoid(Activation):
     """y = 1 / (1 + exp(-x)), dy/dx = y (1 - y), from the stored output.
 
@@ -50,6 +53,8 @@ class Sigmoid(Activation):
         return np.multiply(gy, slope, ctx.reuse_grad(gy)), {}
 
 
+@register("layer")
+@register("activation", "tanh")
 class Tanh(Activation):
     """y = tanh(x), dy/dx = 1 - y^2."""
 
@@ -63,6 +68,8 @@ class Tanh(Activation):
         return np.multiply(gy, slope, ctx.reuse_grad(gy)), {}
 
 
+@register("layer")
+@register("activation", "relu")
 class ReLU(Activation):
     """y = max(x, 0), dy/dx = 1 where y > 0, else 0."""
 
@@ -75,6 +82,8 @@ class ReLU(Activation):
         return np.multiply(gy, positive, ctx.reuse_grad(gy)), {}
 
 
+@register("layer")
+@register("activation", "leaky_relu")
 class LeakyReLU(Activation):
     """y = x where x > 0, else slope x.
 
@@ -126,6 +135,8 @@ class Smooth(Activation):
         raise TypeError(f"{type(self).__name__} does not define evaluate")
 
 
+@register("layer")
+@register("activation", "silu")
 class SiLU(Smooth):
     """y = x sigmoid(x), also known as swish."""
 
@@ -139,6 +150,8 @@ class SiLU(Smooth):
         _gated(x, y, slope, a)
 
 
+@register("layer")
+@register("activation", "gelu")
 class GELU(Smooth):
     """y = x Phi(x), with Phi the distribution function of N(0, 1): the input, weighed by how large it is among others.
 
@@ -181,6 +194,7 @@ class GELU(Smooth):
         _gated(x, y, slope, a)
 
 
+@register("layer")
 class Softmax(Activation):
     """y = exp(x) / sum exp(x) along the last axis. For classification train on logits: see CrossEntropyLoss."""
 
@@ -200,6 +214,7 @@ class Softmax(Activation):
         return gx, {}
 
 
+@register("layer")
 class LogSoftmax(Activation):
     """y = x - log sum exp(x) along the last axis; dLoss/dx = gy - softmax(x) sum gy."""
 
@@ -258,13 +273,3 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     flat = [array.reshape(-1) for array in arrays]
     for lo in range(0, flat[0].size, BLOCK):
         yield tuple(array[lo : lo + BLOCK] for array in flat)
-
-
-BY_NAME: dict[str, type[Layer]] = {
-    "gelu": GELU,
-    "leaky_relu": LeakyReLU,
-    "relu": ReLU,
-    "sigmoid": Sigmoid,
-    "silu": SiLU,
-    "tanh": Tanh,
-}

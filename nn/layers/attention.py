@@ -22,8 +22,10 @@ from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import rotate
 from nn.layers.normalization import LayerNorm
+from nn.registry import register
 
 
+@register("layer")
 class MultiHeadAttention(Layer):
     """Self-attention: every place takes a weighted mean of all places' values, weights softmax(q k^T / sqrt(D/H)).
 
@@ -250,6 +252,7 @@ def _heads(qkv: np.ndarray) -> np.ndarray:
     return qkv.transpose(2, 0, 3, 1, 4)
 
 
+@register("layer")
 class TransformerBlock(Sequential):
     """Attention, then two linear layers with GELU between, each inside a residual connection.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
 from nn.initializers import ones, zeros
+from nn.registry import register
 
 BLOCK = 1 << 17  # elements worked on at a time
 WIDTH = 512  # elements of an inner loop, about
@@ -185,6 +186,7 @@ class BatchNorm(Layer):
             piece += shift
 
 
+@register("layer")
 class BatchNorm1d(BatchNorm):
     """BatchNorm of features (N, C) or sequences (N, T, C); parameters as for BatchNorm."""
 
@@ -192,6 +194,7 @@ class BatchNorm1d(BatchNorm):
     expects = "features (C,) or (T, C)"
 
 
+@register("layer")
 class BatchNorm2d(BatchNorm):
     """BatchNorm of images (N, H, W, C); parameters as for BatchNorm."""
 

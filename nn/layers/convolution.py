@@ -21,6 +21,7 @@ from nn.core.gradients import RowSum, accumulate
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
+from nn.registry import register
 
 Pair = int | tuple[int, int]
 
@@ -58,6 +59,7 @@ class Geometry:
         return Geometry(self.out, self.kernel, (1, 1), padding, self.dilation, self.groups)
 
 
+@register("layer")
 class Conv2d(Layer):
     """y = x * W + b over images (N, H, W, C).
 

@@ -11,8 +11,10 @@ import numpy as np
 from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
+from nn.registry import register
 
 
+@register("layer")
 class Linear(Layer):
     """y = x W + b on the last axis.
 
@@ -91,6 +93,7 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
+@register("layer")
 class TiedLinear(Layer):
     """y = x W^T with the matrix of an earlier layer: the output weights of a language model are its embedding.
 

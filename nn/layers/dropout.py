@@ -11,10 +11,12 @@ import math
 import numpy as np
 
 from nn.core.layer import Layer, check_numbers
+from nn.registry import register
 
 COUNT = 16  # 16-bit random numbers in one count of the generator: 4 x 64 bits
 
 
+@register("layer")
 class Dropout(Layer):
     """y = x mask / (1 - rate) in training, y = x in evaluation.
 

@@ -14,10 +14,12 @@ import numpy as np
 from nn.core.gradients import RowSum, ScatterAdd, accumulate
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import normal
+from nn.registry import register
 
 small = normal(0.02)
 
 
+@register("layer")
 class Embedding(Layer):
     """y = W[ids]: one row of W for every id. Its gradient is a sum over the places of each id.
 
@@ -80,6 +82,7 @@ class Embedding(Layer):
         return None, {"W": ScatterAdd(x, gy)}
 
 
+@register("layer")
 class LearnedPositions(Layer):
     """y = x + W: a vector for every place of a sequence (N, T, D), learned as the others are.
 
@@ -122,6 +125,7 @@ class LearnedPositions(Layer):
         return (gy if ctx.needs_input_grad else None), {"W": gW}
 
 
+@register("layer")
 class SinusoidalPositions(Layer):
     """y = x + S, S[t, 2i] = sin(t / 10000^(2i/D)), S[t, 2i + 1] = cos of the same: nothing to learn, any length."""
 
@@ -152,6 +156,7 @@ def sinusoids(length: int, features: int, dtype: np.dtype) -> np.ndarray:
     return table
 
 
+@register("layer")
 class RotaryPositions(Layer):
     """Turn each pair of features (2i, 2i + 1) of position t by the angle t / 10000^(2i/D).
 

@@ -18,10 +18,12 @@ from nn.core.gradients import Product, RowSum
 from nn.core.layer import Layer, ShapeError, Spec, check_numbers
 from nn.initializers import ones, zeros
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
+from nn.registry import register
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "LayerNorm", "LocalResponseNorm", "RMSNorm"]
 
 
+@register("layer")
 class LayerNorm(Layer):
     """Each position is normalised over its features, the last axis: no batch statistics, nothing to synchronise.
 
@@ -94,6 +96,7 @@ class LayerNorm(Layer):
         return gx, gradients
 
 
+@register("layer")
 class RMSNorm(Layer):
     """x / sqrt(mean(x^2) + eps) * gamma over the last axis: LayerNorm without centring and beta.
 
@@ -150,6 +153,7 @@ class RMSNorm(Layer):
         return gx, gradients
 
 
+@register("layer")
 class LocalResponseNorm(Layer):
     """y = x / d^beta, d = k + alpha / size * (sum of x^2 over the `size` nearest channels).
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from nn.core.layer import Layer, ShapeError
 from nn.layers.convolution import Pair, brief, check_image, pair
+from nn.registry import register
 
 
 class _Windows(Layer):
@@ -60,6 +61,7 @@ class _Windows(Layer):
         return tuple(out)
 
 
+@register("layer")
 class MaxPool2d(_Windows):
     """The largest value in each window; of equal ones, the first in reading order gets the gradient.
 
@@ -158,6 +160,7 @@ class _Averages(Layer):
         return _both_axes(rows.T, columns.T, gy, ctx), {}
 
 
+@register("layer")
 class AvgPool2d(_Averages, _Windows):
     """The mean of each window.
 
@@ -188,6 +191,7 @@ class AvgPool2d(_Averages, _Windows):
         return tuple(_moving_average(*axis, self.count_include_pad, dtype) for axis in axes)
 
 
+@register("layer")
 class AdaptiveAvgPool2d(_Averages):
     """Means over windows that divide the image as evenly as whole numbers can, whatever its size.
 
@@ -212,6 +216,7 @@ class AdaptiveAvgPool2d(_Averages):
         return tuple(_even_average(n, m, dtype) for n, m in zip(size, self.output_size, strict=True))
 
 
+@register("layer")
 class GlobalAvgPool2d(Layer):
     """The mean of each channel: (N, H, W, C) to (N, C)."""
 
@@ -237,6 +242,7 @@ class GlobalAvgPool2d(Layer):
         return gx, {}
 
 
+@register("layer")
 class GlobalMaxPool2d(Layer):
     """The largest value of each channel: (N, H, W, C) to (N, C); the first of equal ones gets the gradient."""
 

@@ -30,6 +30,7 @@ import numpy as np
 from nn.core.gradients import Product, RowSum
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
 from nn.initializers import glorot, orthogonal, zeros
+from nn.registry import register
 
 BLOCK = 1 << 16  # elements of z worked on at a time, where steps do not wait for each other
 SMALL = 1_000_000  # multiply-accumulates of a product: up to so many OpenBLAS has kernels that copy nothing
@@ -169,6 +170,7 @@ class _Recurrence(Layer):
         raise TypeError(f"{type(self).__name__} does not define step_back")
 
 
+@register("layer")
 class RNN(_Recurrence):
     """h_t = f(x_t W + h_(t-1) U + b) on sequences (N, T, D): (N, T, H), or the last h (N, H).
 
@@ -230,6 +232,7 @@ class RNN(_Recurrence):
         np.multiply(slopes, gstates[0], gz)
 
 
+@register("layer")
 class LSTM(_Recurrence):
     """Long short-term memory on sequences (N, T, D): (N, T, H), or the last h (N, H). Stack several for layers.
 

@@ -3,8 +3,10 @@
 import math
 
 from nn.core.layer import Layer, ShapeError
+from nn.registry import register
 
 
+@register("layer")
 class Flatten(Layer):
     """(N, ...) -> (N, product of the rest)."""
 
@@ -24,6 +26,7 @@ class Flatten(Layer):
         return gy.reshape(shape), {}
 
 
+@register("layer")
 class Reshape(Layer):
     """(N, ...) -> (N, *shape), elements in the same order.
 

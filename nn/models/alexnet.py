@@ -9,9 +9,11 @@ from nn.layers.dropout import Dropout
 from nn.layers.normalization import LocalResponseNorm
 from nn.layers.pooling import MaxPool2d
 from nn.layers.reshaping import Flatten
+from nn.models.by_name import model
 from nn.models.images import image_shape
 
 
+@model("alexnet")
 def alexnet(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Five convolutions and three linear layers; 60,965,224 parameters for 227x227x3 and 1000 classes."""
     height, width, channels = image_shape("alexnet", in_shape, at_least=67)

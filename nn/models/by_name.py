@@ -1,49 +1,70 @@
 """Models by name, as the command line has them: "mlp:784,30,10", "cnn", "lenet5", ...
 
-A builder is a function (in_shape, classes, *numbers) -> Layer; the numbers are what stands behind the colon. Add one to
-MODELS, and every script reaches it.
+A builder is a function (in_shape, classes, *numbers, **options) -> Layer; numbers and options are what stands behind
+the colon. `model` gives it a name, and makes it a function that returns a network:
+
+    @model("perceptron")
+    def perceptron(in_shape: Shape, classes: int) -> Layer:
+        return Sequential(Flatten(), Linear(math.prod(in_shape), classes))
 """
 
 from __future__ import annotations
 
-import difflib
+import functools
 import inspect
 import itertools
 from collections.abc import Callable
 
 import numpy as np
 
-from nn import initializers, option_strings
+from nn import option_strings
 from nn.core.layer import Initializer, Layer, Sequential, Shape
 from nn.core.network import Network
-from nn.layers import activations
-from nn.models.alexnet import alexnet
-from nn.models.cnn import cnn
-from nn.models.googlenet import googlenet
-from nn.models.lenet import lenet5, lenet5_1998
-from nn.models.lstm import lstm
-from nn.models.mlp import mlp
-from nn.models.overfeat import overfeat_fast
-from nn.models.resnet import resnet20, resnet50
-from nn.models.transformer import encoder, transformer
-from nn.models.vgg import vgg16, vgg_small
+from nn.registry import lookup, register
 
-MODELS: dict[str, Callable[..., Layer]] = {
-    "alexnet": alexnet,
-    "cnn": cnn,
-    "encoder": encoder,
-    "googlenet": googlenet,
-    "lenet5": lenet5,
-    "lenet5-1998": lenet5_1998,
-    "lstm": lstm,
-    "mlp": mlp,
-    "overfeat-fast": overfeat_fast,
-    "resnet20": resnet20,
-    "resnet50": resnet50,
-    "transformer": transformer,
-    "vgg-small": vgg_small,
-    "vgg16": vgg16,
-}
+
+def model(name: str) -> Callable[[Callable[..., Layer]], Callable[..., Network]]:
+    """Return a decorator that registers a builder and lets it return a Network; `build` has the further options."""
+
+    def decorate(builder: Callable[..., Layer]) -> Callable[..., Network]:
+        parameters = inspect.signature(builder).parameters
+
+        @functools.wraps(builder)
+        def network(
+            in_shape: Shape,
+            classes: int,
+            *numbers: int,
+            dtype=np.float32,
+            activation: str | None = None,
+            init: str | None = None,
+            output_activation: str | None = None,
+            spec: str = "",
+            **own,
+        ) -> Network:
+            spec = spec or option_strings.join(name, [*map(str, numbers), *(f"{key}={own[key]}" for key in own)])
+            if not isinstance(in_shape, tuple | list):
+                raise TypeError(
+                    f"model {spec!r}: in_shape is that of one sample, such as (28, 28, 1), given {in_shape!r:.80}"
+                )
+            if activation is not None:
+                if "activation" not in parameters:
+                    raise ValueError(f"model {name}: its activations are part of it; leave --activation out")
+                own["activation"] = lookup("activation", activation)
+            root = builder(tuple(in_shape), classes, *numbers, **own)
+            if output_activation is not None:
+                last = lookup("activation", output_activation)()
+                root = Sequential(*(root.layers if isinstance(root, Sequential) else [root]), last)
+            if init is not None:
+                initialize_with(root, lookup("initializer", init), biases=init == "normal")
+            return Network(root, in_shape, dtype, name=spec)
+
+        network.__doc__ = (
+            f"{inspect.getdoc(builder)}\n\nArguments: in_shape, classes, then {_numbers(builder)}; by keyword "
+            "dtype, activation, init and output_activation, as of `build`."
+        )
+        return register("model", name)(network)
+
+    return decorate
 
 
 def build(
@@ -68,9 +89,9 @@ def build(
         Outputs of the last layer.
     dtype : float32 or float64
     activation : str or None
-        Name in nn.layers.activations.BY_NAME, for the hidden layers; None for the model's own.
+        Such as "relu", for the hidden layers; None for the model's own.
     init : str or None
-        Name in nn.initializers.BY_NAME, for the weights of linear and convolutional layers; None for the model's own.
+        Such as "he", for the weights of linear and convolutional layers; None for the model's own.
         "normal" draws the biases from N(0, 1) too, as the classical digit experiment does.
     output_activation : str or None
         Applied to the output too: "sigmoid" for the quadratic cost of the classical experiment.
@@ -84,52 +105,17 @@ def build(
     """
     if not isinstance(spec, str):
         raise TypeError(f'a model is a text, such as "mlp:784,30,10", given {spec!r:.80}')
-    if not isinstance(in_shape, tuple | list):
-        raise TypeError(f"model {spec!r}: in_shape is that of one sample, such as (28, 28, 1), given {in_shape!r:.80}")
     name, parts = option_strings.split(spec)
-    builder = lookup("model", MODELS, name)
-    numbers, options = _arguments(spec, builder, parts)
-    if activation is not None:
-        if "activation" not in inspect.signature(builder).parameters:
-            raise ValueError(f"model {name}: its activations are part of it; leave --activation out")
-        options["activation"] = lookup("activation", activations.BY_NAME, activation)
-    root = builder(tuple(in_shape), classes, *numbers, **options)
-    if output_activation is not None:
-        last = lookup("activation", activations.BY_NAME, output_activation)()
-        root = Sequential(*(root.layers if isinstance(root, Sequential) else [root]), last)
-    if init is not None:
-        first_values(root, lookup("initialiser", initializers.BY_NAME, init), biases=init == "normal")
-    return Network(root, in_shape, dtype, name=spec)
+    network = lookup("model", name)
+    numbers, own = _arguments(spec, network, parts)
+    own |= {"dtype": dtype, "activation": activation, "init": init, "output_activation": output_activation}
+    return network(in_shape, classes, *numbers, spec=spec, **own)
 
 
-def network_function(name: str) -> Callable[..., Network]:
-    """Return the function that builds the network of this name: (in_shape, classes, *numbers) and `build`'s options."""
-
-    def network(in_shape: Shape, classes: int, *numbers: int, **options) -> Network:
-        numbers_text = ",".join(map(str, numbers))
-        return build(f"{name}:{numbers_text}" if numbers else name, in_shape, classes, **options)
-
-    network.__name__ = network.__qualname__ = name.replace("-", "_")
-    network.__doc__ = (
-        f"{inspect.getdoc(MODELS[name])}\n\nArguments: in_shape, classes, then {_numbers(MODELS[name])}; by keyword "
-        "dtype, activation, init and output_activation, as of `build`."
-    )
-    return network
-
-
-def lookup(kind: str, known: dict, name: str):
-    """known[name], or an error that lists what is known and suggests the nearest."""
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown {kind} {name!r}: {hint}known are {', '.join(sorted(known))}")
-
-
-def first_values(layer: Layer, init: Initializer, biases: bool = False) -> None:
+def initialize_with(layer: Layer, init: Initializer, biases: bool = False) -> None:
     """Let all layers inside that have a choice of first weights (and biases) draw them from `init`."""
     for child in layer.children().values():
-        first_values(child, init, biases)
+        initialize_with(child, init, biases)
     if hasattr(layer, "bias_init"):
         layer.init = init
         if biases:

@@ -7,9 +7,11 @@ from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear
 from nn.layers.pooling import MaxPool2d
 from nn.layers.reshaping import Flatten
+from nn.models.by_name import model
 from nn.models.images import image_shape
 
 
+@model("cnn")
 def cnn(
     in_shape: Shape,
     classes: int,

@@ -19,7 +19,9 @@ from nn.layers.normalization import LocalResponseNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, GlobalAvgPool2d, MaxPool2d
 from nn.layers.reshaping import Flatten
 from nn.losses import Loss
+from nn.models.by_name import model
 from nn.models.images import image_shape
+from nn.registry import register
 
 # Input channels; then filters of 1x1; of 1x1 before 3x3, 3x3; of 1x1 before 5x5, 5x5; of 1x1 after pooling.
 MODULES = {
@@ -35,6 +37,7 @@ MODULES = {
 }
 
 
+@model("googlenet")
 def googlenet(in_shape: Shape, classes: int, auxiliary: int = 1) -> Sequential:
     """For 224x224 images, about 7 million parameters; `auxiliary` 0 leaves out the two classifiers inside."""
     _, _, channels = image_shape("googlenet", in_shape, at_least=32)
@@ -75,6 +78,7 @@ def _classifier(channels: int, classes: int) -> Sequential:
     return Sequential(AdaptiveAvgPool2d(4), *_convolve(channels, 128, 1), Flatten(), *hidden, Linear(1024, classes))
 
 
+@register("layer")
 class Auxiliary(Layer):
     """A classifier on an inner layer's output, beside the rest of the network: it sends gradient to the layers below.
 

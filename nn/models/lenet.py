@@ -12,9 +12,11 @@ from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear
 from nn.layers.pooling import AvgPool2d, MaxPool2d
 from nn.layers.reshaping import Flatten
+from nn.models.by_name import model
 from nn.models.images import image_shape
 
 
+@model("lenet5")
 def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] = ReLU) -> Sequential:
     """Convolution 5x5 - pool - convolution 5x5 - pool - hidden - classes, nothing padded.
 
@@ -36,6 +38,7 @@ def lenet5(in_shape: Shape, classes: int, *widths: int, activation: type[Layer] 
     )
 
 
+@model("lenet5-1998")
 def lenet5_1998(in_shape: Shape, classes: int, activation: type[Layer] = Tanh) -> Sequential:
     """The paper's sizes. 28x28 images are padded to 32x32, as there, so that strokes can be at a corner's centre."""
     height, width, channels = image_shape("lenet5-1998", in_shape, at_least=12)

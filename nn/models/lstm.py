@@ -4,15 +4,17 @@ Samples are sequences of T ids, `classes` is the size of the vocabulary, and eve
 """
 
 from nn.core.layer import Layer, Sequential, Shape, ShapeError
-from nn.initializers import BY_NAME
+from nn.initializers import normal
 from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding
 from nn.layers.recurrent import LSTM
+from nn.models.by_name import model
 
 MOST_LAYERS = 1000  # each is made before its parameters are counted
 
 
+@model("lstm")
 def lstm(
     in_shape: Shape, classes: int, features: int = 128, layers: int = 2, truncate: int = 0, *, dropout: float = 0.0
 ) -> Sequential:
@@ -28,7 +30,7 @@ def lstm(
         raise ShapeError(
             f"lstm takes sequences of ids (places,), such as --data stdlib, given samples of shape {in_shape}"
         )
-    found: list[Layer] = [Embedding(classes, features, init=BY_NAME["normal"])]
+    found: list[Layer] = [Embedding(classes, features, init=normal())]
     for _ in range(layers):
         found += [LSTM(features, features, truncate=truncate), *([Dropout(dropout)] if dropout else [])]
     return Sequential(*found, Linear(features, classes))

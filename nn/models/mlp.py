@@ -7,8 +7,10 @@ from nn.core.layer import Layer, Sequential, Shape
 from nn.layers.activations import ReLU
 from nn.layers.dense import Linear
 from nn.layers.reshaping import Flatten
+from nn.models.by_name import model
 
 
+@model("mlp")
 def mlp(in_shape: Shape, classes: int, *sizes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Linear layers of the given sizes, input and output included; without sizes, one hidden layer of 128.
 

@@ -8,9 +8,11 @@ from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout
 from nn.layers.pooling import MaxPool2d
 from nn.layers.reshaping import Flatten
+from nn.models.by_name import model
 from nn.models.images import image_shape
 
 
+@model("overfeat-fast")
 def overfeat_fast(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Five convolutions and three linear layers; 145,920,872 parameters for 231x231x3 and 1000 classes."""
     height, width, channels = image_shape("overfeat-fast", in_shape, at_least=71)

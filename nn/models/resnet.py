@@ -14,9 +14,12 @@ from nn.layers.batch_normalization import BatchNorm2d
 from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear
 from nn.layers.pooling import GlobalAvgPool2d, MaxPool2d
+from nn.models.by_name import model
 from nn.models.images import image_shape
+from nn.registry import register
 
 
+@model("resnet20")
 def resnet20(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:
     """For 32x32 images: three stages of three blocks, 16, 32, 64 channels, shortcuts without parameters (option A)."""
     _, _, channels = image_shape("resnet20", in_shape, at_least=4)
@@ -31,6 +34,7 @@ def resnet20(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:
     return Sequential(*layers, GlobalAvgPool2d(), Linear(64, classes))
 
 
+@model("resnet50")
 def resnet50(in_shape: Shape, classes: int, zero_gamma: int = 0) -> Sequential:
     """For 224x224 images: 16 bottleneck blocks, the stride in their first 1x1 convolution; 25.6 million parameters."""
     _, _, channels = image_shape("resnet50", in_shape, at_least=32)
@@ -53,6 +57,7 @@ def _convolve(channels: int, filters: int, kernel: int, stride: int = 1, last: i
     return [convolution, BatchNorm2d(filters, init=zeros if last else ones)]
 
 
+@register("layer")
 class Subsample(Layer):
     """Every stride-th row and column, and zeros as further channels, half in front and half behind: shortcut option A.
 

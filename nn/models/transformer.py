@@ -10,11 +10,13 @@ from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.normalization import LayerNorm
+from nn.models.by_name import model
 
 POSITIONS = "learned", "sinusoidal", "rotary"
 MOST_BLOCKS = 1000  # each is made before its parameters are counted
 
 
+@model("transformer")
 def transformer(
     in_shape: Shape,
     classes: int,
@@ -46,6 +48,7 @@ def transformer(
     return Sequential(*layers)
 
 
+@model("encoder")
 def encoder(
     in_shape: Shape,
     classes: int,

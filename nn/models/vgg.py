@@ -8,9 +8,11 @@ from nn.layers.dense import Linear
 from nn.layers.dropout import Dropout
 from nn.layers.pooling import MaxPool2d
 from nn.layers.reshaping import Flatten
+from nn.models.by_name import model
 from nn.models.images import image_shape
 
 
+@model("vgg16")
 def vgg16(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """Configuration D: 13 convolutions and 3 linear layers; 138,357,544 parameters for 224x224x3 and 1000 classes."""
     stages = [(64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)]
@@ -22,6 +24,7 @@ def vgg16(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequ
     return Sequential(*features, *hidden, Linear(4096, classes))
 
 
+@model("vgg-small")
 def vgg_small(in_shape: Shape, classes: int, activation: type[Layer] = ReLU) -> Sequential:
     """For 32x32 images: 64-64-pool-128-128-pool-256-256-pool, one linear layer; 1,186,378 parameters for 10 classes."""
     features, count = _convolutions("vgg-small", in_shape, [(64, 64), (128, 128), (256, 256)], activation)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nn import option_strings
 from nn.core.layout import Region
+from nn.registry import register
 
 SumOverRanks = Callable[[np.ndarray], None]  # sums a small float64 array over the ranks that share a buffer, in place
 BLOCK_BYTES = 120 * 1024  # what is worked on at a time, so that a block's operands stay in the cache
@@ -83,6 +83,7 @@ class Clip:
         raise TypeError(f"{type(self).__name__} does not define __call__")
 
 
+@register("clip", "value")
 class ClipValue(Clip):
     """Every entry into [-limit, limit]."""
 
@@ -90,6 +91,7 @@ class ClipValue(Clip):
         np.clip(g, -self.limit, self.limit, out=g)
 
 
+@register("clip", "norm")
 class ClipNorm(Clip):
     """Every tensor's norm to at most `limit`."""
 
@@ -101,6 +103,7 @@ class ClipNorm(Clip):
             _scale(g[part], self.limit, squares[name])
 
 
+@register("clip", "global")
 class ClipGlobalNorm(Clip):
     """The norm of the whole gradient to at most `limit`: its direction is kept."""
 
@@ -121,17 +124,3 @@ def _scale(g: np.ndarray, limit: float, square: float) -> None:
     norm = math.sqrt(square)
     if norm > limit:
         g *= limit / norm
-
-
-BY_NAME: dict[str, type[Clip]] = {"value": ClipValue, "norm": ClipNorm, "global": ClipGlobalNorm}
-
-
-def parse(text: str) -> Clip:
-    """A clip from the command line: NAME:LIMIT, such as "global:1.0"."""
-    name, parts = option_strings.split(text)
-    try:
-        return BY_NAME[name](**option_strings.convert(name, parts, {"limit": float}))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"clip {text!r}: expected {', '.join(f'{name}:LIMIT' for name in BY_NAME)} with a positive number as LIMIT"
-        ) from error

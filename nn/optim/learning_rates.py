@@ -16,9 +16,39 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nn.registry import register
+
 Schedule = Callable[[int], float]
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs of a training, as schedules whose times are in epochs need them (`Schedule.in_epochs`).
+
+    Parameters
+    ----------
+    count, steps_each : int
+    warmup : float
+        Epochs of warm-up at the start.
+    """
+
+    count: int
+    steps_each: int
+    warmup: float = 0.0
+
+    def steps(self, epochs: float) -> int:
+        """Return how many steps so many epochs have."""
+        return round(epochs * self.steps_each)
+
+    def after_warmup(self) -> tuple[int, int]:
+        """Return the steps at which training ends and warm-up ends; ValueError where nothing is between them."""
+        end, begin = self.steps(self.count), self.steps(self.warmup)
+        if begin and begin >= end:
+            raise ValueError(f"{self.warmup:g} epochs of warm-up leave none of {self.count}")
+        return end, begin
+
+
+@register("schedule", "constant")
 @dataclass(frozen=True)
 class Constant:
     """lr, always."""
@@ -29,6 +59,7 @@ class Constant:
         return self.lr
 
 
+@register("schedule", "step")
 @dataclass(frozen=True)
 class Step:
     """lr times `factor` once more after every `every` steps."""
@@ -40,10 +71,16 @@ class Step:
     def __post_init__(self):
         _at_least_one(self, every=self.every)
 
+    @classmethod
+    def in_epochs(cls, epochs: Epochs, lr: float, every: float = 30.0, factor: float = 0.1) -> Step:
+        """Return the schedule whose times are in epochs."""
+        return cls(lr, epochs.steps(every), factor)
+
     def __call__(self, step: int) -> float:
         return self.lr * self.factor ** (step // self.every)
 
 
+@register("schedule", "multistep")
 @dataclass(frozen=True)
 class MultiStep:
     """lr times `factor` once more from each of the steps `at` on."""
@@ -56,10 +93,16 @@ class MultiStep:
         if list(self.at) != sorted(self.at):
             raise ValueError(f"MultiStep: the steps must ascend, given {self.at}")
 
+    @classmethod
+    def in_epochs(cls, epochs: Epochs, lr: float, at: tuple = (30, 60, 80), factor: float = 0.1) -> MultiStep:
+        """Return the schedule whose times are in epochs."""
+        return cls(lr, tuple(epochs.steps(epoch) for epoch in at), factor)
+
     def __call__(self, step: int) -> float:
         return self.lr * self.factor ** bisect_right(self.at, step)
 
 
+@register("schedule", "exponential")
 @dataclass(frozen=True)
 class Exponential:
     """lr factor^(step / every): smooth, `factor` in every `every` steps."""
@@ -71,10 +114,16 @@ class Exponential:
     def __post_init__(self):
         _at_least_one(self, every=self.every)
 
+    @classmethod
+    def in_epochs(cls, epochs: Epochs, lr: float, factor: float = 0.95) -> Exponential:
+        """Return the schedule whose times are in epochs."""
+        return cls(lr, factor, epochs.steps_each)
+
     def __call__(self, step: int) -> float:
         return self.lr * self.factor ** (step / self.every)
 
 
+@register("schedule", "polynomial")
 @dataclass(frozen=True)
 class Polynomial:
     """From lr at step `begin` to `end` at step `steps` as (1 - t)^power, t from 0 to 1; linear for power 1."""
@@ -88,10 +137,17 @@ class Polynomial:
     def __post_init__(self):
         _at_least_one(self, steps=self.steps - self.begin)
 
+    @classmethod
+    def in_epochs(cls, epochs: Epochs, lr: float, power: float = 1.0, end: float = 0.0) -> Polynomial:
+        """Return the schedule whose times are in epochs."""
+        last, begin = epochs.after_warmup()
+        return cls(lr, last, power, end, begin)
+
     def __call__(self, step: int) -> float:
         return self.end + (self.lr - self.end) * (1 - _part(step, self.begin, self.steps)) ** self.power
 
 
+@register("schedule", "cosine")
 @dataclass(frozen=True)
 class Cosine:
     """From lr at step `begin` to `end` at step `steps` as half a cosine wave."""
@@ -103,6 +159,12 @@ class Cosine:
 
     def __post_init__(self):
         _at_least_one(self, steps=self.steps - self.begin)
+
+    @classmethod
+    def in_epochs(cls, epochs: Epochs, lr: float, end: float = 0.0) -> Cosine:
+        """Return the schedule whose times are in epochs."""
+        last, begin = epochs.after_warmup()
+        return cls(lr, last, end, begin)
 
     def __call__(self, step: int) -> float:
         wave = (1 + math.cos(math.pi * _part(step, self.begin, self.steps))) / 2

@@ -23,6 +23,7 @@ import numpy as np
 
 from nn.core.layout import Region
 from nn.optim.clipping import BLOCK_BYTES, Clip, SumOverRanks, squared_norms
+from nn.registry import register
 
 Array = np.ndarray
 Slots = dict[str, Array]
@@ -201,6 +202,7 @@ class Optimizer:
                     yield name, not spec.decay, slice(lo, min(lo + block, part.stop)), factor
 
 
+@register("optimizer", "sgd")
 @dataclass(eq=False, repr=False)
 class SGD(Optimizer):
     """Stochastic gradient descent: v = momentum v + g; w -= lr v, or with Nesterov's momentum w -= lr (g + momentum v).
@@ -231,6 +233,7 @@ class SGD(Optimizer):
             p -= np.multiply(d, lr, out=t)
 
 
+@register("optimizer", "adagrad")
 @dataclass(eq=False, repr=False)
 class Adagrad(Optimizer):
     """G += g^2; w -= lr g / (sqrt(G) + eps)."""
@@ -252,6 +255,7 @@ class Adagrad(Optimizer):
             p -= t
 
 
+@register("optimizer", "rmsprop")
 @dataclass(eq=False, repr=False)
 class RMSprop(Optimizer):
     """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v."""
@@ -281,6 +285,7 @@ class RMSprop(Optimizer):
             p -= np.multiply(u, lr, out=t)
 
 
+@register("optimizer", "adam")
 @dataclass(eq=False, repr=False)
 class Adam(Optimizer):
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1."""
@@ -315,6 +320,7 @@ class Adam(Optimizer):
         return t
 
 
+@register("optimizer", "adamw")
 @dataclass(eq=False, repr=False)
 class AdamW(Adam):
     """Adam with decoupled weight decay: w *= 1 - lr weight_decay, and the gradient stays as it is."""
@@ -323,6 +329,7 @@ class AdamW(Adam):
     weight_decay: float = field(default=0.01, kw_only=True)
 
 
+@register("optimizer", "lars")
 @dataclass(eq=False, repr=False)
 class LARS(Optimizer):
     """v = momentum v + lr r (g + weight_decay w); w -= v; r = trust |w| / (|g| + weight_decay |w|) for each tensor.
@@ -360,6 +367,7 @@ class LARS(Optimizer):
             p -= v
 
 
+@register("optimizer", "lamb")
 @dataclass(eq=False, repr=False)
 class LAMB(Adam):
     """u = m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + weight_decay w; w -= lr r u, with r = |w| / |u| a tensor.
@@ -431,8 +439,3 @@ def average(a: np.ndarray, x: np.ndarray, beta: float, work: np.ndarray) -> None
     np.multiply(x, 1 - beta, out=work)
     a *= beta
     a += work
-
-
-BY_NAME: dict[str, type[Optimizer]] = {
-    kind.__name__.lower(): kind for kind in (SGD, Adagrad, RMSprop, Adam, AdamW, LARS, LAMB)
-}

@@ -14,20 +14,12 @@ import numpy as np
 
 from nn import option_strings
 from nn.metrics import check_mode, direction
-from nn.optim.learning_rates import (
-    Constant,
-    Cosine,
-    Exponential,
-    MultiStep,
-    Polynomial,
-    Schedule,
-    Step,
-    Warmup,
-    linear_scaling,
-)
+from nn.optim.learning_rates import Epochs, Schedule, Warmup, linear_scaling
+from nn.registry import lookup, option_types, register
 from nn.training.training import Callback
 
 
+@register("schedule", "plateau")
 class Plateau(Callback):
     """lr times `factor` when `metric` has not improved for more than `patience` epochs.
 
@@ -136,26 +128,8 @@ class MomentumCorrection(Callback):
         self.on_step(training, 0.0)
 
 
-KINDS = {
-    "constant": Constant,
-    "step": Step,
-    "multistep": MultiStep,
-    "exponential": Exponential,
-    "polynomial": Polynomial,
-    "cosine": Cosine,
-    "plateau": Plateau,
-}
-KEYS = {
-    "constant": {},
-    "step": {"every": float, "factor": float},
-    "multistep": {"at": tuple, "factor": float},
-    "exponential": {"factor": float},
-    "polynomial": {"power": float, "end": float},
-    "cosine": {"end": float},
-    "plateau": {"factor": float, "patience": int, "metric": str},
-}
 FOR_ALL = {"warmup": float, "warmup_from": float, "base_batch": int}
-MOST = 1e9  # of any number: steps are counted in integers
+TOO_LARGE = 1e9  # of any number: steps are counted in integers
 
 
 def parse(
@@ -182,48 +156,30 @@ def parse(
         Which part of the text is wrong, and what it may be.
     """
     name, parts = option_strings.split(text)
-    if name not in KEYS:
-        raise ValueError(f"learning rate {text!r}: unknown schedule {name!r}; there are {', '.join(KEYS)}")
     try:
-        return _made(name, _given(name, parts), lr, epochs, steps_per_epoch, batch)
+        kind = lookup("schedule", name)
+        make = getattr(kind, "in_epochs", lambda epochs, lr, **keys: kind(lr, **keys))
+        types = option_types(getattr(kind, "in_epochs", kind))
+        types.pop("lr", None)
+        keys = _in_range(option_strings.convert(name, parts, types | FOR_ALL, by_place=False))
+        start = keys.pop("warmup_from", lr if "base_batch" in keys else 0.0)
+        warmup, base_batch = keys.pop("warmup", 0.0), keys.pop("base_batch", None)
+        times = Epochs(epochs, steps_per_epoch, warmup)
+        if base_batch is not None:
+            if batch is None:
+                raise ValueError("base_batch needs the batch size")
+            lr = linear_scaling(lr, batch, base_batch)
+        schedule = make(times, lr, **keys)
     except ValueError as error:
         raise ValueError(f"learning rate {text!r}: {error}") from error
+    callbacks = [schedule] if isinstance(schedule, Callback) else []
+    steps = times.steps(warmup)
+    return (Warmup(schedule, steps, start) if steps else schedule), callbacks
 
 
-def _made(
-    name: str, given: dict, lr: float, epochs: int, steps_per_epoch: int, batch: int | None
-) -> tuple[Schedule, list[Callback]]:
-    """The schedule, with times in steps."""
-
-    def steps(epochs: float) -> int:
-        return round(epochs * steps_per_epoch)
-
-    warmup = steps(warmup_epochs := given.pop("warmup", 0))
-    start = given.pop("warmup_from", lr if "base_batch" in given else 0.0)
-    base_batch = given.pop("base_batch", None)
-    if name in ("cosine", "polynomial"):
-        if warmup and warmup >= steps(epochs):
-            raise ValueError(f"{warmup_epochs:g} epochs of warm-up leave none of {epochs}")
-        given |= {"steps": steps(epochs), "begin": warmup}
-    elif name == "exponential":
-        given["every"] = steps_per_epoch
-    elif name == "step":
-        given["every"] = steps(given.get("every", 30))
-    elif name == "multistep":
-        given["at"] = tuple(steps(epoch) for epoch in given.get("at", (30, 60, 80)))
-    if base_batch is not None:
-        if batch is None:
-            raise ValueError("base_batch needs the batch size")
-        lr = linear_scaling(lr, batch, base_batch)
-    schedule = KINDS[name](lr, **given)
-    callbacks = [schedule] if isinstance(schedule, Plateau) else []
-    return (Warmup(schedule, warmup, start) if warmup else schedule), callbacks
-
-
-def _given(name: str, parts: list[str]) -> dict:
-    """The values by their keys, numbers in range."""
-    given = option_strings.convert(name, parts, KEYS[name] | FOR_ALL, by_place=False)
-    for key, value in given.items():
-        if key != "metric" and not all(0 <= number < MOST for number in np.atleast_1d(value)):
-            raise ValueError(f"{key} must be at least 0 and below {MOST:g}, given {value}")
-    return given
+def _in_range(keys: dict) -> dict:
+    """The same, or ValueError where a number is out of range."""
+    for key, value in keys.items():
+        if not isinstance(value, str) and not all(0 <= number < TOO_LARGE for number in np.atleast_1d(value)):
+            raise ValueError(f"{key} must be at least 0 and below {TOO_LARGE:g}, given {value}")
+    return keys

@@ -17,9 +17,10 @@ from nn import data, losses, models, option_strings
 from nn.data import masking
 from nn.layers.batch_normalization import BatchNorm
 from nn.models.googlenet import AuxiliaryLoss
-from nn.optim import clipping, optimizers
+from nn.optim import optimizers
 from nn.optim.lbfgs import QuasiNewton
 from nn.optim.learning_rates import Schedule
+from nn.registry import from_text, lookup
 from nn.training import schedules
 from nn.training.checkpoints import CheckpointError
 from nn.training.trainer import check_rates, fitting_weights
@@ -150,7 +151,7 @@ def loss(options: Options, data: data.Data) -> losses.Loss:
         places = masking.hidden(options.mask, data.in_shape[0])
         return losses.MaskedCrossEntropyLoss(places, options.label_smoothing)
     smoothing = {"label_smoothing": options.label_smoothing} if options.loss == "cross-entropy" else {}
-    plain = losses.BY_NAME[options.loss](**smoothing)
+    plain = lookup("loss", options.loss)(**smoothing)
     return AuxiliaryLoss(plain) if options.model.startswith("googlenet") else plain
 
 
@@ -158,11 +159,11 @@ def optimizer(options: Options) -> optimizers.Optimizer:
     """The update rule, with its clip."""
     if options.optimizer == "lbfgs":
         return QuasiNewton(history=settings.Sandblaster.parse(options.strategy).history)
-    kind = optimizers.BY_NAME[options.optimizer]
+    kind = lookup("optimizer", options.optimizer)
     common = {
         "lr": options.lr,
         "weight_decay": options.weight_decay,
-        "clip": options.clip and clipping.parse(options.clip),
+        "clip": options.clip and from_text("clip", options.clip),
         "rates": rates(options),
     }
     own = [field.name for field in dataclasses.fields(kind) if field.name in ("momentum", "nesterov")]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nn.registry import lookup
 from parallel.exchange.base import Exchange
-from parallel.exchange.compression import BY_NAME, Compressor
+from parallel.exchange.compression import Compressor
 from parallel.exchange.compression.exchange import Compressed
 from parallel.exchange.messages import Messages, check_bucketing
 from parallel.exchange.sharded import Sharded
@@ -40,7 +41,7 @@ def exchange_along(
         What the strategies do not declare: see strategies/capabilities.py.
     """
     axis = "pipeline" if mesh.pipeline else "tensor"
-    if compressor and (stage or type(compressor) not in [BY_NAME[name] for name in ALIKE]):
+    if compressor and (stage or type(compressor) not in [lookup("compressor", name) for name in ALIKE]):
         raise ValueError(f"{compressor!r} does not work with an axis {axis}: {CAPABILITIES[axis].not_compressed}")
     if stage > 1 and mesh.pipeline:
         raise ValueError(f"ZeRO's stage {stage} does not work with an axis pipeline: {CAPABILITIES['fsdp'].not_stages}")

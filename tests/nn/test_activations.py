@@ -13,7 +13,6 @@ from nn.core.layer import Sequential, ShapeError
 from nn.core.network import Network
 from nn.layers import activations
 from nn.layers.activations import (
-    BY_NAME,
     GELU,
     LeakyReLU,
     LogSoftmax,
@@ -27,6 +26,7 @@ from nn.layers.activations import (
 )
 from nn.layers.dense import Linear
 from nn.layers.gaussian import distribution
+from nn.registry import entries
 
 ALL = [
     Sigmoid(),
@@ -177,7 +177,7 @@ def test_bad_parameters_are_refused():
 
 
 def test_names():
-    for name, activation in BY_NAME.items():
+    for name, activation in entries("activation").items():
         assert activation.__name__.lower() == name.replace("_", "")
 
 

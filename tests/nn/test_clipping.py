@@ -8,8 +8,8 @@ import pytest
 from nn.core.layer import Spec
 from nn.core.layout import Layout
 from nn.initializers import zeros
-from nn.optim import clipping
 from nn.optim.clipping import ClipGlobalNorm, ClipNorm, ClipValue, squared_norms
+from nn.registry import from_text
 
 LAYOUT = Layout({"0": {"W": Spec((5, 7), zeros), "b": Spec((7,), zeros)}, "1": {"W": Spec((3,), zeros)}})
 
@@ -92,8 +92,16 @@ def test_a_norm_beyond_single_precision_is_a_number():
 
 
 def test_clips_from_the_command_line():
-    assert clipping.parse("global:1.5") == ClipGlobalNorm(1.5)
-    assert clipping.parse("norm:2") == ClipNorm(2.0) != clipping.parse("value:2")
-    for text in ("global", "global:", "globl:1", "value:-1", "value:nan", "1.0"):
-        with pytest.raises(ValueError, match="expected value:LIMIT, norm:LIMIT, global:LIMIT"):
-            clipping.parse(text)
+    assert from_text("clip", "global:1.5") == ClipGlobalNorm(1.5)
+    assert from_text("clip", "norm:2") == ClipNorm(2.0) != from_text("clip", "value:2")
+    for text, words in {
+        "global": "missing a required argument: 'limit'",
+        "global:": "missing a required argument: 'limit'",
+        "globl:1": "unknown clip 'globl': did you mean 'global'",
+        "value:-1": "limit must be positive and finite, given -1",
+        "value:nan": "limit must be positive and finite, given nan",
+        "norm:x": "limit must be a number, given 'x'",
+        "1.0": "unknown clip '1.0': known are global, norm, value",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            from_text("clip", text)

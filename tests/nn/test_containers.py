@@ -10,12 +10,13 @@ from nn.analysis.gradcheck import gradcheck
 from nn.core.containers import Parallel, Recompute, Residual
 from nn.core.layer import Layer, Sequential, ShapeError, Spec
 from nn.core.network import Network
-from nn.layers.activations import BY_NAME, GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from nn.layers.activations import GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
 from nn.layers.attention import MultiHeadAttention, TransformerBlock
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from nn.layers.reshaping import Flatten, Reshape
+from nn.registry import entries
 
 
 def sample(shape=(5, 4), seed=0):
@@ -203,7 +204,7 @@ def test_shapes_macs_and_summary():
 @pytest.mark.parametrize(
     "layer",
     [
-        *(a() for a in (*BY_NAME.values(), Softmax, LogSoftmax, Dropout, Flatten, SinusoidalPositions)),
+        *(a() for a in (*entries("activation").values(), Softmax, LogSoftmax, Dropout, Flatten, SinusoidalPositions)),
         *(Linear(4, 3), LearnedPositions(5, 4), MultiHeadAttention(4, 2), TransformerBlock(4, 2), Reshape(12)),
         *(Residual(Linear(4, 4)), Parallel(Linear(4, 4), Tanh()), Recompute(Sequential(Tanh(), Linear(4, 4)))),
         Sequential(Embedding(5, 4, padding=0), TiedLinear("0.W", 4, 5)),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nn
+from nn.registry import entries
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -150,7 +151,7 @@ def test_models_are_functions_of_shape_and_classes():
     assert isinstance(network, nn.Network) and network.out_shape == (10,) and network.layout.count == 269_722
     assert network.layout.specs.keys() == nn.models.build("resnet20", (32, 32, 3), 10).layout.specs.keys()
     assert nn.models.mlp((784,), 10, 784, 30, 10, dtype="float64").dtype == np.float64
-    names = {name.replace("-", "_") for name in nn.models.MODELS}
+    names = {name.replace("-", "_") for name in entries("model")}
     assert all(getattr(nn.models, name).__name__ == name for name in names) and names <= set(nn.models.__all__)
 
 
@@ -183,7 +184,7 @@ INSTEAD = {
     "one-hot": (lambda t: nn.fit(t, (X, np.eye(3)[Y]), 1), TypeError, r"y\.argmax\(axis=-1\)"),
     "column": (lambda t: nn.fit(t, (X, Y[:, None]), 1), ValueError, r"y\[\.\.\., 0\]"),
     "classes as floats": (lambda t: nn.fit(t, (X, Y.astype(float)), 1), TypeError, r"y\.astype\(np\.int64\)"),
-    "a metric's name": (lambda t: nn.evaluate(t, (X, Y), metrics="acc"), ValueError, "no 'acc', only accuracy"),
+    "a metric's name": (lambda t: nn.evaluate(t, (X, Y), metrics="acc"), ValueError, "did you mean 'accuracy'"),
     "a metric without direction": (
         lambda t: nn.evaluate(t, (X, Y), metrics=lambda z, y: z[:, 0]), ValueError, "is smaller or larger better"
     ),

@@ -7,7 +7,8 @@ import pytest
 
 from nn.core.layer import Spec
 from nn.core.layout import Layout
-from nn.initializers import BY_NAME, fans, glorot, he, lecun, normal, ones, orthogonal, truncated_normal, zeros
+from nn.initializers import fans, glorot, he, lecun, normal, ones, orthogonal, truncated_normal, zeros
+from nn.registry import entries, lookup
 
 SHAPES = [(300, 200), (5, 5, 30, 80)]
 
@@ -67,9 +68,9 @@ def test_orthogonal_is_uniform():
     assert abs(np.mean(corner)) < 5 * math.sqrt(1 / 3 / 2000)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", entries("initializer"))
 def test_values_depend_on_the_seed_and_nothing_else(name):
-    init = BY_NAME[name]
+    init = lookup("initializer", name)
     shape = (12, 7)
     np.testing.assert_array_equal(draw(init, shape, 3), draw(init, shape, 3))
     assert (draw(init, shape, 3) != draw(init, shape, 4)).any()

@@ -146,7 +146,7 @@ def test_from_the_command_line():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("cosin", "unknown schedule 'cosin'; there are constant, step"),
+        ("cosin", "unknown schedule 'cosin': did you mean 'cosine'"),
         (
             "cosine:warm=5",
             r"what is 'warm=5'\? cosine takes end=NUMBER, warmup=NUMBER, warmup_from=NUMBER, base_batch=",

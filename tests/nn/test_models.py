@@ -14,10 +14,11 @@ from nn.layers.activations import ReLU, Tanh
 from nn.layers.dense import Linear
 from nn.layers.reshaping import Reshape
 from nn.losses import CrossEntropyLoss, QuadraticLoss
-from nn.models import MODELS, build
+from nn.models import build
 from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 from nn.models.resnet import Subsample
 from nn.optim.optimizers import SGD
+from nn.registry import entries
 from nn.training.trainer import Trainer
 
 IMAGENET = (224, 224, 3), 1000
@@ -95,7 +96,7 @@ def test_gradients_of_all_parameters(spec):
 
 
 def test_all_models_are_tested():
-    assert {spec.partition(":")[0] for spec in SMALL} == set(MODELS)
+    assert {spec.partition(":")[0] for spec in SMALL} == set(entries("model"))
 
 
 def test_command_line_names():
@@ -137,7 +138,7 @@ def test_command_line_names():
         (("transformer:10,3", (8,), 10), "3 heads do not divide 10 features"),
         (("mlp", (4,), 3, "f4", "rleu"), r"unknown activation 'rleu': did you mean 'relu'\?"),
         (("resnet20", (32, 32, 3), 10, "f4", "relu"), "resnet20: its activations are part of it"),
-        (("mlp", (4,), 3, "f4", None, "norml"), r"unknown initialiser 'norml': did you mean 'normal'\?"),
+        (("mlp", (4,), 3, "f4", None, "norml"), r"unknown initializer 'norml': did you mean 'normal'\?"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, words):

@@ -9,10 +9,12 @@ import pytest
 from conftest import PATIENCE
 
 import nn
+from nn import registry
 from nn.core.layer import Layer
-from nn.files.description import LAYERS, describe, make
+from nn.files.description import describe, make
 from nn.initializers import lecun
-from nn.models import MODELS, build
+from nn.models import build
+from nn.registry import entries
 
 SEQUENCE, IMAGE = (4, 8), (7, 9, 4)
 # Every kind of layer, with arguments that are not its defaults, and what it takes.
@@ -89,8 +91,10 @@ def samples(network, count=5):
 
 
 def test_every_kind_of_layer_is_known():
-    assert set(every_kind()) == set(LAYERS)
-    assert set(LAYERS) - set(EXAMPLES) == {"Auxiliary", "Subsample", "TiedLinear"}, "those are in the models below"
+    assert set(every_kind()) == set(entries("layer"))
+    assert set(entries("layer")) - set(EXAMPLES) == {"Auxiliary", "Subsample", "TiedLinear"}, (
+        "those are in the models below"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
@@ -125,7 +129,7 @@ def test_every_model_comes_back_the_same():
         "lenet5-1998": (28, 28, 1),
     }
     specs = {"encoder": "encoder:8,2,1", "lstm": "lstm:8,2", "transformer": "transformer:8,2,1,1"}
-    for name in MODELS:
+    for name in entries("model"):
         network = build(specs.get(name, name), shapes.get(name, (71, 71, 3)), 5)
         again = make(json.loads(json.dumps(describe(network.root))))
         assert repr(again) == repr(network.root)
@@ -213,8 +217,8 @@ class Scale(Layer):
 
 
 def test_layers_of_ones_own(tmp_path, monkeypatch):
-    known = dict(LAYERS)
-    monkeypatch.setattr("nn.files.description.LAYERS", known)
+    known = dict(entries("layer"))
+    monkeypatch.setitem(registry._ENTRIES, "layer", known)
     network, file = nn.Network(nn.Sequential(nn.Linear(3, 2), Scale(2.5)), (3,)), tmp_path / "x.npz"
     w = np.ones(network.layout.size, np.float32)
     with pytest.raises(TypeError, match=r"files do not know this kind of layer; call nn\.register\(Scale\)"):
@@ -325,7 +329,7 @@ def test_predictions_come_in_batches_of_any_size():
 
 
 def test_a_layer_that_changes_its_arguments_is_not_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("nn.files.description.LAYERS", dict(LAYERS))
+    monkeypatch.setitem(registry._ENTRIES, "layer", dict(entries("layer")))
 
     @nn.register
     class Percent(Layer):

@@ -48,7 +48,7 @@ def resnet(synchronized=False):
 
 def transformer(heads):
     """Tied embeddings, on the first and the last stage; nine ids."""
-    return nn.Network(layers_of((6,), 9, heads, heads, 3, 1, dropout=0.2), (6,), np.float64, "language model")
+    return layers_of((6,), 9, heads, heads, 3, 1, dropout=0.2, dtype=np.float64)
 
 
 NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "transformer": transformer}

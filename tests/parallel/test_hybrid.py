@@ -32,7 +32,7 @@ MICRO = 3  # which divides none of the batches' shares
 
 def transformer(blocks=3):
     """Tied embeddings on the first and the last stage; a head for each of 1, 2, 3, 4, 6, 8 ranks; nine ids."""
-    return nn.Network(layers_of((6,), 9, 24, 24, blocks, 1, dropout=0.2), (6,), np.float64, "language model")
+    return layers_of((6,), 9, 24, 24, blocks, 1, dropout=0.2, dtype=np.float64)
 
 
 MODELS = NETWORKS | {"transformer": transformer}

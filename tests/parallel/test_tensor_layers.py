@@ -26,11 +26,11 @@ def mlp():
 
 
 def language_model(**more):
-    return nn.Network(transformer((8,), 13, 24, 12, 2, dropout=0.2, **more), (8,), np.float64)
+    return transformer((8,), 13, 24, 12, 2, dropout=0.2, dtype=np.float64, **more)
 
 
 def reader():
-    return nn.Network(encoder((8,), 13, 24, 12, 1), (8,), np.float64)
+    return encoder((8,), 13, 24, 12, 1, dtype=np.float64)
 
 
 def residual():
@@ -137,7 +137,7 @@ def test_ranks_compute_what_one_process_computes(case):
 
 
 def test_eight_ranks():
-    network = nn.Network(transformer((9,), 13, 16, 8, 1), (9,), np.float64)
+    network = transformer((9,), 13, 16, 8, 1, dtype=np.float64)
     x, y = rng.integers(0, 13, (3, 9)), rng.integers(0, 13, (3, 9))
     _, value, gradients, _ = one_pass(network, nn.CrossEntropyLoss(), x, y)
     for way in "pairs", "sequence":
@@ -218,7 +218,7 @@ def test_two_sums_forward_and_two_backward_a_block():
     calls = {}
     for way in "pairs", "sequence":
         for blocks in 1, 3:
-            network = nn.Network(transformer((8,), 13, 24, 4, blocks), (8,), np.float64)
+            network = transformer((8,), 13, 24, 4, blocks, dtype=np.float64)
             calls[way, blocks] = compute(network, nn.CrossEntropyLoss(), IDS, NEXT, 2, way)[3]
     more = {name: calls["pairs", 3][name] - calls["pairs", 1][name] for name in calls["pairs", 1]}
     assert {name: n for name, n in more.items() if n} == {"sum": 8}
@@ -259,7 +259,7 @@ def test_moves_are_adjoint():
 
 
 def test_what_cannot_be_shared_is_refused():
-    heads = nn.Network(transformer((8,), 13, 24, 6, 1), (8,))
+    heads = transformer((8,), 13, 24, 6, 1)
     with pytest.raises(ValueError, match=r"layer 2\.0\.body\.1 \(MultiHead.*its 6 heads.*4 ranks.*use 1, 2, 3, 6"):
         share(heads, nn.CrossEntropyLoss(), 4)
     small = nn.Network(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 2)), (8,))

@@ -21,8 +21,7 @@ def make(comm, tensor=None, way="pairs"):
 
 def language_model(blocks=1, tied=1):
     """Twelve heads, for 1, 2, 3 and 4 ranks; 33 ids, which none of these divides but 3."""
-    layers = transformer((8,), 33, 24, 12, blocks, tied, dropout=0.2)
-    return nn.Network(layers, (8,), np.float64, "language model")
+    return transformer((8,), 33, 24, 12, blocks, tied, dropout=0.2, dtype=np.float64)
 
 
 def ids(shard, steps=5):

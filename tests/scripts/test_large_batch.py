@@ -95,7 +95,7 @@ def test_wrong_arguments_are_one_message(large_batch, tmp_path, capsys):
     import fewer_bytes  # the experiment beside it
 
     for wrong, message in (
-        (["--methods", "zip"], "no method 'zip'"),
+        (["--methods", "zip"], "unknown compressor 'zip'"),
         (["--model", "mpl:3"], "did you mean 'mlp'"),
         (["--batch", "1"], "cannot be cut among 2 ranks"),
         (["--epochs", "0"], "--epochs must be at least 1"),

@@ -16,9 +16,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from nn import option_strings
+from nn.registry import from_text
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.dense import Dense
 from parallel.exchange.compression.half import Half
@@ -27,20 +25,20 @@ from parallel.exchange.compression.quantization import QSGD, TernGrad
 from parallel.exchange.compression.signs import OneBit, SignSGD
 from parallel.exchange.compression.sparsification import DGC, Threshold, TopK
 
-__all__ = ["BY_NAME", "Compressor", "parse"]
-
-BY_NAME: dict[str, type[Compressor]] = {
-    "none": Dense,
-    "fp16": Half,
-    "qsgd": QSGD,
-    "terngrad": TernGrad,
-    "onebit": OneBit,
-    "signsgd": SignSGD,
-    "topk": TopK,
-    "threshold": Threshold,
-    "dgc": DGC,
-    "powersgd": PowerSGD,
-}
+__all__ = [
+    "DGC",
+    "QSGD",
+    "Compressor",
+    "Dense",
+    "Half",
+    "OneBit",
+    "PowerSGD",
+    "SignSGD",
+    "TernGrad",
+    "Threshold",
+    "TopK",
+    "parse",
+]
 
 
 def parse(text: str) -> Compressor:
@@ -53,12 +51,4 @@ def parse(text: str) -> Compressor:
     ValueError
         An unknown method or key, or a number out of range; the message says what there is.
     """
-    name, parts = option_strings.split(text)
-    if name not in BY_NAME:
-        raise ValueError(f"compress {text!r}: no method {name!r}; there are {', '.join(BY_NAME)}")
-    kinds = {f.name: type(f.default) for f in fields(BY_NAME[name])}
-    try:
-        given = option_strings.convert(name, parts, kinds)
-    except ValueError as error:
-        raise ValueError(f"compress {text!r}: {error}") from error
-    return BY_NAME[name](**given)
+    return from_text("compressor", text)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nn.registry import register
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.packing import Reader, join
 
 
+@register("compressor", "none")
 @dataclass(eq=False)
 class Dense(Compressor):
     """One allreduce. Keeps nothing."""

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.registry import register
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.packing import EVEN, Reader, join
 
 EXPONENTS = (-126, 126)  # of the power of two
 
 
+@register("compressor", "fp16")
 @dataclass(eq=False)
 class Half(Compressor):
     """fp16."""

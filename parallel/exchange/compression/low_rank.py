@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nn.registry import register
 from parallel.exchange.compression.base import Compressor
 
 
@@ -31,6 +32,7 @@ class Matrix(NamedTuple):
     q: slice
 
 
+@register("compressor", "powersgd")
 @dataclass(eq=False)
 class PowerSGD(Compressor):
     """Keeps the error memory E_w of each rank, and Q, alike on all.

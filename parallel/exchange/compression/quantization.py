@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.registry import register
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.packing import Reader, join, pack, unpack, words
 
@@ -20,6 +21,7 @@ MOST_LEVELS = 32767
 SIGMAS = 2.5
 
 
+@register("compressor", "qsgd")
 @dataclass(eq=False)
 class QSGD(Compressor):
     """|v| sign(v_i) xi_i with xi_i in {0, 1/s, ..., 1}, for buckets v of 512 gradients; unbiased.
@@ -65,6 +67,7 @@ class QSGD(Compressor):
         total += self.flat
 
 
+@register("compressor", "terngrad")
 @dataclass(eq=False)
 class TernGrad(Compressor):
     """s sign(g) b with b in {0, 1}, P(b = 1) = |g|/s, s the largest |g| of the tensor over all ranks; unbiased.

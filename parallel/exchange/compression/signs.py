@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.registry import register
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.packing import Reader, join
 
@@ -54,6 +55,7 @@ class TwoLevels(Compressor):
         return values
 
 
+@register("compressor", "onebit")
 @dataclass(eq=False)
 class OneBit(TwoLevels):
     """1-bit SGD: the levels are the means of the elements p >= 0 and of those below. Source: Seide et al. 2014.
@@ -69,6 +71,7 @@ class OneBit(TwoLevels):
         return told[0], told[1]
 
 
+@register("compressor", "signsgd")
 @dataclass(eq=False)
 class SignSGD(TwoLevels):
     """EF-signSGD: (|p|_1 / d) sign(p) for each tensor p of d elements. Source: Karimireddy et al. 2019."""

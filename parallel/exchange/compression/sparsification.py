@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.registry import register
 from parallel.exchange.compression.base import Compressor
 from parallel.exchange.compression.packing import Reader, join, pack_indices, unpack_indices
 
@@ -32,6 +33,7 @@ class Sparse(Compressor):
         total[unpack_indices(reader.rest(), count, self.length)] += values
 
 
+@register("compressor", "topk")
 @dataclass(eq=False)
 class TopK(Sparse):
     """The ratio of p = g + e that is largest in magnitude, over all tensors together.
@@ -59,6 +61,7 @@ class TopK(Sparse):
         return self.message(values, indices)
 
 
+@register("compressor", "threshold")
 @dataclass(eq=False)
 class Threshold(Sparse):
     """Every p = g + e with |p| >= limit. Source: Strom 2015, which sends only the sign of p, and limit for |p|.
@@ -88,6 +91,7 @@ class Threshold(Sparse):
         return self.message(values, indices)
 
 
+@register("compressor", "dgc")
 @dataclass(eq=False)
 class DGC(Sparse):
     """Deep gradient compression: u = m u + g; v += u; of each tensor the largest |v| are sent, u and v zeroed there.
