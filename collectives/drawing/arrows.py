@@ -29,9 +29,9 @@ from collectives.drawing.marks import (
     size_of,
     unit_of,
 )
-from collectives.pricing.event_loop import Flight
 from collectives.pricing.networks import ROUNDS
 from collectives.pricing.price import Price
+from collectives.pricing.trace import Flight
 from collectives.steps import Barrier, Compute, RecvReduce, adds, reads, writes
 
 WITHIN = dict(marker="s", ms=6, mfc="white", mec=INK, mew=1.2, lw=0)

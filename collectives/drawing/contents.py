@@ -11,7 +11,7 @@ Elements that always travel together are one cell, so that the cost is in messag
 
 import numpy as np
 
-from collectives.pricing.event_loop import Trace
+from collectives.pricing.trace import Trace
 from collectives.steps import Barrier, Blocks, Compute, Send, adds, blocks, is_live, reads, writes
 
 NOWHERE = -1  # where scratch stood that nothing was written to

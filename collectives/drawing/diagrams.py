@@ -36,7 +36,7 @@ from collectives.checking.simulator import (
 )
 from collectives.drawing import arrows, marks
 from collectives.drawing.contents import Replay
-from collectives.pricing.event_loop import Walk
+from collectives.pricing.event_simulation import EventSimulation
 from collectives.pricing.networks import NETWORKS, ROUNDS, Network
 from collectives.pricing.price import as_price, price, read
 from collectives.steps import Blocks, reads, writes
@@ -120,8 +120,9 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
         done = [rounds[:MOST_ROUNDS] for rounds in done]
     begun = [tuple(steps) for steps in error.begun]
     programs = [rounds + [steps] * bool(steps) for rounds, steps in zip(done, begun, strict=True)]
-    walk = Walk(programs.__getitem__, read(algorithm)[0], size, 1, ROUNDS, size, True, unfinished=True)
-    priced = as_price(walk, "walk")
+    name = read(algorithm)[0]
+    simulation = EventSimulation(programs.__getitem__, name, size, 1, ROUNDS, size, True, unfinished=True)
+    priced = as_price(simulation, "simulation")
     spans = {(span.rank, span.index): span for span in priced.trace.rounds}
     # A rank is stuck when it has finished all rounds that it could.
     stuck = [

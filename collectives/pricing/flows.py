@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from collectives.pricing.networks import MessageCost, Network
-from collectives.steps import Send
+from collectives.pricing.ports import Message
+from collectives.pricing.trace import Share
 
 EQUAL = 1e-12  # relative: two shares that differ by less are one
 TOLERANCE = 1e-9  # relative, of sums of rates
@@ -77,30 +78,6 @@ def max_min_rates(
                     del live[channel]
 
 
-class Parcel(NamedTuple):
-    """A message that has left its sender; what the simulator needs once it is there."""
-
-    sender: int
-    source: int  # as `dest` names it: the sender, or who does the same one node further
-    dest: int
-    cost: MessageCost
-    step: Send
-    sent_in: int
-    ready: float
-    asked: float  # seconds since its receive was asked for, in which it was on its way already
-
-
-class Share(NamedTuple):
-    """What a flow had of its channels, bytes a second, from `start` to `end`, in seconds."""
-
-    source: int
-    dest: int
-    channels: tuple[int, ...]
-    start: float
-    end: float
-    rate: float
-
-
 class Flow:
     """The messages from one rank to another: the first of them is moving.
 
@@ -111,7 +88,7 @@ class Flow:
     bottleneck : the full channel on which nothing is faster; None where it has its limit
     left : seconds that its first message still needs at full rate
     since : when `left` was true
-    end, booked : when the message is over if nothing changes, and when the simulator will ask
+    end, booked : when the message is over if nothing changes, and when `look` will be called
     alone : whether the message had full rate all the time
     bytes : that have been sent so far
     """
@@ -126,9 +103,10 @@ class Flow:
         "into",
         "left",
         "limit",
+        "messages",
         "out",
         "pair",
-        "parcels",
+
         "rate",
         "since",
         "started",
@@ -136,7 +114,7 @@ class Flow:
 
     def __init__(self, pair: tuple[int, int], channels: tuple[int, ...], limit: float, out: int, into: int):
         self.pair, self.channels, self.limit, self.out, self.into = pair, channels, limit, out, into
-        self.parcels: deque[Parcel] = deque()
+        self.messages: deque[Message] = deque()
         self.started = self.left = self.since = self.end = self.booked = 0.0
         self.rate, self.alone, self.bottleneck, self.bytes = 1.0, True, None, 0
 
@@ -148,16 +126,28 @@ class Flows:
     ----------
     network : Network
         With a topology, whose channels are shared; else every node has one channel out and one in, of rate 1.
+    hosts : sequence of int
+        The host or node of each rank.
     nodes : int
         How many there are.
-    book : callable (seconds, item) -> None
-        Asks the simulator to call `look(item, seconds)` at that time, or `share(seconds)` where the item is None.
+    at : callable (seconds, handler, subject) -> None
+        Calls handler(subject, seconds) at that time.
+    left : callable (message, now, there) -> None
+        Called when the last byte of a message has left, and when it will be there.
     trace : list of Share, optional
         Where the shares are recorded.
     """
 
-    def __init__(self, network: Network, nodes: int, book: Callable[[float, Flow | None], None], trace=None):
-        self.book, self.trace, self.topology = book, trace, network.topology
+    def __init__(
+        self,
+        network: Network,
+        hosts: Sequence[int],
+        nodes: int,
+        at: Callable[[float, Callable, Any], None],
+        left: Callable[[Message, float, float], None],
+        trace: list[Share] | None = None,
+    ):
+        self.at, self.left, self.trace, self.topology, self.hosts = at, left, trace, network.topology, hosts
         if self.topology:
             self.capacities = [channel.bandwidth for channel in self.topology.channels]
         else:
@@ -170,19 +160,15 @@ class Flows:
         self.dirty: set[int] = set()  # channels on which something has changed since the last `share`
         self.flows: dict[tuple[int, int], Flow] = {}
 
-    def send(self, parcel: Parcel, out: int, into: int, now: float, nbytes: int) -> None:
-        """From node `out` to node `into`, behind what is on its way between the same ranks."""
-        pair = parcel.source, parcel.dest
+    def send(self, message: Message, now: float) -> None:
+        """A message leaves, behind those that are on their way between the same ranks."""
+        pair = message.source, message.dest
         flow = self.flows.get(pair)
         if flow is None:
-            if self.topology:
-                channels, limit, _ = self.topology.route(out, into)
-            else:
-                channels, limit = (out, self.nodes + into), 1.0
-            flow = self.flows[pair] = Flow(pair, channels, limit, out, into)
-        flow.bytes += nbytes
-        flow.parcels.append(parcel)
-        if len(flow.parcels) > 1:
+            flow = self.flows[pair] = self._flow(message)
+        flow.bytes += message.nbytes
+        flow.messages.append(message)
+        if len(flow.messages) > 1:
             return
         shared, limit, asked, most = False, flow.limit, self.asked, self.most
         for channel in flow.channels:
@@ -197,29 +183,42 @@ class Flows:
         self._begin(flow, now)
         if not shared:
             flow.end = flow.booked = end = now + flow.left
-            self.book(end, flow)
+            self.at(end, self.look, flow)
 
-    def look(self, flow: Flow, now: float) -> tuple[Parcel, float, float] | None:
-        """Return the message of a flow that is over, when it began, and when it is there; None: not yet over."""
+    def _flow(self, message: Message) -> Flow:
+        """The messages of a pair of ranks: over the route of the topology, or out of one node and into another."""
+        out, into = self.hosts[message.sender], self.hosts[message.dest]
+        channels, limit = (out, self.nodes + into), 1.0
+        if self.topology:
+            channels, limit, _ = self.topology.route(out, into)
+        return Flow((message.source, message.dest), channels, limit, out, into)
+
+    def look(self, flow: Flow, now: float) -> None:
+        """The first message of a flow is over, unless its rate has changed since this was planned."""
         if flow.booked != now:
-            return None
+            return
         if flow.end > now:
             flow.booked = flow.end
-            self.book(flow.end, flow)
-            return None
+            self.at(flow.end, self.look, flow)
+            return
         flow.booked = NEVER
-        parcel, started = flow.parcels.popleft(), flow.started
-        cost = parcel.cost
+        message, started = flow.messages.popleft(), flow.started
+        message.start, cost = started, message.cost
         if self.measured:
             there = now + cost.latency + self.measured.crossing(flow, cost, now)
         else:  # what is alone costs the same to the last digit as where no channel is shared
             there = started + cost.latency + cost.held if flow.alone else now + cost.latency
         if self.trace is not None:
             self._record(flow, now)
-        if flow.parcels:
+        if flow.messages:
             self._begin(flow, now)
             self._ends_at(flow, now + flow.left / flow.rate)
-            return parcel, started, there
+        else:
+            self._stop(flow, now)
+        self.left(message, now, there)
+
+    def _stop(self, flow: Flow, now: float) -> None:
+        """A flow has no more messages: its channels are the others'."""
         asked, most = self.asked, self.most
         for channel in flow.channels:
             if asked[channel] > most[channel]:
@@ -229,7 +228,6 @@ class Flows:
             asked[channel] = asked[channel] - flow.limit if here else 0.0
         if self.measured:
             self.measured.left(flow, now)
-        return parcel, started, there
 
     def carried(self) -> list[float]:
         """Return the bytes that each channel has carried."""
@@ -239,7 +237,7 @@ class Flows:
                 total[channel] += flow.bytes
         return total
 
-    def share(self, now: float) -> None:
+    def share(self, _: None, now: float) -> None:
         """Divide the channels anew on which something has changed.
 
         Rates are max-min fair where every flow has a bottleneck: its own limit, or a full channel on which nothing is
@@ -302,23 +300,23 @@ class Flows:
 
     def _change(self, channel: int, now: float) -> None:
         if not self.dirty:
-            self.book(now, None)
+            self.at(now, self.share, None)
         self.dirty.add(channel)
 
     def _begin(self, flow: Flow, now: float) -> None:
-        parcel = flow.parcels[0]
-        work = parcel.cost.held
+        message = flow.messages[0]
+        work = message.cost.held
         if self.measured:
             work = self.measured.work(flow, now)
         flow.started = flow.since = now
-        flow.left, flow.end, flow.booked = max(0.0, work - parcel.asked), NEVER, NEVER
-        flow.alone = flow.rate == 1.0 and not parcel.asked
+        flow.left, flow.end, flow.booked = max(0.0, work - message.head_start), NEVER, NEVER
+        flow.alone = flow.rate == 1.0 and not message.head_start
 
     def _ends_at(self, flow: Flow, end: float) -> None:
         flow.end = end
         if end < flow.booked:
             flow.booked = end
-            self.book(end, flow)
+            self.at(end, self.look, flow)
 
     def _record(self, flow: Flow, now: float) -> None:
         if self.trace is not None and now > flow.since:
@@ -352,7 +350,7 @@ class MeasuredPorts:
 
     def work(self, flow: Flow, now: float) -> float:
         """Seconds that the first message of a flow takes at full rate."""
-        cost = flow.parcels[0].cost
+        cost = flow.messages[0].cost
         work = cost.held
         if self.credit:
             for rested, port in zip(self.rested, (flow.out, flow.into), strict=True):

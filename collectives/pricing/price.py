@@ -1,13 +1,13 @@
-"""The clock: what an algorithm costs on a network of any size, read off its own steps.
+"""What an algorithm costs on a network of any size, by event-driven simulation of its own steps.
 
     >>> price(ring_allreduce, size=1024, count=25_000_000, itemsize=4, network="gpu-100g").seconds
 
-Every rank is walked through its rounds under LogGP (Alexandrov et al. 1995) with two levels; see networks.py for the
-parameters. A message is sent in overhead seconds of the sender's processor, waits until its port is free, holds it for
-the gap and n beta, reaches the receiver's port a latency later, waits for that, holds it as long, and takes overhead
-seconds of the receiver's processor; a reduction then takes n gamma, a copy n copy. Ports serve first come, first
-served; the ranks of a node share the node's. On Network.hockney the result is the closed form of the literature,
-messages alpha + moved beta + reduced gamma (test_closed_forms.py).
+Every rank goes through its rounds under LogGP (Alexandrov et al. 1995) with two levels; see networks.py for the
+parameters, event_simulation.py for the simulation. A message is sent in overhead seconds of the sender's processor,
+waits until its port is free, holds it for the gap and n beta, reaches the receiver's port a latency later, waits for
+that, holds it as long, and takes overhead seconds of the receiver's processor; a reduction then takes n gamma, a copy n
+copy. Ports serve first come, first served; the ranks of a node share the node's. On Network.hockney the result is the
+closed form of the literature, messages alpha + moved beta + reduced gamma (test_closed_forms.py).
 
 In node memory, copies and reductions cost the same whoever's buffer they name, unless somebody has measured what it
 takes to fetch another rank's, and to write into a slot that others have read; and the ranks of a node share what its
@@ -32,8 +32,9 @@ import numpy as np
 
 from collectives.algorithms import ALGORITHMS, Algorithm
 from collectives.algorithms.registry import DIMS, NODES
-from collectives.pricing.event_loop import Trace, Walk
+from collectives.pricing.event_simulation import EventSimulation
 from collectives.pricing.networks import Network, find_network
+from collectives.pricing.trace import Trace
 from collectives.steps import (
     Barrier,
     Blocks,
@@ -49,8 +50,8 @@ from collectives.steps import (
     rounds_of,
 )
 
-WALK_AT_MOST = 4_000_000  # steps; about 10 s
-WALK_ON_TOPOLOGY_AT_MOST = 12_000_000  # steps; about a minute
+SIMULATED_AT_MOST = 4_000_000  # steps; about 10 s
+SIMULATED_ON_TOPOLOGY_AT_MOST = 12_000_000  # steps; about a minute
 ENDLESS = 4_000_000  # steps of one rank
 LONG = 1 << 20  # bytes
 
@@ -80,7 +81,7 @@ class Price:
     traffic : tuple of int
         Bytes that each channel of the topology carried; empty where the network has none.
     method : str
-        "walk" (every rank), "one node for all" (shift symmetry) or "closed form".
+        "simulation" (of every rank), "one node for all" (shift symmetry) or "closed form".
     trace : Trace or None
         Every round, message and piece of work, where asked for.
     """
@@ -118,8 +119,8 @@ def price(
 ) -> Price:
     """What `algorithm` costs on `size` ranks of `network`.
 
-    Where all ranks together have more than four million steps, one node is walked for all of them, if a sample of the
-    others does the same with its neighbours (`count` is then rounded up to a multiple of `size`); failing that, the
+    Where all ranks together have more than four million steps, one node is simulated for all of them, if a sample of
+    the others does the same with its neighbours (`count` is then rounded up to a multiple of `size`); failing that, the
     closed form of the registry is taken, on one level: the network's, or the node's where all ranks share one.
 
     Parameters
@@ -131,7 +132,7 @@ def price(
     network : Network or str
         Or the name of one in NETWORKS.
     trace : bool
-        Keep every round and message (the drawings read them); always walks every rank.
+        Keep every round and message (the drawings read them); every rank is simulated then.
     **options
         For the algorithm: root, segment and the like. An entry of the registry that asks for `nodes` gets those of the
         network, filled one after the other, where they are not given.
@@ -155,27 +156,28 @@ def price(
     if isinstance(algorithm, Algorithm) and DIMS in algorithm.needs:
         options.setdefault("dims", network.dims_of(size))
 
-    def walk(mine, count):
-        return Walk(partial(_rounds_of, rounds, size, count, options), name, size, itemsize, network, mine, trace)
+    def simulate(simulated, count):
+        program = partial(_rounds_of, rounds, size, count, options)
+        return EventSimulation(program, name, size, itemsize, network, simulated, trace)
 
     steps, longest = _steps_in_all(partial(_rounds_of, rounds, size, count, options), size, trace, name)
     if longest > ENDLESS and not closed_form:
         raise ValueError(
             f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
         )
-    most = WALK_ON_TOPOLOGY_AT_MOST if network.topology else WALK_AT_MOST
+    most = SIMULATED_ON_TOPOLOGY_AT_MOST if network.topology else SIMULATED_AT_MOST
     if trace or steps <= most:
-        return as_price(walk(size, count), "walk")
+        return as_price(simulate(size, count), "simulation")
     if network.topology:
         raise ValueError(
             f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, where every rank "
-            "is walked: price fewer ranks or larger segments, or a network of two levels"
+            "is simulated: price fewer ranks or larger segments, or a network of two levels"
         )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
     if size % node == 0 and network.topology is None and network.placement is None:
         rounded = -(-count // size) * size if isinstance(count, int) else count
         if _nodes_are_alike(partial(_rounds_of, rounds, size, rounded, options), size, node):
-            return as_price(walk(node, rounded), "one node for all")
+            return as_price(simulate(node, rounded), "one node for all")
     if closed_form:
         elements = count or 0 if isinstance(count, int | None) else max(hi for _, hi in count)
         link = network.inside if network.ranks_per_node >= size else network.between
@@ -183,7 +185,7 @@ def price(
         if unknown := sorted(set(options) - {"nodes", "root", *known}):
             raise ValueError(
                 f"the closed form of {name} knows no {', '.join(unknown)}, and more steps than "
-                f"{WALK_AT_MOST:,} are not walked: price fewer ranks or leave it out"
+                f"{SIMULATED_AT_MOST:,} are not simulated: price fewer ranks or leave it out"
             )
         cost = closed_form(size, elements, **{key: value for key, value in options.items() if key in known})
         if cost.meetings and size > network.ranks_per_node:
@@ -193,8 +195,8 @@ def price(
         seconds = cost.seconds(link.alpha, link.beta * itemsize, *in_memory)
         return Price(seconds, np.full(size, seconds), 0, 0, 0, 0, 0, "closed form")
     raise ValueError(
-        f"{size} ranks of {name} take more than {WALK_AT_MOST:,} steps, the nodes differ from each other, and it has no"
-        " closed form: price fewer ranks or larger segments"
+        f"{size} ranks of {name} take more than {SIMULATED_AT_MOST:,} steps, the nodes differ from each other, and "
+        "it has no closed form: price fewer ranks or larger segments"
     )
 
 
@@ -277,21 +279,22 @@ def _nodes_are_alike(program, size, node) -> bool:
     return all(row.count(row[0]) == len(nodes) for row in rounds)
 
 
-def as_price(walk: Walk, method: str) -> Price:
-    """What a walk found."""
-    copies = walk.size // walk.mine
-    sent = [(near + far) * walk.itemsize for near, far in zip(*walk.elements, strict=True)]
+def as_price(simulation: EventSimulation, method: str) -> Price:
+    """What a simulation found."""
+    copies = simulation.size // simulation.simulated
+    itemsize, elements = simulation.itemsize, simulation.elements
+    sent = [(inside + between) * itemsize for inside, between in zip(*elements, strict=True)]
     return Price(
-        seconds=float(walk.finish.max()),
-        finish=np.tile(walk.finish, copies),
-        rounds=max(walk.rounds),
-        messages=walk.messages * copies,
+        seconds=float(simulation.finish.max()),
+        finish=np.tile(simulation.finish, copies),
+        rounds=max(simulation.rounds),
+        messages=simulation.messages * copies,
         bytes=sum(sent) * copies,
-        bytes_between=sum(walk.elements[True]) * walk.itemsize * copies,
+        bytes_between=sum(elements[True]) * itemsize * copies,
         busiest=max(sent),
-        meetings=max(walk.meetings),
-        copied=sum(walk.copied) * walk.itemsize * copies,
+        meetings=max(simulation.barriers),
+        copied=sum(simulation.copied) * itemsize * copies,
         method=method,
-        trace=walk.trace,
-        traffic=tuple(walk.flows.carried()) if walk.network.topology else (),
+        trace=simulation.trace,
+        traffic=tuple(simulation.flows.carried()) if simulation.network.topology else (),
     )

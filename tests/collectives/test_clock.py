@@ -140,16 +140,16 @@ def test_trace_is_causal():
 @pytest.mark.parametrize("network", [HOCKNEY, "gpu-25g", "gpu-100g", "workstation"])
 def test_one_node_stands_for_all_where_nodes_are_alike(network, monkeypatch):
     walked = price(ring, 32, 32 * 1000, 4, network)
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 100)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 100)
     short = price(ring, 32, 32 * 1000, 4, network)
-    assert (walked.method, short.method) == ("walk", "one node for all")
+    assert (walked.method, short.method) == ("simulation", "one node for all")
     np.testing.assert_allclose(short.finish, walked.finish, rtol=1e-9)
     for name in ("rounds", "messages", "bytes", "bytes_between", "busiest"):
         assert getattr(short, name) == getattr(walked, name), name
 
 
 def test_unlike_nodes_fall_back_to_the_closed_form_or_refuse(monkeypatch):
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 20)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 20)
     entry = ALGORITHMS["allreduce"]["doubling"]
     got = price(entry, 64, 1000, 4, HOCKNEY)
     assert got.method == "closed form"
@@ -170,7 +170,7 @@ def test_a_very_large_ring_equals_its_closed_form():
 @pytest.mark.parametrize("sizes", [(256, 2048), pytest.param((512, 4096), marks=pytest.mark.exhaustive)], ids=max)
 def test_two_levels_on_many_nodes_take_time_that_grows_with_the_ranks(sizes, monkeypatch):
     """Not with their square: the ranks of a node are found in one pass."""
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)  # a walk over all messages takes time that grows with their number
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)  # or the time grows with all messages
 
     def seconds(p):
         begin = time.process_time()
@@ -257,7 +257,7 @@ def test_one_node_stands_for_no_node_that_differs(odd, monkeypatch):
         twice = 2 if rank == odd else 1
         yield Send((rank + 1) % size, "x", 0, count * twice), Recv((rank - 1) % size, "y", 0, count)
 
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
     if odd is None:
         assert price(around, 8, 100, 4, HOCKNEY).method == "one node for all"
     else:
@@ -266,7 +266,7 @@ def test_one_node_stands_for_no_node_that_differs(odd, monkeypatch):
 
 
 def test_a_closed_form_takes_blocks_up_to_the_end_of_the_last(monkeypatch):
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
     entry = ALGORITHMS["allgather"]["ring"]
     blocks = [(30, 90), (90, 100), (0, 30)]  # 100 elements; that of the last rank is not the one that lies last
     got = price(entry, 3, blocks, 4, HOCKNEY)
@@ -390,7 +390,7 @@ def test_buffers_of_other_ranks_cost_what_ones_own_do():
     priced = price(gets, 2, 1000, 4, network)
     assert priced.seconds == pytest.approx(MEETING + 4000 * (5e-10 + GAMMA))
     assert priced.copied == 2 * 2 * 4000
-    assert str(priced).endswith("2 rounds, 1 meetings, 16,000 bytes copied or added in memory, by walk")
+    assert str(priced).endswith("2 rounds, 1 meetings, 16,000 bytes copied or added in memory, by simulation")
 
 
 def test_what_another_rank_has_written_has_to_be_fetched():
@@ -512,15 +512,15 @@ def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
 
     network = in_memory(4, memory=1e-10)
     walked = price(levels, 32, 1000, 4, network)
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 10)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 10)
     short = price(levels, 32, 1024, 4, network)
-    assert (walked.method, short.method) == ("walk", "one node for all")
+    assert (walked.method, short.method) == ("simulation", "one node for all")
     np.testing.assert_allclose(short.finish, price(levels, 32, 1024, 4, network, trace=True).finish)
     assert short.meetings == walked.meetings == 1 and short.copied == 32 * 4096
 
 
 def test_a_closed_form_takes_copies_at_the_rate_of_long_ones(monkeypatch):
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
     table = ((100, 1e-6), (1 << 20, (1 << 20) * 5e-10), (1 << 24, (1 << 24) * 5e-10))
     entry, network = ALGORITHMS["broadcast"]["shared_arrays"], dataclasses.replace(in_memory(4), copies=table)
     got = price(entry, 4, 1000, 4, network)
@@ -533,9 +533,9 @@ def test_one_rank_stands_for_all_of_a_node_that_share_its_memory(name, monkeypat
     network, entry = in_memory(8, memory=1.25e-10), ALGORITHMS["allreduce"][name]
     walked = price(entry, 8, 8 * 1024, 4, network)
     assert walked.seconds > 1.5 * price(entry, 8, 8 * 1024, 4, in_memory(8)).seconds  # eight take more than there is
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 10)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 10)
     short = price(entry, 8, 8 * 1024, 4, network)
-    assert (walked.method, short.method) == ("walk", "one node for all")
+    assert (walked.method, short.method) == ("simulation", "one node for all")
     assert short.seconds == pytest.approx(walked.seconds, rel=1e-9)
     assert (short.meetings, short.copied) == (walked.meetings, walked.copied)
 
@@ -611,6 +611,23 @@ def test_a_rested_port_lets_through_what_it_has_saved_up():
     assert stream(1) == pytest.approx(10 * US)
     assert stream(2) < 40 * US
     assert stream(10) == pytest.approx(4000 * US, rel=0.02)  # 5000 bytes, of which 1000 are free
+
+
+def test_a_round_ends_when_its_last_send_has_left_on_whichever_level():
+    """The long send between nodes is listed first, and the short one inside the node leaves long before it."""
+
+    def both(rank, size, count):
+        if rank == 0:
+            yield Send(2, "x", 0, count), Send(1, "x", 0, 1)
+        elif rank < 3:
+            yield (Recv(0, "x", 0, count if rank == 2 else 1),)
+
+    for between in (
+        Link(0, 1e-9),
+        Link(0, 0, points=tuple(Point(n, n * 1e-9, 0, 0, *[n * 1e-9] * 3) for n in (1, 2000)), eager=1),
+    ):
+        network = Network(Link(0, 1e-9), between, ranks_per_node=2)
+        assert price(both, 4, 1000, 1, network).finish[0] == pytest.approx(1000e-9)
 
 
 def test_both_directions_at_once_cost_what_was_measured():

@@ -135,7 +135,7 @@ def test_closed_form_of_node_memory_where_there_are_too_many_steps(operation, na
     from collectives.pricing import price as clock
 
     walked = both(operation, name, 4, GAMMA, 256)[0]
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 0)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 0)
     monkeypatch.setattr(clock, "_nodes_are_alike", lambda *given: False)
     assert both(operation, name, 4, GAMMA, 256)[0] == pytest.approx(walked)
 
@@ -147,9 +147,9 @@ def test_large_vectors_are_priced_by_the_closed_form_in_elements(monkeypatch):
     network = Network.hockney(ALPHA, BETA, GAMMA)
     entry, p, count = ALGORITHMS["broadcast"]["chain"], 7, 1 << 20
     walked = price(entry, p, count, ITEM, network)
-    monkeypatch.setattr(clock, "WALK_AT_MOST", 20)
+    monkeypatch.setattr(clock, "SIMULATED_AT_MOST", 20)
     closed = price(entry, p, count, ITEM, network)
-    assert (walked.method, closed.method) == ("walk", "closed form")
+    assert (walked.method, closed.method) == ("simulation", "closed form")
     assert closed.seconds == pytest.approx(walked.seconds)
 
 

@@ -1,6 +1,5 @@
 """Messages that share channels (collectives/pricing/flows.py), measured ports among them."""
 
-import heapq
 import math
 import random
 from fractions import Fraction
@@ -9,8 +8,10 @@ import numpy as np
 import pytest
 
 from collectives import ALGORITHMS, price
-from collectives.pricing.flows import Flows, Parcel, max_min_rates
+from collectives.pricing.event_simulation import EventQueue
+from collectives.pricing.flows import Flows, max_min_rates
 from collectives.pricing.networks import Link, Network, Point
+from collectives.pricing.ports import Message
 from collectives.pricing.topology import backbone, from_edges, named_topology
 from collectives.steps import Compute, Recv, RecvReduce, Send
 
@@ -226,32 +227,21 @@ def test_rates_after_any_change_are_those_of_all_flows_together(name):
     topology = named_topology(name)
     network, hosts = Network.on(topology), len(topology.hosts)
     for seed in range(12):
-        rng, events, compared = random.Random(seed), [], 0
-        flows = Flows(
-            network, hosts, lambda t, item, events=events: heapq.heappush(events, (t, item is None, id(item), item))
-        )
-        for i in range(rng.randint(2, 40)):
+        rng, queue, compared = random.Random(seed), EventQueue(), 0
+        flows = Flows(network, range(hosts), hosts, queue.at, lambda *message: None)
+        for _ in range(rng.randint(2, 40)):
             source, dest = rng.sample(range(hosts), 2)
-            at = rng.choice([0.0, rng.random() * 1e-4])
-            heapq.heappush(events, (at, False, -i - 1, (source, dest, rng.randint(1000, 2_000_000))))
-        while events:
-            now = events[0][0]
-            while events and events[0][0] == now:
-                item = heapq.heappop(events)[-1]
-                if item is None:
-                    flows.share(now)
-                elif isinstance(item, tuple):
-                    source, dest, nbytes = item
-                    cost = network.cost_over(topology.route(source, dest), nbytes)
-                    flows.send(Parcel(source, source, dest, cost, None, 0, 0.0, 0.0), source, dest, now, nbytes)
-                else:
-                    flows.look(item, now)
-            moving = [flow for flow in flows.flows.values() if flow.parcels]
+            at, nbytes = rng.choice([0.0, rng.random() * 1e-4]), rng.randint(1000, 2_000_000)
+            cost = network.cost_over(topology.route(source, dest), nbytes)
+            queue.at(at, flows.send, Message(source, source, dest, True, None, cost, nbytes))
+        while queue.times:
+            queue.run_next()
+            moving = [flow for flow in flows.flows.values() if flow.messages]
             capacities = {i: channel.bandwidth for i, channel in enumerate(topology.channels)}
             expected = max_min_rates([f.channels for f in moving], capacities, [f.limit for f in moving])
             assert [f.rate * f.limit for f in moving] == pytest.approx([rate for rate, _ in expected], rel=1e-6)
             compared += len(moving)
-        assert compared and not any(flow.parcels for flow in flows.flows.values())
+        assert compared and not any(flow.messages for flow in flows.flows.values())
 
 
 # ------------------------------------------------------------------------------------------ messages
