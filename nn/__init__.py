@@ -28,6 +28,7 @@ from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions
+from nn.layers.experts import MixtureOfExperts
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
 from nn.layers.recurrent import LSTM, RNN
@@ -103,6 +104,7 @@ __all__ = [
     "MemoryPool",
     "Metrics",
     "MicroBatch",
+    "MixtureOfExperts",
     "Model",
     "MultiHeadAttention",
     "NLLLoss",

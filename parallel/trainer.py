@@ -160,6 +160,7 @@ class DistributedTrainer(Trainer):
         if self.statistics.size and not micro.adds:
             self.statistics[:] = self.statistics_before
         batch.step, batch.sample, batch.accumulate = self.steps, micro.first, micro.adds and exchange.adds_up
+        batch.total = total
         loss = self.pass_.compute(self, x, y, total, micro, before)
         if micro.addend is not None:
             if self.half and self.half.overflowed:

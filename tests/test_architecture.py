@@ -169,8 +169,8 @@ PUBLIC = {
     Callback CheckpointError Checkpoints ClipGlobalNorm ClipNorm ClipValue Conv2d CrossEntropyLoss Dropout
     EarlyStopping Embedding Flatten GlobalAvgPool2d GlobalMaxPool2d HuberLoss KeepCheckpoints Layer LayerNorm Layout
     LeakyReLU LearnedPositions Linear Loader LocalResponseNorm LogSoftmax MAELoss MSELoss MaskedCrossEntropyLoss
-    LayerContext MaxPool2d MemoryPool Metrics MultiHeadAttention NLLLoss Network NonFiniteLoss Parallel Product
-    Progress QuadraticLoss RMSNorm RMSprop RNN RotaryPositions RowSum ScatterAdd
+    LayerContext MaxPool2d MemoryPool Metrics MixtureOfExperts MultiHeadAttention NLLLoss Network NonFiniteLoss
+    Parallel Product Progress QuadraticLoss RMSNorm RMSprop RNN RotaryPositions RowSum ScatterAdd
     ReLU Recompute Region Reshape Residual RestoreBest Sequential Trainer ShapeError SiLU Sigmoid
     SinusoidalPositions Softmax Spec Tanh TiedLinear Training TransformerBlock Vectors data evaluate fit gradcheck
     models save load register Model FileError check_layer check_loss check_optimizer

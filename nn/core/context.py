@@ -74,6 +74,8 @@ class MicroBatch:
         Of the optimizer.
     sample : int
         Index in the global batch of the first sample.
+    total : int
+        Samples in the global batch; 0 where these are all.
     pieces : list of (int, int), or None
         Where the samples do not follow one another there: the first one's index, and the number, of each piece that
         does.
@@ -90,6 +92,7 @@ class MicroBatch:
     training: bool = True
     step: int = 0
     sample: int = 0
+    total: int = 0
     pieces: list[tuple[int, int]] | None = None
     padding: np.ndarray | None = None
     accumulate: bool = False

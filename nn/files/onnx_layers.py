@@ -26,6 +26,7 @@ from nn.layers.convolution import Conv2d
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids, turns
+from nn.layers.experts import MixtureOfExperts
 from nn.layers.normalization import LayerNorm, LocalResponseNorm, RMSNorm
 from nn.layers.pooling import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, GlobalMaxPool2d, MaxPool2d
 from nn.layers.recurrent import LSTM, RNN
@@ -167,6 +168,40 @@ def _(layer, x, p, s, shape, graph):
     mixed = graph.node("Reshape", graph.node("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([0, T, D]))
     y = graph.node("MatMul", mixed, p.Wo)
     return graph.node("Add", y, p.bo) if layer.bias else y
+
+
+@form(MixtureOfExperts)
+def _(layer, x, p, s, shape, graph):
+    """Every expert computes every position, with a weight of 0 where it was not chosen."""
+    experts, k = np.arange(layer.experts), layer.top
+    scores = graph.node("MatMul", x, p.router)
+    if layer.gate == "softmax":
+        scores = wanted = graph.node("Softmax", scores, axis=-1)
+    else:
+        scores = graph.node("Sigmoid", scores)
+        wanted = graph.node("Add", scores, s.bias)
+    room = math.ceil(layer.capacity * k * shape[0] / layer.experts) if layer.capacity and len(shape) == 2 else math.inf
+    chosen, computed, taken = 0.0, 0.0, 0.0
+    for _choice in range(k):
+        best = graph.node("Equal", graph.node("ArgMax", wanted, axis=-1, keepdims=1), experts)
+        wanted = graph.node("Where", best, -math.inf, wanted)
+        one = graph.node("Cast", best, to=1)
+        chosen = graph.node("Add", one, chosen)
+        if room < math.inf:
+            rank = graph.node("Add", graph.node("CumSum", one, np.array(1)), taken)
+            taken = graph.node("Add", graph.node("ReduceSum", one, np.array([1]), keepdims=1), taken)
+            one = graph.node("Where", graph.node("Greater", rank, float(room)), 0.0, one)
+        computed = graph.node("Add", one, computed)
+    weights = graph.node("Mul", scores, computed)
+    if k > 1:
+        total = graph.node("ReduceSum", graph.node("Mul", scores, chosen), np.array([-1]), keepdims=1)
+        weights = graph.node("Div", weights, total)
+    y = 0.0
+    for expert in experts:
+        hidden = nodes_of(layer.apply, graph.node("MatMul", x, p.A[expert]), None, None, shape, graph)
+        weight = graph.node("Gather", weights, np.array([expert]), axis=-1)
+        y = graph.node("Add", graph.node("Mul", graph.node("MatMul", hidden, p.B[expert]), weight), y)
+    return y
 
 
 # ------------------------------------------------------------------------------------------------------- recurrent

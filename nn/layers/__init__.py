@@ -8,6 +8,7 @@
 | pooling.py | maximum and mean over windows of an image |
 | normalization.py, batch_normalization.py | within a sample; over the batch, perhaps of all ranks |
 | attention.py, blockwise.py | multi-head attention and the transformer block; its softmax by blocks of keys |
+| experts.py | a router and the experts among which it chooses |
 | embedding.py | words and positions as vectors |
 | recurrent.py | a plain recurrent layer and the LSTM: backpropagation through time |
 | dropout.py, reshaping.py | what has no parameters |

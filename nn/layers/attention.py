@@ -268,6 +268,8 @@ class TransformerBlock(Sequential):
         Rate, at the end of each residual branch.
     attention, rotary
         As of MultiHeadAttention.
+    feed_forward : Layer or None
+        In place of the two linear layers, such as `MixtureOfExperts(features, 8)`.
     """
 
     def __init__(
@@ -280,13 +282,15 @@ class TransformerBlock(Sequential):
         dropout: float = 0.0,
         attention: str = "whole",
         rotary: bool = False,
+        feed_forward: Layer | None = None,
     ):
         self.features, self.heads, self.causal, self.pre_norm = features, heads, causal, pre_norm
         self.hidden, self.dropout, self.attention, self.rotary = hidden, dropout, attention, rotary
+        self.feed_forward = feed_forward
         check_numbers("TransformerBlock", features=features, heads=heads, hidden=hidden, dropout=dropout)
         hidden = hidden or 4 * features
         heads_together = MultiHeadAttention(features, heads, causal, attention=attention, rotary=rotary)
-        dense = [Linear(features, hidden), GELU(), Linear(hidden, features)]
+        dense = [feed_forward] if feed_forward else [Linear(features, hidden), GELU(), Linear(hidden, features)]
         layers: list[Layer] = []
         for branch in ([heads_together], dense):
             branch += [Dropout(dropout)] if dropout else []

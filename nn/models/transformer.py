@@ -3,12 +3,14 @@
 Samples are sequences of T ids, `classes` is the size of the vocabulary, and every place has its own output.
 """
 
+from nn.core.containers import Residual
 from nn.core.layer import Layer, Sequential, Shape, ShapeError
 from nn.layers.activations import GELU
 from nn.layers.attention import TransformerBlock
 from nn.layers.dense import Linear, TiedLinear
 from nn.layers.dropout import Dropout
 from nn.layers.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from nn.layers.experts import MixtureOfExperts
 from nn.layers.normalization import LayerNorm
 from nn.models.by_name import model
 
@@ -28,11 +30,18 @@ def transformer(
     dropout: float = 0.0,
     positions: str = "learned",
     attention: str = "whole",
+    experts: int = 0,
+    top: int = 2,
+    shared: int = 0,
+    gate: str = "softmax",
+    capacity: float = 0.0,
+    auxiliary: float = 0.01,
 ) -> Sequential:
     """Predicts the next id at every place: causal pre-norm blocks.
 
     `tied` 1 takes the embedding's matrix for the output too; `positions` are learned, sinusoidal or rotary; `attention`
-    is whole, or computed by blocks, such as blocks:128.
+    is whole, or computed by blocks, such as blocks:128. With `experts` every block has a `MixtureOfExperts` in place of
+    its linear layers, of which each position takes `top`, and with `shared` 1 one more expert, which all take.
     """
     length = _length("transformer", in_shape, blocks)
     if positions not in POSITIONS:
@@ -42,7 +51,14 @@ def transformer(
     layers += [SinusoidalPositions()] if positions == "sinusoidal" else []
     layers += [Dropout(dropout)] if dropout else []
     options = {"dropout": dropout, "attention": attention, "rotary": positions == "rotary"}
-    layers += [TransformerBlock(features, heads, causal=True, **options) for _ in range(blocks)]
+    for _ in range(blocks):
+        mixture: Layer | None = None
+        if experts:
+            mixture = MixtureOfExperts(features, experts, top, 0, gate, capacity, auxiliary)
+        if experts and shared:
+            every = Linear(features, 4 * features), GELU(), Linear(4 * features, features)
+            mixture = Residual(mixture, Sequential(*every))
+        layers += [TransformerBlock(features, heads, causal=True, feed_forward=mixture, **options)]
     layers += [LayerNorm(features)]
     layers += [TiedLinear("0.W", features, classes) if tied else Linear(features, classes, bias=False)]
     return Sequential(*layers)

@@ -384,6 +384,7 @@ class Trainer:
         """
         batch = self.ctx.micro_batch
         batch.training, batch.step, batch.sample, batch.accumulate = True, self.steps, first, adds
+        batch.total = total
         if not len(x) and not self.everyone:
             if not adds:
                 self.gradients[:] = 0

@@ -32,6 +32,7 @@ LAYERS = {
     nn.MultiHeadAttention(4, 2, causal=True): SEQUENCE,
     nn.TransformerBlock(4, 2, dropout=0.2): SEQUENCE,
     nn.LearnedPositions(9, 4): SEQUENCE,
+    nn.MixtureOfExperts(4, 3, hidden=5, auxiliary=0): SEQUENCE,
     nn.RotaryPositions(): SEQUENCE,
     nn.SinusoidalPositions(): SEQUENCE,
     nn.BatchNorm2d(4): IMAGE,

@@ -29,6 +29,7 @@ LAYERS = {  # every kind of layer, alone or where it can stand: (layer, shape of
     nn.TransformerBlock: (nn.TransformerBlock(8, 2, dropout=0.2), SEQUENCE),
     nn.Embedding: (nn.Embedding(7, 8, padding=0), (5,)),
     nn.LearnedPositions: (Sequential(linear(8), nn.LearnedPositions(9, 8), nn.Sigmoid()), SEQUENCE),
+    nn.MixtureOfExperts: (Sequential(linear(8), nn.MixtureOfExperts(8, 3, hidden=5), nn.Tanh()), SEQUENCE),
     nn.RotaryPositions: (Sequential(linear(8), nn.RotaryPositions()), SEQUENCE),
     nn.SinusoidalPositions: (Sequential(linear(8), nn.SinusoidalPositions()), SEQUENCE),
     nn.Conv2d: (nn.Conv2d(8, 6, 3, padding=1), IMAGE),

@@ -39,6 +39,10 @@ EXAMPLES = {
     "LocalResponseNorm": (nn.LocalResponseNorm(3, alpha=0.1, beta=0.5, k=2.0), IMAGE),
     "LogSoftmax": (nn.LogSoftmax(), SEQUENCE),
     "MaxPool2d": (nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True), IMAGE),
+    "MixtureOfExperts": (
+        nn.MixtureOfExperts(8, 4, 3, hidden=5, gate="sigmoid", capacity=1.5, auxiliary=0.0, activation="silu"),
+        SEQUENCE,
+    ),
     "MultiHeadAttention": (
         nn.MultiHeadAttention(8, 2, causal=True, bias=False, attention="blocks:2", rotary=True),
         SEQUENCE,

@@ -173,7 +173,9 @@ class Step:
 
     def forward(self, action: Action, stage, x, gy, mine: slice) -> np.ndarray:
         place, line = (action.stage, action.micro_batch), self.line
-        batch = self.batches[place] = MicroBatch(step=line.trainer.steps, sample=self.first + mine.start)
+        batch = self.batches[place] = MicroBatch(
+            step=line.trainer.steps, sample=self.first + mine.start, total=self.total
+        )
         output, saved = stage.network.forward(line.version(stage, action), x, stage.ctx, batch)
         if action.stage == line.last:
             loss, gy = line.trainer.loss(output, self.y[mine], line.trainer.mean_over(self.total), stage.ctx)

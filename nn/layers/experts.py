@@ -1,0 +1,325 @@
+"""Mixture of experts: for every position a router picks a few of many small networks (Shazeer et al. 2017).
+
+    z = x Wr          p = softmax(z)          the `top` experts with the largest p are chosen
+    y = sum over the chosen of w_j B_j^T gelu(A_j^T x),     w_j = p_j / (sum of the chosen p)
+
+So parameters grow with the number of experts, and the work of a position does not. With one chosen expert w is p
+itself: divided by its own sum it would be 1, and the router would have no gradient (Fedus et al. 2022). The choice has
+none.
+
+Positions are sorted by expert, and each expert is one product of matrices. Nothing depends on which samples share a
+micro-batch or a rank: the router's scores are computed position by position (np.einsum; a product of matrices rounds
+differently for other numbers of rows, and a choice that flips is no small error), and what the experts share, their
+capacity and the auxiliary losses, is counted for each sample by itself.
+
+Sources: Shazeer et al. 2017; Lepikhin et al. 2020 (capacity, two choices); Fedus et al. 2022 (one choice, auxiliary
+loss); Zoph et al. 2022 (z-loss); DeepSeek-AI 2024 and Wang et al. 2024 (sigmoid gate, balanced by a bias).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn.core.gradients import Product
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
+from nn.initializers import glorot, normal, zeros
+from nn.layers.activations import GELU, Activation, ReLU, SiLU, softmax
+
+GATES = "softmax", "sigmoid"
+ACTIVATIONS: dict[str, type[Activation]] = {"gelu": GELU, "relu": ReLU, "silu": SiLU}
+
+
+@dataclass(frozen=True)  # no tuple: mixed precision would keep its numbers as float16
+class Routing:
+    """Which expert takes which position.
+
+    Attributes
+    ----------
+    z : (n, E) array
+        What the router says.
+    scores : (n, E) array
+        Of the router: probabilities, or with the sigmoid gate numbers in (0, 1).
+    chosen : (n, k) int array
+        The experts of each position, the first choice first.
+    weights : (n, k) array
+        Of their outputs.
+    slots : int array
+        Positions of `chosen.ravel()`, sorted by expert: those that are computed. A dropped one is missing.
+    counts : (E,) int array
+        How many of them each expert has.
+    """
+
+    z: np.ndarray
+    scores: np.ndarray
+    chosen: np.ndarray
+    weights: np.ndarray
+    slots: np.ndarray
+    counts: np.ndarray
+
+
+class MixtureOfExperts(Layer):
+    """y = the weighted sum of the outputs of the `top` experts that a router chooses for each position.
+
+    A shared expert, which takes every position, is a residual's shortcut:
+    `Residual(MixtureOfExperts(64, 8), Sequential(Linear(64, 256), GELU(), Linear(256, 64)))`.
+
+    Parameters
+    ----------
+    features : int
+        D, of x and y: samples (T, D) or (D,).
+    experts : int
+        E.
+    top : int
+        k, how many experts a position has.
+    hidden : int
+        F, of each expert; 0 takes 4 features.
+    gate : {"softmax", "sigmoid"}
+        "sigmoid": each expert's score by itself; the choice is that of score + bias, and after every step the bias of
+        an expert with less than the mean load grows by `bias_rate`, of one with more shrinks. Nothing is learned for
+        the balance, so take auxiliary=0 with it.
+    capacity : float
+        0: every expert takes all positions that choose it. c: of a sample of T positions at most ceil(c k T / E); first
+        choices before second ones, then in order. What is dropped adds nothing to y, so put the layer in a `Residual`.
+    auxiliary : float
+        Weight of the auxiliary loss of each sample, E sum_i f_i P_i, where f is each expert's share of the choices and
+        P its mean score: 1 where the load is even. Like `z_loss`, it adds its gradient to the router's, as mean over
+        the samples of the batch, and is no part of the loss that a step returns.
+    z_loss : float
+        Weight of the mean square of log sum exp(z), which keeps the router's numbers small.
+    activation : {"gelu", "relu", "silu"}
+    bias_rate : float
+    init : initializer
+        For each expert's matrices (D, F) and (F, D).
+
+    Examples
+    --------
+    >>> import nn
+    >>> network = nn.Network(nn.MixtureOfExperts(16, experts=8, top=2), (32, 16))
+    >>> network.out_shape, network.layout.size
+    ((32, 16), 16512)
+    """
+
+    output = gradient = "new"
+
+    def __init__(
+        self,
+        features: int,
+        experts: int,
+        top: int = 2,
+        hidden: int = 0,
+        gate: str = "softmax",
+        capacity: float = 0.0,
+        auxiliary: float = 0.01,
+        z_loss: float = 0.0,
+        activation: str = "gelu",
+        bias_rate: float = 0.001,
+        init: Initializer = glorot,
+    ):
+        check_numbers(
+            "MixtureOfExperts",
+            **{"features": features, "experts": experts, "top": top, "hidden": hidden, "capacity": capacity},
+            **{"auxiliary": auxiliary, "z_loss": z_loss, "bias_rate": bias_rate},
+        )
+        if features < 1 or experts < 1 or hidden < 0:
+            raise ValueError(
+                f"MixtureOfExperts: sizes must be at least 1, given features={features}, experts={experts}, "
+                f"hidden={hidden} (0 takes 4 features)"
+            )
+        if not 1 <= top <= experts:
+            raise ValueError(f"MixtureOfExperts: top must be 1 to {experts}, the number of experts, given {top}")
+        if gate not in GATES:
+            raise ValueError(f"MixtureOfExperts: gate must be {' or '.join(GATES)}, given {gate!r}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"MixtureOfExperts: activation must be {', '.join(ACTIVATIONS)}, given {activation!r}")
+        if min(capacity, auxiliary, z_loss, bias_rate) < 0:
+            raise ValueError("MixtureOfExperts: capacity, auxiliary, z_loss and bias_rate must not be negative")
+        self.features, self.experts, self.top, self.hidden = features, experts, top, hidden
+        self.gate, self.capacity, self.auxiliary, self.z_loss = gate, capacity, auxiliary, z_loss
+        self.activation, self.bias_rate, self.init = activation, bias_rate, init
+        self.apply = ACTIVATIONS[activation]()
+
+    def specs(self, in_shape):
+        if len(in_shape) not in (1, 2) or in_shape[-1] != self.features:
+            raise ShapeError(
+                f"expects samples (positions, {self.features}) or ({self.features},), given samples of shape {in_shape}"
+            )
+        D, F, E = self.features, self.hidden or 4 * self.features, self.experts
+        specs = {
+            "router": Spec((D, E), normal(0.02)),
+            "A": Spec((E, D, F), EachExpert(self.init)),
+            "B": Spec((E, F, D), EachExpert(self.init)),
+        }
+        if self.gate == "sigmoid":
+            specs |= {name: Spec((E,), zeros, state=True) for name in ("bias", "load")}
+            specs["step"] = Spec((1,), zeros, state=True)
+        return specs, in_shape
+
+    def macs(self, in_shape):
+        positions = math.prod(in_shape[:-1])
+        F = self.hidden or 4 * self.features
+        return positions * self.features * (self.experts + 2 * self.top * F)
+
+    # ------------------------------------------------------------------------------------------------- forward
+
+    def forward(self, p, x, ctx):
+        rows = np.ascontiguousarray(x).reshape(-1, self.features)
+        positions = x.shape[1] if x.ndim == 3 else 1
+        z = np.einsum("nd,de->ne", rows, p.router)
+        routing = self.route(z, positions, ctx)
+        given = rows[routing.slots // self.top]
+        made, kept = self.run_experts(p, given, routing.counts, ctx)
+        outputs = ctx.empty((*routing.chosen.shape, self.features), x.dtype)
+        flat = outputs.reshape(-1, self.features)
+        if len(routing.slots) < len(flat):
+            flat[...] = 0
+        flat[routing.slots] = made
+        y = ctx.empty(rows.shape, x.dtype)
+        np.einsum("nk,nkd->nd", routing.weights, outputs, out=y)
+        return y.reshape(x.shape), (rows, routing, given, kept, outputs)
+
+    def route(self, z: np.ndarray, positions: int, ctx) -> Routing:
+        """Choose the experts of n positions by their scores z (n, E); `positions` of them are a sample each."""
+        n, k = len(z), self.top
+        if self.gate == "softmax":
+            scores = wanted = softmax(z, np.empty_like(z)) if n else z.copy()
+        else:
+            scores = 1 / (1 + np.exp(-z))
+            wanted = scores + self._balanced(ctx)
+        chosen = np.argsort(-wanted, axis=1, kind="stable")[:, :k]  # ties: the first expert
+        weights = np.take_along_axis(scores, chosen, axis=1)
+        if k > 1:
+            weights /= weights.sum(axis=1, keepdims=True)
+        flat = chosen.ravel()
+        slots = np.argsort(flat, kind="stable")
+        if self.capacity:
+            slots = slots[self._fits(chosen, positions)[slots]]
+        counts = np.bincount(flat[slots], minlength=self.experts)
+        if self.gate == "sigmoid" and ctx.training:
+            ctx.state.load += np.bincount(flat, minlength=self.experts)
+        return Routing(z, scores, chosen, weights, slots, counts)
+
+    def _fits(self, chosen: np.ndarray, positions: int) -> np.ndarray:
+        """Whether each slot's expert still had room: in the sample, first choices before second ones."""
+        room = math.ceil(self.capacity * self.top * positions / self.experts)
+        by_choice = chosen.reshape(-1, positions, self.top).swapaxes(1, 2).reshape(-1, self.top * positions)
+        taken = by_choice[..., None] == np.arange(self.experts)
+        rank = np.take_along_axis(np.cumsum(taken, axis=1), by_choice[..., None], axis=2)[..., 0]
+        return (rank <= room).reshape(-1, self.top, positions).swapaxes(1, 2).ravel()
+
+    def _balanced(self, ctx) -> np.ndarray:
+        """The bias of each expert, moved once a step by the load of the step before, of all ranks and micro-batches.
+
+        The buffers are, as those of batch normalisation, the mean over the ranks after each step; the load's is
+        proportional to the sum.
+        """
+        state = ctx.state
+        if ctx.training and state.step[0] != ctx.micro_batch.step:
+            surplus = state.load * self.experts - state.load.sum()
+            surplus[np.abs(surplus) < 1e-5 * state.load.sum()] = 0  # even, but for the rounding of the mean
+            state.bias -= self.bias_rate * np.sign(surplus)
+            state.load[...], state.step[...] = 0, ctx.micro_batch.step
+        return state.bias
+
+    def run_experts(self, p, given: np.ndarray, counts: np.ndarray, ctx) -> tuple[np.ndarray, list]:
+        """Return (outputs, saved) of rows that are sorted by expert, counts[e] of them for expert e."""
+        made, kept, start = ctx.empty(given.shape, given.dtype), [], 0
+        for A, B, count in zip(p.A, p.B, counts.tolist(), strict=True):
+            rows = slice(start, start + count)
+            before = np.matmul(given[rows], A, ctx.empty((count, A.shape[1]), given.dtype))
+            hidden, slope = self.apply.forward(None, before, ctx)
+            np.matmul(hidden, B, made[rows])
+            kept.append((hidden, slope))
+            start += count
+        return made, kept
+
+    # ------------------------------------------------------------------------------------------------- backward
+
+    def backward(self, p, gy, saved, ctx):
+        rows, routing, given, kept, outputs = saved
+        upstream = np.ascontiguousarray(gy).reshape(rows.shape)
+        gweights = np.einsum("nd,nkd->nk", upstream, outputs)  # of the output before the weight
+        gmade = upstream[routing.slots // self.top]
+        gmade *= routing.weights.reshape(-1, 1)[routing.slots]
+        ggiven, gradients = self.experts_backward(p, gmade, given, kept, routing.counts, ctx)
+
+        positions = gy.shape[1] if gy.ndim == 3 else 1
+        gz = self._router_backward(gweights, routing, positions, ctx)
+        gradients["router"] = Product(rows.T, gz)
+        if not ctx.needs_input_grad:
+            return None, gradients
+        slots = np.zeros(outputs.shape, gy.dtype)
+        slots.reshape(-1, self.features)[routing.slots] = ggiven
+        gx = slots.sum(axis=1, out=ctx.empty(rows.shape, gy.dtype))
+        gx += gz @ p.router.T
+        return gx.reshape(gy.shape), gradients
+
+    def experts_backward(self, p, gmade, given, kept, counts, ctx) -> tuple[np.ndarray, dict]:
+        """Return the gradient of the rows `given`, and those of A and B: as `run_experts`, backward."""
+        ggiven, start, pairs = ctx.empty(given.shape, given.dtype), 0, []
+        for A, B, count, (hidden, slope) in zip(p.A, p.B, counts.tolist(), kept, strict=True):
+            rows = slice(start, start + count)
+            ghidden = np.matmul(gmade[rows], B.T, ctx.empty((count, len(B)), given.dtype))
+            ghidden, _ = self.apply.backward(None, ghidden, slope, ctx)
+            np.matmul(ghidden, A.T, ggiven[rows])
+            pairs.append((given[rows], ghidden, hidden, gmade[rows]))
+            start += count
+
+        def add_to_A(array):
+            for expert, (x, ghidden, _, _) in zip(array, pairs, strict=True):
+                expert += x.T @ ghidden
+
+        def add_to_B(array):
+            for expert, (_, _, hidden, gout) in zip(array, pairs, strict=True):
+                expert += hidden.T @ gout
+
+        return ggiven, {"A": add_to_A, "B": add_to_B}
+
+    def _router_backward(self, gweights, routing: Routing, positions: int, ctx) -> np.ndarray:
+        """The gradient of the router's scores z, with those of the auxiliary losses."""
+        k, z, scores = self.top, routing.z, routing.scores
+        n = len(z)
+        gchosen = gweights
+        if k > 1:
+            total = np.take_along_axis(scores, routing.chosen, axis=1).sum(axis=1, keepdims=True)
+            gchosen = (gweights - (gweights * routing.weights).sum(axis=1, keepdims=True)) / total
+        gscores = np.zeros_like(scores)
+        np.put_along_axis(gscores, routing.chosen, gchosen, axis=1)
+        samples = ctx.micro_batch.total or max(1, n // positions)
+        if self.auxiliary:
+            share = np.zeros((n // positions, self.experts), scores.dtype)
+            np.add.at(share, (np.repeat(np.arange(n // positions), positions * k), routing.chosen.ravel()), 1)
+            share *= self.auxiliary * self.experts / (positions * positions * k * samples)
+            gshare = np.repeat(share, positions, axis=0)
+            if self.gate == "sigmoid":  # P is the mean of each position's scores divided by their sum
+                total = scores.sum(axis=1, keepdims=True)
+                gshare = (gshare - (gshare * scores).sum(axis=1, keepdims=True) / total) / total
+            gscores += gshare
+        if self.gate == "sigmoid":
+            gz = gscores * scores * (1 - scores)
+        else:
+            gz = scores * (gscores - (gscores * scores).sum(axis=1, keepdims=True))
+        if self.z_loss and n:
+            top = z.max(axis=1, keepdims=True)
+            exponentials = np.exp(z - top)
+            total = exponentials.sum(axis=1, keepdims=True)
+            gz += (2 * self.z_loss / (positions * samples)) * (top + np.log(total)) * exponentials / total
+        return gz
+
+
+class EachExpert:
+    """Draws (E, ...) as E arrays, each by `init`: no initializer then counts experts among the inputs."""
+
+    def __init__(self, init: Initializer):
+        self.init = init
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return np.stack([self.init(rng, shape[1:]) for _ in range(shape[0])])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EachExpert) and self.init == other.init
+
+    def __hash__(self) -> int:
+        return hash((EachExpert, self.init))
