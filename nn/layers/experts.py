@@ -26,10 +26,11 @@ import numpy as np
 from nn.core.gradients import Product
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
 from nn.initializers import glorot, normal, zeros
-from nn.layers.activations import GELU, Activation, ReLU, SiLU, softmax
+from nn.layers.activations import softmax
+from nn.registry import lookup, register
 
 GATES = "softmax", "sigmoid"
-ACTIVATIONS: dict[str, type[Activation]] = {"gelu": GELU, "relu": ReLU, "silu": SiLU}
+ACTIVATIONS = "gelu", "relu", "silu"
 
 
 @dataclass(frozen=True)  # no tuple: mixed precision would keep its numbers as float16
@@ -60,6 +61,7 @@ class Routing:
     counts: np.ndarray
 
 
+@register("layer")
 class MixtureOfExperts(Layer):
     """y = the weighted sum of the outputs of the `top` experts that a router chooses for each position.
 
@@ -139,7 +141,7 @@ class MixtureOfExperts(Layer):
         self.features, self.experts, self.top, self.hidden = features, experts, top, hidden
         self.gate, self.capacity, self.auxiliary, self.z_loss = gate, capacity, auxiliary, z_loss
         self.activation, self.bias_rate, self.init = activation, bias_rate, init
-        self.apply = ACTIVATIONS[activation]()
+        self.apply = lookup("activation", activation)()
 
     def specs(self, in_shape):
         if len(in_shape) not in (1, 2) or in_shape[-1] != self.features:
