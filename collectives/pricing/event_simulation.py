@@ -136,6 +136,8 @@ class EventSimulation:
         Whether every round, message and piece of work is recorded.
     unfinished : bool
         Whether ranks may wait for ever, and messages not be received: of a schedule that is wrong.
+    representatives : dict, optional
+        Channel -> the channel that stands for it where `simulated` is less than `size` on a topology (symmetry.py).
 
     Attributes
     ----------
@@ -166,6 +168,7 @@ class EventSimulation:
         simulated: int,
         trace: bool,
         unfinished: bool = False,
+        representatives: dict[int, int] | None = None,
     ):
         self.name, self.size, self.simulated, self.unfinished = name, size, simulated, unfinished
         self.itemsize, self.network = itemsize, network
@@ -187,12 +190,14 @@ class EventSimulation:
         self.rendezvous = any(link.eager is not None for link in self.links)
         self.request = [link.cost(0).seconds - link.cost(0).sending for link in self.links]
         node_count = max(self.nodes[:simulated]) + 1
-        inside = MeasuredPorts(simulated, network.inside) if network.inside.points else Ports(simulated)
+        inside = MeasuredPorts(simulated) if network.inside.points else Ports(simulated)
         self.ports = inside, Ports(node_count)
         self.flows = None
         if network.topology or network.between.points:
             shares = self.trace.shares if trace else None
-            self.flows = Flows(network, self.nodes, node_count, self.queue.at, self.left_channels, shares)
+            self.flows = Flows(
+                network, self.nodes, node_count, self.queue.at, self.left_channels, shares, representatives
+            )
         self.keep_order = bool(network.inside.points), self.flows is not None
         self.last_arrival: dict[tuple[int, int], float] = {}  # (source, dest) -> when the last message is there
         self.run()
@@ -300,10 +305,7 @@ class EventSimulation:
             self.refuse_other_node(number, step.to, step)
             if self.in_rounds:
                 rank.sends_end = max(rank.sends_end, rank.started + 1)
-        seconds = self.memory.cost(step, number)
-        if self.memory.read:
-            seconds += self.memory.fetch_back(number, step)
-        return seconds
+        return self.memory.cost(step, number)
 
     def work(self, rank: Rank, local: list[tuple[Copy | Reduce | Compute, float]]) -> None:
         """The rank does the local steps of its round, one after the other."""
@@ -356,8 +358,6 @@ class EventSimulation:
         rank.clock += cost.sending
         self.messages += 1
         self.elements[between][number] += elements
-        if self.memory.read is not None and not between and cost.waits:  # shorter ones are copied first
-            self.memory.note_read(number, step)
         dest = peer % self.simulated
         source = (dest - peer + number) % self.size
         nbytes = elements * self.itemsize
@@ -489,8 +489,6 @@ class EventSimulation:
         if self.trace:
             self.trace.flights.append(self.flight(rank, step, message, clock, adding))
         rank.clock = clock + adding
-        if self.memory.read:
-            rank.clock += self.memory.fetch_back(rank.number, step)
 
     def flight(self, rank: Rank, step: Recv | RecvReduce | None, m: Message, end: float, adding: float) -> Flight:
         received_in = rank.round if step else -1

@@ -136,6 +136,8 @@ class Flows:
         Called when the last byte of a message has left, and when it will be there.
     trace : list of Share, optional
         Where the shares are recorded.
+    representatives : dict, optional
+        Channel -> the channel that stands for it, where a block of ranks stands for all.
     """
 
     def __init__(
@@ -146,7 +148,9 @@ class Flows:
         at: Callable[[float, Callable, Any], None],
         left: Callable[[Message, float, float], None],
         trace: list[Share] | None = None,
+        representatives: dict[int, int] | None = None,
     ):
+        self.representatives = representatives or {}
         self.at, self.left, self.trace, self.topology, self.hosts = at, left, trace, network.topology, hosts
         if self.topology:
             self.capacities = [channel.bandwidth for channel in self.topology.channels]
@@ -190,7 +194,8 @@ class Flows:
         out, into = self.hosts[message.sender], self.hosts[message.dest]
         channels, limit = (out, self.nodes + into), 1.0
         if self.topology:
-            channels, limit, _ = self.topology.route(out, into)
+            channels, limit, _ = self.topology.route(out, self.hosts[message.send.peer])
+            channels = tuple(self.representatives.get(channel, channel) for channel in channels)
         return Flow((message.source, message.dest), channels, limit, out, into)
 
     def look(self, flow: Flow, now: float) -> None:
@@ -235,6 +240,8 @@ class Flows:
         for flow in self.flows.values():
             for channel in flow.channels:
                 total[channel] += flow.bytes
+        for channel, representative in self.representatives.items():
+            total[channel] = total[representative]
         return total
 
     def share(self, _: None, now: float) -> None:

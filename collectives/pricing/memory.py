@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from collectives.algorithms.shared import SLOTS
 from collectives.pricing.networks import Network
-from collectives.steps import Copy, RecvReduce, Reduce, Send
+from collectives.steps import Copy, Reduce
 
 
 class NodeMemory:
@@ -27,9 +27,6 @@ class NodeMemory:
         self.share = network.memory_share * min(node, len(hosts)) / min(node, simulated)
         self.free = [0.0] * (max(hosts[:simulated]) + 1)  # of each node: when its memory is
         self.seconds: dict[tuple, float] = {}
-        self.read: list[list[tuple[str, int, int]]] | None = None
-        if network.posts:  # else nobody has measured what it costs to write where other cores have read
-            self.read = [[] for _ in range(simulated)]
 
     def cost(self, step: Copy | Reduce, rank: int) -> float:
         """Seconds of a copy or reduction, if the rank has the memory to itself."""
@@ -52,18 +49,3 @@ class NodeMemory:
         node, free = self.hosts[rank], self.free
         free[node] = max(free[node], start) + self.share * seconds
         return max(seconds, free[node] - start)
-
-    def note_read(self, rank: int, step: Send) -> None:
-        """Another core of the node reads what `rank` sends to it."""
-        self.read[rank].append((step.buf, step.lo, step.hi))
-
-    def fetch_back(self, rank: int, step: Copy | Reduce | RecvReduce) -> float:
-        """Seconds until `rank` may write where other cores have read its messages: their caches hold those lines."""
-        slices, buf, lo, hi, elements = self.read[rank], step.buf, step.lo, step.hi, 0
-        for i in range(len(slices) - 1, -1, -1):
-            name, start, end = slices[i]
-            if name == buf and start < hi and lo < end:
-                elements += min(end, hi) - max(start, lo)
-                slices[i : i + 1] = [(buf, c, d) for c, d in ((start, lo), (hi, end)) if c < d]
-        nbytes = elements * self.itemsize
-        return max(0.0, self.network.posting(nbytes) - self.network.copying(nbytes)) if nbytes else 0.0

@@ -4,7 +4,7 @@ A message of n bytes holds the sender's port for g + n G of LogGP, and the recei
 Where messages share channels instead, flows.py says when they are there.
 """
 
-from collectives.pricing.networks import Link, MessageCost
+from collectives.pricing.networks import MessageCost
 from collectives.steps import Send
 
 
@@ -96,43 +96,24 @@ class Ports:
 
 
 class MeasuredPorts(Ports):
-    """Ports of ranks in a node whose link was measured: a rested port is faster, one that sends and receives slower.
+    """Ports of ranks in a node whose link was measured: one that sends and receives at once is slower."""
 
-    Parameters
-    ----------
-    number : int
-    link : Link
-        Its `credit` is what a rested port has saved up; `crossing` and `exchange` of its costs are what the other
-        direction adds.
-    """
-
-    def __init__(self, number: int, link: Link):
+    def __init__(self, number: int):
         super().__init__(number)
-        self.credit = link.credit
-        self.out_rested, self.in_rested = [0.0] * number, [0.0] * number  # when the port would have its credit back
         self.last_peer = [-1] * number  # to which the port sent last
 
     def send(self, message: Message, port: int, earliest: float) -> tuple[float, float]:
-        """As `Ports.send`; a stream is slowed down to its gap once the credit is used up."""
-        end, first_byte = super().send(message, port, earliest)
-        if self.credit:
-            self.out_rested[port] = rested = max(self.out_rested[port], message.start) + message.cost.gap
-            self.out_free[port] = end = max(end, rested - self.credit)
         self.last_peer[port] = message.send.peer
-        return end, first_byte
+        return super().send(message, port, earliest)
 
     def receive(self, message: Message, port: int) -> float:
         """As `Ports.receive`; slower for the time for which the port was sending meanwhile."""
-        cost, free = message.cost, self.in_free[port]
-        first_byte = message.start + cost.latency
-        start = free if free > first_byte else first_byte
-        end = start + cost.held
-        if self.credit:
-            self.in_rested[port] = rested = max(self.in_rested[port], start) + cost.gap
-            end = max(end, rested - self.credit)
+        end = super().receive(message, port)
         sending = self.out_free[port] - message.start
-        if sending > 0:
-            slower = cost.exchange if self.last_peer[port] == message.source else cost.crossing
-            end += slower * min(cost.held, sending)
-        self.in_free[port] = end
-        return end + cost.delivery
+        if sending <= 0:
+            return end
+        cost = message.cost
+        slower = cost.exchange if self.last_peer[port] == message.source else cost.crossing
+        delay = slower * min(cost.held, sending)
+        self.in_free[port] += delay
+        return end + delay

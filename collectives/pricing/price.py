@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from itertools import zip_longest
 
 import numpy as np
 
@@ -34,24 +33,18 @@ from collectives.algorithms import ALGORITHMS, Algorithm
 from collectives.algorithms.registry import DIMS, NODES
 from collectives.pricing.event_simulation import EventSimulation
 from collectives.pricing.networks import Network, find_network
+from collectives.pricing.symmetry import blocks_are_alike, smallest_block
 from collectives.pricing.trace import Trace
 from collectives.steps import (
-    Barrier,
     Blocks,
-    Compute,
-    Copy,
-    Recv,
-    RecvReduce,
-    Reduce,
     Round,
-    Send,
-    is_live,
     mistake_in,
     rounds_of,
 )
 
 SIMULATED_AT_MOST = 4_000_000  # steps; about 10 s
 SIMULATED_ON_TOPOLOGY_AT_MOST = 12_000_000  # steps; about a minute
+SYMMETRIC_FROM = 200_000  # steps on a topology; about a second
 ENDLESS = 4_000_000  # steps of one rank
 LONG = 1 << 20  # bytes
 
@@ -81,7 +74,7 @@ class Price:
     traffic : tuple of int
         Bytes that each channel of the topology carried; empty where the network has none.
     method : str
-        "simulation" (of every rank), "one node for all" (shift symmetry) or "closed form".
+        "simulation" (of every rank), "one node for all" or "one block for all" (shift symmetry), or "closed form".
     trace : Trace or None
         Every round, message and piece of work, where asked for.
     """
@@ -122,6 +115,7 @@ def price(
     Where all ranks together have more than four million steps, one node is simulated for all of them, if a sample of
     the others does the same with its neighbours (`count` is then rounded up to a multiple of `size`); failing that, the
     closed form of the registry is taken, on one level: the network's, or the node's where all ranks share one.
+    On a topology a block of ranks stands for all from 200,000 steps on, where a shift by it maps routes to routes.
 
     Parameters
     ----------
@@ -156,28 +150,36 @@ def price(
     if isinstance(algorithm, Algorithm) and DIMS in algorithm.needs:
         options.setdefault("dims", network.dims_of(size))
 
-    def simulate(simulated, count):
-        program = partial(_rounds_of, rounds, size, count, options)
-        return EventSimulation(program, name, size, itemsize, network, simulated, trace)
+    def program_of(count):
+        return partial(_rounds_of, rounds, size, count, options)
 
-    steps, longest = _steps_in_all(partial(_rounds_of, rounds, size, count, options), size, trace, name)
+    def simulate(simulated, count, representatives=None):
+        return EventSimulation(
+            program_of(count), name, size, itemsize, network, simulated, trace, representatives=representatives
+        )
+
+    steps, longest = _steps_in_all(program_of(count), size, trace, name)
     if longest > ENDLESS and not closed_form:
         raise ValueError(
             f"a rank of {name} takes more than {ENDLESS:,} steps, if it ends at all: collectives.check says whether"
         )
     most = SIMULATED_ON_TOPOLOGY_AT_MOST if network.topology else SIMULATED_AT_MOST
+    rounded = -(-count // size) * size if isinstance(count, int) else count
+    if network.topology and steps > SYMMETRIC_FROM and not trace:
+        exactly = count if steps <= most else rounded
+        found = smallest_block(program_of(exactly), size, network)
+        if found and steps * found[0] / size <= most:
+            return as_price(simulate(found[0], exactly, found[1]), "one block for all")
     if trace or steps <= most:
         return as_price(simulate(size, count), "simulation")
     if network.topology:
         raise ValueError(
-            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, where every rank "
-            "is simulated: price fewer ranks or larger segments, or a network of two levels"
+            f"{size} ranks of {name} take about {steps:,.0f} steps, more than {most:,} on a topology, and no block of "
+            "ranks stands for all: price fewer ranks or larger segments, or a network of two levels"
         )
     node = network.ranks_per_node if network.ranks_per_node < size else 1  # in one node all ranks are alike
-    if size % node == 0 and network.topology is None and network.placement is None:
-        rounded = -(-count // size) * size if isinstance(count, int) else count
-        if _nodes_are_alike(partial(_rounds_of, rounds, size, rounded, options), size, node):
-            return as_price(simulate(node, rounded), "one node for all")
+    if size % node == 0 and network.placement is None and blocks_are_alike(program_of(rounded), size, node):
+        return as_price(simulate(node, rounded), "one node for all")
     if closed_form:
         elements = count or 0 if isinstance(count, int | None) else max(hi for _, hi in count)
         link = network.inside if network.ranks_per_node >= size else network.between
@@ -250,33 +252,6 @@ def _length(rounds, whose) -> int:
         if total > ENDLESS:
             break
     return total
-
-
-def _nodes_are_alike(program, size, node) -> bool:
-    """Whether rank r + k node does what r does with all peers shifted by k node, for a few k and every r of a node.
-
-    Only kinds, peers and lengths matter to the clock. A sample, not a proof: the first, a middle and the last node.
-    """
-
-    def relative(rank):
-        for steps in program(rank):
-            yield [seen(step, rank) for step in steps if is_live(step)]
-
-    def seen(step, rank):
-        if type(step) in (Send, Recv, RecvReduce):  # nearly all are: no time for patterns
-            return type(step), (step.peer - rank) % size, step.hi - step.lo
-        match step:
-            case Copy() | Reduce():
-                return type(step), step.hi - step.lo
-            case Barrier():
-                return Barrier, None if step.ranks is None else sorted((other - rank) % size for other in step.ranks)
-            case Compute():
-                return Compute, step.seconds
-        raise ValueError(f"rank {rank}: {mistake_in((step,)) or f'{step!r} is a step that has no price'}")
-
-    nodes = {0, 1 % (size // node), (size // node) // 2, size // node - 1}
-    rounds = (row for rank in range(node) for row in zip_longest(*(relative(rank + k * node) for k in nodes)))
-    return all(row.count(row[0]) == len(nodes) for row in rounds)
 
 
 def as_price(simulation: EventSimulation, method: str) -> Price:

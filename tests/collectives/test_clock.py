@@ -10,10 +10,12 @@ import pytest
 from collectives import ALGORITHMS
 from collectives.algorithms.registry import SHARED_MEMORY
 from collectives.pricing import price as clock
+from collectives.pricing import topology
 from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, fit
 from collectives.pricing.price import price
+from collectives.pricing.symmetry import smallest_block
 from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, part
 
 ALPHA, BETA, GAMMA = 3e-6, 1e-9, 2e-10
@@ -156,6 +158,54 @@ def test_unlike_nodes_fall_back_to_the_closed_form_or_refuse(monkeypatch):
     assert got.seconds == pytest.approx(6 * (ALPHA + 4000 * (BETA + GAMMA)))
     with pytest.raises(ValueError, match=r"exchange .* no closed form"):
         price(exchange, 64, 1000, 4, HOCKNEY)
+
+
+PERIODIC = (  # network, ranks that stand for all: of one host, pod, node or group
+    (Network.star(16), 1),
+    (Network.fat_tree(4), 4),
+    (Network.fat_tree(4, 4).place_ranks(range(16)), 4),
+    (Network.nodes(4, 4), 4),
+    (Network.on(topology.fat_tree(4), 2), 8),
+)
+
+
+@pytest.mark.parametrize(("network", "ranks"), PERIODIC, ids=lambda value: str(value)[:20])
+def test_one_block_stands_for_all_where_a_shift_maps_routes_to_routes(network, ranks, monkeypatch):
+    size = len(network.topology.hosts) * network.ranks_per_node
+    every = price(ring, size, size * 1000, 4, network)
+    monkeypatch.setattr(clock, "SYMMETRIC_FROM", 0)
+    block = price(ring, size, size * 1000, 4, network)
+    assert (every.method, block.method) == ("simulation", "one block for all")
+    found, channels = smallest_block(lambda rank: ring(rank, size, size * 1000), size, network)
+    assert found == ranks and len(channels) == size // ranks * len(set(channels.values()))
+    np.testing.assert_allclose(block.finish, every.finish, rtol=1e-9)
+    for name in ("rounds", "messages", "bytes", "bytes_between", "busiest", "traffic"):
+        assert getattr(block, name) == getattr(every, name), name
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Network.fat_tree(4).place_ranks("random"),
+        Network.mesh((4, 4)),
+        Network.on(topology.backbone(16)),
+        Network.from_edges([(i, (i + 1) % 16, 1e9 + (i == 5)) for i in range(16)]),
+    ],
+    ids=["random", "mesh", "backbone", "one cable differs"],
+)
+def test_no_block_stands_for_all_where_a_shift_does_not_map_channels(network, monkeypatch):
+    every = price(ring, 16, 16_000, 4, network)
+    monkeypatch.setattr(clock, "SYMMETRIC_FROM", 0)
+    again = price(ring, 16, 16_000, 4, network)
+    assert again.method == "simulation" and again.seconds == every.seconds
+
+
+def test_rings_on_a_thousand_ranks_of_a_fat_tree_take_seconds():
+    """All 2,095,104 messages would take half a minute; the messages of one pod, 130,944, a second or two."""
+    begin = time.process_time()
+    got = price(ring, 1024, 1 << 20, 4, Network.fat_tree(16, 4))
+    assert got.method == "one block for all" and got.messages == 2_095_104
+    assert time.process_time() - begin < 20
 
 
 def test_a_very_large_ring_equals_its_closed_form():
@@ -407,8 +457,7 @@ def test_what_another_rank_has_written_has_to_be_fetched():
     assert price(gets, 2, 1000, 4, network).seconds == pytest.approx(MEETING + 2 * own + 2 * further + 4e-6)
 
 
-def test_what_others_have_read_takes_longer_to_write():
-    """Into a slot; and into what has left as a long message: once, as far as it was sent. A short one is a copy."""
+def test_slots_that_others_have_read_take_longer_to_write():
     posts = ((100, 1e-7), (10_000, 1e-5))  # 1e-9 a byte, where a copy takes 5e-10
     network = dataclasses.replace(in_memory(2), posts=posts)
 
@@ -418,25 +467,6 @@ def test_what_others_have_read_takes_longer_to_write():
     own = 4000 * (5e-10 + GAMMA)
     assert price(puts, 2, 1000, 4, network).seconds == pytest.approx(4e-6 + own + 4000 * 5e-10)
     assert price(puts, 2, 1000, 4, in_memory(2)).seconds == pytest.approx(own + 4000 * 5e-10)
-
-    def exchange(rank, size, count, lo=0):
-        yield Send(1 - rank, "x", 0, count), Recv(1 - rank, "tmp", 0, count)
-        yield (Copy("z", 0, count, "x", 0),)
-        yield (Reduce("x", lo, lo + count, "tmp", 0),)
-        yield (Reduce("x", lo, lo + count, "tmp", 0),)
-
-    def further(**options):
-        link = dataclasses.replace(network.inside, eager=options.pop("eager", 100))
-        with_link = dataclasses.replace(network, inside=link)
-        without = dataclasses.replace(with_link, posts=())
-        return (
-            price(exchange, 2, 1000, 4, with_link, **options).seconds
-            - price(exchange, 2, 1000, 4, without, **options).seconds
-        )
-
-    assert further() == pytest.approx(4000 * 5e-10)
-    assert further(lo=250) == pytest.approx(3000 * 5e-10)
-    assert further(lo=1000) == further(eager=4000) == 0
 
 
 def test_ranks_of_a_node_share_its_memory():

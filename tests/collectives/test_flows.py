@@ -233,7 +233,7 @@ def test_rates_after_any_change_are_those_of_all_flows_together(name):
             source, dest = rng.sample(range(hosts), 2)
             at, nbytes = rng.choice([0.0, rng.random() * 1e-4]), rng.randint(1000, 2_000_000)
             cost = network.cost_over(topology.route(source, dest), nbytes)
-            queue.at(at, flows.send, Message(source, source, dest, True, None, cost, nbytes))
+            queue.at(at, flows.send, Message(source, source, dest, True, Send(dest, "x", 0, nbytes), cost, nbytes))
         while queue.times:
             queue.run_next()
             moving = [flow for flow in flows.flows.values() if flow.messages]
