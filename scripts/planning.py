@@ -48,7 +48,13 @@ def add_job_options(parser: argparse.ArgumentParser, network: str | None) -> Non
         "--network",
         default=network,
         metavar="NAME|FILE",
-        help=f"a name, or what bench.py network wrote (default: {network or 'two ranks of this machine are measured'})",
+        help="a name, a topology such as fat-tree:k=4,oversubscription=4 or a file, as bench.py network writes it "
+        f"(default: {network or 'two ranks of this machine are measured'})",
+    )
+    machine.add_argument(
+        "--placement",
+        metavar="HOW",
+        help='of ranks on a topology: "in order" (default), "round robin", "random", or the host of each: 0,2,1,3',
     )
     machine.add_argument("--ranks-per-node", type=whole, metavar="N", help="instead of the network's")
     machine.add_argument(
@@ -105,17 +111,19 @@ def network_of(options) -> Network:  # noqa: F821
     ValueError
         neither a name nor a file; a file that is no network, or lies
     """
-    from collectives.pricing.networks import NETWORKS, Network
+    from collectives.pricing.networks import Network, find_network
 
-    name = options.network
-    if name in NETWORKS:
-        network = NETWORKS[name]
-    elif Path(name).is_file():
-        network = Network.load(name)
-    else:
-        raise ValueError(f"--network {name}: neither a file nor one of {', '.join(NETWORKS)}")
-    per_node = options.ranks_per_node
-    return network.with_ranks_per_node(per_node) if per_node else network
+    try:
+        is_file = Path(options.network).is_file() and not options.network.endswith(".json")
+        network = Network.load(options.network) if is_file else find_network(options.network)
+    except ValueError as error:
+        raise ValueError(f"--network {options.network}: {error}") from None
+    if options.ranks_per_node:
+        network = network.with_ranks_per_node(options.ranks_per_node)
+    if options.placement:
+        listed = re.fullmatch(r"\d+(,\d+)*", options.placement)
+        network = network.place_ranks([int(i) for i in options.placement.split(",")] if listed else options.placement)
+    return network
 
 
 def in_node_memory(options) -> bool:
@@ -186,6 +194,8 @@ def amount(text: str) -> float:
 
 def node_size(network: Network, ranks: int) -> str:  # noqa: F821
     """How many ranks of a job share a node."""
+    if network.topology:
+        return f"{len(network.topology.hosts):,} hosts"
     per_node = network.ranks_per_node
     return "all ranks on one node" if per_node >= ranks else f"{per_node:,} ranks a node"
 

@@ -380,6 +380,10 @@ class Network:
             )
         return [rank // self.ranks_per_node for rank in range(size)]
 
+    def of_ranks(self, size: int) -> "Network":
+        """The same network with `size` ranks, each where it is placed."""
+        return dataclasses.replace(self, placement=tuple(self.nodes_of(size)))
+
     def latency_of(self, size: int) -> float:
         """Seconds from the first of `size` ranks to the farthest, by the routes of the topology."""
         hosts = self.nodes_of(size)

@@ -99,6 +99,7 @@ class Topology:
         self._next: dict[Hashable, list] = {}
         self._distances: dict[int, dict[Hashable, int]] = {}
         self._routes: dict[tuple[int, int], Route] = {}
+        self._hash = hash((self.kind, len(self.hosts), self.channels))
         self._refuse_what_is_no_network()
         for channel in self.channels:
             self._next.setdefault(channel.source, []).append(channel.target)
@@ -185,10 +186,10 @@ class Topology:
         return self.options.get("dims")
 
     def __eq__(self, other):
-        return isinstance(other, Topology) and self.as_dict() == other.as_dict()
+        return self is other or (isinstance(other, Topology) and self.as_dict() == other.as_dict())
 
     def __hash__(self):
-        return hash((self.kind, len(self.hosts), self.channels))
+        return self._hash
 
     def __repr__(self):
         options = ",".join(f"{name}={_written(value)}" for name, value in self.options.items())

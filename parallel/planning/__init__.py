@@ -10,7 +10,7 @@
 | choice.py | a prediction as options of a run, and why it is taken |
 | predict.py | what a step costs, every strategy on every mesh; the fastest that fits |
 | data_strategies.py, pipeline_strategies.py, apart_strategies.py | the strategies one by one |
-| group_costs.py, pipelines.py | below them: collectives on two levels of a network, schedules of stages |
+| group_costs.py, topology_costs.py, pipelines.py | below them: collectives on two levels, on topologies; stages |
 | transformer.py | transformers of billions of parameters, by the formulas of their authors |
 | tables.py, pictures.py | predictions in columns, and drawn |
 """

@@ -18,6 +18,7 @@ through a node's port at once: T(n) and (j - 1) times what one holds the port, b
 
 and n (count - 1) / count gamma where something is added. Sums of other lengths, and of groups that are not powers of
 two, are of the powers around them. tests/parallel/test_group_costs.py compares with the clock, algorithm by algorithm.
+On a topology all groups move their bytes at once, and share its channels: that is simulated (topology_costs.py).
 Sources: Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007; two levels: Jia et al. 2018.
 """
 
@@ -27,6 +28,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from collectives.pricing.networks import Link, Network
+from parallel.planning.topology_costs import moving_seconds
 
 
 class Group(NamedTuple):
@@ -69,6 +71,9 @@ class Group(NamedTuple):
 
     def ways(self, nbytes: float, network: Network) -> Iterator[tuple[str, float]]:
         """(algorithm, seconds) of `scattering`."""
+        if network.topology and not self.in_memory(network):
+            yield "simulated", self.simulated("allgather", nbytes, network)
+            return
         m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
         if self.in_memory(network):
             yield "memory", network.meeting(m) + network.fetching(nbytes * (m - 1) / m)
@@ -90,6 +95,8 @@ class Group(NamedTuple):
         """An allreduce in which partners exchange all they have, with its additions."""
         m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
         adding = network.reducing(nbytes)
+        if network.topology:
+            return self.simulated("allreduce", nbytes, network) + rounds(self.count) * adding
         inside = rounds(m) * (message(network.inside, nbytes) + adding)
         return inside + rounds(nodes) * (message(network.between, nbytes, m * k) + adding)
 
@@ -119,6 +126,8 @@ class Group(NamedTuple):
             return 0.0
         m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
         tree = log2(m) * message(network.inside, nbytes) + log2(nodes) * message(network.between, nbytes, k)
+        if network.topology:
+            tree = self.simulated("broadcast", nbytes, network)
         return min(tree, self.scatter(nbytes, network) + self.allgather(nbytes, network))
 
     def reduce(self, nbytes: float, network: Network) -> float:
@@ -126,6 +135,8 @@ class Group(NamedTuple):
             return 0.0
         m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
         tree = log2(m) * message(network.inside, nbytes) + log2(nodes) * message(network.between, nbytes, k)
+        if network.topology:
+            tree = self.simulated("reduce", nbytes, network)
         tree += (log2(m) + log2(nodes)) * network.reducing(nbytes)
         return min(tree, self.reduce_scatter(nbytes, network) + self.gather(nbytes, network))
 
@@ -133,10 +144,16 @@ class Group(NamedTuple):
         """Parts of so many bytes in all from one rank to each: what leaves its node has one port."""
         if self.count == 1 or not nbytes:
             return 0.0
+        if network.topology:
+            return self.simulated("scatter", nbytes, network)
         link = network.between if self.nodes(network) > 1 else network.inside
         return message(link, nbytes / self.count, (self.count - 1) * self.sharing(network))
 
     gather = scatter
+
+    def simulated(self, operation: str, nbytes: float, network: Network) -> float:
+        """Moving so many bytes on a topology, while all such groups do the same."""
+        return moving_seconds(operation, self.count, self.stride, nbytes, network)
 
     # ------------------------------------------------------------------------------------ bytes that a rank sends
 

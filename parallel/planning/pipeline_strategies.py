@@ -43,8 +43,10 @@ def pipeline(
     loss = job.loss(mine.samples)
     stages = pieces(layers, at, job.sample_bytes * mine.samples / m)
     stages[-1] = stages[-1]._replace(input_gradient=stages[-1].input_gradient + loss / m)
-    own = network.with_ranks_per_node(max(1, network.ranks_per_node // axes.tensor))
-    timed = time_pipeline(schedule, stages, m, own, recompute, quick)
+    own = network  # of the whole mesh, on a topology: its pipelines share channels
+    if not network.topology:
+        own = network.with_ranks_per_node(max(1, network.ranks_per_node // axes.tensor))
+    timed = time_pipeline(schedule, stages, m, own, recompute, quick, axes.tensor)
     weights = [0.0] * axes.pipeline
     for stage, rank in zip(stages, homes(schedule, len(stages)), strict=True):
         weights[rank] += stage.parameters
@@ -128,6 +130,9 @@ def plan_stages(job: Job, ranks: int, network: Network, memory: float = float("i
     """
     layers, g = job.of(job.share(ranks)), min(ranks, network.ranks_per_node)
     inside, between = (1 / max(link.beta, 1e-30) for link in (network.inside, network.between))
+    if network.topology and network.topology.kind == "nodes":
+        given = network.topology.options
+        g, inside, between = min(ranks, given["ranks"]), given["inside_bandwidth"], given["bandwidth"]
     if ranks > g > 1 and ranks % g == 0:
         sizes = levels(g), levels(ranks // g)
         speeds = [inside] * len(sizes[0]) + [between] * len(sizes[1])

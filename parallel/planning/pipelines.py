@@ -23,6 +23,7 @@ from typing import NamedTuple
 from collectives.pricing.networks import Network
 from collectives.pricing.price import price
 from parallel.planning.profile import LayerProfile
+from parallel.planning.topology_costs import all_pipelines, hop_seconds
 from parallel.strategies.pipeline.actions import Rows, parts
 from parallel.strategies.pipeline.checking import walk
 from parallel.strategies.pipeline.lowering import Stage, lower
@@ -107,6 +108,7 @@ def time_pipeline(
     network: Network,
     recompute: bool = False,
     quick: bool = False,
+    tensor: int = 1,
 ) -> Timed:
     """Seconds of a step, flushed at its end.
 
@@ -117,12 +119,13 @@ def time_pipeline(
     network : whose ranks are the pipeline's: neighbours share a node where it says so
     recompute : a stage keeps its input only, and computes forward again
     quick : by the closed form, however few actions there are
+    tensor : on a topology, whose ranks are all of the mesh: ranks of a stage, that send a part of a message each
     """
-    return _timed(schedule, tuple(stages), micro_batches, network, recompute, quick)
+    return _timed(schedule, tuple(stages), micro_batches, network, recompute, quick, tensor)
 
 
 @lru_cache(4096)
-def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
+def _timed(schedule, stages, micro_batches, network, recompute, quick, tensor) -> Timed:
     if schedule not in TIMED:
         raise ValueError(f"schedule {schedule!r}: expected one of {', '.join(TIMED)}")
     chunks = CHUNKS.get(schedule, 1)
@@ -130,7 +133,7 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
         raise ValueError(f"{schedule}: expected {chunks} stages a rank and micro-batches, given {len(stages)} stages")
     ranks, actions = len(stages) // chunks, len(stages) * micro_batches * 2
     home = homes(schedule, len(stages))
-    hop = max((_hop(network, ranks, stage.input) for stage in stages[1:]), default=0.0)
+    hop = max((_hop(network, ranks, stage.input, tensor) for stage in stages[1:]), default=0.0)
     sent = _sent(stages, home, micro_batches)
     if quick or actions > WALKED:
         seconds = closed_form(schedule, stages, micro_batches, recompute) + 2 * (len(stages) - 1) * hop
@@ -144,7 +147,10 @@ def _timed(schedule, stages, micro_batches, network, recompute, quick) -> Timed:
         costs.append(Stage(*seconds, max(1, round(stage.input)), 1, 1, recompute))  # no message is left out
     if actions <= CLOCKED and ranks > 1:
         program = lower(order, costs, hop, as_run=True)
-        priced = price(lambda rank, size, count: iter(program[rank]), ranks, 1, 1, _posted(network))
+        rounds, size = lambda rank, size, count: iter(program[rank]), ranks
+        if network.topology:
+            rounds, size = all_pipelines(program, tensor), len(network.placement)
+        priced = price(rounds, size, 1, 1, _posted(network))
         return Timed(priced.seconds, peaks, sent, "clock")
     spans = walk(order, lambda action: costs[action.stage].seconds(action.kind), hop)
     return Timed(max(micro_batches * hop, *(row[-1].end for row in spans)), peaks, sent, "walk")
@@ -226,7 +232,9 @@ def _posted(network: Network) -> Network:
     return replace(network, **links)
 
 
-def _hop(network: Network, ranks: int, nbytes: float) -> float:
+def _hop(network: Network, ranks: int, nbytes: float, tensor: int = 1) -> float:
+    if network.topology and ranks > 1 and len(network.placement) % (ranks * tensor) == 0:
+        return hop_seconds(ranks, tensor, nbytes, network)
     link = network.inside if network.ranks_per_node >= ranks else network.between
     return link.cost(nbytes).seconds
 

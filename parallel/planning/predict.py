@@ -82,6 +82,8 @@ def predict(
         raise ValueError(f"{strategy} {how}: leave tensor={axes.tensor} out")
     if axes.ranks == 1:
         return serial(job)
+    if network.topology:
+        network = network.of_ranks(axes.ranks)
     if name == "downpour":
         return apart_strategies.downpour(job, strategy, axes, network, servers)
     if name in APART:

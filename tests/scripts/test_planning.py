@@ -64,6 +64,21 @@ def test_a_few_samples_a_second_are_not_rounded_away(predict, capsys):
     assert "all ranks on one node" in said and "1,048,576" not in said
 
 
+def test_ranks_are_placed_on_a_topology(predict, capsys):
+    def step(*more):
+        words = ["mlp:784,1024,10", "--mesh", "data=2,pipeline=2", "--flops", "1T", "--batch", "64"]
+        words += ["--strategy", "1f1b", "--network", "nodes:nodes=2,ranks=2,bandwidth=1e8"]
+        assert predict.main([*words, *more]) == 0
+        said = capsys.readouterr().out
+        assert "network: 4 hosts" in said
+        return float(said.splitlines()[-1].split()[3])
+
+    assert step() > 1.3 * step("--placement", "0,2,1,3")  # pipelines over the thin cables, replicas in a node
+    with pytest.raises(SystemExit):
+        predict.main(["mlp:784,10", "--ranks", "4", "--flops", "1T", "--network", "torus:dims=nowhere"])
+    assert "is no number, nor sides" in capsys.readouterr().err
+
+
 def test_all_strategies_of_one_number_of_ranks(predict, tmp_path, capsys):
     file = tmp_path / "network.json"
     NETWORKS["gigabit"].save(file)
