@@ -15,6 +15,7 @@ the arithmetic. Sources: Nielsen 2015 (quadratic), Bridle 1990 (softmax), Huber 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -321,7 +322,7 @@ class CrossEntropyLoss(NLLLoss):
         flat, at = gz.reshape(-1), _places(labels, z.shape[-1])
         value = -float(np.add.reduce(flat[at]))
         np.exp(prob, out=prob)
-        norm = prob @ ctx.network_context.pool.ones(z.shape[-1], z.dtype)
+        norm = prob.dot(ctx.ones(z.shape[-1], z.dtype))
         value += float(np.add.reduce(np.log(norm)))
         norm *= total
         prob /= norm[:, None]
@@ -398,17 +399,23 @@ def check_classes(target: np.ndarray, z: np.ndarray, ignore_index: int | None = 
         raise ValueError(
             f"targets: expected shape {z.shape[:-1]}, one class for each output row, given {target.shape}{column}"
         )
+    unsigned, largest = _unsigned(target.dtype)
     # As an unsigned number, a negative class is larger than any that the type holds: then one look is enough.
-    largest = 2 ** (8 * target.itemsize - (target.dtype.kind == "i")) - 1  # np.iinfo takes microseconds
-    unsigned = target.view(target.dtype.str.replace("i", "u")) if classes <= largest else target
-    signed_look = unsigned is target and target.dtype.kind == "i"
-    if target.size and (np.maximum.reduce(unsigned, axis=None) >= classes or (signed_look and target.min() < 0)):
+    one_look = classes <= largest
+    labels = target.view(unsigned) if one_look else target
+    if target.size and (np.maximum.reduce(labels, axis=None) >= classes or (not one_look and target.min() < 0)):
         bad = (target < 0) | (target >= classes)
         if ignore_index is not None:
             bad &= target != ignore_index
         if bad.any():
-            stored = f"; {target.dtype} holds none above {largest}, so store labels as int64" if signed_look else ""
+            stored = "" if one_look else f"; {target.dtype} holds none above {largest}, so store labels as int64"
             refuse(target, bad, f"is out of range: the network has {classes} outputs, 0 to {classes - 1}{stored}")
+
+
+@functools.cache
+def _unsigned(dtype: np.dtype) -> tuple[np.dtype, int]:
+    """Return (the unsigned integer type of the same size, the largest number of `dtype`)."""
+    return np.dtype(dtype.str.replace("i", "u")), int(np.iinfo(dtype).max)
 
 
 def check_same(z: np.ndarray, target: np.ndarray) -> None:
