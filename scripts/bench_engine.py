@@ -252,7 +252,8 @@ class Ours(Measured):
         """Seconds of each of some steps in NumPy's matrix products, in small ones of these, and in GELU's erf."""
         import numpy as np
 
-        from nn.layers import activations
+        from nn.core import gradients
+        from nn.layers import activations, dense
 
         taken = []
 
@@ -271,11 +272,11 @@ class Ours(Measured):
             small = a.ndim > 1 and math.prod(a.shape[-2:]) * b.shape[-1] <= SMALL
             return ("products", "small") if small else ("products",)
 
-        originals = [(np, "dot"), (np, "matmul"), (activations, "distribution")]
+        originals = [(np, "dot"), (np, "matmul"), (gradients, "dot"), (dense, "dot"), (activations, "distribution")]
         originals = [(room, name, getattr(room, name)) for room, name in originals]
         try:
             for room, name, work in originals:
-                setattr(room, name, timed(work, kinds if room is np else lambda *_: ("distribution",)))
+                setattr(room, name, timed(work, (lambda *_: ("distribution",)) if name == "distribution" else kinds))
             for x, y in self.batches[:steps]:
                 taken.append(dict.fromkeys(("products", "small", "distribution"), 0.0))
                 self.step(x, y)

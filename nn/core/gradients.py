@@ -16,6 +16,8 @@ import numpy as np
 
 from nn.core.memory_pool import MemoryPool
 
+dot = np.ndarray.dot  # np.dot(a, b, out) without its dispatcher, which takes 0.2 microseconds a call
+
 
 class Product:
     """a @ b, for a matrix b and a vector or matrix a; its entries, in order, are those of the gradient."""
@@ -68,9 +70,9 @@ def accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPo
         _accumulate(array, gradient, adds, pool)
         return
     if adds:
-        array += np.dot(a, b, pool.workspace("product", array.shape, array.dtype))
+        array += dot(a, b, pool.workspace("product", array.shape, array.dtype))
     else:
-        np.dot(a, b, array)  # for small matrices half the overhead of matmul
+        dot(a, b, array)  # for small matrices half the overhead of matmul
 
 
 def _accumulate(array: np.ndarray, gradient: Gradient, adds: bool, pool: MemoryPool) -> None:

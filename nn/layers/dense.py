@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from nn.core.gradients import Product, RowSum
+from nn.core.gradients import Product, RowSum, dot
 from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
 from nn.initializers import glorot, zeros
 from nn.registry import register
@@ -71,7 +71,7 @@ class Linear(Layer):
     def forward(self, p, x, ctx):
         rows, W = _rows(x), p.W
         y = ctx.empty((len(rows), W.shape[1]), x.dtype)
-        np.dot(rows, W, y)
+        dot(rows, W, y)
         if (b := getattr(p, "b", None)) is not None:
             y += b
         return (y if x.ndim == 2 else y.reshape(*x.shape[:-1], W.shape[1])), x
@@ -84,7 +84,7 @@ class Linear(Layer):
         if not ctx.needs_input_grad:
             return None, gradients
         gx = ctx.empty(x.shape, x.dtype)
-        np.dot(rows, p.W.T, gx if x.ndim == 2 else _rows(gx))
+        dot(rows, p.W.T, gx if x.ndim == 2 else _rows(gx))
         return gx, gradients
 
 
@@ -123,11 +123,11 @@ class TiedLinear(Layer):
 
     def forward(self, p, x, ctx):
         y = ctx.empty((*x.shape[:-1], len(p.W)), x.dtype)
-        np.dot(_rows(x), p.W.T, _rows(y))
+        dot(_rows(x), p.W.T, _rows(y))
         return y, x
 
     def backward(self, p, gy, x, ctx):
         rows = _rows(gy)
         gx = ctx.empty(x.shape, x.dtype)
-        np.dot(rows, p.W, _rows(gx))
+        dot(rows, p.W, _rows(gx))
         return gx, {"W": Product(rows.T, _rows(x))}
