@@ -221,6 +221,8 @@ class Region:
         Names of entries that another layout has as well, and counts: what is borrowed, and replicas.
     owned : list of slice
         What counts in a norm over several layouts, of a pipeline's stages or of parts of tensors: all others.
+    blocks : (settings, list)
+        How an optimizer with these settings goes through the region: kept from update to update.
     """
 
     def __init__(self, layout: Layout, lo: int, hi: int):
@@ -230,6 +232,7 @@ class Region:
         self.owned = [slice(0, max(0, min(hi, layout.own) - lo))]
         self.tensors = []
         self.decayed: list[slice] = []
+        self.blocks: tuple[tuple, list] = ((), [])
         for name, place in layout.slices.items():
             a, b = max(place.start, lo) - lo, min(place.stop, hi) - lo
             if a >= b:

@@ -185,14 +185,21 @@ class Optimizer:
                 d = np.add(np.multiply(p, self.weight_decay, out=sums[:n]), d, out=sums[:n])
             yield part, p, d, work[:n], rate
 
-    def _parts(self, region: Region, size: int, block: int) -> Iterator[tuple[slice, bool, float]]:
-        """(slice, whether decayed, factor of lr): the whole buffer in blocks, or all tensors that are not frozen."""
-        if not (self.rates or self.frozen):
-            for part, decayed in blocks(size, region.decayed if self.weight_decay else (), block):
-                yield part, decayed, 1.0
-            return
-        for _, exempt, part, factor in self._tensor_blocks(region, block):
-            yield part, not exempt and self.weight_decay > 0, factor
+    def _parts(self, region: Region, size: int, block: int) -> list[tuple[slice, bool, float]]:
+        """(slice, whether decayed, factor of lr): the whole buffer in blocks, or all tensors that are not frozen.
+
+        Made anew only where one of the settings that decide it has changed.
+        """
+        settings = size, block, self.weight_decay > 0, self.frozen, tuple(self.rates.items())
+        if region.blocks[0] != settings:
+            if self.rates or self.frozen:
+                tensors = self._tensor_blocks(region, block)
+                parts = [(part, not exempt and self.weight_decay > 0, factor) for _, exempt, part, factor in tensors]
+            else:
+                decayed = region.decayed if self.weight_decay else ()
+                parts = [(part, inside, 1.0) for part, inside in blocks(size, decayed, block)]
+            region.blocks = settings, parts
+        return region.blocks[1]
 
     def _tensor_blocks(self, region: Region, block: int) -> Iterator[tuple[str, bool, slice, float]]:
         """(name, whether exempt, slice, factor of lr) for blocks of all tensors that are not frozen."""

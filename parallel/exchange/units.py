@@ -151,7 +151,7 @@ class ShardRegion:
     def __init__(self, cut: UnitLayout, rank: int):
         layout = cut.layout
         self.names, self.elsewhere = layout.names, layout.replicas | layout.borrowed
-        self.tensors, self.decayed, self.owned = [], [], []
+        self.tensors, self.decayed, self.owned, self.blocks = [], [], [], ((), [])
         for unit in cut.units:
             region = cut.region(unit, rank)
             self.tensors += [(name, _shifted(part, unit.at), spec) for name, part, spec in region.tensors]
