@@ -1,8 +1,164 @@
-"""Arguments by keyword that a function does not have, but that users of other libraries write."""
+"""Arguments of constructors: what each may be, declared beside the constructor, and how the object prints.
+
+    class Dropout(Layer):
+        constraints = {"rate": Number(0, below=1)}
+
+        def __init__(self, rate: float = 0.5):
+            self.rate = rate                     # refused here, and whenever it is set again: must be in [0, 1)
+
+A constraint is a function (what, value) -> value that refuses a wrong value, or returns it, perhaps converted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+Constraint = Callable[[str, Any], Any]
+
+
+class Configured:
+    """Base of what its arguments describe: layers, losses, optimizers, schedules.
+
+    It keeps the arguments of its constructor under their names. `constraints` are those of the attributes, by name;
+    subclasses add theirs to those of their base.
+    """
+
+    constraints: ClassVar[Mapping[str, Constraint]] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        constraint = self.constraints.get(name)
+        if constraint is not None:
+            value = constraint(f"{type(self).__name__}: {name}", value)
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        """The call that makes the object again; see `call_text`."""
+        return call_text(self)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of at least `least` or above `above`, and below `below` or at most `most`, where these are given."""
+
+    least: float | None = None
+    below: float | None = None
+    above: float | None = None
+    most: float | None = None
+    whole: bool = False
+
+    def __call__(self, what: str, value: Any) -> Any:
+        """Return the number; TypeError where it is none, ValueError where it is out of range or NaN."""
+        kinds = (int, np.integer) if self.whole else (int, float, np.integer, np.floating)
+        if not isinstance(value, kinds):
+            raise TypeError(f"{what} must be a {'whole ' * self.whole}number, given {value!r:.80}")
+        if not (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
+        ):
+            raise ValueError(f"{what} must be {self}, given {value}")
+        return value
+
+    def __str__(self) -> str:
+        low = f"({self.above:g}" if self.least is None else f"[{self.least:g}"
+        if self.below is None and self.most is None:
+            return "positive" if low == "(0" else f"above {low[1:]}" if self.least is None else f"at least {low[1:]}"
+        return f"in {low}, {self.below:g})" if self.most is None else f"in {low}, {self.most:g}]"
+
+
+SIZE = Number(1, whole=True)
+NOT_NEGATIVE = Number(0)
+
+
+@dataclass(frozen=True)
+class SizePair:
+    """(height, width), given as one whole number or two, none smaller than `least`."""
+
+    least: int
+
+    def __call__(self, what: str, value: Any) -> tuple[int, int]:
+        both = tuple(value) if isinstance(value, tuple | list) else (value, value)
+        if len(both) != 2 or not all(isinstance(v, int | np.integer) and v >= self.least for v in both):
+            raise ValueError(f"{what} must be one or two whole numbers, at least {self.least}, given {value!r:.80}")
+        return int(both[0]), int(both[1])
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these texts."""
+
+    texts: Collection[str]
+
+    def __call__(self, what: str, value: Any) -> Any:
+        if value not in self.texts:
+            raise ValueError(f"{what} must be {' or '.join(map(repr, self.texts))}, given {value!r:.80}")
+        return value
+
+
+@dataclass(frozen=True)
+class Optional:
+    """None, or what another constraint accepts."""
+
+    constraint: Constraint
+
+    def __call__(self, what: str, value: Any) -> Any:
+        return None if value is None else self.constraint(what, value)
+
+
+@functools.cache
+def arguments_of(kind: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class's constructor, by name."""
+    if kind.__init__ is object.__init__:
+        return {}
+    parameters = dict(list(inspect.signature(kind.__init__).parameters.items())[1:])
+    for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+        if field.default_factory is not dataclasses.MISSING:
+            parameters[field.name] = parameters[field.name].replace(default=field.default_factory())
+    return parameters
+
+
+def call_text(value: Any, always: Collection[str] = (), never: Collection[str] = ()) -> str:
+    """Return the call that makes an object again, without what draws first values.
+
+    Parameters
+    ----------
+    value : object
+        Its constructor keeps arguments under their names.
+    always, never : collection of str
+        Arguments that are shown though they have their default, and those that are not.
+    """
+    texts = []
+    for name, parameter in arguments_of(type(value)).items():
+        argument = vars(value).get(name, parameter.default)
+        if name in never or argument is parameter.empty or _draws_first_values(name, argument):
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            texts += map(_text, argument)
+        elif parameter.default is parameter.empty:
+            texts.append(_text(argument))
+        elif name in always or _text(argument) != _text(parameter.default):
+            texts.append(f"{name}={_text(argument)}")
+    return f"{type(value).__name__}({', '.join(texts)})"
+
+
+def _draws_first_values(name: str, argument: object) -> bool:
+    return callable(argument) and (name == "init" or name.endswith("_init"))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return repr(value.tolist()) if value.size <= 16 else f"an array {value.shape}"
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int) and value[0] == value[1]:
+        return repr(value[0])  # a pair, such as a kernel's size
+    return repr(value)
 
 
 def refuse_others(function: str, others: Mapping[str, object], instead: Mapping[str, str]) -> None:

@@ -20,14 +20,14 @@ import math
 
 import numpy as np
 
+from nn.arguments import SIZE, Configured, Number, Optional
 from nn.core.context import LayerContext
-from nn.core.layer import check_numbers
 from nn.layers.activations import row_maxima
 from nn.metrics import Accuracy, BinaryAccuracy, Metric
 from nn.registry import register
 
 
-class Loss:
+class Loss(Configured):
     """Base of the losses. Targets are class indices, one a row, or an array of the output's shape.
 
     Attributes
@@ -66,9 +66,6 @@ class Loss:
     def kept(self, target: np.ndarray) -> np.ndarray | None:
         """Return a mask of the rows that are not ignored, of the shape of the targets; None if no row can be."""
         return None
-
-    def __repr__(self):
-        return f"{type(self).__name__}()"
 
 
 @register("loss", "quadratic")
@@ -132,14 +129,10 @@ class HuberLoss(Loss):
 
     targets = "values"
 
-    def __init__(self, delta: float = 1.0):
-        check_numbers("HuberLoss", delta=delta)
-        if not delta > 0:
-            raise ValueError(f"HuberLoss: delta must be positive, given {delta}")
-        self.delta = delta
+    constraints = {"delta": Number(above=0)}
 
-    def __repr__(self):
-        return f"HuberLoss(delta={self.delta})"
+    def __init__(self, delta: float = 1.0):
+        self.delta = delta
 
     def __call__(self, z, target, total, ctx):
         d = _difference(z, target, ctx.workspace("loss", z.shape, z.dtype))
@@ -185,6 +178,13 @@ class BCEWithLogitsLoss(Loss):
         return value / total, gz
 
 
+def _class_weights(what: str, value) -> np.ndarray:
+    weights = np.asarray(value, np.float64)
+    if weights.ndim != 1 or not (weights >= 0).all():
+        raise ValueError(f"{what} must be one number, not negative, for each class")
+    return weights
+
+
 @register("loss", "nll")
 class NLLLoss(Loss):
     """-z[target] of each row, for z that are log-probabilities already, such as LogSoftmax gives.
@@ -204,23 +204,10 @@ class NLLLoss(Loss):
     """
 
     targets = "classes"
+    constraints = {"class_weights": Optional(_class_weights), "ignore_index": Optional(Number(whole=True))}
 
     def __init__(self, class_weights: np.ndarray | None = None, ignore_index: int | None = None):
-        if ignore_index is not None and not isinstance(ignore_index, int | np.integer):
-            raise TypeError(f"{type(self).__name__}: ignore_index must be a class, given {ignore_index!r:.80}")
-        if class_weights is not None:
-            class_weights = np.asarray(class_weights, np.float64)
-            if class_weights.ndim != 1 or not (class_weights >= 0).all():
-                raise ValueError(
-                    f"{type(self).__name__}: class_weights must be one number, not negative, for each class"
-                )
         self.class_weights, self.ignore_index = class_weights, ignore_index
-
-    def __repr__(self):
-        weights = None if self.class_weights is None else self.class_weights.tolist()
-        options = {"class_weights": weights, "ignore_index": self.ignore_index}
-        given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
-        return f"{type(self).__name__}({given})"
 
     def __call__(self, z, target, total, ctx):
         labels = self.check(z, target)
@@ -295,6 +282,8 @@ class CrossEntropyLoss(NLLLoss):
         As for NLLLoss; with smoothing, every entry of the target distribution is multiplied by its class's weight.
     """
 
+    constraints = NLLLoss.constraints | {"label_smoothing": Number(0, below=1)}
+
     def __init__(
         self,
         label_smoothing: float = 0.0,
@@ -302,22 +291,14 @@ class CrossEntropyLoss(NLLLoss):
         ignore_index: int | None = None,
     ):
         super().__init__(class_weights, ignore_index)
-        check_numbers(type(self).__name__, label_smoothing=label_smoothing)
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"CrossEntropyLoss: label_smoothing must be in [0, 1), given {label_smoothing}")
         self.label_smoothing = label_smoothing
-        self._plain = not label_smoothing and class_weights is None and ignore_index is None
-
-    def __repr__(self):
-        given = f"label_smoothing={self.label_smoothing}, " if self.label_smoothing else ""
-        return super().__repr__().replace("(", f"({given}").replace(", )", ")")
 
     def __call__(self, z, target, total, ctx):
         labels = self.check(z, target)
         gz = ctx.empty(z.shape, z.dtype)
         rows, prob = z.reshape(-1, z.shape[-1]), gz.reshape(-1, z.shape[-1])
         np.subtract(rows, row_maxima(rows), out=prob)
-        if not self._plain:
+        if self.label_smoothing or self.class_weights is not None or self.ignore_index is not None:
             return self._general(prob, labels, total) / total, gz
         flat, at = gz.reshape(-1), _places(labels, z.shape[-1])
         value = -float(np.add.reduce(flat[at]))
@@ -366,13 +347,11 @@ class MaskedCrossEntropyLoss(CrossEntropyLoss):
         As for CrossEntropyLoss.
     """
 
+    constraints = CrossEntropyLoss.constraints | {"hidden": SIZE}
+
     def __init__(self, hidden: int, label_smoothing: float = 0.0):
         super().__init__(label_smoothing, ignore_index=-1)
-        check_numbers("MaskedCrossEntropyLoss", hidden=hidden)
         self.hidden = hidden
-
-    def __repr__(self):
-        return super().__repr__().replace("ignore_index=-1", f"hidden={self.hidden}")
 
     weighted = False  # each sample has as many rows that count
 

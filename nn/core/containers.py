@@ -34,9 +34,6 @@ class Residual(Layer):
         check_layers("Residual", body, *([] if shortcut is None else [shortcut]))
         self.body, self.shortcut = body, shortcut
 
-    def __repr__(self):
-        return f"Residual({self.body!r}{f', {self.shortcut!r}' if self.shortcut else ''})"
-
     def children(self):
         return {"body": self.body} | ({"shortcut": self.shortcut} if self.shortcut else {})
 
@@ -92,9 +89,6 @@ class Parallel(Layer):
             raise ValueError("Parallel needs at least one layer")
         check_layers("Parallel", *layers)
         self.layers = layers
-
-    def __repr__(self):
-        return f"Parallel({', '.join(map(repr, self.layers))})"
 
     def children(self):
         return {str(i): layer for i, layer in enumerate(self.layers)}
@@ -213,8 +207,7 @@ class Recompute(Wrapper):
         check_layers("Recompute", layer)
         super().__init__(layer)
 
-    def __repr__(self):
-        return f"Recompute({self.layer!r})"
+    __repr__ = Layer.__repr__
 
     @property
     def output(self):

@@ -38,13 +38,13 @@ which take the children's gradients; it has no parameters of its own.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nn.arguments import Configured, Number
 from nn.core.checks import ShapeError
 from nn.core.context import LayerContext, Shape
 from nn.core.gradients import Gradient
@@ -116,7 +116,7 @@ class Spec:
             raise ShapeError(f"an array of shape {self.shape} does not consist of what {split} says")
 
 
-class Layer:
+class Layer(Configured):
     """Base of all layers: one input array, one output array, batch axis first.
 
     Attributes
@@ -140,19 +140,6 @@ class Layer:
     output = gradient = "kept"
     ids = False
     channelwise = synchronized = False
-
-    def __repr__(self) -> str:
-        """The class with its arguments, as far as they are kept under their names and are not the defaults."""
-        said = []
-        for name, parameter in list(inspect.signature(type(self).__init__).parameters.items())[1:]:
-            value = vars(self).get(name, parameter.default)
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or value is parameter.empty:
-                continue
-            if parameter.default is parameter.empty:
-                said.append(repr(value))
-            elif value is not parameter.default and not np.array_equal(value, parameter.default):
-                said.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(said)})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if "_fixed" in self.__dict__ and not callable(getattr(type(self), name, None)):
@@ -218,16 +205,13 @@ class Sequential(Layer):
         The first one's position: that which it has in a whole network of which these are a stage (nn/core/stages.py).
     """
 
+    constraints = {"first": Number(0, whole=True)}
+
     def __init__(self, *layers: Layer, first: int = 0):
         if not layers:
             raise ValueError("Sequential needs at least one layer")
-        if not isinstance(first, int) or first < 0:
-            raise ValueError(f"Sequential: first must be a position, 0 or more, given {first!r}")
         check_layers("Sequential", *layers)
         self.layers, self.first = layers, first
-
-    def __repr__(self) -> str:
-        return f"Sequential({', '.join(map(repr, self.layers))}{f', first={self.first}' if self.first else ''})"
 
     def children(self) -> dict[str, Layer]:
         return {str(i): layer for i, layer in enumerate(self.layers, self.first)}
@@ -361,13 +345,6 @@ def _refuse_declarations(layer: Layer, place: str) -> None:
 def _holds_layers(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
     return any(isinstance(part, Layer) for part in parts)
-
-
-def check_numbers(layer: str, **values: object) -> None:
-    """Refuse arguments of a layer's, or a loss's, constructor that are no numbers, by their names."""
-    for name, value in values.items():
-        if not isinstance(value, (int, float, np.integer, np.floating)):
-            raise TypeError(f"{layer}: {name} must be a number, given {value!r:.80}")
 
 
 def child_specs(name: str, layer: Layer, in_shape: Shape) -> tuple[dict, Shape]:

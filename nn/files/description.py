@@ -13,12 +13,12 @@ out, for in the file are the weights that were learned.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, TypeVar
 
 import numpy as np
 
 from nn import registry
+from nn.arguments import arguments_of
 from nn.core.layer import Layer
 from nn.registry import entries, lookup
 
@@ -61,13 +61,14 @@ def describe(layer: Layer) -> dict[str, Any]:
             f"{brief(layer)}: files do not know this kind of layer; call nn.register({name}), here and wherever the "
             "network is loaded"
         )
-    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(type(layer)).parameters.values()):
+    arguments = arguments_of(type(layer))
+    if any(p.kind is p.VAR_KEYWORD for p in arguments.values()):
         raise TypeError(
             f"{brief(layer)}: the constructor of {name} takes arguments of any name, and files would leave them out: "
             "let it name each"
         )
     told = {}
-    for argument, parameter in arguments_of(type(layer)).items():
+    for argument, parameter in arguments.items():
         if not hasattr(layer, argument):
             raise TypeError(
                 f"{brief(layer)}: {name} takes {argument!r} and does not keep it: its constructor should say "
@@ -81,14 +82,6 @@ def describe(layer: Layer) -> dict[str, Any]:
             value = {"initializer": named}
         told[argument] = _told(value, f"{name}: {argument}")
     return {"layer": name, "arguments": told}
-
-
-def arguments_of(kind: type[Layer]) -> dict[str, inspect.Parameter]:
-    """The arguments of a class's constructor, by name."""
-    if kind.__init__ is object.__init__:
-        return {}
-    parameters = list(inspect.signature(kind.__init__).parameters.items())[1:]
-    return {name: p for name, p in parameters if p.kind is not p.VAR_KEYWORD}
 
 
 def _told(value, where: str):

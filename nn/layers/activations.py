@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nn.core.layer import Layer, ShapeError, check_numbers
+from nn.arguments import Number
+from nn.core.layer import Layer, ShapeError
 from nn.layers.gaussian import distribution
 from nn.registry import register
 
@@ -27,9 +28,6 @@ class Activation(Layer):
     output = "kept"
     gradient = "view"
     channelwise = True
-
-    def __repr__(self):
-        return f"{type(self).__name__}()"
 
 
 @register("layer")
@@ -93,14 +91,10 @@ class LeakyReLU(Activation):
         In (0, 1), so that the output's sign tells the input's.
     """
 
-    def __init__(self, slope: float = 0.01):
-        check_numbers("LeakyReLU", slope=slope)
-        if not 0 < slope < 1:
-            raise ValueError(f"LeakyReLU: slope must be between 0 and 1, given {slope}")
-        self.slope = slope
+    constraints = {"slope": Number(above=0, below=1)}
 
-    def __repr__(self):
-        return f"LeakyReLU({self.slope})"
+    def __init__(self, slope: float = 0.01):
+        self.slope = slope
 
     def forward(self, p, x, ctx):
         low = np.multiply(x, self.slope, ctx.workspace("slope", x.shape, x.dtype))
@@ -163,9 +157,6 @@ class GELU(Smooth):
 
     def __init__(self, approximate: bool = False):
         self.approximate = approximate
-
-    def __repr__(self):
-        return f"GELU({'approximate=True' if self.approximate else ''})"
 
     def evaluate(self, x, y, slope, a, b):
         if self.approximate:

@@ -12,9 +12,10 @@ import math
 import numpy as np
 
 from nn import option_strings
+from nn.arguments import SIZE, Number
 from nn.core.containers import Residual
 from nn.core.gradients import Product, RowSum
-from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split, check_numbers
+from nn.core.layer import Initializer, Layer, Sequential, ShapeError, Spec, Split
 from nn.initializers import glorot, zeros
 from nn.layers.activations import GELU, softmax
 from nn.layers.blockwise import BlockwiseAttention, hidden
@@ -66,6 +67,7 @@ class MultiHeadAttention(Layer):
     """
 
     output = gradient = "new"
+    constraints = {"features": SIZE, "heads": SIZE}
 
     def __init__(
         self,
@@ -78,23 +80,16 @@ class MultiHeadAttention(Layer):
         attention: str = "whole",
         rotary: bool = False,
     ):
-        check_numbers("MultiHeadAttention", features=features, heads=heads)
-        if features < 1 or heads < 1 or features % heads:
+        self.features, self.heads, self.causal, self.bias = features, heads, causal, bias
+        self.init, self.bias_init, self.attention, self.rotary = init, bias_init, attention, rotary
+        if features % heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads do not divide {features} features")
         if rotary and features // heads % 2:
             raise ValueError(
                 f"MultiHeadAttention: rotary turns pairs of a head's features, and {features // heads} are odd: give "
                 f"{heads} heads an even number each, such as features={features + heads}"
             )
-        self.features, self.heads, self.causal, self.bias = features, heads, causal, bias
-        self.init, self.bias_init, self.attention, self.rotary = init, bias_init, attention, rotary
         self.block_size = block_size(attention)
-
-    def __repr__(self):
-        causal = ", causal=True" if self.causal else ""
-        attention = "" if self.attention == "whole" else f", attention={self.attention!r}"
-        rotary = ", rotary=True" if self.rotary else ""
-        return f"MultiHeadAttention({self.features}, {self.heads}{causal}{attention}{rotary})"
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.features:
@@ -272,6 +267,8 @@ class TransformerBlock(Sequential):
         In place of the two linear layers, such as `MixtureOfExperts(features, 8)`.
     """
 
+    constraints = MultiHeadAttention.constraints | {"hidden": Number(0, whole=True), "dropout": Number(0, below=1)}
+
     def __init__(
         self,
         features: int,
@@ -287,7 +284,6 @@ class TransformerBlock(Sequential):
         self.features, self.heads, self.causal, self.pre_norm = features, heads, causal, pre_norm
         self.hidden, self.dropout, self.attention, self.rotary = hidden, dropout, attention, rotary
         self.feed_forward = feed_forward
-        check_numbers("TransformerBlock", features=features, heads=heads, hidden=hidden, dropout=dropout)
         hidden = hidden or 4 * features
         heads_together = MultiHeadAttention(features, heads, causal, attention=attention, rotary=rotary)
         dense = [feed_forward] if feed_forward else [Linear(features, hidden), GELU(), Linear(hidden, features)]

@@ -16,7 +16,8 @@ from functools import cache
 
 import numpy as np
 
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
+from nn.arguments import NOT_NEGATIVE, SIZE, Number
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import ones, zeros
 from nn.registry import register
 
@@ -48,6 +49,8 @@ class BatchNorm(Layer):
     dimensions: tuple[int, ...] = ()
     expects = ""
 
+    constraints = {"features": SIZE, "eps": NOT_NEGATIVE, "momentum": Number(0, most=1)}
+
     def __init__(
         self,
         features: int,
@@ -56,20 +59,8 @@ class BatchNorm(Layer):
         synchronized: bool = False,
         init: Initializer = ones,
     ):
-        name = type(self).__name__
-        check_numbers(name, features=features, eps=eps, momentum=momentum)
-        if features < 1:
-            raise ValueError(f"{name}: features must be at least 1, given {features}")
-        if not eps >= 0 or not 0 <= momentum <= 1:
-            raise ValueError(f"{name}: needs eps >= 0 and 0 <= momentum <= 1, given {eps} and {momentum}")
         self.features, self.eps, self.momentum = features, eps, momentum
         self.synchronized, self.init = synchronized, init
-
-    def __repr__(self):
-        given = f", eps={self.eps}" if self.eps != 1e-5 else ""
-        given += f", momentum={self.momentum}" if self.momentum != 0.1 else ""
-        given += ", synchronized=True" if self.synchronized else ""
-        return f"{type(self).__name__}({self.features}{given})"
 
     def specs(self, in_shape):
         if len(in_shape) not in self.dimensions or in_shape[-1] != self.features:

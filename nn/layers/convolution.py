@@ -17,8 +17,9 @@ from functools import cached_property
 
 import numpy as np
 
+from nn.arguments import SIZE, SizePair
 from nn.core.gradients import RowSum, accumulate
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
 from nn.initializers import he, zeros
 from nn.layers import im2col, winograd, winograd_rows
 from nn.registry import register
@@ -59,6 +60,10 @@ class Geometry:
         return Geometry(self.out, self.kernel, (1, 1), padding, self.dilation, self.groups)
 
 
+def _padding(what: str, value: Pair | str) -> tuple[int, int] | str:
+    return "same" if value == "same" else SizePair(0)(what, value)
+
+
 @register("layer")
 class Conv2d(Layer):
     """y = x * W + b over images (N, H, W, C).
@@ -78,6 +83,11 @@ class Conv2d(Layer):
 
     output = gradient = "new"
 
+    constraints = dict.fromkeys(("in_channels", "out_channels", "groups"), SIZE) | {
+        **dict.fromkeys(("kernel_size", "stride", "dilation"), SizePair(1)),
+        "padding": _padding,
+    }
+
     def __init__(
         self,
         in_channels: int,
@@ -91,36 +101,17 @@ class Conv2d(Layer):
         init: Initializer = he,
         bias_init: Initializer = zeros,
     ):
-        check_numbers("Conv2d", in_channels=in_channels, out_channels=out_channels, groups=groups)
         self.in_channels, self.out_channels, self.groups, self.bias = in_channels, out_channels, groups, bias
-        self.kernel_size = pair("Conv2d: kernel_size", kernel_size, 1)
-        self.stride = pair("Conv2d: stride", stride, 1)
-        self.dilation = pair("Conv2d: dilation", dilation, 1)
-        self.padding = padding if padding == "same" else pair("Conv2d: padding", padding, 0)
+        self.kernel_size, self.stride, self.dilation, self.padding = kernel_size, stride, dilation, padding
         self.init, self.bias_init = init, bias_init
         self._geometries: dict[tuple[int, int], Geometry] = {}
-        if in_channels < 1 or out_channels < 1:
-            raise ValueError(f"Conv2d: channels must be at least 1, given {in_channels} and {out_channels}")
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        if in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"Conv2d: groups={groups} does not divide both in_channels={in_channels} "
                 f"and out_channels={out_channels}"
             )
-        if padding == "same" and self.stride != (1, 1):
+        if self.padding == "same" and self.stride != (1, 1):
             raise ValueError(f'Conv2d: padding="same" needs stride 1, given {self.stride}')
-
-    def __repr__(self):
-        parts = [f"{self.in_channels}, {self.out_channels}, {brief(self.kernel_size)}"]
-        for name, value, default in (
-            ("stride", self.stride, (1, 1)),
-            ("padding", self.padding, (0, 0)),
-            ("dilation", self.dilation, (1, 1)),
-            ("groups", self.groups, 1),
-            ("bias", self.bias, True),
-        ):
-            if value != default:
-                parts.append(f"{name}={brief(value)!r}")
-        return f"Conv2d({', '.join(parts)})"
 
     def geometry(self, size: tuple[int, int]) -> Geometry:
         """Where the kernel goes on an image of `size`."""
@@ -187,19 +178,6 @@ class Conv2d(Layer):
         return min(
             (im2col, winograd, winograd_rows), key=lambda form: form.cost(geometry, self.in_channels, out_channels)
         )
-
-
-def pair(name: str, value: Pair, least: int) -> tuple[int, int]:
-    """(height, width) from an int or a pair of ints, none smaller than `least`."""
-    both = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    if len(both) != 2 or not all(isinstance(v, int | np.integer) and v >= least for v in both):
-        raise ValueError(f"{name} must be one or two whole numbers, at least {least}, given {value!r}")
-    return int(both[0]), int(both[1])
-
-
-def brief(value):
-    """A pair of equal numbers as one."""
-    return value[0] if isinstance(value, tuple) and value[0] == value[1] else value
 
 
 def check_image(in_shape) -> None:

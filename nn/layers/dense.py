@@ -8,8 +8,9 @@ import math
 
 import numpy as np
 
+from nn.arguments import SIZE, OneOf
 from nn.core.gradients import Product, RowSum, dot
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
 from nn.initializers import glorot, zeros
 from nn.registry import register
 
@@ -32,6 +33,7 @@ class Linear(Layer):
     """
 
     output = gradient = "new"
+    constraints = {"in_features": SIZE, "out_features": SIZE, "split": OneOf(("columns", "rows"))}
 
     def __init__(
         self,
@@ -42,16 +44,8 @@ class Linear(Layer):
         bias_init: Initializer = zeros,
         split: str = "columns",
     ):
-        if split not in ("columns", "rows"):
-            raise ValueError(f"Linear: split must be columns or rows, given {split!r}")
-        check_numbers("Linear", in_features=in_features, out_features=out_features)
-        if in_features < 1 or out_features < 1:
-            raise ValueError(f"Linear: sizes must be at least 1, given {in_features} and {out_features}")
         self.in_features, self.out_features, self.bias = in_features, out_features, bias
         self.init, self.bias_init, self.split = init, bias_init, split
-
-    def __repr__(self):
-        return f"Linear({self.in_features}, {self.out_features}{'' if self.bias else ', bias=False'})"
 
     def specs(self, in_shape):
         if not in_shape or in_shape[-1] != self.in_features:
@@ -108,9 +102,6 @@ class TiedLinear(Layer):
 
     def __init__(self, source: str, in_features: int, out_features: int):
         self.source, self.in_features, self.out_features = source, in_features, out_features
-
-    def __repr__(self):
-        return f"TiedLinear({self.source!r}, {self.in_features}, {self.out_features})"
 
     def specs(self, in_shape):
         if not in_shape or in_shape[-1] != self.in_features:

@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from nn.core.layer import Layer, check_numbers
+from nn.arguments import Number
+from nn.core.layer import Layer
 from nn.registry import register
 
 COUNT = 16  # 16-bit random numbers in one count of the generator: 4 x 64 bits
@@ -28,20 +29,15 @@ class Dropout(Layer):
 
     output = "view"  # in evaluation; in training x itself where it may be overwritten
     gradient = "view"
+    constraints = {"rate": Number(0, below=1)}
 
     def __init__(self, rate: float = 0.5):
-        check_numbers("Dropout", rate=rate)
-        if not 0 <= rate < 1:
-            raise ValueError(f"Dropout: rate must be in [0, 1), given {rate}")
         self.rate = rate
 
     @property
     def kept(self) -> int:
         """Of 65536 activations, how many are kept."""
         return max(1, round((1 - self.rate) * 65536))
-
-    def __repr__(self):
-        return f"Dropout({self.rate})"
 
     def forward(self, p, x, ctx):
         if not ctx.training or self.kept == 65536:

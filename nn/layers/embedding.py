@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
+from nn.arguments import SIZE
 from nn.core.gradients import RowSum, ScatterAdd, accumulate
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split, check_numbers
+from nn.core.layer import Initializer, Layer, ShapeError, Spec, Split
 from nn.initializers import normal
 from nn.registry import register
 
@@ -43,17 +44,12 @@ class Embedding(Layer):
     ids = True
     output = gradient = "new"
 
+    constraints = {"vocabulary": SIZE, "features": SIZE}
+
     def __init__(self, vocabulary: int, features: int, padding: int | None = None, init: Initializer = small):
-        check_numbers("Embedding", vocabulary=vocabulary, features=features)
-        if vocabulary < 1 or features < 1:
-            raise ValueError(f"Embedding: sizes must be at least 1, given {vocabulary} and {features}")
+        self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
         if padding is not None and not 0 <= padding < vocabulary:
             raise ValueError(f"Embedding: padding must be an id, 0 to {vocabulary - 1}, given {padding}")
-        self.vocabulary, self.features, self.padding, self.init = vocabulary, features, padding, init
-
-    def __repr__(self):
-        padding = "" if self.padding is None else f", padding={self.padding}"
-        return f"Embedding({self.vocabulary}, {self.features}{padding})"
 
     def specs(self, in_shape):
         return {"W": Spec((self.vocabulary, self.features), self.init, split=Split(0))}, (*in_shape, self.features)
@@ -97,14 +93,10 @@ class LearnedPositions(Layer):
 
     output, gradient = "new", "view"
 
-    def __init__(self, length: int, features: int, init: Initializer = small):
-        check_numbers("LearnedPositions", length=length, features=features)
-        if length < 1 or features < 1:
-            raise ValueError(f"LearnedPositions: sizes must be at least 1, given {length} and {features}")
-        self.length, self.features, self.init = length, features, init
+    constraints = {"length": SIZE, "features": SIZE}
 
-    def __repr__(self):
-        return f"LearnedPositions({self.length}, {self.features})"
+    def __init__(self, length: int, features: int, init: Initializer = small):
+        self.length, self.features, self.init = length, features, init
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[0] > self.length or in_shape[1] != self.features:
@@ -130,9 +122,6 @@ class SinusoidalPositions(Layer):
     """y = x + S, S[t, 2i] = sin(t / 10000^(2i/D)), S[t, 2i + 1] = cos of the same: nothing to learn, any length."""
 
     output, gradient = "new", "view"
-
-    def __repr__(self):
-        return "SinusoidalPositions()"
 
     def specs(self, in_shape):
         if len(in_shape) != 2:

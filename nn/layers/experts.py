@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.arguments import SIZE, Number, OneOf
 from nn.core.gradients import Product
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import glorot, normal, zeros
 from nn.layers.activations import softmax
 from nn.registry import lookup, register
@@ -105,6 +106,11 @@ class MixtureOfExperts(Layer):
     """
 
     output = gradient = "new"
+    constraints = {
+        **{"features": SIZE, "experts": SIZE, "top": SIZE, "hidden": Number(0, whole=True)},
+        **{"gate": OneOf(GATES), "activation": OneOf(ACTIVATIONS)},
+        **dict.fromkeys(("capacity", "auxiliary", "z_loss", "bias_rate"), Number(0)),
+    }
 
     def __init__(
         self,
@@ -120,28 +126,12 @@ class MixtureOfExperts(Layer):
         bias_rate: float = 0.001,
         init: Initializer = glorot,
     ):
-        check_numbers(
-            "MixtureOfExperts",
-            **{"features": features, "experts": experts, "top": top, "hidden": hidden, "capacity": capacity},
-            **{"auxiliary": auxiliary, "z_loss": z_loss, "bias_rate": bias_rate},
-        )
-        if features < 1 or experts < 1 or hidden < 0:
-            raise ValueError(
-                f"MixtureOfExperts: sizes must be at least 1, given features={features}, experts={experts}, "
-                f"hidden={hidden} (0 takes 4 features)"
-            )
-        if not 1 <= top <= experts:
-            raise ValueError(f"MixtureOfExperts: top must be 1 to {experts}, the number of experts, given {top}")
-        if gate not in GATES:
-            raise ValueError(f"MixtureOfExperts: gate must be {' or '.join(GATES)}, given {gate!r}")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"MixtureOfExperts: activation must be {', '.join(ACTIVATIONS)}, given {activation!r}")
-        if min(capacity, auxiliary, z_loss, bias_rate) < 0:
-            raise ValueError("MixtureOfExperts: capacity, auxiliary, z_loss and bias_rate must not be negative")
         self.features, self.experts, self.top, self.hidden = features, experts, top, hidden
         self.gate, self.capacity, self.auxiliary, self.z_loss = gate, capacity, auxiliary, z_loss
         self.activation, self.bias_rate, self.init = activation, bias_rate, init
         self.apply = lookup("activation", activation)()
+        if top > experts:
+            raise ValueError(f"MixtureOfExperts: top must be 1 to {experts}, the number of experts, given {top}")
 
     def specs(self, in_shape):
         if len(in_shape) not in (1, 2) or in_shape[-1] != self.features:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.arguments import NOT_NEGATIVE, SIZE, Number
 from nn.core.gradients import Product, RowSum
-from nn.core.layer import Layer, ShapeError, Spec, check_numbers
+from nn.core.layer import Layer, ShapeError, Spec
 from nn.initializers import ones, zeros
 from nn.layers.batch_normalization import BatchNorm1d, BatchNorm2d
 from nn.registry import register
@@ -38,15 +39,10 @@ class LayerNorm(Layer):
 
     output = gradient = "new"
 
-    def __init__(self, features: int, eps: float = 1e-5, bias: bool = True):
-        check_numbers("LayerNorm", features=features, eps=eps)
-        if features < 1 or not eps >= 0:
-            raise ValueError(f"LayerNorm: needs features >= 1 and eps >= 0, given {features} and {eps}")
-        self.features, self.eps, self.bias = features, eps, bias
+    constraints = {"features": SIZE, "eps": NOT_NEGATIVE}
 
-    def __repr__(self):
-        eps = f", eps={self.eps}" if self.eps != 1e-5 else ""
-        return f"LayerNorm({self.features}{eps}{'' if self.bias else ', bias=False'})"
+    def __init__(self, features: int, eps: float = 1e-5, bias: bool = True):
+        self.features, self.eps, self.bias = features, eps, bias
 
     def specs(self, in_shape):
         _check_features(in_shape, self.features)
@@ -108,14 +104,10 @@ class RMSNorm(Layer):
 
     output = gradient = "new"
 
-    def __init__(self, features: int, eps: float = 1e-6):
-        check_numbers("RMSNorm", features=features, eps=eps)
-        if features < 1 or not eps >= 0:
-            raise ValueError(f"RMSNorm: needs features >= 1 and eps >= 0, given {features} and {eps}")
-        self.features, self.eps = features, eps
+    constraints = {"features": SIZE, "eps": NOT_NEGATIVE}
 
-    def __repr__(self):
-        return f"RMSNorm({self.features}{f', eps={self.eps}' if self.eps != 1e-6 else ''})"
+    def __init__(self, features: int, eps: float = 1e-6):
+        self.features, self.eps = features, eps
 
     def specs(self, in_shape):
         _check_features(in_shape, self.features)
@@ -167,14 +159,10 @@ class LocalResponseNorm(Layer):
 
     output = gradient = "new"
 
-    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
-        check_numbers("LocalResponseNorm", size=size, alpha=alpha, beta=beta, k=k)
-        if size < 1 or not k > 0 or not alpha >= 0:
-            raise ValueError(f"LocalResponseNorm: needs size >= 1, k > 0 and alpha >= 0, given {size}, {k} and {alpha}")
-        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+    constraints = {"size": SIZE, "alpha": NOT_NEGATIVE, "beta": Number(), "k": Number(above=0)}
 
-    def __repr__(self):
-        return f"LocalResponseNorm({self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k})"
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
     def specs(self, in_shape):
         if not in_shape:

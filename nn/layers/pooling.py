@@ -12,8 +12,9 @@ from functools import cache
 
 import numpy as np
 
+from nn.arguments import SizePair, call_text
 from nn.core.layer import Layer, ShapeError
-from nn.layers.convolution import Pair, brief, check_image, pair
+from nn.layers.convolution import Pair, check_image
 from nn.registry import register
 
 
@@ -23,24 +24,17 @@ class _Windows(Layer):
     output = gradient = "new"
     channelwise = True
 
+    constraints = {"kernel_size": SizePair(1), "stride": SizePair(1), "padding": SizePair(0)}
+
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False):
-        name = type(self).__name__
-        self.kernel_size = pair(f"{name}: kernel_size", kernel_size, 1)
-        self.stride = pair(f"{name}: stride", kernel_size if stride is None else stride, 1)
-        self.padding = pair(f"{name}: padding", padding, 0)
-        self.ceil_mode = ceil_mode
+        self.kernel_size, self.padding, self.ceil_mode = kernel_size, padding, ceil_mode
+        self.stride = kernel_size if stride is None else stride
         if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            name = type(self).__name__
             raise ValueError(f"{name}: padding {self.padding} is more than half the kernel {self.kernel_size}")
 
     def __repr__(self):
-        parts = [f"{brief(self.kernel_size)}"]
-        if self.stride != self.kernel_size:
-            parts.append(f"stride={brief(self.stride)}")
-        if self.padding != (0, 0):
-            parts.append(f"padding={brief(self.padding)}")
-        if self.ceil_mode:
-            parts.append("ceil_mode=True")
-        return f"{type(self).__name__}({', '.join(parts)})"
+        return call_text(self, never={"stride"} if self.stride == self.kernel_size else ())
 
     def specs(self, in_shape):
         check_image(in_shape)
@@ -183,9 +177,6 @@ class AvgPool2d(_Averages, _Windows):
         super().__init__(kernel_size, stride, padding, ceil_mode)
         self.count_include_pad = count_include_pad
 
-    def __repr__(self):
-        return super().__repr__()[:-1] + ("" if self.count_include_pad else ", count_include_pad=False") + ")"
-
     def matrices(self, size, dtype):
         axes = zip(size, self.out_size(size), self.kernel_size, self.stride, self.padding, strict=True)
         return tuple(_moving_average(*axis, self.count_include_pad, dtype) for axis in axes)
@@ -202,11 +193,10 @@ class AdaptiveAvgPool2d(_Averages):
     output_size : int or (height, width)
     """
 
-    def __init__(self, output_size: Pair):
-        self.output_size = pair("AdaptiveAvgPool2d: output_size", output_size, 1)
+    constraints = {"output_size": SizePair(1)}
 
-    def __repr__(self):
-        return f"AdaptiveAvgPool2d({brief(self.output_size)})"
+    def __init__(self, output_size: Pair):
+        self.output_size = output_size
 
     def specs(self, in_shape):
         check_image(in_shape)
@@ -222,9 +212,6 @@ class GlobalAvgPool2d(Layer):
 
     output = gradient = "new"
     channelwise = True
-
-    def __repr__(self):
-        return "GlobalAvgPool2d()"
 
     def specs(self, in_shape):
         check_image(in_shape)
@@ -248,9 +235,6 @@ class GlobalMaxPool2d(Layer):
 
     output = gradient = "new"
     channelwise = True
-
-    def __repr__(self):
-        return "GlobalMaxPool2d()"
 
     def specs(self, in_shape):
         check_image(in_shape)

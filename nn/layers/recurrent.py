@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.arguments import SIZE, Number, OneOf
 from nn.core.gradients import Product, RowSum
-from nn.core.layer import Initializer, Layer, ShapeError, Spec, check_numbers
+from nn.core.layer import Initializer, Layer, ShapeError, Spec
 from nn.initializers import glorot, orthogonal, zeros
 from nn.registry import register
 
@@ -44,25 +45,14 @@ class _Recurrence(Layer):
     """
 
     output = gradient = "new"
+    constraints = {"in_features": SIZE, "features": SIZE, "truncate": Number(0, whole=True)}
     blocks = 1
     states: tuple[str, ...] = ("h0",)
 
     def __init__(self, in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init):
-        name = type(self).__name__
-        check_numbers(name, in_features=in_features, features=features, truncate=truncate)
-        if in_features < 1 or features < 1:
-            raise ValueError(f"{name}: sizes must be at least 1, given {in_features} and {features}")
-        if truncate < 0 or truncate != int(truncate):
-            raise ValueError(f"{name}: truncate must be a number of steps, or 0 for all, given {truncate}")
         self.in_features, self.features, self.bias, self.last = in_features, features, bias, last
-        self.truncate, self.learn_state = int(truncate), learn_state
+        self.truncate, self.learn_state = truncate, learn_state
         self.init, self.recurrent_init, self.bias_init = init, recurrent_init, bias_init
-
-    def __repr__(self):
-        given = {"bias": (self.bias, True), "last": (self.last, False), "truncate": (self.truncate, 0)}
-        given["learn_state"] = self.learn_state, False
-        more = "".join(f", {name}={value}" for name, (value, default) in given.items() if value != default)
-        return f"{type(self).__name__}({self.in_features}, {self.features}{more})"
 
     def specs(self, in_shape):
         if len(in_shape) != 2 or in_shape[1] != self.in_features or not in_shape[0]:
@@ -191,6 +181,8 @@ class RNN(_Recurrence):
         For W (D, H), U (H, H), b (H,).
     """
 
+    constraints = _Recurrence.constraints | {"activation": OneOf(("tanh", "relu"))}
+
     def __init__(
         self,
         in_features: int,
@@ -204,14 +196,8 @@ class RNN(_Recurrence):
         recurrent_init: Initializer = orthogonal,
         bias_init: Initializer = zeros,
     ):
-        if activation not in ("tanh", "relu"):
-            raise ValueError(f"RNN: activation must be tanh or relu, given {activation!r}")
         super().__init__(in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init)
         self.activation = activation
-
-    def __repr__(self):
-        more = f", activation={self.activation!r}" if self.activation != "tanh" else ""
-        return super().__repr__()[:-1] + f"{more})"
 
     def step(self, t, z, h, more, work):
         if self.activation == "tanh":
@@ -254,6 +240,7 @@ class LSTM(_Recurrence):
     """
 
     blocks, states = 4, ("h0", "c0")
+    constraints = _Recurrence.constraints | {"forget_bias": Number()}
 
     def __init__(
         self,
@@ -268,7 +255,6 @@ class LSTM(_Recurrence):
         recurrent_init: Initializer = orthogonal,
         bias_init: Initializer = zeros,
     ):
-        check_numbers("LSTM", forget_bias=forget_bias)
         super().__init__(in_features, features, bias, last, truncate, learn_state, init, recurrent_init, bias_init)
         self.forget_bias = forget_bias
 

@@ -13,9 +13,6 @@ class Flatten(Layer):
     output = "view"
     gradient = "view"
 
-    def __repr__(self):
-        return "Flatten()"
-
     def specs(self, in_shape):
         return {}, (math.prod(in_shape),)
 
@@ -41,9 +38,6 @@ class Reshape(Layer):
 
     def __init__(self, *shape: int):
         self.shape = shape
-
-    def __repr__(self):
-        return f"Reshape({', '.join(map(str, self.shape))})"
 
     def specs(self, in_shape):
         if math.prod(in_shape) != math.prod(self.shape) or min(self.shape, default=1) < 0:

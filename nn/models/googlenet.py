@@ -93,9 +93,6 @@ class Auxiliary(Layer):
     def __init__(self, rest: Layer, head: Layer):
         self.rest, self.head = rest, head
 
-    def __repr__(self):
-        return f"Auxiliary({self.rest!r}, {self.head!r})"
-
     @property
     def output(self):
         return "new" if self.rest.output == "new" else "kept"  # in evaluation it is that of the rest
@@ -165,9 +162,6 @@ class AuxiliaryLoss(Loss):
 
     def __init__(self, loss: Loss, weight: float = 0.3):
         self.loss, self.weight = loss, weight
-
-    def __repr__(self):
-        return f"AuxiliaryLoss({self.loss!r}, {self.weight})"
 
     weighted = property(lambda self: self.loss.weighted)
     ignore_index = property(lambda self: self.loss.ignore_index)

@@ -6,6 +6,7 @@ large batches need (Goyal et al. 2017).
 
 from __future__ import annotations
 
+from nn.arguments import SIZE
 from nn.core.containers import Residual
 from nn.core.layer import Layer, Sequential, Shape, ShapeError
 from nn.initializers import he, ones, zeros
@@ -70,11 +71,10 @@ class Subsample(Layer):
 
     output = gradient = "new"
 
+    constraints = {"stride": SIZE, "channels": SIZE}
+
     def __init__(self, stride: int, channels: int):
         self.stride, self.channels = stride, channels
-
-    def __repr__(self):
-        return f"Subsample({self.stride}, {self.channels})"
 
     def specs(self, in_shape):
         if len(in_shape) != 3 or in_shape[2] > self.channels:

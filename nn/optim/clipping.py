@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.arguments import Configured, Number
 from nn.core.layout import Region
 from nn.registry import register
 
@@ -63,14 +64,12 @@ def _square(x: np.ndarray) -> float:
 
 
 @dataclass
-class Clip:
+class Clip(Configured):
     """Base: a positive limit."""
 
-    limit: float
+    constraints = {"limit": Number(above=0, below=math.inf)}
 
-    def __post_init__(self):
-        if not 0 < self.limit < math.inf:
-            raise ValueError(f"{type(self).__name__}: the limit must be positive and finite, given {self.limit}")
+    limit: float
 
     def __call__(self, g: np.ndarray, region: Region, sum_over_ranks: SumOverRanks | None = None) -> None:
         """Clip the gradients g of a region in place.

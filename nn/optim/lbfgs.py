@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nn.arguments import SIZE
 from nn.optim.clipping import BLOCK_BYTES
 from nn.optim.optimizers import Optimizer
 
@@ -115,10 +116,8 @@ class LBFGS:
         max_evaluations: int = 25,
         lr: float = 1.0,
     ):
-        if history < 1 or max_evaluations < 1:
-            raise ValueError(
-                f"LBFGS: history and max_evaluations must be at least 1, given {history}, {max_evaluations}"
-            )
+        for name, value in (("history", history), ("max_evaluations", max_evaluations)):
+            SIZE(f"LBFGS: {name}", value)
         if not 0 < c1 < c2 < 1:
             raise ValueError(f"LBFGS: expected 0 < c1 < c2 < 1, given c1={c1}, c2={c2}")
         self.vectors, self.evaluate, self.history, self.tolerance = vectors, evaluate, history, tolerance

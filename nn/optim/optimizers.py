@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from nn.arguments import Configured, Number, Optional, call_text
 from nn.core.layout import Region
 from nn.optim.clipping import BLOCK_BYTES, Clip, SumOverRanks, squared_norms
 from nn.registry import register
@@ -29,8 +30,34 @@ Array = np.ndarray
 Slots = dict[str, Array]
 
 
+def _clip(what: str, value: object) -> Clip:
+    if not isinstance(value, Clip):
+        raise TypeError(f"{what} must be what clips, such as nn.ClipGlobalNorm(1.0), given {value!r:.80}")
+    return value
+
+
+def _rates(what: str, value: object) -> Mapping[str, float]:
+    def is_factor(name, factor):
+        return isinstance(name, str) and isinstance(factor, int | float | np.number) and 0 <= factor < math.inf
+
+    if not (isinstance(value, Mapping) and all(is_factor(*entry) for entry in value.items())):
+        raise ValueError(
+            f"{what} are factors of lr by the names of layers, such as {{'0': 0.1, '2.W': 0}}, given {value!r:.80}"
+        )
+    return value
+
+
+def _names(what: str, value: object) -> tuple[str, ...]:
+    if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
+        raise TypeError(f"{what} must be a tuple of names, such as ('0', '2.W'), given {value!r:.80}")
+    return value
+
+
+RATE, BELOW_ONE = Number(0, below=math.inf), Number(0, below=1)
+
+
 @dataclass(eq=False, repr=False)
-class Optimizer:
+class Optimizer(Configured):
     """Base: a learning rate, weight decay, clipping, named slots, and an update.
 
     Parameters
@@ -48,6 +75,7 @@ class Optimizer:
         Names of layers and arrays that are frozen whatever their rates, which they have again afterwards.
     """
 
+    constraints = {"lr": RATE, "weight_decay": RATE, "clip": Optional(_clip), "rates": _rates, "frozen": _names}
     decoupled = False  # weight decay shrinks the parameters instead of adding to the gradient
     norms = False  # the update of an entry depends on the norm of its tensor
     searches = False  # an update evaluates the batch several times: only trainers that can do so take it
@@ -72,34 +100,11 @@ class Optimizer:
             raise TypeError(f"{cls.__name__} takes no {name!r}{hint}; it takes {', '.join(known)}")
         return super().__new__(cls)
 
+    def __repr__(self) -> str:
+        return call_text(self, always={"lr"})
+
     def __post_init__(self):
         """For subclasses that compare their hyper-parameters with each other."""
-
-    def __repr__(self) -> str:
-        options = {f.name: getattr(self, f.name) for f in fields(self)}
-        defaults = {f.name: {} if f.name == "rates" else f.default for f in fields(self)}
-        shown = [f"{name}={value}" for name, value in options.items() if name == "lr" or value != defaults[name]]
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def __setattr__(self, name: str, value) -> None:
-        """Set a hyper-parameter, between steps too; refuse a value that is out of its range."""
-        entry, owner = type(self).__dataclass_fields__.get(name), type(self).__name__
-        if entry is not None and entry.type in ("float", float):
-            if not isinstance(value, (int, float, np.integer, np.floating)):
-                raise TypeError(f"{owner}: {name} must be a number, given {value!r:.80}")
-            limit = 1 if name in BELOW_ONE else math.inf
-            if not 0 <= value < limit:
-                raise ValueError(f"{owner}: {name} must be in [0, {limit}), given {value}")
-        if name == "clip" and not isinstance(value, Clip | None):
-            raise TypeError(f"{owner}: clip must be what clips, such as nn.ClipGlobalNorm(1.0), given {value!r:.80}")
-        if name == "rates" and not (isinstance(value, Mapping) and all(map(_is_factor, value.items()))):
-            raise ValueError(
-                f"{owner}: rates are factors of lr by the names of layers, such as {{'0': 0.1, '2.W': 0}}, "
-                f"given {value!r:.80}"
-            )
-        if name == "frozen" and not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
-            raise TypeError(f"{owner}: frozen must be a tuple of names, such as ('0', '2.W'), given {value!r:.80}")
-        super().__setattr__(name, value)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -217,6 +222,7 @@ class SGD(Optimizer):
     The rate stays outside v, so a change of it needs no correction. Without momentum there is no v.
     """
 
+    constraints = Optimizer.constraints | {"momentum": BELOW_ONE}
     momentum: float = 0.0
     nesterov: bool = False
 
@@ -245,6 +251,7 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """G += g^2; w -= lr g / (sqrt(G) + eps)."""
 
+    constraints = Optimizer.constraints | {"eps": RATE}
     eps: float = 1e-10
 
     @property
@@ -267,6 +274,7 @@ class Adagrad(Optimizer):
 class RMSprop(Optimizer):
     """s = alpha s + (1-alpha) g^2; u = g / (sqrt(s) + eps); w -= lr u, or with v = momentum v + u; w -= lr v."""
 
+    constraints = Optimizer.constraints | {"alpha": BELOW_ONE, "momentum": BELOW_ONE, "eps": RATE}
     lr: float = 0.001
     alpha: float = 0.99
     momentum: float = 0.0
@@ -297,6 +305,7 @@ class RMSprop(Optimizer):
 class Adam(Optimizer):
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps), with t = step + 1."""
 
+    constraints = Optimizer.constraints | {"beta1": BELOW_ONE, "beta2": BELOW_ONE, "eps": RATE}
     lr: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
@@ -344,6 +353,7 @@ class LARS(Optimizer):
     r is 1 for exempt tensors and where a norm is 0. The rate is inside v: see schedules.MomentumCorrection.
     """
 
+    constraints = Optimizer.constraints | {"momentum": BELOW_ONE, "trust": RATE}
     rate_inside = ("velocity",)
     norms = True
 
@@ -404,7 +414,6 @@ class LAMB(Adam):
             p -= np.multiply(g[part], float(self.lr) * factor * ratio, out=t[: len(p)])
 
 
-BELOW_ONE = {"momentum", "alpha", "beta1", "beta2"}
 USUAL_NAMES = {  # of other libraries
     "learning_rate": "lr=",
     "betas": "beta1= and beta2=",
@@ -419,11 +428,6 @@ USUAL_NAMES = {  # of other libraries
 def lies_in(name: str, layer: str) -> bool:
     """Whether an array or layer is `layer`, or inside it: of a network, "", all are."""
     return not layer or f"{name}.".startswith(f"{layer}.")
-
-
-def _is_factor(entry: tuple) -> bool:
-    name, factor = entry
-    return isinstance(name, str) and isinstance(factor, int | float | np.number) and 0 <= factor < math.inf
 
 
 def workspace(w: np.ndarray) -> np.ndarray:

@@ -13,14 +13,15 @@ import math
 import numpy as np
 
 from nn import option_strings
-from nn.metrics import check_mode, direction
+from nn.arguments import Configured, Number, OneOf, Optional
+from nn.metrics import MODES, direction
 from nn.optim.learning_rates import Epochs, Schedule, Warmup, linear_scaling
 from nn.registry import lookup, option_types, register
 from nn.training.training import Callback
 
 
 @register("schedule", "plateau")
-class Plateau(Callback):
+class Plateau(Configured, Callback):
     """lr times `factor` when `metric` has not improved for more than `patience` epochs.
 
     A schedule that is a callback, too; given to `fit` as either, it is both.
@@ -40,6 +41,12 @@ class Plateau(Callback):
         Whether smaller or larger is better; None: as the metric says (`nn.metrics.direction`).
     """
 
+    constraints = {
+        "factor": Number(above=0, below=1),
+        "patience": Number(0, whole=True),
+        "mode": Optional(OneOf(MODES)),
+    }
+
     def __init__(
         self,
         lr: float,
@@ -49,18 +56,9 @@ class Plateau(Callback):
         threshold: float = 1e-4,
         mode: str | None = None,
     ):
-        if not 0 < factor < 1 or patience < 0:
-            raise ValueError(
-                f"Plateau: factor must be in (0, 1) and patience not negative, given {factor} and {patience}"
-            )
         self.lr, self.factor, self.patience, self.metric, self.threshold = lr, factor, patience, metric, threshold
-        if mode is not None:
-            check_mode("Plateau", mode)
         self.mode = mode
         self.restart()
-
-    def __repr__(self):
-        return f"Plateau(lr={self.lr}, factor={self.factor}, patience={self.patience}, metric={self.metric!r})"
 
     def __call__(self, step: int) -> float:
         return self.now

@@ -90,7 +90,7 @@ def test_pytorch(layer):
         "Sigmoid()": torch.sigmoid,
         "Tanh()": torch.tanh,
         "ReLU()": torch.relu,
-        "LeakyReLU(0.2)": lambda t: F.leaky_relu(t, 0.2),
+        "LeakyReLU(slope=0.2)": lambda t: F.leaky_relu(t, 0.2),
         "GELU()": F.gelu,
         "GELU(approximate=True)": lambda t: F.gelu(t, approximate="tanh"),
         "SiLU()": F.silu,

@@ -182,7 +182,7 @@ def test_odd_features_cannot_be_turned():
 
 def test_a_model_takes_options_by_name():
     network = nn.models.build("transformer:16,2,1,positions=rotary,dropout=0.1,attention=blocks:4", (8,), 10)
-    assert "attention='blocks:4', rotary=True" in repr(network.root) and "Dropout(0.1)" in repr(network.root)
+    assert "attention='blocks:4', rotary=True" in repr(network.root) and "Dropout(rate=0.1)" in repr(network.root)
     assert "LearnedPositions" not in repr(network.root)
     same = nn.models.build("transformer:16,2,1,1", (8,), 10)
     assert repr(nn.models.build("transformer:16,2,blocks=1,tied=1", (8,), 10).root) == repr(same.root)

@@ -200,8 +200,9 @@ def test_mixed_precision_keeps_the_router_exact():
 
 def test_model_with_a_shared_expert():
     network = nn.models.build("transformer:16,2,1,experts=4,top=1,shared=1,gate=sigmoid,auxiliary=0", (8,), 10)
-    assert "Residual(MixtureOfExperts(16, 4, top=1, gate='sigmoid', auxiliary=0.0), Sequential(Linear(16, 64)" in repr(
-        network.root
+    assert (
+        "Residual(MixtureOfExperts(16, 4, top=1, gate='sigmoid', auxiliary=0.0), shortcut=Sequential(Linear(16, 64)"
+        in repr(network.root)
     )
 
 
@@ -209,11 +210,11 @@ def test_model_with_a_shared_expert():
     "options, message",
     [
         ({"top": 5}, "top must be 1 to 4"),
-        ({"top": 0}, "top must be 1 to 4"),
-        ({"gate": "hard"}, "gate must be softmax or sigmoid"),
-        ({"activation": "tanh"}, "activation must be gelu, relu, silu"),
-        ({"capacity": -1.0}, "must not be negative"),
-        ({"hidden": -1}, "sizes must be at least 1"),
+        ({"top": 0}, "top must be at least 1, given 0"),
+        ({"gate": "hard"}, "gate must be 'softmax' or 'sigmoid'"),
+        ({"activation": "tanh"}, "activation must be 'gelu' or 'relu' or 'silu'"),
+        ({"capacity": -1.0}, "capacity must be at least 0, given -1.0"),
+        ({"hidden": -1}, "hidden must be at least 0, given -1"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

@@ -155,15 +155,15 @@ def test_what_has_to_be_remembered_is_learned(kind):
 
 def test_wrong_arguments_and_shapes_are_refused():
     for make, words in (
-        (lambda: nn.LSTM(0, 4), "LSTM: sizes must be at least 1, given 0 and 4"),
-        (lambda: nn.RNN(4, 4, activation="gelu"), "RNN: activation must be tanh or relu, given 'gelu'"),
-        (lambda: nn.LSTM(4, 4, truncate=-1), "LSTM: truncate must be a number of steps, or 0 for all, given -1"),
+        (lambda: nn.LSTM(0, 4), "LSTM: in_features must be at least 1, given 0"),
+        (lambda: nn.RNN(4, 4, activation="gelu"), "RNN: activation must be 'tanh' or 'relu', given 'gelu'"),
+        (lambda: nn.LSTM(4, 4, truncate=-1), "LSTM: truncate must be at least 0, given -1"),
         (lambda: build("lstm", (8, 8, 1), 10), r"lstm takes sequences of ids \(places,\)"),
         (lambda: build("lstm:8,2000", (8,), 10), "lstm has at most 1000 layers, given 2000"),
     ):
         with pytest.raises(ValueError, match=words):
             make()
-    with pytest.raises(TypeError, match="LSTM: features must be a number"):
+    with pytest.raises(TypeError, match="LSTM: features must be a whole number"):
         nn.LSTM(4, "8")
     for shape in ((5,), (4, 6), (0, 5)):
         with pytest.raises(nn.ShapeError, match=r"layer 0 .*expects sequences \(steps, 5\)"):
