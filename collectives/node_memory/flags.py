@@ -1,4 +1,4 @@
-"""Flags in the memory that the ranks of a node share: how they meet, tell each other numbers, and claim work.
+"""Flags in the memory that the ranks of a node share: barriers, published numbers and claims of work.
 
 Flags are words in memory that all map, a cache line for each rank. A rank writes its data, then a fence (MPI_Win_sync),
 then its word; a reader sees the word, then a fence, then reads. A waiting rank looks again and again where the node has
@@ -7,7 +7,7 @@ that a rank has died, moves this process's nonblocking collectives (progress.py)
 has not come.
 
 A rank that ends a wait early (timeout, interrupt, MPI error) aborts: it writes the cause beside its words, and GONE
-into the words by which it meets. Every rank that waits for it or meets it later raises `Aborted` with that cause.
+into its words for barriers. Every rank that waits for it, then or later, raises `Aborted` with that cause.
 """
 
 import fcntl
@@ -23,10 +23,10 @@ from collectives.failures.revocation import of_a_death
 from collectives.node_memory.files import open_first
 from collectives.progress import Calls, Doing, in_flight, move
 
-LINE = 128  # bytes: processors fetch cache lines in pairs
-TEXT = 512  # bytes for the cause for which a rank has aborted
+CACHE_LINE = 128  # bytes: processors fetch cache lines in pairs
+CAUSE_BYTES = 512  # bytes for the cause for which a rank has aborted
 GONE = -1  # what a rank that has aborted shows in place of a signature, which is never negative
-LOOKS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
+SPINS = 2000  # at a flag before a rank yields its core, where there are enough cores: some 100 us
 
 
 def marks_of(signature: int) -> tuple[int, int]:
@@ -40,29 +40,24 @@ UNSIGNED = marks_of(0)
 class Word(IntEnum):
     """What each word of a rank's line is for; the next one too where a comment says so."""
 
-    MEETING = 0  # and 1, by turns
-    FINISHED = 2  # `tell`: how many gradients a rank has finished
-    TOLD = 3  # that its loss is there
-    FIRST = 4  # the first and the last of the parameters that it has
-    NUMBER = 5  # on the first rank's line: the next one to `claim`
-    LAST = 6
-    BEGUN = 7  # how far it is in its backward pass
+    BARRIER = 0  # and 1, by turns
+    USER = 2  # and four more: for whoever has the window (`publish`, `wait_until`, `read_all`)
+    NUMBER = 7  # on the first rank's line: the next one to `claim`
     FAILED = 8  # and 9, by turns: whether it could not make or open a file
     PROCESS = 10  # where the first rank's file is,
     HANDLE = 11
     DEVICE = 12  # and which
     INODE = 13
     ABORTED = 14  # that the rank has ended a call early, and that the cause can be read
-    PAIRS = 16  # and all behind: how often it has met each of the others, where not all meet
+    PAIRS = 16  # and all behind: how many barriers it has had with each of the others, where not all take part
 
 
 class Flags:
     """What each rank shows the others, in words on cache lines of its own (`Word`).
 
-    A rank that arrives at a meeting writes the signature of its call into a word, together with a bit that changes from
-    use to use: so a reader sees with one look that the rank has come and what it calls. Two words take turns. A rank
-    writes the same word again two meetings later; by then every other rank has come to the meeting between the two, and
-    so has read what was there before.
+    A rank that arrives at a barrier writes the signature of its call into a word, together with a bit that changes from
+    use to use: one read says that the rank has arrived and what it calls. Two words alternate. A rank writes a word
+    again two barriers later; by then every other rank has arrived at the barrier between, and so has read it.
 
     Parameters
     ----------
@@ -71,12 +66,12 @@ class Flags:
     limit : float
         Seconds after which a rank that waits for others gives up.
     calls : Calls, optional
-        Where waits are noted for a watchdog; by default nobody looks.
+        Where waits are registered for a watchdog; by default none looks.
 
     Attributes
     ----------
     count : int
-        Meetings so far.
+        Barriers so far.
     file : int
         Descriptor of a file that a rank locks while it claims a number: -1 until window.py opens it.
 
@@ -103,7 +98,7 @@ class Flags:
         group.Free()
         self.ranks = [rank for rank in range(self.size) if rank != self.rank]
         for word in (*range(8), Word.ABORTED, *range(Word.PAIRS, Word.PAIRS + self.size)):
-            self.mine[word] = int(word == 1)  # as if all had met twice
+            self.mine[word] = int(word == 1)  # as after two barriers
         self.first = lines[0]
         self.window = MPI.Win.Allocate_shared(0, 1, comm=MPI.COMM_SELF)  # for its fence
         self.window.Lock_all()
@@ -111,50 +106,42 @@ class Flags:
         self.count, self.calls = 0, calls or Calls()
         # A bound rank sees its own cores only, so the masks of all are joined.
         cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
-        self.looks = LOOKS if self.size <= len(cores) else 0
+        self.spins = SPINS if self.size <= len(cores) else 0
         comm.Barrier()
         self.file = -1
 
     def signed_barrier(self, marks: tuple[int, int], what: str) -> bool:
         """Arrive, and wait until every rank has arrived as often: what they wrote before can be read then.
 
-        Says whether all ranks came with the same `marks_of` a signature: all get the same answer.
+        Return whether all ranks came with the same `marks_of` a signature: all get the same answer.
         """
-        try:
-            count = self.count = self.count + 1
-            word, shown = count & 1, marks[count >> 1 & 1]
-            self.fence()
-            self.mine[word] = shown
-            same = True
-            for line in self.others:
-                if line[word] != shown and not self._comes(line, word, shown, what):
-                    same = False
-            self.fence()
-            return same
-        except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
-            raise
+        count = self.count = self.count + 1
+        word, value = count & 1, marks[count >> 1 & 1]
+        self.fence()
+        self.mine[word] = value
+        same = True  # `arrive` and `wait_for_all`, written out: 0.25 us less (measured)
+        for line in self.others:
+            if line[word] != value and not self._comes(line, word, value, what):
+                same = False
+        self.fence()
+        return same
 
     def arrive(self, marks: tuple[int, int]) -> tuple[int, int]:
-        """Begin a meeting: return the word and what it shows, for `arrived`, which must follow before anything else."""
+        """Begin a barrier: return the word and its value, for `arrived`, which must follow before anything else."""
         count = self.count = self.count + 1
-        word, shown = count & 1, marks[count >> 1 & 1]
+        word, value = count & 1, marks[count >> 1 & 1]
         self.fence()
-        self.mine[word] = shown
-        return word, shown
+        self.mine[word] = value
+        return word, value
 
-    def wait_for_all(self, word: int, shown: int, what: str) -> bool:
-        """Wait until every rank has come to a meeting that `arrive` began: whether all came with the same signature."""
-        try:
-            same = True
-            for line in self.others:
-                if line[word] != shown and not self._comes(line, word, shown, what):
-                    same = False
-            self.fence()
-            return same
-        except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
-            raise
+    def wait_for_all(self, word: int, value: int, what: str) -> bool:
+        """End a barrier that `arrive` began: return whether all ranks came with the same signature."""
+        same = True
+        for line in self.others:
+            if line[word] != value and not self._comes(line, word, value, what):
+                same = False
+        self.fence()
+        return same
 
     def arrived(self, word: int, shown: int) -> bool | None:
         """Look once: None while a rank has not come, else whether all came with the same signature."""
@@ -176,44 +163,34 @@ class Flags:
         self.signed_barrier(UNSIGNED, what)
 
     def subset_barrier(self, ranks: list[int], what: str) -> None:
-        """Wait for some of the ranks, this one among them: each pair counts how often it has met here."""
+        """Wait for some of the ranks, this one among them: each pair counts its barriers."""
         if len(ranks) == self.size:
             return self.barrier(what)
-        try:
-            self.fence()
-            late = [(r, self.lines[r]) for r in ranks if r != self.rank]
-            for r, _ in late:
-                self.mine[Word.PAIRS + r] += 1
-            for r, line in late:
-                met, mine = self.mine[Word.PAIRS + r], Word.PAIRS + self.rank
-                if line[mine] < met:
-                    self._wait(line, lambda line, met=met, mine=mine: line[mine] >= met, what, [(r, line)])
-            return self.fence()
-        except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
-            raise
+        self.fence()
+        late = [(r, self.lines[r]) for r in ranks if r != self.rank]
+        for r, _ in late:
+            self.mine[Word.PAIRS + r] += 1
+        for r, line in late:
+            count, mine = self.mine[Word.PAIRS + r], Word.PAIRS + self.rank
+            if line[mine] < count:
+                self._wait(line, lambda line, count=count, mine=mine: line[mine] >= count, what, [(r, line)])
+        return self.fence()
 
-    def tell(self, word: int, value: int) -> None:
-        """Raise a word of this rank: what was written before can be read by those who see it."""
+    def publish(self, word: int, value: int) -> None:
+        """Write a word of this rank: who reads it can read what was written before."""
         self.fence()
         self.mine[word] = value
 
-    def until(self, word: int, value: int, what: str) -> None:
-        """Wait until that word of every rank is at least `value`."""
-        try:
-            for line in self.others:
-                if line[word] < value:
-                    self._wait(line, lambda line: line[word] >= value, what)
-            self.fence()
-        except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
-            raise
+    def wait_until(self, word: int, value: int, what: str) -> None:
+        """Wait until a word of every rank is at least `value`."""
+        for line in self.others:
+            if line[word] < value:
+                self._wait(line, lambda line: line[word] >= value, what)
+        self.fence()
 
-    def told(self, word: int) -> list[int]:
-        """That word of every rank."""
-        found = [line[word] for line in self.others]
-        found.insert(self.rank, self.mine[word])
-        return found
+    def read_all(self, word: int) -> list[int]:
+        """Return a word of every rank."""
+        return [(self.mine if rank == self.rank else line)[word] for rank, line in enumerate(self.lines)]
 
     def claim(self) -> int:
         """The next number: 0, 1, 2, ... over all ranks of the node, none twice."""
@@ -223,20 +200,17 @@ class Flags:
             number = self.first[Word.NUMBER]
             self.first[Word.NUMBER] = number + 1
             return number
-        except BaseException as error:
-            self.abort(cause_of(error, f"rank {self.rank}", "a claim"), of_a_death(error))
-            raise
         finally:
             fcntl.lockf(self.file, fcntl.LOCK_UN)  # whether it was locked or not
 
     def abort(self, cause: str, death: bool = False) -> None:
-        """This rank has ended a call early: whoever waits for it, or comes to meet it later, raises Aborted.
+        """This rank has ended a call early: whoever waits for it, now or later, raises Aborted.
 
         `death`: because MPI has told it of one, which the others may not know yet.
         """
         if isinstance(self.mine, Refusing):
             return
-        text = cause.encode()[:TEXT]
+        text = cause.encode()[:CAUSE_BYTES]
         self.causes[self.rank][: len(text)] = text
         self.fence()
         self.mine[Word.ABORTED] = -len(text) if death else len(text)
@@ -245,11 +219,13 @@ class Flags:
         self.mine = Refusing(cause, death)
 
     def _refuse_aborted(self):
-        """Raise Aborted where another rank has ended a call early."""
+        """Raise Aborted where another rank has ended a call early, and abort with its cause."""
         for rank, line in zip(self.ranks, self.others, strict=True):
             if length := line[Word.ABORTED]:
                 self.fence()
-                raise Aborted(bytes(self.causes[rank][: abs(length)]).decode(errors="replace"), length < 0)
+                cause = bytes(self.causes[rank][: abs(length)]).decode(errors="replace")
+                self.abort(cause, length < 0)
+                raise Aborted(cause, length < 0)
 
     def _locks(self):
         """Lock the file if nobody has: 3 us with the unlocking, where MPI_Fetch_and_op takes 16 in Open MPI."""
@@ -261,7 +237,7 @@ class Flags:
 
     def _comes(self, line, word, shown, what):
         """Wait for a rank, and say whether it shows the same."""
-        for _ in range(self.looks):
+        for _ in range(self.spins):
             if line[word] == shown:
                 return True
         self._wait(line, lambda line: line[word] == GONE or not (line[word] ^ shown) & 1, what)
@@ -270,8 +246,12 @@ class Flags:
         return shows == shown
 
     def _wait(self, line, there, what, expected=None):
-        """First only look; then give the core to others, and let MPI move what a late rank may be waiting for."""
-        for _ in range(self.looks):
+        """Spin, then yield the core, and let MPI make the progress that a late rank may be waiting for.
+
+        Every wait that lasts is here, and aborts where it ends early. (A plan aborts, too, where an
+        interrupt comes while a barrier spins.)
+        """
+        for _ in range(self.spins):
             if there(line):
                 return
         expected = expected or list(zip(self.ranks, self.others, strict=True))
@@ -285,6 +265,9 @@ class Flags:
             calls.current = Doing("a wait in node memory", (what,), {}, late=late)
         try:
             self._wait_long(line, there, what, expected)
+        except BaseException as error:
+            self.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
+            raise
         finally:
             calls.current = before
 
@@ -319,7 +302,7 @@ class Flags:
 
 
 class Refusing:
-    """Stands in for the words of a rank that has aborted: it can show nothing any more."""
+    """Takes the place of the words of a rank that has aborted: each access raises."""
 
     def __init__(self, cause: str, death: bool):
         self.cause, self.death = cause, death
@@ -333,8 +316,10 @@ class Refusing:
 
 def lines_of(comm: MPI.Intracomm) -> tuple[list[memoryview], list[memoryview]]:
     """Words and bytes of text for each rank, which all see (collective); an OSError on all ranks where any has none."""
-    words = LINE + -(-8 * comm.Get_size() // LINE) * LINE  # by which it meets all, and each of the others
-    each = words + TEXT
+    words = (
+        CACHE_LINE + -(-8 * comm.Get_size() // CACHE_LINE) * CACHE_LINE
+    )  # by which it meets all, and each of the others
+    each = words + CAUSE_BYTES
     memory = memoryview(open_first(comm, each * comm.Get_size())).cast("B")
     starts = range(0, each * comm.Get_size(), each)
     return [memory[at : at + words].cast("q") for at in starts], [memory[at + words : at + each] for at in starts]

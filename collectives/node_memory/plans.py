@@ -184,7 +184,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, otherwise=No
         slots=window,
         keep=keep,
         owners=[place.owner for place in peers.values()],
-        on_abort=partial(window.leave, what),
+        on_abort=partial(window.abort, what),
         **around,
     )
 
@@ -257,7 +257,7 @@ class Resolution:
         try:
             calls = self.window.comm.allgather(self.what)
         except BaseException as error:
-            self.window.leave(self.what, error)
+            self.window.abort(self.what, error)
             raise
         for rank, call in enumerate(calls):
             if call != calls[0]:

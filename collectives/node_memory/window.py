@@ -120,7 +120,7 @@ class SharedWindow:
             raise
         self.slots = [slots[rank][SHIFT : SHIFT + 2 * SLOT].reshape(2, SLOT) for rank in range(self.size)]
 
-    def leave(self, what: str, error: BaseException, place: str = "") -> None:
+    def abort(self, what: str, error: BaseException, place: str = "") -> None:
         """This rank has ended a call early: no later one can be trusted, here or on another rank."""
         self.flags.abort(cause_of(error, f"rank {self.rank}", what), of_a_death(error))
         self.on_abort(error, place)
@@ -243,10 +243,10 @@ def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
         except OSError:
             os.close(handle)
             raise
-        flags.tell(Word.PROCESS, os.getpid())
-        flags.tell(Word.HANDLE, handle)
+        flags.publish(Word.PROCESS, os.getpid())
+        flags.publish(Word.HANDLE, handle)
         for word, value in zip((Word.DEVICE, Word.INODE), identity(os.fstat(handle)), strict=True):
-            flags.tell(word, value)
+            flags.publish(word, value)
         return handle
 
     handle = collective_try(flags, nbytes, created)
@@ -271,9 +271,9 @@ def collective_try(flags: Flags, nbytes: int, act: Callable, undo: Callable = la
     except OSError as error:
         problem = error
     word = Word.FAILED + (flags.count & 1)  # nobody writes it again before all have met once more
-    flags.tell(word, int(problem is not None))
+    flags.publish(word, int(problem is not None))
     flags.barrier(f"making {nbytes / 2**20:.1f} MiB of shared memory")
-    if any(flags.told(word)):
+    if any(flags.read_all(word)):
         if problem is None:
             undo(result)
         for rank, error in enumerate(flags.comm.allgather(problem)):

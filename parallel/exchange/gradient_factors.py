@@ -24,7 +24,7 @@ from nn.core.network import Network
 from nn.layers.dense import Linear
 
 # A word of the window's flags: the step that a rank has begun, and behind so many bits the size of its batch.
-BEGUN, SHIFT = Word.BEGUN, 32
+BEGUN, SHIFT = Word.USER + 4, 32
 
 
 class WideWeight:
@@ -89,11 +89,11 @@ class Factors:
         if not self.layers:
             return ()
         flags, begun = self.window.flags, step << SHIFT
-        flags.tell(BEGUN, begun + total)
+        flags.publish(BEGUN, begun + total)
         chosen = self.chosen(total)
         if small := [layer for layer in chosen if len(layer.gy) < total * layer.rows]:
-            flags.until(BEGUN, begun, "the size of the batch")
-            if len(set(flags.told(BEGUN))) > 1:
+            flags.wait_until(BEGUN, begun, "the size of the batch")
+            if len(set(flags.read_all(BEGUN))) > 1:
                 return ()
             for layer in small:
                 rows, (inputs, outputs) = total * layer.rows, layer.shape

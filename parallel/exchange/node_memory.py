@@ -55,7 +55,8 @@ def why_not(nodes: list[int]) -> str:
 
 # Words of the window's flags: how far gradients are finished; of which step the message is written; from which sample
 # to which the rank tells factors, NONE where it made gradients.
-FINISHED, TOLD, FIRST, LAST, NONE = Word.FINISHED, Word.TOLD, Word.FIRST, Word.LAST, -1
+FINISHED, MESSAGES, FIRST, LAST = range(Word.USER, Word.USER + 4)
+NONE = -1
 # Bytes of a block: those that are worth a claim; those of which a cache holds what is read and written.
 SUMS = 1 << 14, 1 << 18
 PRODUCTS = 1 << 18, 1 << 19  # BLAS copies gy for each
@@ -288,8 +289,8 @@ class NodeMemory(Exchange):
         self._blocks = self._cut(wide)
         self.changing = [block.place for block in self._blocks] if self.claims else self.shares
         first, last = (place.start, place.stop) if place else (NONE, NONE)
-        self.window.flags.tell(FIRST, first)
-        self.window.flags.tell(LAST, last)
+        self.window.flags.publish(FIRST, first)
+        self.window.flags.publish(LAST, last)
         return self.factors.keepers(wide, place)
 
     def part(self, micro):
@@ -297,24 +298,24 @@ class NodeMemory(Exchange):
 
     def ready(self, end: int) -> None:
         """The gradients up to `end` are finished."""
-        self.window.flags.tell(FINISHED, self.before + end)
+        self.window.flags.publish(FINISHED, self.before + end)
         if self.buckets and self.buckets.early:
             self._fill(wait=False)
 
     def tell(self, loss, total):
         super().tell(loss, total)
         if not self.network.mixed:
-            self.window.flags.tell(TOLD, self.steps)
+            self.window.flags.publish(MESSAGES, self.steps)
 
     def add(self):
         if self.network.mixed:  # only now it is known whether a number was too large
-            self.window.flags.tell(TOLD, self.steps)
+            self.window.flags.publish(MESSAGES, self.steps)
 
     def sum(self):
         """Sum the messages; and the gradients, unless that is left to who updates them."""
         flags = self.window.flags
         self.ready(len(self.parameters))
-        flags.until(TOLD, self.steps, "the loss")
+        flags.wait_until(MESSAGES, self.steps, "the loss")
         if self.buckets:
             self._fill(wait=True)
             if news := self.buckets.sum():
@@ -333,7 +334,9 @@ class NodeMemory(Exchange):
         while self.filled < len(stops):
             last = self.filled == len(stops) - 1  # with the messages
             stop = self.share.stop if last else self.share.start + stops[self.filled]
-            late = min(flags.told(FINISHED)) < self.before + stop or (last and min(flags.told(TOLD)) < self.steps)
+            late = min(flags.read_all(FINISHED)) < self.before + stop or (
+                last and min(flags.read_all(MESSAGES)) < self.steps
+            )
             if late and not wait:
                 break
             self.wait_for(stop)
@@ -406,7 +409,7 @@ class NodeMemory(Exchange):
 
     def wait_for(self, stop: int) -> None:
         """Return when all ranks of the node have finished their gradients up to `stop`."""
-        self.window.flags.until(FINISHED, self.before + stop, "the sum of gradients")
+        self.window.flags.wait_until(FINISHED, self.before + stop, "the sum of gradients")
 
     def _claimed(self) -> Iterator[Block]:
         """Blocks that no other rank has; each rank ends with a number that is none's."""
@@ -418,7 +421,7 @@ class NodeMemory(Exchange):
     def _told(self) -> list[slice | None]:
         """Of each rank the samples whose factors it told, or None."""
         flags = self.window.flags
-        pairs = zip(flags.told(FIRST), flags.told(LAST), strict=True)
+        pairs = zip(flags.read_all(FIRST), flags.read_all(LAST), strict=True)
         return [None if first == NONE else slice(first, last) for first, last in pairs]
 
     def meet(self, what: str) -> None:

@@ -373,8 +373,8 @@ def test_every_number_is_claimed_once_and_words_are_seen_in_order(comm):
     assert sorted(number for numbers in everyone for number in numbers) == list(range(200 * comm.size))
     for turn in range(1, 50):  # what was written before `tell` is read after `until`
         data[comm.rank] = turn * (comm.rank + 1)
-        flags.tell(3, turn)
-        flags.until(3, turn, "the test")
+        flags.publish(3, turn)
+        flags.wait_until(3, turn, "the test")
         assert data.tolist() == [turn * (rank + 1) for rank in range(comm.size)]
         flags.barrier("the next turn")
     window.free()

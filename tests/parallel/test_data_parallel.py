@@ -138,8 +138,8 @@ def test_a_bucket_leaves_for_other_nodes_when_all_ranks_here_have_finished_it(co
         sums.begin(0, 2, 8, 2)
         sums.gradients[:], sums.vector[size:] = gradients * 10**comm.rank, comm.rank
         if early:  # the control
-            sums.window.flags.told = lambda word: [10**9] * sums.count
-            sums.window.flags.until = lambda *_: None
+            sums.window.flags.read_all = lambda word: [10**9] * sums.count
+            sums.window.flags.wait_until = lambda *_: None
             sums.gradients[:half] = 0
             sums.ready(size)
             comm.Barrier()
