@@ -18,7 +18,7 @@ from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, 
 LATER = {
     "Communicator": "communicator",
     "check_world": "failures.launch_check",
-    "install_excepthooks": "failures.launch_check",
+    "install_excepthooks": "failures.job_end",
     "testall": "running.nonblocking",
     "waitall": "running.nonblocking",
     "animate": "drawing.film",

@@ -24,7 +24,7 @@ from collectives.choosing.selection import Call, check_name, seconds
 from collectives.executor.plan import NATIVE, Once
 from collectives.failures.aborted import Aborted, cause_of
 from collectives.failures.agreement import Agreement, facts
-from collectives.failures.launch_check import abort_on_exit, finalize_timeout
+from collectives.failures.job_end import abort_on_exit, finalize_timeout
 from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
 from collectives.node_memory.files import unlink_library_memory

@@ -150,7 +150,7 @@ def end_mpi(limit: float) -> None:
     """
     from mpi4py import MPI
 
-    from collectives.failures.timer import kill_in
+    from collectives.failures.job_end import kill_in
 
     heed_no_signals()
     if limit:
@@ -358,7 +358,7 @@ def fail(error: Exception | str, status: int = 1, begin: str = "error: ") -> int
         return status
     from mpi4py import MPI
 
-    from collectives.failures.timer import kill_in
+    from collectives.failures.job_end import kill_in
 
     members = surviving()
     if launcher.joins() and not members:

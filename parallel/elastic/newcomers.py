@@ -28,7 +28,7 @@ from contextlib import contextmanager
 
 from mpi4py import MPI
 
-from collectives.failures.launch_check import abort, rank_of_world
+from collectives.failures.job_end import abort, rank_of_world
 from parallel.launch import launcher, processes
 
 OPENS, COMES = 15.0, 60.0  # seconds within which it must hold its end of the pipe, and come

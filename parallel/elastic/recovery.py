@@ -18,7 +18,7 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.failures.launch_check import HANGING, abort, rank_of_world
+from collectives.failures.job_end import HANGING, abort, rank_of_world
 from nn.training.checkpoint_callback import Terminated, Termination
 from parallel.elastic import points
 from parallel.elastic.heartbeat import Heartbeat, identity

@@ -202,7 +202,7 @@ def test_a_rank_that_is_stopped_as_mpi_ends_keeps_no_other_waiting(words, status
 def test_a_timer_ends_a_process_that_is_stopped_and_lets_one_alone_that_has_ended():
     code = """
 import os, signal, sys
-from collectives.failures.timer import kill_in
+from collectives.failures.job_end import kill_in
 kill_in(float(sys.argv[1]))
 if "stops" in sys.argv:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -214,8 +214,8 @@ if "stops" in sys.argv:
 def test_an_exit_is_told_once_it_ends_the_program_and_what_is_caught_is_not():
     code = """
 import contextlib, sys
-from collectives.failures import launch_check as world
-world.tell_of_exit(lambda code: print("told", code))
+from collectives.failures import job_end as world
+world.call_with_exit_status(lambda code: print("told", code))
 with contextlib.suppress(SystemExit):
     sys.exit(3)
 try:

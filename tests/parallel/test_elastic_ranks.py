@@ -20,7 +20,7 @@ from deadly import OPTIONS, ROOT, assert_as_if_nothing_had_been, needs_survivors
 
 import nn
 from collectives import Communicator
-from collectives.failures.launch_check import HANGING
+from collectives.failures.job_end import HANGING
 from collectives.failures.watchdog import STATUS
 from parallel import FullyShardedDataParallel, ZeRO1, ZeRO2
 from parallel.command.main import RESTARTS, TERMINATED, without_banners
