@@ -21,8 +21,11 @@ REQUEST = 2 << 10  # bytes that a persistent request takes, here and in the MPI 
 STEP = 1 << 10  # bytes that a copy or a sum of a block takes in a plan, with its views (measured)
 
 
-class Disagreement(Exception):
-    """The ranks came to the first barrier of a call with different signatures."""
+class Disagreement(ValueError):
+    """The ranks came to the first barrier of a call with different signatures: all of them raise it, nothing has moved.
+
+    The communicator can be used on.
+    """
 
 
 class Plan:
@@ -51,7 +54,6 @@ class Plan:
     slots : what counts the turns of double-buffered slots (`turn`), for a program that uses them
     agree : called in place of the first barrier: it compares what all ranks call, and raises Disagreement
     split_barrier : function (whether it is the first) -> a barrier with Start, Test and Wait, for a plan in flight
-    resolve : called with the plan where it has
     owners : weak references to what this plan's shared memory belongs to
     """
 
@@ -78,7 +80,6 @@ class Plan:
         on_abort: Callable[[BaseException, str], None] = lambda error, place: None,
         slots=None,
         agree: Callable | None = None,
-        resolve: Callable | None = None,
         split_barrier: Callable | None = None,
         owners: Iterable[Callable] = (),
     ):
@@ -86,7 +87,7 @@ class Plan:
         self.memory, self.datatype, self.extent, self.keep = buffers | own, datatype, extent, keep
         self.program, self.rank, self.combine, self.commutes = program, program.rank, combine, commutes
         self.sum_into, self.barrier, self.compute = sum_into, barrier, compute
-        self.on_abort, self.agree, self.resolve, self.owners = on_abort, agree, resolve, owners
+        self.on_abort, self.agree, self.owners = on_abort, agree, owners
         self.requests: list[MPI.Prequest] = []
         if program.transfers:
             send, receive = comm.Ssend_init if synchronous else comm.Send_init, comm.Recv_init
@@ -157,7 +158,7 @@ class Plan:
             for call in self.calls if self.slots is None else self.variants[self.slots.turn & 1]:
                 call()
         except Disagreement:
-            self.resolve(self)
+            raise
         except BaseException as error:
             self.abort(error)
             raise

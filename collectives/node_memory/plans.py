@@ -4,8 +4,8 @@ What they do is written in algorithms/shared.py, as schedules that are checked, 
 schedule is compiled (executor/program.py) and bound to memory (executor/plan.py): the arrays, those of other ranks and
 slots.
 
-At the first barrier of a call every rank shows a signature of operation, count, dtype and place. Where only the places
-differ (some ranks gave shared arrays, others not) all go through slots; other differences are refused.
+At the first barrier of a call every rank shows a signature of operation, count, dtype and place: either all ranks give
+the same part of a shared array, or none does. Differences are refused on every rank, before any data moves.
 """
 
 import hashlib
@@ -130,17 +130,16 @@ def one_of(window, what, pair, named, count, given, op=None, private=None, aroun
     around : what Plan has to know beside: before, after, keep
     """
     around = around or {}
-    through_slots = partial(bind, window, what, pair[0], count, given, op, around=around, **options)
+    peers = {name: window.peers(array) for name, array in named.items()}
+    if max(array.nbytes for array in named.values()) > SMALL and None not in peers.values():
+        return bind(window, what, pair[1], count, given, op, peers=peers, around=around, **options)
     if private is not None:
         after = [private, *around.get("after", ())]
-        through_slots = partial(bind, window, what, shared.barrier, None, {}, around=around | {"after": after})
-    peers = {name: window.peers(array) for name, array in named.items()}
-    if max(array.nbytes for array in named.values()) <= SMALL or None in peers.values():
-        return through_slots()
-    return bind(window, what, pair[1], count, given, op, peers=peers, otherwise=through_slots, around=around, **options)
+        return bind(window, what, shared.barrier, None, {}, around=around | {"after": after})
+    return bind(window, what, pair[0], count, given, op, around=around, **options)
 
 
-def bind(window, what, schedule, count, given, op=None, peers=None, otherwise=None, around=None, **options) -> Plan:
+def bind(window, what, schedule, count, given, op=None, peers=None, around=None, **options) -> Plan:
     """Bind a schedule to memory: the arrays that are given, those of peers, and slots.
 
     Parameters
@@ -152,7 +151,6 @@ def bind(window, what, schedule, count, given, op=None, peers=None, otherwise=No
     given : name in the schedule -> array
     op : None where nothing is reduced
     peers : name in the schedule -> where the array lies of which others' parts are named
-    otherwise : makes the plan for a call in which other ranks are at another place
     around : what Plan has to know beside
     """
     around, peers = dict(around or {}), peers or {}
@@ -180,7 +178,6 @@ def bind(window, what, schedule, count, given, op=None, peers=None, otherwise=No
         barrier=partial(barrier_of, window, what, ranks),
         agree=agree,
         split_barrier=lambda first: split_first() if first else SplitBarrier(window, what),
-        resolve=Resolution(window, what, otherwise),
         slots=window,
         keep=keep,
         owners=[place.owner for place in peers.values()],
@@ -225,46 +222,34 @@ class SplitBarrier:
 def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callable[[], None], Callable]:
     """Return the call that waits for all ranks of the window, and what makes the same as a SplitBarrier.
 
-    It raises Disagreement where the signatures of the ranks differ.
+    It raises Disagreement on every rank where the signatures of the ranks differ.
     """
     digest = hashlib.blake2b(f"{what} at {places}".encode(), digest_size=7).digest()
-    marks, meet = marks_of(int.from_bytes(digest, "little")), window.flags.signed_barrier
+    marks, signed_barrier = marks_of(int.from_bytes(digest, "little")), window.flags.signed_barrier
 
-    def agree():
-        if not meet(marks, what):
-            window.turn += 1  # others may have put something into slots
-            raise Disagreement
-        window.turn += epochs
-
-    def agreed(same):
-        window.turn += epochs if same else 1
+    def agree(same=None):
+        same = signed_barrier(marks, what) if same is None else same
+        window.turn += epochs if same else 1  # others may have put something into slots
         if not same:
-            raise Disagreement
+            raise disagreement(window, what, places)
 
-    return agree, partial(SplitBarrier, window, what, marks, agreed)
+    return agree, partial(SplitBarrier, window, what, marks, agree)
 
 
-class Resolution:
-    """What a plan does where the ranks came to its first barrier with different signatures.
-
-    `otherwise` makes the plan for a call in which other ranks are at another place; None where the plan is that itself.
-    """
-
-    def __init__(self, window, what: str, otherwise: Callable[[], Plan] | None):
-        self.window, self.what, self.otherwise, self.plan = window, what, otherwise, None
-
-    def __call__(self, plan: Plan):
-        try:
-            calls = self.window.comm.allgather(self.what)
-        except BaseException as error:
-            self.window.abort(self.what, error)
-            raise
-        for rank, call in enumerate(calls):
-            if call != calls[0]:
-                raise ValueError(f"ranks disagree: rank 0 calls {calls[0]}, rank {rank} calls {call}")
-        if self.plan is None:
-            self.plan = self.otherwise() if self.otherwise else plan
-        self.plan()
+def disagreement(window, what: str, places: list) -> Disagreement:
+    """Return what two ranks call that came to the first barrier with different signatures (collective)."""
+    calls = window.comm.allgather((what, places))
+    rank = next(rank for rank, call in enumerate(calls) if call != calls[0])
+    (first, first_places), (other, other_places) = calls[0], calls[rank]
+    if first != other:
+        return Disagreement(f"ranks disagree: rank 0 calls {first}, rank {rank} calls {other}")
+    one, another = ("the same part of a shared array" if p else "a private array" for p in (first_places, other_places))
+    if first_places and other_places:
+        one, another = (f"shared array {p[0][0]} from byte {p[0][1]} on" for p in (first_places, other_places))
+    return Disagreement(
+        f"{first}: rank 0 gives {one}, rank {rank} {another}; give the same part of an array from empty() on all "
+        f"ranks, or private arrays on all"
+    )
 
 
 @lru_cache(maxsize=256)

@@ -117,7 +117,7 @@ class Request:
                     return False
                 self.at += 1
         except Disagreement:
-            self.plan.resolve(self.plan)  # every rank is here
+            raise
         except Exception as error:
             self.plan.abort(error, self.place)  # this may be a thread of ours
             raise

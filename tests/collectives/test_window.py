@@ -204,27 +204,30 @@ def test_results_are_equal_to_the_last_bit_and_in_rank_order(window, comm):
 
 
 @pytest.mark.mpi(ranks=3)
-def test_some_ranks_with_shared_arrays_and_others_without(window, comm):
+def test_shared_arrays_are_given_by_all_ranks_or_by_none(window, comm):
     from mpi4py import MPI
 
     whole = window.empty(60_000, "f4")
-    for count in (3000, 40_000):  # private arrays the small way, and in slices
+    for count in (3000, 40_000):
         part, other = whole[10_000:][:count], whole[20_000:][:count]
-        for place in (part, np.empty(count, "f4"), other):  # shared; private; another part of the same array
+        for place, words in (
+            (
+                np.empty(count, "f4"),
+                "rank 0 gives a private array, rank 1 the same part of a shared array; give the same",
+            ),
+            (other, "rank 0 gives shared array 0 from byte 80000 on, rank 1 shared array 0 from byte 40000 on"),
+        ):
             x = place if comm.rank == 0 else part
-            for plan, result in (
-                (window.allreduce(None, x), expected("SUM", comm.size, count, "f4")),
-                (window.broadcast(x, 1), values(1, count, "f4")),
-            ):
-                for _ in range(2):
-                    x[:] = values(comm.rank, count, "f4")
-                    plan()
-                    np.testing.assert_array_equal(x, result)
-            y = np.empty(count, "f4")
+            y = np.empty(count, "f4") if comm.rank == 0 else None
             x[:] = values(comm.rank, count, "f4")
-            window.reduce(x, y if comm.rank == 0 else None, MPI.MIN)()
-            if comm.rank == 0:
-                np.testing.assert_array_equal(y, expected("MIN", comm.size, count, "f4"))
+            for plan in (window.allreduce(None, x), window.broadcast(x, 1), window.reduce(x, y, MPI.MIN)):
+                for _ in range(2):
+                    with pytest.raises(ValueError, match=words):
+                        plan()
+                    np.testing.assert_array_equal(x, values(comm.rank, count, "f4"))
+        part[:] = values(comm.rank, count, "f4")  # and the window goes on
+        window.allreduce(None, part)()
+        np.testing.assert_array_equal(part, expected("SUM", comm.size, count, "f4"))
 
 
 @pytest.mark.mpi(ranks=3)
