@@ -148,7 +148,7 @@ class Calls:
     def __init__(self):
         self.collectives = self.others = 0
         self.current: Doing | None = None
-        self.left: tuple[int, str] | None = None  # the last collective that raised: its number, and what and where
+        self.aborted: tuple[int, str] | None = None  # the last collective that raised: its number, and what and where
         self.everywhere.append(weakref.ref(self, self.everywhere.remove))
 
 

@@ -54,13 +54,13 @@ class Recv(NamedTuple):
 
 
 class RecvReduce(NamedTuple):
-    """buf[lo:hi] = got (+) buf[lo:hi] where `left`, else buf[lo:hi] (+) got; got is what comes from `peer`."""
+    """buf[lo:hi] = operand (+) buf[lo:hi], operand from `peer`; without `operand_left`, on the right."""
 
     peer: int
     buf: str
     lo: int
     hi: int
-    left: bool = True
+    operand_left: bool = True
 
 
 class Copy(NamedTuple):
@@ -76,7 +76,7 @@ class Copy(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """buf[lo:hi] = got (+) buf[lo:hi] where `left`, else buf[lo:hi] (+) got; got is src[at : at + hi - lo].
+    """buf[lo:hi] = operand (+) buf[lo:hi], operand = src[at : at + hi - lo]; without `operand_left`, on the right.
 
     src is rank `of`'s and buf rank `to`'s, where None is this rank.
     """
@@ -86,7 +86,7 @@ class Reduce(NamedTuple):
     hi: int
     src: str
     at: int
-    left: bool = True
+    operand_left: bool = True
     of: int | None = None
     to: int | None = None
 

@@ -254,7 +254,7 @@ print(puzzles.memory)
 def in_memory(rank, size, count):
     lo, hi = part(count, size, rank)  # my share
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)  # of rank 0's x
-    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     # gap: write the sum to its place in the x of every rank q (`to=q`); and nobody may leave before all have written
     # yield (Copy("x", lo, hi, "sum", 0),)
     # solution

@@ -103,7 +103,7 @@ def doubling(rank, size, count):
         bit = 1
         while bit < folded.power:
             peer = folded.rank(folded.number ^ bit)
-            yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count, left=peer < rank)
+            yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count, operand_left=peer < rank)
             bit *= 2
 
     yield from among_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
@@ -119,7 +119,7 @@ def rabenseifner(rank, size, count):
     def halve_and_double(folded):
         path = halves(folded, count)
         for _, peer, keep, give in path:
-            yield Send(peer, "x", *give), RecvReduce(peer, "x", *keep, left=peer < rank)
+            yield Send(peer, "x", *give), RecvReduce(peer, "x", *keep, operand_left=peer < rank)
         for _, peer, keep, give in reversed(path):
             yield Send(peer, "x", *keep), Recv(peer, "x", *give)
 

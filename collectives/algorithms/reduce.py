@@ -7,8 +7,8 @@ from collectives.steps import Recv, RecvReduce, Send, part
 
 def from_all(rank, size, lo, hi):
     """What every other rank sends, added to x[lo:hi] in rank order: those below from the left, nearest first."""
-    below = [RecvReduce(peer, "x", lo, hi, left=True) for peer in reversed(range(rank))]
-    above = [RecvReduce(peer, "x", lo, hi, left=False) for peer in range(rank + 1, size)]
+    below = [RecvReduce(peer, "x", lo, hi, operand_left=True) for peer in reversed(range(rank))]
+    above = [RecvReduce(peer, "x", lo, hi, operand_left=False) for peer in range(rank + 1, size)]
     return below + above
 
 
@@ -53,7 +53,7 @@ def binomial(rank, size, count, root=0):
             yield (Send(rank - bit, "x", 0, count),)
             break
         if rank + bit < size:
-            yield (RecvReduce(rank + bit, "x", 0, count, left=False),)
+            yield (RecvReduce(rank + bit, "x", 0, count, operand_left=False),)
         bit *= 2
     if root and rank == 0:
         yield (Send(root, "x", 0, count),)
@@ -87,7 +87,7 @@ def halving_gather(rank, size, count, root=0):
         yield (RecvReduce(rank - 1, "x", 0, count),)
     path = halves(folded, count)
     for _, peer, keep, give in path:
-        yield Send(peer, "x", *give), RecvReduce(peer, "x", *keep, left=peer < rank)
+        yield Send(peer, "x", *give), RecvReduce(peer, "x", *keep, operand_left=peer < rank)
     for bit, peer, keep, give in reversed(path):
         if (me ^ goal) & bit:
             yield (Send(peer, "x", *keep),)

@@ -19,7 +19,7 @@ def exclusive_flat(rank, size, count):
     """As the flat scan, without a rank's own x: (p-1)(alpha + n beta) + (p-2) n gamma."""
     sends = [Send(peer, "x", 0, count) for peer in range(rank + 1, size)]
     yield *sends, *(Recv(peer, "tmp", peer * count, (peer + 1) * count) for peer in reversed(range(rank)))
-    yield tuple(Reduce("tmp", 0, count, "tmp", peer * count, left=False) for peer in range(1, rank))
+    yield tuple(Reduce("tmp", 0, count, "tmp", peer * count, operand_left=False) for peer in range(1, rank))
     yield (Copy("x", 0, count, "tmp", 0),) if rank else ()
 
 
@@ -72,7 +72,7 @@ def swap(rank, peer, mine, theirs, count):
 
 
 def to_group(rank, peer, mine, count):
-    return [Reduce("tmp", 0, count, "in", 0, left=peer < rank)] if mine else []
+    return [Reduce("tmp", 0, count, "in", 0, operand_left=peer < rank)] if mine else []
 
 
 def exchanges(rank, size):

@@ -77,7 +77,7 @@ def total(buf: str, n: int, operands: list[tuple[int | None, str, int]]) -> list
     (of, src, at), *rest = operands
     return [
         (Copy(buf, 0, n, src, at, of=of),),
-        tuple(Reduce(buf, 0, n, src, at, left=False, of=of) for of, src, at in rest),
+        tuple(Reduce(buf, 0, n, src, at, operand_left=False, of=of) for of, src, at in rest),
     ]
 
 

@@ -72,13 +72,13 @@ def exchanges(number, sides, lo, hi, first, way, rank_of):
     for side in reversed(sides):
         place.insert(0, rest % side)
         rest, size = rest // side, size * side
-    steps, left = [], [side.bit_length() - 1 for side in sides]
-    while any(left):  # through the dimensions in turn, the last one first
+    steps, remaining = [], [side.bit_length() - 1 for side in sides]
+    while any(remaining):  # through the dimensions in turn, the last one first
         for i in range(len(sides)):
             axis = (len(sides) - 1 - first - i) % len(sides)
-            if left[axis]:
-                steps.append((axis, sides[axis].bit_length() - 1 - left[axis]))
-                left[axis] -= 1
+            if remaining[axis]:
+                steps.append((axis, sides[axis].bit_length() - 1 - remaining[axis]))
+                remaining[axis] -= 1
     path, whole, count = [], (0, size), hi - lo
     for axis, step in steps:
         side, at = sides[axis], place[axis]

@@ -354,7 +354,7 @@ class Simulation:
             for place, value in zip(places, values, strict=bool(places)):
                 if adds(s):
                     pairs = list(zip(value, self.held(place), strict=True))
-                    value = [a + b for a, b in pairs] if s.left else [b + a for a, b in pairs]
+                    value = [a + b for a, b in pairs] if s.operand_left else [b + a for a, b in pairs]
                     self.stats.reduced[rank.number] += len(value)
                 self.ranks[place.rank].buffers[place.buf][place.lo : place.hi] = value
         rank.clock = [max(known) for known in zip(rank.clock, *rank.learned, strict=True)]
@@ -545,10 +545,12 @@ def tell_deadlock(ranks, meetings, synchronous):
 
 
 def tell_leftover(wires):
-    left = [message for wire in wires.values() for message in wire]
-    if left:
-        ranks = [f"  from rank {m.sender.number}, round {m.round}, to rank {m.send.peer}: {m.send}" for m in left[:8]]
-        raise LeftOver("\n".join([f"{len(left)} messages that nobody received", *ranks]))
+    unreceived = [message for wire in wires.values() for message in wire]
+    if unreceived:
+        ranks = [
+            f"  from rank {m.sender.number}, round {m.round}, to rank {m.send.peer}: {m.send}" for m in unreceived[:8]
+        ]
+        raise LeftOver("\n".join([f"{len(unreceived)} messages that nobody received", *ranks]))
 
 
 class Blank:

@@ -87,7 +87,7 @@ class Values:
         for s, target, value in zip(steps, targets, values, strict=True):
             if isinstance(s, Reduce):
                 before = self.sums.get(target, (target,))
-                value = value + before if s.left else before + value
+                value = value + before if s.operand_left else before + value
             self.sums[target] = value
 
     def make(self) -> None:

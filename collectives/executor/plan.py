@@ -50,7 +50,7 @@ class Plan:
     synchronous : send with Ssend semantics (for tests)
     before, after : calls to make around the rounds
     keep : what must live as long as the plan: the key of a cached plan holds ids of operations and datatypes
-    on_abort : called with the exception that has ended a run before its end, and where that began if not here
+    on_abort : called with the exception that has aborted a run, and where that began if not here
     slots : what counts the turns of double-buffered slots (`turn`), for a program that uses them
     agree : called in place of the first barrier: it compares what all ranks call, and raises Disagreement
     split_barrier : function (whether it is the first) -> a barrier with Start, Test and Wait, for a plan in flight
@@ -58,7 +58,7 @@ class Plan:
     """
 
     used, busy = False, 0  # run since the cache last looked; in flight so many times
-    aborted = False  # whether a run has ended before its end
+    aborted = False  # whether a run was aborted
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Plan:
             raise
 
     def abort(self, error, place=""):
-        """A run has ended before its end: take back its receives, and tell whoever made the plan."""
+        """Abort a run: take back its receives, and tell whoever made the plan."""
         self.aborted = True
         try:
             self.take_back()
@@ -200,7 +200,7 @@ class Plan:
         """Calls for target = source (+) target, or target (+) source; for the latter the sum is made in the source."""
         (read,), (written,) = reads(s, self.rank), writes(s, self.rank)
         source, target = self.operand(read), self.operand(written)
-        if s.left or self.commutes:
+        if s.operand_left or self.commutes:
             return [self.combine(source, target)]
         made, before = self.slice(read), []
         if s.src != LANDING:  # it must stay as it is

@@ -140,7 +140,7 @@ class Program:
                     at, landed = landed, landed + s.hi - s.lo
                     message = self.transfer(False, s.peer, LANDING, at, landed)
                     starts += message
-                    reductions.append((Reduce(s.buf, s.lo, s.hi, LANDING, at, s.left), message))
+                    reductions.append((Reduce(s.buf, s.lo, s.hi, LANDING, at, s.operand_left), message))
                 case Reduce():
                     reductions.append((s, []))
                 case Copy() | Compute() | SumInto():
@@ -209,7 +209,7 @@ class Program:
             (source,), (target,) = reads(s, self.rank), writes(s, self.rank)
             operands, messages = slices.setdefault(target, ([target], []))
             messages += message
-            operands.insert(0 if s.left else len(operands), source)
+            operands.insert(0 if s.operand_left else len(operands), source)
         return [(SumInto(tuple(operands), (target,)), messages) for target, (operands, messages) in slices.items()]
 
     def places(self) -> Iterable[Slice]:

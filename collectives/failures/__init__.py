@@ -7,7 +7,7 @@
 | agreement.py | debug=True: do all ranks call the same? |
 | launch_check.py | all ranks start as one program |
 | job_end.py | when one rank fails all end, within seconds, with rank and cause |
-| aborted.py | what is raised after a call that was left before its end |
+| aborted.py | what later calls raise on a communicator on which a rank has aborted one |
 | awake.py | a clock that stands still where this process does |
 | revocation.py | the communicators to revoke when a rank has died |
 """

@@ -6,7 +6,7 @@ ADVICE = (
 
 
 class Aborted(RuntimeError):
-    """A rank has ended a collective before its end, so that no later one can be trusted.
+    """A rank has aborted a collective, so that no later one can be trusted.
 
     Attributes
     ----------
@@ -26,4 +26,4 @@ def cause_of(error: BaseException, rank: str, what: str, place: str = "") -> str
     if isinstance(error, Aborted):
         return error.cause
     message = " ".join(str(error).split())  # MPICH's error stacks have several lines
-    return f"{rank} has left {what} before its end ({place}{type(error).__name__}{': ' * bool(message)}{message})"
+    return f"{rank} has aborted {what} ({place}{type(error).__name__}{': ' * bool(message)}{message})"

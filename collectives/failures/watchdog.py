@@ -96,7 +96,7 @@ def counting(name: str, method: Callable, calls: Calls, agree: Callable | None =
         except Exception as error:
             if collective:
                 words = f"{type(error).__name__}: {error}, at {where(outside())}"
-                calls.left = calls.collectives, f"left {name}, collective {calls.collectives}, with {words}"
+                calls.aborted = calls.collectives, f"aborted {name}, collective {calls.collectives}, with {words}"
             raise
         finally:
             calls.current = None
@@ -231,7 +231,7 @@ class Watchdog(threading.Thread):
     def state(self) -> dict:
         """What this rank is in."""
         doing, at = self.doing(), self.place()
-        state = {"collectives": self.seen[0], "call": "", "at": at, "left": self.calls.left}
+        state = {"collectives": self.seen[0], "call": "", "at": at, "aborted": self.calls.aborted}
         state["begun"] = [said for queue in tuple(in_flight) for said in begun(queue, self.calls)]
         if doing is None:
             others = [getattr(calls(), "current", None) for calls in tuple(Calls.everywhere)]
@@ -272,8 +272,8 @@ class Watchdog(threading.Thread):
                     f"  rank {rank}: {state['call']}, {number}, at {state['at']}, for {state['seconds']:.1f} s"
                 )
                 waits[rank] = self.missing(state, states) if collective else state["peers"]
-            if state is not None and state["left"]:
-                lines.append(f"    {state['left'][1]}")
+            if state is not None and state["aborted"]:
+                lines.append(f"    {state['aborted'][1]}")
             if state is not None and state["begun"]:
                 lines.append(f"    begun and not done: {', '.join(state['begun'])}")
         if missing := own.get("late", []) if "peers" in own else self.missing(own, states):
@@ -284,7 +284,7 @@ class Watchdog(threading.Thread):
         return "\n".join(lines)
 
     def missing(self, own, states) -> list[int]:
-        """The ranks that are not in the collective that one is in, nor past it, or that left it with an error."""
+        """The ranks that are not in the collective that one is in, nor past it, or that aborted it."""
         number, name = own["collectives"], own.get("name")
         return [
             rank
@@ -292,5 +292,5 @@ class Watchdog(threading.Thread):
             if (state := states.get(rank)) is None
             or state["collectives"] < number
             or (state["collectives"] == number and state.get("name", name) != name)
-            or (state["left"] or [None])[0] == number
+            or (state["aborted"] or [None])[0] == number
         ]

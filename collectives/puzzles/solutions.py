@@ -91,7 +91,7 @@ def memory(rank, size, count):
     """Each rank sums its part of all x, and writes it into all x: nobody else touches that part."""
     lo, hi = part(count, size, rank)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
-    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
     yield (Barrier(),)
 

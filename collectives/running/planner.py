@@ -65,7 +65,7 @@ class Planner:
         self._window = None
         self.limit = 300.0  # seconds that ranks wait for each other in shared memory
         self.tag = 0
-        self.on_abort = lambda error, place: None  # called with what ends a plan before its end
+        self.on_abort = lambda error, place: None  # called with what aborts a plan
 
     def nonblocking(self) -> "Planner":
         """One that plans for messages only, with a tag of their own: they travel beside those of blocking calls."""
@@ -106,14 +106,14 @@ class Planner:
                 tell_once(f"{problem}: collectives of {self.size} ranks send messages instead")
         return not problem
 
-    def free(self, left: bool):
-        """Free all; but where a call was `left`, its messages may still come, and another communicator must not get
+    def free(self, aborted: bool):
+        """Free all; but where a call was `aborted`, its messages may still come, and another communicator must not get
         the mark by which the library tells them apart: the duplicate stays."""
         if self._window is not None:
             self._window.free()
         unregister(self.node).Free()
         unregister(self.comm)
-        if not left:
+        if not aborted:
             self.comm.Free()
 
     # ---------------------------------------------------------------------------------- which algorithm, as a program

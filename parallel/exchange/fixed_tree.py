@@ -93,7 +93,7 @@ def reduce_scatter(rank: int, size: int, count: Blocks, leaves: int, holders: in
     left_of = siblings(leaves)
     while len(place) > 1:
         pairs = [(left, right) for right, left in left_of.items() if left in place and right in place]
-        yield tuple(Reduce(*slice_of(left), *place[right], left=False) for left, right in pairs)
+        yield tuple(Reduce(*slice_of(left), *place[right], operand_left=False) for left, right in pairs)
         for left, right in pairs:
             place[left[0], right[1]] = place.pop(left)
             del place[right]

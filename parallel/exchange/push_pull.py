@@ -69,9 +69,9 @@ def push(
         for _, lo, hi, at in (message for message in here if message[0] == rank):
             for worker in workers:
                 if worker == rank:
-                    sums.append(Reduce("y", at, at + hi - lo, "x", lo, left=False))
+                    sums.append(Reduce("y", at, at + hi - lo, "x", lo, operand_left=False))
                 else:
-                    sums.append(RecvReduce(worker, "y", at, at + hi - lo, left=False))
+                    sums.append(RecvReduce(worker, "y", at, at + hi - lo, operand_left=False))
         yield *sends, *sums
 
 

@@ -242,7 +242,7 @@ def mutants(rank, rounds):
             if isinstance(step, Recv):
                 yield f"{step} adds", put(RecvReduce(*step))
             if isinstance(step, RecvReduce | Reduce):
-                yield f"{step} adds on the other side", put(step._replace(left=not step.left))
+                yield f"{step} adds on the other side", put(step._replace(operand_left=not step.operand_left))
             if isinstance(step, Send | Recv | RecvReduce):
                 yield f"{step} is there twice", put(step, step)
             if isinstance(step, Reduce):

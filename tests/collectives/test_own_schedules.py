@@ -42,7 +42,7 @@ def in_memory(rank, size, count):
     lo, hi = part(count, size, rank)
     yield (Barrier(),)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
-    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     yield (Barrier(),)
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
 
@@ -52,7 +52,7 @@ def by_slots(rank, size, count):
     yield (Copy("slot", 0, count, "x", 0),)
     yield (Barrier(),)
     yield (Copy("x", 0, count, "slot", 0, of=0),)
-    yield tuple(Reduce("x", 0, count, "slot", 0, left=False, of=q) for q in range(1, size))
+    yield tuple(Reduce("x", 0, count, "slot", 0, operand_left=False, of=q) for q in range(1, size))
     if rank < 2 <= size:
         yield (Barrier((0, 1)),)
 
@@ -63,7 +63,7 @@ def to_left(rank, size, count):
         for q in range(1, size):
             yield (Recv(q, "ready", 0, 1),)
         for q in range(1, size):
-            yield (Reduce("x", 0, count, "x", 0, left=False, of=q),)
+            yield (Reduce("x", 0, count, "x", 0, operand_left=False, of=q),)
         for q in range(1, size):
             yield (Copy("x", 0, count, "x", 0, to=q),)
         for q in range(1, size):
@@ -120,7 +120,7 @@ def test_others_operations_take_generators_too(communicator, comm):
         yield (Barrier(),)
         if rank == root:
             for q in range(size):
-                yield (Reduce("x", 0, count, "x", 0, left=q < root, of=q),) if q != root else ()
+                yield (Reduce("x", 0, count, "x", 0, operand_left=q < root, of=q),) if q != root else ()
 
     for way in (star, look):
         x = np.full(9, float(rank))

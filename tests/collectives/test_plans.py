@@ -100,7 +100,7 @@ def test_a_message_of_another_call_is_told_with_its_cause(communicator, ranks):
         with pytest.raises(RuntimeError, match=r"got a longer message than it expects.* different counts.*debug=True"):
             communicator.Bcast(x, algorithm="flat")
         for call in (communicator.Barrier, lambda: communicator.Bcast(x), lambda: communicator.Ibcast(x)):
-            with pytest.raises(RuntimeError, match=r"rank 1 has left a collective .*test_plans.py.*release\(\)"):
+            with pytest.raises(RuntimeError, match=r"rank 1 has aborted a collective .*test_plans.py.*release\(\)"):
                 call()
     communicator.release()
     x[:] = 1 + rank
@@ -123,7 +123,7 @@ def test_a_message_of_another_nonblocking_call_is_told_with_its_cause(comm, rank
         comm.barrier()
         with pytest.raises(RuntimeError, match=r"got a longer message than it expects.* different counts.*debug=True"):
             first.Wait()
-        left = r"rank 1 has left a collective before its end \(at test_plans.py:.*release\(\)"
+        left = r"rank 1 has aborted a collective \(at test_plans.py:.*release\(\)"
         for call in (second.Wait, second.Test, communicator.Barrier, lambda: communicator.Ibcast(x)):
             with pytest.raises(RuntimeError, match=left):
                 call()
@@ -147,7 +147,7 @@ def test_a_call_that_is_left_is_not_taken_for_the_next(communicator, ranks):
         plan.calls.insert(1, interrupted)  # its receive is posted
         with pytest.raises(KeyboardInterrupt):
             communicator._plans["a key",]()
-        with pytest.raises(RuntimeError, match=r"has left a collective before its end \(at .*KeyboardInterrupt\)"):
+        with pytest.raises(RuntimeError, match=r"has aborted a collective \(at .*KeyboardInterrupt\)"):
             communicator.Bcast(y, algorithm="flat")
     communicator.barrier()  # rank 0 has not sent before
     if rank == 0:
@@ -202,7 +202,7 @@ def test_a_call_in_node_memory_that_is_left_is_the_last_on_every_rank(comm, rank
         lambda: communicator.Barrier(),
     )
     for call in calls:
-        with pytest.raises(Aborted, match=rf"rank 0 has left .* before its end \(.*{cause}"):
+        with pytest.raises(Aborted, match=rf"rank 0 has aborted .* \(.*{cause}"):
             call()
     communicator.release()
     x[:] = rank

@@ -99,7 +99,7 @@ def all_waiting(rank, size, count):
 def without_a_meeting(rank, size, count):
     lo, hi = part(count, size, rank)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
-    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, left=False, of=q) for q in range(1, size))
+    yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
 
 
@@ -112,7 +112,7 @@ def reads_what_is_written(rank, size, count):
 def everyone_adds_all(rank, size, count):
     yield (Barrier(),)
     yield (Copy("sum", 0, count, "x", 0, of=0),)
-    yield tuple(Reduce("sum", 0, count, "x", 0, left=False, of=q) for q in range(1, size))
+    yield tuple(Reduce("sum", 0, count, "x", 0, operand_left=False, of=q) for q in range(1, size))
     yield (Barrier(),)
     yield (Copy("x", 0, count, "sum", 0),)
 

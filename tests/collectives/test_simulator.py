@@ -29,7 +29,13 @@ def test_a_round_is_a_simultaneous_assignment():
 
 
 def test_reductions_of_a_round_apply_in_listed_order():
-    receives = [(RecvReduce(2, "x", 0, 1, left=False), RecvReduce(1, "x", 0, 1, left=False), Reduce("x", 0, 1, "y", 0))]
+    receives = [
+        (
+            RecvReduce(2, "x", 0, 1, operand_left=False),
+            RecvReduce(1, "x", 0, 1, operand_left=False),
+            Reduce("x", 0, 1, "y", 0),
+        )
+    ]
     sends = [(Send(0, "x", 0, 1),)]
     held, _ = run(receives, sends, sends, y=[((9, 9),)])
     assert held[0]["x"][0] == ((9, 9), (0, 0), (2, 0), (1, 0))

@@ -103,7 +103,7 @@ CASES = {
     "refused": [
         "rank 0: Allreduce((1000,) float32, (1000,) float32, MAX), collective 2",
         "rank 1: not in a call, after collective 2",
-        "left Allreduce, collective 2, with ValueError: ",
+        "aborted Allreduce, collective 2, with ValueError: ",
         "at program.py",
         "missing from Allreduce: rank 1",
     ],
