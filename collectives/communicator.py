@@ -48,8 +48,8 @@ Algorithm = str | Callable | None  # of a call: a name, a generator function (ra
 class Communicator(MPI.Intracomm):
     """An intracommunicator that runs hand-written collectives.
 
-    It shares the handle of `comm` and works on a private duplicate, so that its messages never meet others. Creating
-    one is collective; where it has several ranks, an exception or exit that ends one ends all, unless the program has
+    It shares the handle of `comm` and works on a private duplicate, which keeps its messages apart. Creating one is
+    collective; where it has several ranks, an exception or exit that ends one ends all, unless the program has
     an excepthook of its own. Not for use by several threads at once.
 
     Parameters
@@ -77,7 +77,7 @@ class Communicator(MPI.Intracomm):
     Notes
     -----
     What a reduction gives is what NumPy makes of it, whatever the algorithm and the size: integers wrap, MAX and MIN of
-    a NaN are NaN; operands meet in an order of the algorithm's own. "native", where it is asked for, is the library's.
+    a NaN are NaN. The algorithm says in which order operands are combined. "native", where asked for, is the library's.
 
     Raises
     ------
@@ -403,7 +403,7 @@ class Communicator(MPI.Intracomm):
         Raises
         ------
         TimeoutError
-            Ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says.
+            Ranks that do not come to a barrier in shared memory within 300 s, or what `watch` says.
         """
         self._waiting(plan)
 
@@ -413,12 +413,12 @@ class Communicator(MPI.Intracomm):
         Raises
         ------
         ValueError
-            A plan in which ranks meet in shared memory.
+            A plan with barriers in shared memory.
         RuntimeError
             After a call that was left before its end.
         """
         if plan.program.named is not None:
-            raise ValueError(f"{name or 'Irun'}: ranks meet in shared memory in this plan, which waits: use Run")
+            raise ValueError(f"{name or 'Irun'}: this plan has barriers in shared memory, which wait: use Run")
         self._prepared()
         if self._broken:
             raise Aborted(self._broken)
@@ -801,7 +801,7 @@ CALL = """
             An algorithm of one's own that is wrong: rank, round and step are named.
         """
 WAITING = """TimeoutError
-            Ranks that do not come to a meeting in shared memory within 300 s, or what `watch` says.
+            Ranks that do not come to a barrier in shared memory within 300 s, or what `watch` says.
         RuntimeError
             A message of another call; and every call after one that was left before its end.
         """

@@ -96,11 +96,11 @@ class Report:
             f"synchronous sends",
         ]
         largest = [max((c for c in self.cases if c.size == size), key=lambda c: c.count) for size in sizes]
-        if not any(any(case.stats.messages) for case in largest) and any(case.stats.meetings for case in largest):
-            lines.append("  ranks  elements  rounds  meetings  copied or added by a rank")
+        if not any(any(case.stats.messages) for case in largest) and any(case.stats.barriers for case in largest):
+            lines.append("  ranks  elements  rounds  barriers  copied or added by a rank")
             for case in largest:
-                rounds, meetings, copied = max(case.stats.depth), case.stats.meetings, case.stats.copied
-                lines.append(f"  {case.size:5}  {case.count:8}  {rounds:6}  {meetings:8}  {copied:25}")
+                rounds, barriers, copied = max(case.stats.depth), case.stats.barriers, case.stats.copied
+                lines.append(f"  {case.size:5}  {case.count:8}  {rounds:6}  {barriers:8}  {copied:25}")
             return "\n".join(lines)
         lines.append("  ranks  elements  rounds (at least)  moved (at least)")
         for case in largest:
@@ -155,7 +155,7 @@ def check(
     ranks : numbers of ranks, or one number
     operation : a name in ALGORITHMS: what x is before and after is said in collectives/algorithms/registry.py
     counts : numbers of elements; by default 0, 1, fewer than ranks, as many, and a number that does not divide
-    ordered : whether operands must meet in rank order
+    ordered : whether operands must be combined in rank order
     options : passed on to the algorithm; `root` is the one to try, else the first, the middle and the last rank
 
     Returns

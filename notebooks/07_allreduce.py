@@ -243,7 +243,7 @@ plt.show()
 # `Copy(..., of=q)` reads rank q's buffer, and `to=q` writes it.
 #
 # **Exercise 3.** The sum of four ranks, without a message, and without anybody adding more than its share: rank r adds
-# up *part r* of all vectors, in a buffer `sum` of its own, and writes it into everybody's x. First the meetings: where
+# up *part r* of all vectors, in a buffer `sum` of its own, and writes it into everybody's x. First the barriers: where
 # must they be? (If one is missing, the checker finds the race: two ranks, one element, one of them writing.)
 
 # %%
@@ -268,8 +268,8 @@ checks.graded(puzzles.memory.grade(in_memory))
 collectives.draw(in_memory, 4, 16, title="shared memory")
 
 # %% [markdown]
-# Why no meeting *before* the writing? Because rank r alone reads and writes part r, of all vectors: nobody else looks
-# there until the end. With one more meeting at the start (that all vectors are ready) this is what all runs on one
+# Why no barrier *before* the writing? Because rank r alone reads and writes part r, of all vectors: nobody else looks
+# there until the end. With one more barrier at the start (that all vectors are ready) this is what all runs on one
 # machine do here by default; `shared.arrays` is the real one.
 #
 # ## Which one when

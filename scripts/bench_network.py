@@ -15,7 +15,7 @@ begins (between nodes after a rest) when all ranks have met, and ends with the l
 core to another process are not calm, and do not count where there are enough others. The note says within what half of
 the runs lie. Where price and median are more than 15% apart, it says whether the price is within that, and so no more
 off than one run from the next, and what of it, in the clock's trace, the last rank waited for: so many messages of so
-many bytes, busy ports, sums, copies, meetings.
+many bytes, busy ports, sums, copies, barriers.
 
 Two cores may talk to each other at one speed now and at a half of it seconds later. So here network and algorithms are
 measured by turns: rows hold the median of the turns' medians against the price on the median network, and the notes
@@ -115,9 +115,9 @@ def compare(result: dict, network: Network) -> Iterator[Row]:
     for name, cost in (("reduction", network.reducing(MIB)), ("copy", network.copying(MIB))):
         note = f"{1e-9 * MIB / cost:.3g} GB/s of results, all ranks at once{crowd}"
         yield Row(f"{name} in memory, 1 MiB", 1e6 * cost, None, "", "us", ranks, 1, note)
-    for members, seconds in network.meetings:
+    for members, seconds in network.barriers:
         note = f"memory of the node: {1e-9 / network.memory:.3g} GB/s read and written{crowd}"
-        yield Row(f"meeting of {members} ranks in memory", 1e6 * seconds, None, "", "us", members, 1, note)
+        yield Row(f"barrier of {members} ranks in memory", 1e6 * seconds, None, "", "us", members, 1, note)
 
 
 def prices(result: dict, network: Network, place: str) -> Iterator[Row]:

@@ -45,7 +45,8 @@ def shares(rank, size, count):
 def binomial(rank, size, count, root=0):
     """Neighbours are added first, then pairs of pairs: ceil(lg p)(alpha + n beta + n gamma).
 
-    The tree hangs from rank 0, so that operands meet in rank order; another root gets the sum in one message more.
+    The tree hangs from rank 0, so that operands are combined in rank order; another root gets the sum in a message of
+    its own.
     """
     bit = 1
     while bit < size:

@@ -36,7 +36,7 @@ SEGMENT_BYTES = 60_000
 class Need(Enum):
     """What an algorithm needs beyond any number of ranks, root and count: a call that has it not runs another."""
 
-    COMMUTATIVE = "an operation that commutes, as operands do not meet in rank order"
+    COMMUTATIVE = "an operation that commutes, as operands are not combined in rank order"
     CONSECUTIVE = "blocks of a list that follow each other in rank order without gaps"
     DIMS = "the sides of a torus, or of levels, as its parameter `dims`; without them a ring"
     EQUAL_BLOCKS = "blocks of one length"
@@ -57,12 +57,12 @@ class Cost(NamedTuple):
     messages: float = 0.0
     moved: float = 0.0
     reduced: float = 0.0
-    meetings: float = 0.0
+    barriers: float = 0.0
     copied: float = 0.0
 
-    def seconds(self, alpha: float, beta: float, gamma: float = 0.0, meet: float = 0.0, copy: float = 0.0) -> float:
+    def seconds(self, alpha: float, beta: float, gamma: float = 0.0, barrier: float = 0.0, copy: float = 0.0) -> float:
         moving = self.messages * alpha + self.moved * beta + self.reduced * gamma
-        return moving + self.meetings * meet + self.copied * copy
+        return moving + self.barriers * barrier + self.copied * copy
 
 
 class Algorithm(NamedTuple):
@@ -86,7 +86,7 @@ class Algorithm(NamedTuple):
 
     @property
     def ordered(self) -> bool:
-        """Whether operands meet in rank order."""
+        """Whether operands are combined in rank order."""
         return COMMUTATIVE not in self.needs
 
 

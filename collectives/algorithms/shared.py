@@ -1,16 +1,16 @@
-"""Collectives in memory that the ranks of a node share: nothing is sent, ranks copy, sum and meet.
+"""Collectives in memory that the ranks of a node share: nothing is sent, ranks copy, sum and wait.
 
-Three ways, by what is at hand; a *meeting* (Barrier) is one flag raised and p - 1 looked at.
+Three variants, by what is at hand; a Barrier is one flag written and p - 1 read.
 
-| way | for | allreduce |
+| variant | for | allreduce |
 |---|---|---|
-| small | short x | each rank puts x into its slot; meet; each sums all slots itself |
-| slots | x that only its rank can see, in segments of a slot | put what others sum; meet; sum a slice; meet; get sums |
-| arrays | x that all ranks can read and write | meet; each sums its slice over all x into all x; meet |
+| small | short x | each rank puts x into its slot; barrier; each sums all slots itself |
+| slots | x that only its rank can see, in segments of a slot | put; barrier; sum a slice; barrier; get sums |
+| arrays | x that all ranks can read and write | barrier; each sums its slice over all x into all x; barrier |
 
 A **slot** is scratch that all ranks of the node see. Every rank has two, "even" and "odd", which alternate from turn to
-turn, within a call and from call to call: a rank that puts something into a slot in turn t + 2 has come to the meeting
-of turn t + 1, to which every other came after it had got from that slot what it wanted in turn t. So no meeting is
+turn, within a call and from call to call: a rank that puts something into a slot in turn t + 2 has come to the barrier
+of turn t + 1, to which every other came after it had got from that slot what it wanted in turn t. So no barrier is
 needed for a slot to be free again.
 
 Every element is summed by one rank, in rank order: the results of all ranks are equal to the last bit.
@@ -32,7 +32,7 @@ BARRIER = (Barrier(),)
 
 
 class Turn(NamedTuple):
-    """What one rank does with the slots of one turn; all meet after `put`, and where they `get` once more before it."""
+    """What one rank does with the slots of one epoch: `put`, a barrier, `work`, where needed a barrier, and `get`."""
 
     put: list[Step]
     work: list[Round]
@@ -40,9 +40,9 @@ class Turn(NamedTuple):
 
 
 def alternate_slots(turns: list[Turn], twice: bool = False) -> Iterator[Round]:
-    """Put, meet, work, get; where others get what was written in the work (`twice`), they meet before they get.
+    """Put, barrier, work, get; with a second barrier before `get` where others get what the work wrote (`twice`).
 
-    Then one meeting serves two turns: what the next turn puts is put before the ranks meet for this one.
+    Then one barrier serves two epochs: what the next epoch puts is put before the second barrier of this one.
     """
     for k, (put, work, get) in enumerate(turns):
         if k == 0 or not twice:
@@ -87,11 +87,11 @@ def total(buf: str, n: int, operands: list[tuple[int | None, str, int]]) -> list
 @algorithm(
     "allreduce",
     name="shared_small",
-    cost=lambda p, n: Cost(meetings=1, copied=3 * n, reduced=(p - 1) * n),
+    cost=lambda p, n: Cost(barriers=1, copied=3 * n, reduced=(p - 1) * n),
     needs={SHARED_MEMORY},
 )
 def small(rank, size, count, root=None, send="x", turn=0):
-    """Each rank puts its x into its slot; whoever wants the result sums all: a meeting, 3 n copied, (p-1) n gamma."""
+    """Each rank puts its x into its slot; whoever wants the result sums all: a barrier, 3 n copied, (p-1) n gamma."""
     slot = slots_of(turn)
     work = []
     if root is None or rank == root:
@@ -103,7 +103,7 @@ def small(rank, size, count, root=None, send="x", turn=0):
 @algorithm(
     "reduce",
     name="shared_small",
-    cost=lambda p, n: Cost(meetings=1, copied=3 * n, reduced=(p - 1) * n),
+    cost=lambda p, n: Cost(barriers=1, copied=3 * n, reduced=(p - 1) * n),
     needs={SHARED_MEMORY},
 )
 def small_reduce(rank, size, count, root=0, send="x", turn=0):
@@ -119,14 +119,14 @@ def slots_cost(copies):
 
     def cost(p, n):
         k = how_many(n, p * share_of_slot(SLOT, p, LINE))
-        return Cost(meetings=k + 1, copied=copies(p) * n, reduced=(p - 1) / p * n)
+        return Cost(barriers=k + 1, copied=copies(p) * n, reduced=(p - 1) / p * n)
 
     return cost
 
 
 @algorithm("allreduce", name="shared_slots", cost=slots_cost(lambda p: 2 + 1 / p), needs={SHARED_MEMORY})
 def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, direct=False):
-    """Each rank sums its slice of every segment: k + 1 meetings for k segments, 2 n copied, (p-1)/p n gamma.
+    """Each rank sums its slice of every segment: k + 1 barriers for k segments, 2 n copied, (p-1)/p n gamma.
 
     In every slot there is room for the slice of each rank, at the same place in every segment: into its own room a rank
     only writes results, so that others may still get them while it puts operands for the next turn but one. Where
@@ -177,12 +177,12 @@ def slots_of_blocks(size, block, step):
 
 def scatter_cost(p, n):
     share = -(-n // p)
-    return Cost(meetings=how_many(share, share_of_slot(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
+    return Cost(barriers=how_many(share, share_of_slot(SLOT, p, LINE)), copied=n + share, reduced=(p - 1) * share)
 
 
 @algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, needs={SHARED_MEMORY})
 def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLOT, line=LINE):
-    """Each rank puts what others sum, room q of its slot for rank q's block: a meeting a segment, n copied.
+    """Each rank puts what others sum, room q of its slot for rank q's block: a barrier a segment, n copied.
 
     `recv` names where the block goes: its place in x, or the beginning of another buffer.
     """
@@ -207,11 +207,11 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLO
 @algorithm(
     "allgather",
     name="shared_slots",
-    cost=lambda p, n: Cost(meetings=how_many(-(-n // p), SLOT), copied=n),
+    cost=lambda p, n: Cost(barriers=how_many(-(-n // p), SLOT), copied=n),
     needs={SHARED_MEMORY},
 )
 def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
-    """Each rank puts its block, the others get it: a meeting a segment, n copied. `send` may hold the block alone."""
+    """Each rank puts its block, the others get it: a barrier a segment, n copied. `send` may hold the block alone."""
     block = blocks(count, size)
     number, piece = slots_of_blocks(size, block, slot)
     home = 0 if send == "x" else block(rank)[0]
@@ -232,11 +232,11 @@ def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
 @algorithm(
     "broadcast",
     name="shared_slots",
-    cost=lambda p, n: Cost(meetings=how_many(n, SLOT), copied=n + min(n, SLOT) * (p > 1)),
+    cost=lambda p, n: Cost(barriers=how_many(n, SLOT), copied=n + min(n, SLOT) * (p > 1)),
     needs={SHARED_MEMORY},
 )
 def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
-    """The root puts a segment while the others get the one before: a meeting a segment, n and a segment copied."""
+    """The root puts a segment while the others get the one before: a barrier a segment, n and a segment copied."""
 
     def turn_of(k):
         name, lo, hi = slots_of(turn + k), k * slot, min((k + 1) * slot, count)
@@ -253,11 +253,11 @@ def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
 @algorithm(
     "allreduce",
     name="shared_arrays",
-    cost=lambda p, n: Cost(meetings=2, copied=n / p + n, reduced=(p - 1) * n / p),
+    cost=lambda p, n: Cost(barriers=2, copied=n / p + n, reduced=(p - 1) * n / p),
     needs={SHARED_MEMORY},
 )
 def arrays(rank, size, count, send="x", line=LINE):
-    """Each rank sums its slice of all x into all x: 2 meetings, (p-1)/p n gamma, n copied."""
+    """Each rank sums its slice of all x into all x: 2 barriers, (p-1)/p n gamma, n copied."""
     lo, hi = slices(count, size, line)[rank]
     if send != "x":
         yield (Copy("x", 0, count, send, 0),)
@@ -276,11 +276,11 @@ def arrays_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=L
 @algorithm(
     "reduce_scatter",
     name="shared_arrays",
-    cost=lambda p, n: Cost(meetings=2, copied=2 * n / p, reduced=(p - 1) * n / p),
+    cost=lambda p, n: Cost(barriers=2, copied=2 * n / p, reduced=(p - 1) * n / p),
     needs={SHARED_MEMORY},
 )
 def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
-    """Each rank sums its block of all x: 2 meetings, (p-1)/p n gamma."""
+    """Each rank sums its block of all x: 2 barriers, (p-1)/p n gamma."""
     lo, hi = blocks(count, size)(rank)
     home = 0 if recv == "x" else lo
     yield BARRIER
@@ -290,10 +290,10 @@ def arrays_reduce_scatter(rank, size, count, send="x", recv="x"):
 
 
 @algorithm(
-    "allgather", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=(p - 1) / p * n), needs={SHARED_MEMORY}
+    "allgather", name="shared_arrays", cost=lambda p, n: Cost(barriers=2, copied=(p - 1) / p * n), needs={SHARED_MEMORY}
 )
 def arrays_allgather(rank, size, count, send="x"):
-    """Each rank writes its block into all other x: 2 meetings, (p-1)/p n copied."""
+    """Each rank writes its block into all other x: 2 barriers, (p-1)/p n copied."""
     lo, hi = blocks(count, size)(rank)
     at = lo if send == "x" else 0
     yield BARRIER
@@ -302,10 +302,10 @@ def arrays_allgather(rank, size, count, send="x"):
 
 
 @algorithm(
-    "broadcast", name="shared_arrays", cost=lambda p, n: Cost(meetings=2, copied=n * (p > 1)), needs={SHARED_MEMORY}
+    "broadcast", name="shared_arrays", cost=lambda p, n: Cost(barriers=2, copied=n * (p > 1)), needs={SHARED_MEMORY}
 )
 def arrays_broadcast(rank, size, count, root=0):
-    """Each rank reads the root's x: 2 meetings, n copied."""
+    """Each rank reads the root's x: 2 barriers, n copied."""
     yield BARRIER
     if rank != root:
         yield (Copy("x", 0, count, "x", 0, of=root),)
@@ -321,12 +321,12 @@ def two_level_cost(p, n):
         return Cost()
     here, carriers = 2, 2 - p % 2
     inside, ring = scatter_cost(here, n), segmented_cost(-(-p // 2), -(-n // carriers))
-    shared = Cost(meetings=how_many(-(-n // carriers), SLOT), copied=n)
+    shared = Cost(barriers=how_many(-(-n // carriers), SLOT), copied=n)
     return Cost(
         carriers * ring.messages,
         carriers * ring.moved,
         ring.reduced + inside.reduced,
-        inside.meetings + shared.meetings,
+        inside.barriers + shared.barriers,
         inside.copied + shared.copied,
     )
 
@@ -360,7 +360,7 @@ def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=L
 @algorithm(
     "allreduce",
     name="shared_two_level_arrays",
-    cost=lambda p, n: two_level_cost(p, n)._replace(meetings=4 * (p > 1)),
+    cost=lambda p, n: two_level_cost(p, n)._replace(barriers=4 * (p > 1)),
     needs={COMMUTATIVE, NODES, SHARED_MEMORY},
 )
 def two_level_arrays(rank, size, count, nodes=None, send="x", segment=SEGMENT):
@@ -368,7 +368,7 @@ def two_level_arrays(rank, size, count, nodes=None, send="x", segment=SEGMENT):
     yield from two_level(rank, size, count, nodes, send, segment=segment, arrays=True)
 
 
-@algorithm("barrier", name="shared", cost=lambda p, n: Cost(meetings=1), needs={SHARED_MEMORY})
+@algorithm("barrier", name="shared", cost=lambda p, n: Cost(barriers=1), needs={SHARED_MEMORY})
 def barrier(rank, size):
-    """All ranks meet."""
+    """One barrier of all ranks."""
     yield BARRIER

@@ -136,8 +136,8 @@ class Stats:
         return max(max(self.sent), max(self.received))
 
     @property
-    def meetings(self) -> int:
-        """The most meetings of any rank."""
+    def barriers(self) -> int:
+        """The most barriers of any rank."""
         return max(sum(isinstance(s, Barrier) for steps in rounds for s in steps) for rounds in self.history)
 
     @property
@@ -187,7 +187,7 @@ class Rank:
     awaited: list[tuple[int, Step]] = field(default_factory=list)  # receives without their message, with their place
     arrived: dict[int, list] = field(default_factory=dict)  # place of a receive in the round -> payload
     unsent: list["Message"] = field(default_factory=list)  # messages of this round that nobody has taken
-    meeting: tuple[int, ...] = ()  # whom it waits for, and itself
+    barrier: tuple[int, ...] = ()  # whom it waits for, and itself
     learned: list[list[int]] = field(default_factory=list)  # the clocks that this round's messages brought
     finished: bool = False
 
@@ -247,7 +247,7 @@ class Simulation:
         ]
         self.stats = Stats(*([0] * size for _ in range(5)), history=[[] for _ in buffers], buffers=buffers)
         self.wires: dict[tuple[int, int], deque[Message]] = {}
-        self.meetings: dict[tuple[int, ...], set[int]] = {}  # who has come
+        self.barriers: dict[tuple[int, ...], set[int]] = {}  # who has come
         self.accesses: dict[tuple[int, str], dict[int, list[Access]]] = {}  # (owner, buffer) -> by rank
         self.ready = deque(range(size))
 
@@ -255,14 +255,14 @@ class Simulation:
         self.most = most
         try:
             self.advance(most)
-            tell_deadlock(self.ranks, self.meetings, self.synchronous)
+            tell_deadlock(self.ranks, self.barriers, self.synchronous)
             tell_leftover(self.wires)
         except ScheduleError as error:
             if not isinstance(error, Deadlock | LeftOver):
                 error.rank, error.round = self.current.number, self.current.round
                 self.go_on(most)
             error.done = [
-                history if rank.steps is None or met(rank) else history[:-1]
+                history if rank.steps is None or is_released(rank) else history[:-1]
                 for rank, history in zip(self.ranks, self.stats.history, strict=True)
             ]
             error.begun = [
@@ -297,7 +297,7 @@ class Simulation:
                 continue
 
     def enter_round(self, rank) -> bool:
-        """Take the next round of a rank, check it, post its sends, come to its meeting; False where there is none."""
+        """Take the next round of a rank, check it, post its sends, come to its barrier; False where there is none."""
         steps = next(rank.rounds, END)
         if steps is END:
             rank.finished = True
@@ -320,28 +320,28 @@ class Simulation:
             self.stats.sent[rank.number] += len(message.payload)
             self.ready.append(message.send.peer)
         if rank.steps and isinstance(rank.steps[0], Barrier):
-            self.come(rank, rank.steps[0])
+            self.arrive(rank, rank.steps[0])
         return True
 
-    def come(self, rank, meet):
-        """A rank comes to a meeting; the last one lets all go on, who then know what each of them knew."""
-        rank.meeting = tuple(range(len(self.ranks))) if meet.ranks is None else tuple(sorted(meet.ranks))
-        here = self.meetings.setdefault(rank.meeting, set())
+    def arrive(self, rank, barrier):
+        """Let a rank arrive at a barrier; the last one releases all, and each then knows what all of them knew."""
+        rank.barrier = tuple(range(len(self.ranks))) if barrier.ranks is None else tuple(sorted(barrier.ranks))
+        here = self.barriers.setdefault(rank.barrier, set())
         here.add(rank.number)
-        if len(here) < len(rank.meeting):
+        if len(here) < len(rank.barrier):
             return
         clocks, depth = [list(self.ranks[r].clock) for r in here], max(self.ranks[r].depth for r in here)
         for r in here:
-            self.ranks[r].learned, self.ranks[r].meeting, self.ranks[r].depth = clocks, (), depth
+            self.ranks[r].learned, self.ranks[r].barrier, self.ranks[r].depth = clocks, (), depth
         self.ready.extend(here)
-        del self.meetings[tuple(sorted(here))]
+        del self.barriers[tuple(sorted(here))]
 
     def over(self, rank) -> bool:
         """Whether nothing is missing of a rank's round; takes the messages that have come."""
         senders = take_messages(rank, self.wires, self.stats)
         if self.synchronous:
             self.ready.extend(sender for sender in senders if not self.ranks[sender].unsent)
-        return not (rank.awaited or rank.meeting or (self.synchronous and rank.unsent))
+        return not (rank.awaited or rank.barrier or (self.synchronous and rank.unsent))
 
     def leave_round(self, rank):
         """Let the writes of a finished round appear; what they read is what was there before it."""
@@ -416,7 +416,7 @@ class Simulation:
         return steps
 
     def check_peers(self, s, r, size, broken):
-        """Refuse ranks that are not there, messages to oneself, and meetings without the one who comes."""
+        """Refuse ranks that are not there, messages to oneself, and barriers without the one who comes."""
         if isinstance(s, Send | Recv | RecvReduce):
             if not 0 <= s.peer < size or s.peer == r:
                 alone = ": one rank has nobody to send to or receive from" if size == 1 else ""
@@ -446,9 +446,9 @@ class Simulation:
         seen.setdefault(now.rank, []).append(now)
 
 
-def met(rank: Rank) -> bool:
-    """Whether a rank is in a round whose meeting is over."""
-    return bool(rank.steps) and isinstance(rank.steps[0], Barrier) and not rank.meeting
+def is_released(rank: Rank) -> bool:
+    """Whether a rank is in a round whose barrier is over."""
+    return bool(rank.steps) and isinstance(rank.steps[0], Barrier) and not rank.barrier
 
 
 def of(place: Slice, rank: int) -> str:
@@ -518,7 +518,7 @@ def take_messages(rank, wires, stats) -> set[int]:
     return taken_from
 
 
-def tell_deadlock(ranks, meetings, synchronous):
+def tell_deadlock(ranks, barriers, synchronous):
     """Raise Deadlock, with who waits for whom and the cycle among them, if any rank has not finished."""
     waits, lines = {}, []
     for rank in ranks:
@@ -526,8 +526,8 @@ def tell_deadlock(ranks, meetings, synchronous):
         if rank.finished:
             continue
         stuck = [s for _, s in rank.awaited] or [m.send for m in rank.unsent] or rank.steps
-        if rank.meeting:
-            waits[r], verb = sorted(set(rank.meeting) - meetings[rank.meeting]), "to meet"
+        if rank.barrier:
+            waits[r], verb = sorted(set(rank.barrier) - barriers[rank.barrier]), "in a Barrier, for"
         else:
             waits[r] = sorted({s.peer for s in stuck})
             verb = "to receive from" if rank.awaited else "for its message to be taken by"

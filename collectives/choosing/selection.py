@@ -94,8 +94,8 @@ LIBRARIES: dict[str, dict[str, Rows]] = {
 SLOTS_BETWEEN_NODES = 64 << 10
 
 # On one node, once ranks were given shared arrays: longer ones are read where they lie, in 0.2 to 0.85 of the library's
-# time (two ranks, 16 KiB ... 64 MiB). That all arrays of a call are such, ranks know when they have met; others are the
-# library's after all.
+# time (two ranks, 16 KiB ... 64 MiB). The first barrier of a call tells whether all its arrays are such; others
+# are the library's after all.
 READ_IN_PLACE, READ_ABOVE = {"allgather", "broadcast"}, 8 << 10  # bytes
 
 # The library counts elements in 32 bits. So many bytes are at most so many elements, whatever their datatype is.
@@ -127,7 +127,7 @@ class Call(NamedTuple):
     """What of a call decides its algorithm: the same on all ranks.
 
     nbytes : of the whole vector; not used where `vector`, as ranks may know different numbers
-    ordered : operands must meet in rank order
+    ordered : operands must be combined in rank order
     shareable : elements and operation are such that `shared` can do it
     half : float16, which the library cannot reduce, and which must not be rounded at every addition
     numpy : the library may reduce some values otherwise than NumPy (reduction.py)

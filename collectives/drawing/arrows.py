@@ -1,11 +1,11 @@
-"""What the steps of a schedule look like in a space-time diagram: arrows, bars of meetings, blocks of computation.
+"""What the steps of a schedule look like in a space-time diagram: arrows, bars for barriers, blocks of computation.
 
 | step | looks like |
 |---|---|
 | Send and its receive | an arrow, with a circled plus where it is added; around the edge in a ring |
 | Copy and Reduce of another rank's buffer | a dashed arrow from where it is read to where it is written |
 | Copy and Reduce of one's own | a square |
-| Barrier | a bar across the ranks, with a dot on each that meets |
+| Barrier | a bar across the ranks, with a dot on each that takes part |
 | Compute | a block with its name |
 | what is wrong | red: a frame around the round, an arrow from who waits to whom it waits for |
 """
@@ -125,7 +125,7 @@ def width_of_line(elements, replay):
 
 
 def draw_works(ax, priced, replay, network, alpha=1.0):
-    """What ranks do besides messages: copies and reductions, meetings, computation."""
+    """What ranks do besides messages: copies and reductions, barriers, computation."""
     unit, _ = unit_of(priced.seconds, network)
     families = list(dict.fromkeys(family_of(w.step.name) for w in priced.trace.works if type(w.step) is Compute))
     for number, work in enumerate(priced.trace.works):
@@ -144,12 +144,12 @@ def draw_works(ax, priced, replay, network, alpha=1.0):
             arrow(ax, (source.rank, start), (target.rank, end), **stroke)
             if adds(work.step):
                 plus(ax, target.rank, end, colour, alpha)
-    for members, start, end in meetings(priced):
-        meeting(ax, members, start / unit, end / unit, alpha)
+    for members, start, end in barriers_of(priced):
+        draw_barrier(ax, members, start / unit, end / unit, alpha)
 
 
-def meetings(priced) -> list[tuple[list[int], float, float]]:
-    """(ranks, when the last of them came, when they went on) of every meeting."""
+def barriers_of(priced) -> list[tuple[list[int], float, float]]:
+    """(ranks, when the last of them came, when they went on) of every barrier."""
     came: dict[tuple, list] = {}
     for work in priced.trace.works:
         if type(work.step) is Barrier:
@@ -158,8 +158,8 @@ def meetings(priced) -> list[tuple[list[int], float, float]]:
     return [(sorted(w.rank for w in works), max(w.start for w in works), end) for (end, _), works in came.items()]
 
 
-def meeting(ax, members, start, end, alpha):
-    """A bar across the ranks, with a dot on each that meets."""
+def draw_barrier(ax, members, start, end, alpha):
+    """A bar across the ranks, with a dot on each that takes part."""
     thick, middle = 4.5, (start + end) / 2
     across = dict(color=INK, alpha=alpha, solid_capstyle="round", zorder=5, clip_on=False)
     ax.plot([members[0] - 0.12, members[-1] + 0.12], [middle] * 2, lw=thick, **across)
@@ -254,7 +254,7 @@ def key_of(priced, nodes, network, wrong=()) -> list:
         handles.append(Line2D([], [], label="copied or added within the rank", **WITHIN))
     if any(type(work.step) is Barrier for work in works):
         dot = dict(marker="o", ms=4, mfc="white", mec="none")
-        handles.append(Line2D([], [], label="ranks meet: all wait for the last", color=INK, lw=6, **dot))
+        handles.append(Line2D([], [], label="barrier: all wait for the last", color=INK, lw=6, **dot))
     if families := dict.fromkeys(family_of(work.step.name) for work in works if type(work.step) is Compute):
         for i, name in enumerate(families):
             handles.append(Patch(fc=BLOCKS[i % len(BLOCKS)], ec=INK, lw=0.9, label=f"computes {name}"))

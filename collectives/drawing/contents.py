@@ -63,7 +63,7 @@ class Replay:
         When that state was reached.
     carried : list of (origins, lengths), one for each flight of the trace
         Where in the vector the cells of the message stood at first (int arrays).
-    moved : list of the same, one for each work of the trace; None for a meeting
+    moved : list of the same, one for each work of the trace; None for a barrier
     total : int
         Elements of the vector.
     bounds : {buffer: int array (cells + 1,)}

@@ -291,8 +291,8 @@ class Scene:
         in_rounds = self.network is ROUNDS
         rounds = int(priced.seconds) if in_rounds else priced.rounds  # local moves alone are no round of a drawing
         words, meaning = [marks.plural(self.size, "rank"), marks.plural(rounds, "round")], []
-        if priced.meetings:
-            words.append(marks.plural(priced.meetings, "meeting"))
+        if priced.barriers:
+            words.append(marks.plural(priced.barriers, "barrier"))
         if self.vector and priced.messages:
             words.append(f"each sends at most {priced.busiest / (total * self.itemsize):.3g} n")
         elif self.vector and priced.copied:

@@ -109,7 +109,7 @@ def ink_on(colour) -> str:
 
 
 def events_of(priced: Price) -> list[dict]:
-    """What the ranks of a price did: a "wait" is a round's time beyond its own work; that of a meeting is all of it."""
+    """What the ranks of a price did: a "wait" is a round's time beyond its own work; that of a barrier is all of it."""
     if priced.trace is None:
         raise ValueError("a price without a trace: ask for price(..., trace=True)")
     worked: dict[tuple[int, int], list] = {}

@@ -3,7 +3,7 @@
 In a round the receives and sends are started first; local copies and computations are made while they are in flight,
 then reductions follow in listed order, each when its operand has come. What is still being sent is not written before
 it has left, so that the message carries the old value. Only then, when there is another message for the same rank, and
-before a meeting does a rank wait for its sends. And receives of the next round are started before those of this round
+before a barrier does a rank wait for its sends. And receives of the next round are started before those of this round
 are waited for, so that no cable is empty between rounds. Where elements are rounded (float16), the reductions of a
 round into one slice are made as one: `together`. Schedules in memory that ranks share are fused first (fusing.py).
 

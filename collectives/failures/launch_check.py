@@ -57,7 +57,7 @@ def check_world(comm=None):
 
 @contextlib.contextmanager
 def starting(limit: float) -> Iterator[None]:
-    """In this block the ranks meet for the first time; where some do not come, say who, and end all ranks.
+    """In this block the ranks wait for each other for the first time; where some do not come, name them and end all.
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ def starting(limit: float) -> Iterator[None]:
     """
     from mpi4py import MPI
 
-    world, met = MPI.COMM_WORLD, threading.Event()
+    world, all_here = MPI.COMM_WORLD, threading.Event()
     rank, others = world.Get_rank(), range(1, world.Get_size())
     hello = world.Isend(bytearray(0), 0, START) if rank else MPI.REQUEST_NULL
 
     def watch():
-        if met.wait(limit + GRACE * (rank > 0)):  # the first rank knows more
+        if all_here.wait(limit + GRACE * (rank > 0)):  # the first rank knows more
             return
         late = [other for other in others if not world.Iprobe(other, START)] if rank == 0 else [0]
         ranks = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
@@ -82,7 +82,7 @@ def starting(limit: float) -> Iterator[None]:
     try:
         yield
     finally:
-        met.set()
+        all_here.set()
     hello.Wait()
     for other in others if rank == 0 else ():
         world.Recv(bytearray(0), other, START)

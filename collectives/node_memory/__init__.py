@@ -4,7 +4,7 @@
 |---|---|
 | window.py | `SharedWindow`: arrays that all ranks of a node see, and slots |
 | files.py | the anonymous files that they lie in |
-| flags.py | how ranks meet, tell each other numbers and claim work |
+| flags.py | barriers, published numbers and claims of work |
 | plans.py | schedules of algorithms/shared.py, bound to arrays |
 | reduction.py | sums of arrays side by side, as NumPy makes them |
 """

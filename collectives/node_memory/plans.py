@@ -126,7 +126,7 @@ def one_of(window, what, pair, named, count, given, op=None, private=None, aroun
     Parameters
     ----------
     named : name -> array that other ranks name
-    private : called in place of the first: all ranks meet, which tells them that it is the one, and then call it
+    private : called in place of the first, after a barrier in which all ranks show that it is the one
     around : what Plan has to know beside: before, after, keep
     """
     around = around or {}

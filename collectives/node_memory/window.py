@@ -5,7 +5,7 @@
     allreduce = window.allreduce(None, x)        # local: plans a call on these arrays ...
     allreduce()                                  # ... which all ranks then make, as often as they like
 
-The collectives are schedules of algorithms/shared.py, bound to memory in plans.py; ranks meet by flags.py. Nothing is
+The collectives are schedules of algorithms/shared.py, bound to memory in plans.py; barriers are in flags.py. Nothing is
 sent: each rank reduces its slice of the vector over all ranks' arrays and writes it back to all, in blocks that stay in
 cache. Each element is summed by one rank, in rank order, so that the results of all ranks are equal to the last bit.
 
@@ -152,7 +152,7 @@ class SharedWindow:
         return own[:nbytes].view(dtype).reshape(shape)
 
     def common(self, shape: int | tuple[int, ...], dtype=float) -> np.ndarray:
-        """One array of zeros that all ranks see (collective): what one writes others read when they have met.
+        """One array of zeros that all ranks see (collective): what one writes others read behind a barrier.
 
         Each rank has touched its part first, so that lies in the memory next to its core.
 
@@ -270,7 +270,7 @@ def collective_try(flags: Flags, nbytes: int, act: Callable, undo: Callable = la
         result = act()
     except OSError as error:
         problem = error
-    word = Word.FAILED + (flags.count & 1)  # nobody writes it again before all have met once more
+    word = Word.FAILED + (flags.count & 1)  # not written again before another barrier
     flags.publish(word, int(problem is not None))
     flags.barrier(f"making {nbytes / 2**20:.1f} MiB of shared memory")
     if any(flags.read_all(word)):

@@ -25,27 +25,26 @@ class Waits:
     ranks : float
         Within ranks: computation, reductions, copies, the calls to send and to receive; and a round that waits for its
         own sends.
-    meetings : float
+    barriers : float
         In node memory, from when the last rank had come until all went on.
     sums, copies : float
         Of `ranks`, in reductions and in copies.
     lengths : tuple of int
         Bytes of each message.
-    met : int
-        Meetings.
+    barrier_count : int
     """
 
     messages: float
     ports: float
     ranks: float
-    meetings: float
+    barriers: float
     sums: float
     copies: float
     lengths: tuple[int, ...]
-    met: int
+    barrier_count: int
 
     def __str__(self):
-        total = self.messages + self.ports + self.ranks + self.meetings
+        total = self.messages + self.ports + self.ranks + self.barriers
 
         def told(*parts):
             return [f"{1e6 * seconds:.3g} us {name}" for seconds, name in parts if seconds > 0.005 * total]
@@ -57,7 +56,7 @@ class Waits:
             (self.messages, f"messages ({len(self.lengths)} of {length} bytes)"),
             (self.ports, "busy ports or late receives"),
             (self.ranks, "work of ranks" + f" ({within})" * bool(within)),
-            (self.meetings, f"meetings in memory ({self.met})"),
+            (self.barriers, f"barriers in memory ({self.barrier_count})"),
         )
         return ", ".join(parts)
 
@@ -78,12 +77,12 @@ def waits(priced: Price) -> Waits:
         came[flight.dest, flight.received_in].append(flight)
     for work in priced.trace.works:
         worked[work.rank, work.index].append(work)
-    ranks_of = lambda meet: None if meet.ranks is None else tuple(sorted(meet.ranks))
-    met = {(work.rank, work.index): work for work in priced.trace.works if isinstance(work.step, Barrier)}
+    ranks_of = lambda step: None if step.ranks is None else tuple(sorted(step.ranks))
+    barrier_works = {(work.rank, work.index): work for work in priced.trace.works if isinstance(work.step, Barrier)}
     together = defaultdict(list)
-    for work in met.values():
+    for work in barrier_works.values():
         together[work.end, ranks_of(work.step)].append(work)
-    messages = ports = ranks = meetings = sums = copies = 0.0
+    messages = ports = ranks = barriers = sums = copies = 0.0
     lengths, number = [], 0
     now = priced.seconds
     last_round = {rank: index for rank, index in spans if (rank, index + 1) not in spans}
@@ -91,11 +90,11 @@ def waits(priced: Price) -> Waits:
     rank = max(last_round, key=lambda rank: (priced.finish[rank], bool(came[rank, last_round[rank]])), default=0)
     index = last_round.get(rank, -1)
     while index >= 0:
-        if (rank, index) in met:
-            work = met[rank, index]
+        if (rank, index) in barrier_works:
+            work = barrier_works[rank, index]
             last = max(together[work.end, ranks_of(work.step)], key=lambda work: work.start)
             ranks += now - work.end
-            meetings += work.end - last.start
+            barriers += work.end - last.start
             number += 1
             now, rank, index = last.start, last.rank, last.index - 1
             continue
@@ -117,4 +116,4 @@ def waits(priced: Price) -> Waits:
             # Of its round only what came before the send: copies, earlier sends.
             ranks += last.ready - spans[rank, index].start
         now, index = spans[rank, index].start, index - 1
-    return Waits(messages, ports, ranks, meetings, sums, copies, tuple(reversed(lengths)), number)
+    return Waits(messages, ports, ranks, barriers, sums, copies, tuple(reversed(lengths)), number)

@@ -341,7 +341,7 @@ class EventSimulation:
         waiting.append(rank)
         if len(waiting) < len(members):
             return
-        end = now + (1.0 if self.in_rounds else self.network.meeting(len(group)))
+        end = now + (1.0 if self.in_rounds else self.network.barrier_seconds(len(group)))
         for member in self.in_barrier.pop(members):
             self.barriers[member.number] += 1
             if self.trace:
@@ -522,7 +522,7 @@ class EventSimulation:
 
         def waits_for(rank):
             if rank.number in absent:
-                return f"{rank.number} to meet {absent[rank.number]}"
+                return f"{rank.number} in a Barrier for {absent[rank.number]}"
             return f"{rank.number} for {rank.awaited if rank.awaited >= 0 else 'the receive of a send'}"
 
         who = ", ".join(map(waits_for, stuck[:4]))

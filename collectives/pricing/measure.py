@@ -73,7 +73,7 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
     quietly(comm)
     reductions, copies = measure_memory(comm, seconds)
     memory = interpolate(copies, 16 * MIB)[1] / (2 * 16 * MIB * node.Get_size())
-    meetings, (posts, fetches) = measure_meetings(node, seconds), measure_sharing(node, seconds)
+    barriers, (posts, fetches) = measure_barriers(node, seconds), measure_sharing(node, seconds)
     quietly(comm)
     gamma, copy = interpolate(reductions, MIB)[1] / MIB, interpolate(copies, MIB)[1] / MIB
     source = f"measured with {MPI.get_vendor()[0]}, {len(near) + 1} ranks a node"
@@ -87,7 +87,7 @@ def measure_network(comm: MPI.Intracomm, sizes: Sequence[int] = SIZES, seconds: 
         reductions,
         copies,
         memory,
-        meetings,
+        barriers,
         fetches,
         posts,
     )
@@ -293,28 +293,28 @@ def measure_memory(comm: MPI.Intracomm, seconds: float) -> tuple[list, list]:
     return reductions, copies
 
 
-def measure_meetings(node: MPI.Intracomm, seconds: float) -> list[tuple[int, float]]:
+def measure_barriers(node: MPI.Intracomm, seconds: float) -> list[tuple[int, float]]:
     """(ranks, seconds) that the ranks of a node take to wait for each other in shared memory: 2, 4, ... and all."""
     from collectives.node_memory.window import SharedWindow
 
-    size, meetings = node.Get_size(), []
+    size, barriers = node.Get_size(), []
     for ranks in sorted({2**k for k in range(1, size.bit_length()) if 2**k < size} | {size} - {1}):
         part = node.Split(0 if node.Get_rank() < ranks else MPI.UNDEFINED)
         taken = 0.0
         if part != MPI.COMM_NULL:
             window = SharedWindow(part)
-            meet = window.barrier()
+            barrier = window.barrier()
 
-            def ten(meet=meet):
+            def ten(barrier=barrier):
                 for _ in range(10):
-                    meet()
+                    barrier()
 
             taken = typical(repeated(part, lambda: clocked(ten), seconds)) / 10
             window.free()
             part.Free()
-        meetings.append((ranks, node.bcast(taken)))
+        barriers.append((ranks, node.bcast(taken)))
         quietly(node)
-    return meetings
+    return barriers
 
 
 def measure_sharing(node: MPI.Intracomm, seconds: float) -> tuple[list, list]:
@@ -328,16 +328,16 @@ def measure_sharing(node: MPI.Intracomm, seconds: float) -> tuple[list, list]:
     if size == 1:
         return posts, fetches
     window = SharedWindow(node)
-    meet = window.barrier()
+    barrier = window.barrier()
     for nbytes in MEMORY_SIZES:
         own, (source, target) = window.empty(nbytes, "u1"), arrays(nbytes)
         theirs = window.peers(own).parts[(window.rank + 1) % size]
 
         def both(own=own, source=source, target=target, theirs=theirs):
             posted = clocked(partial(own.__setitem__, ..., source))
-            meet()
+            barrier()
             fetched = clocked(partial(target.__setitem__, ..., theirs))
-            meet()
+            barrier()
             return posted, fetched
 
         times = zip(*islice(repeated(node, both, seconds / 4), MANY), strict=True)

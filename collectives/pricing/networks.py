@@ -210,7 +210,7 @@ class Network:
     memory : float
         Seconds a byte that the memory of a node takes, read and written, where all of its ranks copy at once; 0 if not
         known.
-    meetings : sequence of (ranks, seconds)
+    barriers : sequence of (ranks, seconds)
         What it takes so many ranks of a node to wait for each other in shared memory, fewest first.
     fetches : sequence of (bytes, seconds)
         Copies from or to what another rank of the node has written, which its core may still hold; where nobody has
@@ -234,7 +234,7 @@ class Network:
     reductions: tuple[tuple[float, float], ...] = ()
     copies: tuple[tuple[float, float], ...] = ()
     memory: float = 0.0
-    meetings: tuple[tuple[int, float], ...] = ()
+    barriers: tuple[tuple[int, float], ...] = ()
     fetches: tuple[tuple[float, float], ...] = ()
     posts: tuple[tuple[float, float], ...] = ()
     topology: Topology | None = None
@@ -247,7 +247,7 @@ class Network:
             raise ValueError(f"{self}: gamma, copy and memory must be >= 0 and finite")
         if not isinstance(self.source, str):
             raise ValueError(f"source is a text, not {self.source}")
-        for name in ("reductions", "copies", "meetings", "fetches", "posts"):
+        for name in ("reductions", "copies", "barriers", "fetches", "posts"):
             points = tuple((x, seconds) for x, seconds in getattr(self, name))
             xs = [x for x, _ in points]
             if xs != sorted(set(xs)) or not all(
@@ -419,14 +419,14 @@ class Network:
         """Seconds for a copy of so many bytes into a slot that others have read."""
         return interpolate(self.posts, nbytes)[1] if self.posts else self.copying(nbytes)
 
-    def meeting(self, ranks: int) -> float:
+    def barrier_seconds(self, ranks: int) -> float:
         """Seconds from when the last of so many ranks of a node has come until all go on.
 
         Where nobody has measured it, as long as two messages without data: one to each rank, and one back.
         """
         if ranks < 2:
             return 0.0
-        return interpolate(self.meetings, ranks)[1] if self.meetings else 2 * self.inside.alpha
+        return interpolate(self.barriers, ranks)[1] if self.barriers else 2 * self.inside.alpha
 
     @property
     def memory_share(self) -> float:
@@ -457,7 +457,7 @@ class Network:
 
     @classmethod
     def load(cls, file: str | Path) -> "Network":
-        """Read what `save` wrote; what a file does not say of lengths, memory and meetings is left out.
+        """Read what `save` wrote; what a file does not say of lengths, memory and barriers is left out.
 
         Raises
         ------
@@ -471,7 +471,7 @@ class Network:
 
 
 # Rounds for time: a message takes one unit whatever its length, and so do a round that sends without receiving, a
-# meeting, a round that reads or writes memory of other ranks, and each Compute. All ranks share one node.
+# barrier, a round that reads or writes memory of other ranks, and each Compute. All ranks share one node.
 ROUNDS = Network(Link(1.0, 0.0), Link(1.0, 0.0), ranks_per_node=1 << 20)
 
 

@@ -11,8 +11,8 @@ closed form of the literature, messages alpha + moved beta + reduced gamma (test
 
 In node memory, copies and reductions cost the same whoever's buffer they name, unless somebody has measured what it
 takes to fetch another rank's, and to write into a slot that others have read; and the ranks of a node share what its
-memory can carry, if the network says what that is. Those who meet leave together, a meeting's time after the last has
-come. A Compute keeps its rank busy for its seconds, while the messages of its round travel.
+memory can carry, if the network says what that is. The ranks of a barrier leave it together, some time after the last
+has come. A Compute keeps its rank busy for its seconds, while the messages of its round travel.
 
 On a measured network all of this depends on the length of the message (parameterised LogP, Kielmann 2000), and so do
 copies and reductions; a send above the eager limit leaves when its receive is there, one below it frees its sender at
@@ -67,8 +67,8 @@ class Price:
         Those of them that left a node.
     busiest : int
         Most bytes that one rank sent.
-    meetings : int
-        Most meetings of any rank.
+    barriers : int
+        Most barriers of any rank.
     copied : int
         Bytes that Copy and Reduce wrote, on all ranks together.
     traffic : tuple of int
@@ -88,15 +88,15 @@ class Price:
     busiest: int
     method: str
     trace: Trace | None = None
-    meetings: int = 0
+    barriers: int = 0
     copied: int = 0
     traffic: tuple[int, ...] = ()
 
     def __str__(self):
         words = [f"{self.seconds * 1e6:,.1f} us, {self.rounds:,} rounds"]
-        if self.meetings:
-            words.append(f"{self.meetings:,} meetings, {self.copied:,} bytes copied or added in memory")
-        if self.messages or not self.meetings:
+        if self.barriers:
+            words.append(f"{self.barriers:,} barriers, {self.copied:,} bytes copied or added in memory")
+        if self.messages or not self.barriers:
             words.append(f"{self.messages:,} messages, {self.bytes:,} bytes ({self.bytes_between:,} between nodes)")
         return ", ".join([*words, f"by {self.method}"])
 
@@ -190,10 +190,10 @@ def price(
                 f"{SIMULATED_AT_MOST:,} are not simulated: price fewer ranks or leave it out"
             )
         cost = closed_form(size, elements, **{key: value for key, value in options.items() if key in known})
-        if cost.meetings and size > network.ranks_per_node:
+        if cost.barriers and size > network.ranks_per_node:
             raise ValueError(f"{name}: {size} ranks share no memory, with {network.ranks_per_node} a node")
         copy = network.copying(LONG) / LONG  # seconds a byte, as gamma is
-        in_memory = network.gamma * itemsize, network.meeting(size), copy * itemsize
+        in_memory = network.gamma * itemsize, network.barrier_seconds(size), copy * itemsize
         seconds = cost.seconds(link.alpha, link.beta * itemsize, *in_memory)
         return Price(seconds, np.full(size, seconds), 0, 0, 0, 0, 0, "closed form")
     raise ValueError(
@@ -267,7 +267,7 @@ def as_price(simulation: EventSimulation, method: str) -> Price:
         bytes=sum(sent) * copies,
         bytes_between=sum(elements[True]) * itemsize * copies,
         busiest=max(sent),
-        meetings=max(simulation.barriers),
+        barriers=max(simulation.barriers),
         copied=sum(simulation.copied) * itemsize * copies,
         method=method,
         trace=simulation.trace,

@@ -171,7 +171,7 @@ memory = Puzzle(
     """Four ranks of a node: `Copy` and `Reduce` may name another rank's buffer (`of=q` reads it, `to=q` writes it),
     and `Barrier()`, alone in its round, waits until all have come. All are to have the sum of all x, without messages.
 
-    Two ranks that touch one element, one of them writing, without a meeting between them, race: the checker finds
+    Two ranks that touch one element, one of them writing, without a barrier between them, race: the checker finds
     it. Who adds what, so that nobody adds more than its share?""",
     4,
     16,

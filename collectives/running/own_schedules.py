@@ -95,7 +95,7 @@ def schedule(planner, rounds, op, buffers, computations) -> Plan:
         program.named = named_by_others(every, planner.nodes)
     elif sharing := [rank for rank, (*_, near) in enumerate(told) if near]:
         raise ValueError(
-            f"compile: rank {sharing[0]} meets others or names their buffers, in a schedule of more than "
+            f"compile: rank {sharing[0]} has a Barrier or names others' buffers, in a schedule of more than "
             f"{MOST_STEPS:,} steps: too long to see that nothing races. Compile it in parts, or send messages"
         )
     if program.named is not None:
@@ -156,11 +156,11 @@ def named_by_others(every, nodes) -> Named | None:
         Ranks on different nodes, which share no memory.
     """
     reach: dict[str, int] = {}
-    named, written, meets = set(), set(), False
+    named, written, barriers = set(), set(), False
     for rank, rounds in enumerate(every):
         for number, steps in enumerate(rounds):
             for s in steps:
-                places, meets = reads(s, rank) + writes(s, rank), meets or isinstance(s, Barrier)
+                places, barriers = reads(s, rank) + writes(s, rank), barriers or isinstance(s, Barrier)
                 others = {place.rank for place in places}
                 if isinstance(s, Barrier):
                     others = set(range(len(nodes)) if s.ranks is None else s.ranks)
@@ -174,11 +174,11 @@ def named_by_others(every, nodes) -> Named | None:
                     reach[place.buf] = max(reach.get(place.buf, 0), place.hi)
                     if place.rank != rank:
                         named.add(place.buf)
-    return Named({name: reach[name] for name in named}, written) if named or meets else None
+    return Named({name: reach[name] for name in named}, written) if named or barriers else None
 
 
 def shares_memory(step, rank) -> bool:
-    """Whether a step meets other ranks or names their buffers."""
+    """Whether a step is a Barrier or names other ranks' buffers."""
     return isinstance(step, Barrier) or any(place.rank != rank for place in reads(step, rank) + writes(step, rank))
 
 

@@ -188,7 +188,7 @@ def two_level(planner, send, x, op, message):
 
 
 def ordered(op) -> bool:
-    """Whether operands must meet in rank order."""
+    """Whether operands must be combined in rank order."""
     return not op.Is_commutative()
 
 

@@ -26,7 +26,7 @@ from collectives.running.nonblocking import tell
 from collectives.running.own_schedules import learned
 from collectives.steps import Barrier
 
-# Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: a NaN may meet a number).
+# Operations for which a (+) b and b (+) a are the same to the last bit (not MAX and MIN: one operand may be a NaN).
 SYMMETRIC = {op.handle for op in (MPI.SUM, MPI.PROD, MPI.LAND, MPI.LOR, MPI.LXOR, MPI.BAND, MPI.BOR, MPI.BXOR)}
 
 tell_once = cache(tell)

@@ -78,7 +78,7 @@ def ddp(job: Job, axes: Axes, network: Network) -> Prediction:
     gradients, update = job.parameters / axes.tensor, job.update / axes.tensor
     if group.in_memory(network) and axes.tensor == 1:  # who has finished sums and updates the next block
         update /= group.count
-        exchange = network.meeting(group.count) + group.adding(gradients, network)
+        exchange = network.barrier_seconds(group.count) + group.adding(gradients, network)
     else:
         exchange = after_backprop(job, mine.layers, group, network)
     computation = mine.computation + job.loss(mine.samples)

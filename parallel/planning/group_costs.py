@@ -76,7 +76,7 @@ class Group(NamedTuple):
             return
         m, nodes, k = self.members(network), self.nodes(network), self.sharing(network)
         if self.in_memory(network):
-            yield "memory", network.meeting(m) + network.fetching(nbytes * (m - 1) / m)
+            yield "memory", network.barrier_seconds(m) + network.fetching(nbytes * (m - 1) / m)
             return
         near = message(network.inside, nbytes / self.count)
         if nodes == 1:
@@ -103,7 +103,7 @@ class Group(NamedTuple):
     def reduce_scatter(self, nbytes: float, network: Network) -> float:
         if self.in_memory(network) and self.count > 1 and nbytes:  # each adds up its part where the others' lie
             part = network.copying(nbytes / self.count)
-            return network.meeting(self.count) + part + self.adding(nbytes, network)
+            return network.barrier_seconds(self.count) + part + self.adding(nbytes, network)
         return self.scattering(nbytes, network) + self.adding(nbytes, network)
 
     def adding(self, nbytes: float, network: Network) -> float:

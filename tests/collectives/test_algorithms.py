@@ -160,14 +160,14 @@ def test_calls_in_shared_memory_follow_each_other_without_a_race(size):
     "operation, entry", [way for way in WAYS if way[0] != "barrier"], ids=lambda way: getattr(way, "name", way)
 )
 def test_no_meeting_in_shared_memory_can_be_left_out(operation, entry):
-    """Without any one of the meetings of a call, on all ranks, something races: in it, or with the calls beside it."""
+    """Without any one of the barriers of a call, on all ranks, something races: in it, or with the calls beside it."""
     size, count = 3, 7
     rounds = entry.rounds(0, size, count, **small_pieces(entry, size))
-    meetings = sum(isinstance(s, Barrier) for steps in rounds for s in steps)
+    barriers = sum(isinstance(s, Barrier) for steps in rounds for s in steps)
     writers = [
         (op, e) for op, e in WAYS if (op, e.name) in (("allreduce", "shared_small"), ("allreduce", "shared_arrays"))
     ]
-    for k in range(meetings):
+    for k in range(barriers):
 
         def without(rounds, k=k):
             at = [i for i, steps in enumerate(rounds) if any(isinstance(s, Barrier) for s in steps)][k]

@@ -179,7 +179,7 @@ def test_counts_that_can_be_read_once_hold_for_every_number_of_ranks():
 def test_of_what_runs_in_memory_meetings_and_copies_are_told():
     text = str(check(ALGORITHMS["allreduce"]["shared_small"], ranks=[2, 4], counts=[8]))
     assert text.splitlines()[1:] == [
-        "  ranks  elements  rounds  meetings  copied or added by a rank",
+        "  ranks  elements  rounds  barriers  copied or added by a rank",
         "      2         8       6         1                         32",
         "      4         8       6         1                         48",
     ]

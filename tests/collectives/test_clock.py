@@ -388,7 +388,7 @@ def test_no_algorithm_beats_the_lower_bound():
 
 
 def test_no_algorithm_in_memory_beats_what_all_ranks_together_can_do():
-    """One meeting at least; and p - 1 additions of every element, which p ranks share if all wait for the result."""
+    """One barrier at least; and p - 1 additions of every element, which p ranks share if all wait for the result."""
     for operation, entries in ALGORITHMS.items():
         for entry in (entry for entry in entries.values() if entry.needs == {SHARED_MEMORY}):
             for p in (2, 3, 8):
@@ -396,19 +396,19 @@ def test_no_algorithm_in_memory_beats_what_all_ranks_together_can_do():
                 for count in (p, 5000 * p):
                     got = price(entry, p, None if operation == "barrier" else count, 4, network)
                     adding = (p - 1) / p * 4 * count * GAMMA if "reduce" in operation else 0.0
-                    assert got.seconds >= (network.meeting(p) + adding) * (1 - 1e-9), (operation, entry.name, p)
-                    assert got.messages == got.bytes == 0 and got.meetings >= 1
+                    assert got.seconds >= (network.barrier_seconds(p) + adding) * (1 - 1e-9), (operation, entry.name, p)
+                    assert got.messages == got.bytes == 0 and got.barriers >= 1
 
 
 # ------------------------------------------------------------------------------------ memory of a node, computation
 
-MEETING = 5e-7
+BARRIER_SECONDS = 5e-7
 
 
 def in_memory(size, **given):
     """One node of so many ranks."""
-    meetings = ((2, MEETING), (8, 4 * MEETING))
-    return dataclasses.replace(HOCKNEY, ranks_per_node=size, copy=5e-10, meetings=meetings, **given)
+    barriers = ((2, BARRIER_SECONDS), (8, 4 * BARRIER_SECONDS))
+    return dataclasses.replace(HOCKNEY, ranks_per_node=size, copy=5e-10, barriers=barriers, **given)
 
 
 def test_all_who_meet_leave_together_after_the_last():
@@ -421,14 +421,14 @@ def test_all_who_meet_leave_together_after_the_last():
 
     network = in_memory(3)
     priced = price(late, 3, 1, 4, network, trace=True)
-    first = 4000 * 5e-10 + network.meeting(2)
-    assert priced.finish == pytest.approx([first + network.meeting(3)] * 3) and priced.meetings == 2
+    first = 4000 * 5e-10 + network.barrier_seconds(2)
+    assert priced.finish == pytest.approx([first + network.barrier_seconds(3)] * 3) and priced.barriers == 2
     assert [(w.rank, w.start, w.end) for w in priced.trace.works if w.step == Barrier((0, 1))] == [
         (0, 0.0, pytest.approx(first)),
         (1, pytest.approx(2e-6), pytest.approx(first)),
     ]
-    assert network.meeting(1) == 0 and network.meeting(5) == pytest.approx(2.5 * MEETING)
-    assert HOCKNEY.meeting(5) == 2 * ALPHA  # where nobody has measured it
+    assert network.barrier_seconds(1) == 0 and network.barrier_seconds(5) == pytest.approx(2.5 * BARRIER_SECONDS)
+    assert HOCKNEY.barrier_seconds(5) == 2 * ALPHA  # where nobody has measured it
 
 
 def test_buffers_of_other_ranks_cost_what_ones_own_do():
@@ -438,9 +438,9 @@ def test_buffers_of_other_ranks_cost_what_ones_own_do():
 
     network = in_memory(2)
     priced = price(gets, 2, 1000, 4, network)
-    assert priced.seconds == pytest.approx(MEETING + 4000 * (5e-10 + GAMMA))
+    assert priced.seconds == pytest.approx(BARRIER_SECONDS + 4000 * (5e-10 + GAMMA))
     assert priced.copied == 2 * 2 * 4000
-    assert str(priced).endswith("2 rounds, 1 meetings, 16,000 bytes copied or added in memory, by simulation")
+    assert str(priced).endswith("2 rounds, 1 barriers, 16,000 bytes copied or added in memory, by simulation")
 
 
 def test_what_another_rank_has_written_has_to_be_fetched():
@@ -454,7 +454,7 @@ def test_what_another_rank_has_written_has_to_be_fetched():
     assert network.fetching(4000) == pytest.approx(4e-6)
     further = 4e-6 - 4000 * 5e-10
     own = 4000 * (5e-10 + GAMMA)
-    assert price(gets, 2, 1000, 4, network).seconds == pytest.approx(MEETING + 2 * own + 2 * further + 4e-6)
+    assert price(gets, 2, 1000, 4, network).seconds == pytest.approx(BARRIER_SECONDS + 2 * own + 2 * further + 4e-6)
 
 
 def test_slots_that_others_have_read_take_longer_to_write():
@@ -509,7 +509,7 @@ def test_memory_is_shared_within_a_node_only():
     entry = ALGORITHMS["allreduce"]["shared_arrays"]
     with pytest.raises(ValueError, match=r"rank 4, as this network has 4 ranks a node: Barrier"):
         price(entry, 8, 100, 4, "gigabit")
-    assert price(entry, 4, 100, 4, "gigabit").meetings == 2
+    assert price(entry, 4, 100, 4, "gigabit").barriers == 2
 
     def reads(rank, size, count):
         yield (Copy("y", 0, count, "x", 0, of=(rank + 1) % size),)
@@ -523,7 +523,9 @@ def test_meetings_that_do_not_come_about_are_refused():
         if rank != 2:
             yield (Barrier(),)
 
-    with pytest.raises(ValueError, match=r"absent: 2 of 3 ranks wait for ever, rank 0 to meet \[2\], 1 to meet \[2\]"):
+    with pytest.raises(
+        ValueError, match=r"absent: 2 of 3 ranks wait for ever, rank 0 in a Barrier for \[2\], 1 in a Barrier for \[2\]"
+    ):
         price(absent, 3, 4, 4, in_memory(3))
     with pytest.raises(ValueError, match=r"rank 0: Barrier.* must be the only step of its round"):
         price(lambda r, p, n: [(Copy("y", 0, n, "x", 0), Barrier())], 2, 4, 4, in_memory(2))
@@ -546,7 +548,7 @@ def test_one_node_stands_for_all_that_meet_and_compute(monkeypatch):
     short = price(levels, 32, 1024, 4, network)
     assert (walked.method, short.method) == ("simulation", "one node for all")
     np.testing.assert_allclose(short.finish, price(levels, 32, 1024, 4, network, trace=True).finish)
-    assert short.meetings == walked.meetings == 1 and short.copied == 32 * 4096
+    assert short.barriers == walked.barriers == 1 and short.copied == 32 * 4096
 
 
 def test_a_closed_form_takes_copies_at_the_rate_of_long_ones(monkeypatch):
@@ -555,7 +557,7 @@ def test_a_closed_form_takes_copies_at_the_rate_of_long_ones(monkeypatch):
     entry, network = ALGORITHMS["broadcast"]["shared_arrays"], dataclasses.replace(in_memory(4), copies=table)
     got = price(entry, 4, 1000, 4, network)
     assert got.method == "closed form"
-    assert got.seconds == pytest.approx(2 * network.meeting(4) + 4000 * 5e-10)
+    assert got.seconds == pytest.approx(2 * network.barrier_seconds(4) + 4000 * 5e-10)
 
 
 @pytest.mark.parametrize("name", ["shared_small", "shared_slots", "shared_arrays"])
@@ -567,7 +569,7 @@ def test_one_rank_stands_for_all_of_a_node_that_share_its_memory(name, monkeypat
     short = price(entry, 8, 8 * 1024, 4, network)
     assert (walked.method, short.method) == ("simulation", "one node for all")
     assert short.seconds == pytest.approx(walked.seconds, rel=1e-9)
-    assert (short.meetings, short.copied) == (walked.meetings, walked.copied)
+    assert (short.barriers, short.copied) == (walked.barriers, walked.copied)
 
 
 # --------------------------------------------------------------------------------------------- costs by length
@@ -735,7 +737,7 @@ def test_files_of_networks_without_lengths_are_read(tmp_path):
     file.write_text(json.dumps(old))
     assert Network.load(file) == Network(Link(1e-6, 1e-9, 2e-7), Link(1e-6, 1e-9, 2e-7), 2, 1e-10, 2e-10, "measured")
     full = dataclasses.replace(
-        measured(64), copies=((1, 2.0),), memory=1e-11, meetings=((2, 1e-6),), fetches=((1, 3.0),), posts=((1, 4.0),)
+        measured(64), copies=((1, 2.0),), memory=1e-11, barriers=((2, 1e-6),), fetches=((1, 3.0),), posts=((1, 4.0),)
     )
     full.save(file)
     assert Network.load(file) == full
@@ -772,7 +774,7 @@ def test_the_critical_path_says_what_was_waited_for():
             node = p if entry.needs == {SHARED_MEMORY} else 2 if SHARED_MEMORY in entry.needs else 1
             priced = price(entry, p, 5000, 4, measured(1000).with_ranks_per_node(node), trace=True)
             found = waits(priced)
-            parts = found.messages + found.ports + found.ranks + found.meetings
+            parts = found.messages + found.ports + found.ranks + found.barriers
             assert parts == pytest.approx(priced.seconds), (entry.name, p)
             assert 0 <= found.sums + found.copies <= found.ranks * (1 + 1e-9), (entry.name, p)
     with pytest.raises(ValueError, match="trace=True"):
@@ -788,9 +790,9 @@ def test_the_critical_path_goes_on_with_the_last_who_came_to_a_meeting():
             yield (Compute("work", seconds=1e-6),)
 
     found = waits(price(late, 3, 1, 4, in_memory(3), trace=True))
-    assert found.ranks == pytest.approx(6e-6) and found.meetings == pytest.approx(in_memory(3).meeting(3))
+    assert found.ranks == pytest.approx(6e-6) and found.barriers == pytest.approx(in_memory(3).barrier_seconds(3))
     assert found.messages == found.ports == 0
-    assert str(found) == f"6 us work of ranks, {1e6 * found.meetings:.3g} us meetings in memory (1)"
+    assert str(found) == f"6 us work of ranks, {1e6 * found.barriers:.3g} us barriers in memory (1)"
 
 
 def test_the_critical_path_says_how_many_messages_of_what_length_and_how_much_is_sums():
@@ -802,7 +804,7 @@ def test_the_critical_path_says_how_many_messages_of_what_length_and_how_much_is
     slots = ALGORITHMS["allreduce"]["shared_slots"]
     memory = dataclasses.replace(network, ranks_per_node=4, copy=0.25e-9)
     found = waits(price(slots, 4, 1024, 4, memory, trace=True))
-    assert found.sums == pytest.approx(3 * 1024 * 0.5e-9) and found.met == 2 and not found.lengths
+    assert found.sums == pytest.approx(3 * 1024 * 0.5e-9) and found.barrier_count == 2 and not found.lengths
     assert found.copies == pytest.approx((2 + 1 / 4) * 4096 * 0.25e-9)
     assert found.ranks == pytest.approx(found.sums + found.copies)
 

@@ -41,7 +41,7 @@ OVERLAPPING = {
 }
 # Pipelining: segments of the two trees delay each other.
 PIPELINED = {("allreduce", "double_tree"): (0.8, 1.25)}
-# Nodes of two ranks: a rank alone on its node has nobody to meet; arrays that a node sees need fewer copies.
+# Nodes of two ranks: a rank alone on its node has no barrier; arrays that a node sees need fewer copies.
 TWO_LEVELS = {
     ("allreduce", "shared_two_level"): (0.99, 1.13),
     ("allreduce", "shared_two_level_arrays"): (0.87, 1.03),
@@ -71,8 +71,8 @@ def both(operation, name, p, gamma, count, **options):
     entry, network = ALGORITHMS[operation][name], Network.hockney(ALPHA, BETA, gamma)
     in_bytes = ITEM * BETA, ITEM * gamma
     if SHARED_MEMORY in entry.needs:
-        meetings, here = ((2, MEET), (33, 32 * MEET)), 2 if NODES in entry.needs else p
-        network = dataclasses.replace(network, copy=COPY, meetings=meetings, ranks_per_node=here)
+        barriers, here = ((2, MEET), (33, 32 * MEET)), 2 if NODES in entry.needs else p
+        network = dataclasses.replace(network, copy=COPY, barriers=barriers, ranks_per_node=here)
         in_bytes += (here - 1) * MEET, ITEM * COPY
     if operation == "barrier":  # no vector; a message is one element
         count, cost = None, Cost(*entry.cost(p, 0))

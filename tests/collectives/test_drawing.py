@@ -227,7 +227,7 @@ def test_shared_memory_is_drawn_as_dashed_arrows_and_bars():
         "copied between ranks' memory",
         "read from there, and added",
         "copied or added within the rank",
-        "ranks meet: all wait for the last",
+        "barrier: all wait for the last",
     ]
 
 

@@ -24,7 +24,7 @@ def test_measured_network(comm, tmp_path):
     for points in (network.posts, network.fetches):
         assert [n for n, _ in points] == [n for n, _ in network.copies] and all(seconds > 0 for _, seconds in points)
     assert 1e-13 < network.memory < 1e-8
-    assert [ranks for ranks, _ in network.meetings] == [2, 3] and all(seconds > 0 for _, seconds in network.meetings)
+    assert [ranks for ranks, _ in network.barriers] == [2, 3] and all(seconds > 0 for _, seconds in network.barriers)
     # Any machine: a message of 1 MiB takes between 10 us and 1 s, memory moves between 100 MB/s and 1 TB/s.
     assert 1e-5 < network.inside.alpha + (1 << 20) * network.inside.beta < 1
     assert 1e-12 < network.gamma < 1e-8 and 1e-12 < network.copy < 1e-8

@@ -243,7 +243,7 @@ def test_communicators_may_be_waited_for_in_different_orders(comm, what):
 
 @pytest.mark.mpi(ranks=2)
 def test_a_schedule_of_ones_own_in_flight(comm):
-    """Its buffers come while something else is done; one for shared memory, in which ranks meet, is refused."""
+    """Its buffers come while something else is done; one with barriers in shared memory is refused."""
     from collectives import Communicator
     from collectives.steps import Barrier, Copy, Recv, Send
 
@@ -256,7 +256,7 @@ def test_a_schedule_of_ones_own_in_flight(comm):
         assert communicator.allreduce(1) == 2, "a blocking call lets it finish first"
         assert request.Test() and (y == other + step).all()
     here = communicator.compile([(Barrier(),), (Copy("y", 0, 1, "x", 0, other),), (Barrier(),)], x=x, y=y)
-    with pytest.raises(ValueError, match="exchange: ranks meet in shared memory in this plan, which waits: use Run"):
+    with pytest.raises(ValueError, match="exchange: this plan has barriers in shared memory, which wait: use Run"):
         communicator.Irun(here, "exchange")
     communicator.Run(here)
     communicator.release()

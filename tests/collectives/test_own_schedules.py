@@ -38,7 +38,7 @@ def halving(rank, size, count):
 
 
 def in_memory(rank, size, count):
-    """All ranks meet, each sums its slice over all x, and writes it into all x."""
+    """After a barrier each rank sums its slice over all x, and writes it into all x."""
     lo, hi = part(count, size, rank)
     yield (Barrier(),)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
@@ -48,7 +48,7 @@ def in_memory(rank, size, count):
 
 
 def by_slots(rank, size, count):
-    """Scratch that others name, written by its rank and read by all; the last pair meets once more, alone."""
+    """Scratch that others name, written by its rank and read by all; the last pair has a barrier of its own."""
     yield (Copy("slot", 0, count, "x", 0),)
     yield (Barrier(),)
     yield (Copy("x", 0, count, "slot", 0, of=0),)
@@ -203,7 +203,7 @@ def test_one_ranks_mistake_is_told_to_all(communicator, comm):
         steps = [(), (Compute("F0" if rank == 0 else "F1"),)]
         communicator.compile(steps, computations={"F1": print}, x=x)
     many = [(Copy("x", 0, 2, "x", 2),)] * 10_001 + ([(Barrier(),)] if rank else [])
-    with pytest.raises(ValueError, match=r"rank 1 meets others .* more than 20,000 steps"):
+    with pytest.raises(ValueError, match=r"rank 1 has a Barrier .* more than 20,000 steps"):
         communicator.compile(many, x=x)
     with pytest.raises(ScheduleError, match="waits for its message to be taken by rank 1"):
         communicator.compile([(Send(1, "x", 0, 5),)] if rank == 0 else [], x=x)

@@ -185,7 +185,7 @@ def test_a_measured_network_is_one_that_the_clock_reads(tmp_path, nothing_left):
     assert math.isclose(first["peer"], 1e6 * network.inside.cost(12).seconds)
     reduction, copy = case["reduction in memory, 1 MiB"], case["copy in memory, 1 MiB"]
     assert math.isclose(reduction["ours"], 1e6 * network.reducing(MIB)) and copy["peer"] is None
-    assert math.isclose(case["meeting of 2 ranks in memory"]["ours"], 1e6 * network.meetings[0][1])
+    assert math.isclose(case["barrier of 2 ranks in memory"]["ours"], 1e6 * network.barriers[0][1])
     priced = {name: row for name, row in case.items() if row["peer_name"] == "price"}
     by_messages = [
         entry for entries in ALGORITHMS.values() for entry in entries.values() if SHARED_MEMORY not in entry.needs

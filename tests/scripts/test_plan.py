@@ -135,7 +135,7 @@ def test_memory_decides(plan, profile, capsys):
 @pytest.mark.exhaustive
 def test_the_network_is_measured_here(plan):
     network = plan.measured_network(2, seconds=1e-4)
-    assert network.ranks_per_node == 2 and network.inside.points and network.meetings
+    assert network.ranks_per_node == 2 and network.inside.points and network.barriers
 
 
 def test_a_plan_of_what_is_measured_here(plan, tmp_path, capsys, monkeypatch):
