@@ -8,15 +8,16 @@ Three variants, by what is at hand; a Barrier is one flag written and p - 1 read
 | slots | x that only its rank can see, in segments of a slot | put; barrier; sum a slice; barrier; get sums |
 | arrays | x that all ranks can read and write | barrier; each sums its slice over all x into all x; barrier |
 
-A **slot** is scratch that all ranks of the node see. Every rank has two, "even" and "odd", which alternate from turn to
-turn, within a call and from call to call: a rank that puts something into a slot in turn t + 2 has come to the barrier
-of turn t + 1, to which every other came after it had got from that slot what it wanted in turn t. So no barrier is
-needed for a slot to be free again.
+A **slot** is scratch that all ranks of the node see. Every rank has two, "even" and "odd" (double buffering). Each
+use is an **epoch**; epochs alternate between the two, within a call and from call to call. No barrier is needed to
+free a slot: who writes it in epoch t + 2 has passed the barrier of epoch t + 1, and every rank arrived there after it
+had read what it wanted in epoch t.
 
 Every element is summed by one rank, in rank order: the results of all ranks are equal to the last bit.
 
-In these texts `send` names the buffer of a rank's operands where it is not "x", `turn` is the number of the first turn,
-`slot` the elements of a slot, `line` those of a cache line, on whose bounds slices are cut. Cost: see `algorithm`.
+In these schedules `send` names the buffer of a rank's operands where it is not "x", `epoch` is the first epoch's
+number, `slot` the elements of a slot, `line` those of a cache line, on whose bounds slices are cut. Cost: see
+`algorithm`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ LINE = 16  # elements of a cache line, likewise
 BARRIER = (Barrier(),)
 
 
-class Turn(NamedTuple):
+class SlotEpoch(NamedTuple):
     """What one rank does with the slots of one epoch: `put`, a barrier, `work`, where needed a barrier, and `get`."""
 
     put: list[Step]
@@ -39,26 +40,26 @@ class Turn(NamedTuple):
     get: list[Step]
 
 
-def alternate_slots(turns: list[Turn], twice: bool = False) -> Iterator[Round]:
+def alternate_slots(epochs: list[SlotEpoch], twice: bool = False) -> Iterator[Round]:
     """Put, barrier, work, get; with a second barrier before `get` where others get what the work wrote (`twice`).
 
     Then one barrier serves two epochs: what the next epoch puts is put before the second barrier of this one.
     """
-    for k, (put, work, get) in enumerate(turns):
+    for k, (put, work, get) in enumerate(epochs):
         if k == 0 or not twice:
             yield tuple(put)
             yield BARRIER
         yield from work
         if twice:
-            if k + 1 < len(turns):
-                yield tuple(turns[k + 1].put)
+            if k + 1 < len(epochs):
+                yield tuple(epochs[k + 1].put)
             yield BARRIER
         yield tuple(get)
 
 
-def slots_of(turn: int) -> str:
-    """The slots that a turn uses."""
-    return SLOTS[turn % 2]
+def slots_of(epoch: int) -> str:
+    """The slots that an epoch uses."""
+    return SLOTS[epoch % 2]
 
 
 def slices(count: int, size: int, line: int) -> list[tuple[int, int]]:
@@ -90,14 +91,14 @@ def total(buf: str, n: int, operands: list[tuple[int | None, str, int]]) -> list
     cost=lambda p, n: Cost(barriers=1, copied=3 * n, reduced=(p - 1) * n),
     needs={SHARED_MEMORY},
 )
-def small(rank, size, count, root=None, send="x", turn=0):
+def small(rank, size, count, root=None, send="x", epoch=0):
     """Each rank puts its x into its slot; whoever wants the result sums all: a barrier, 3 n copied, (p-1) n gamma."""
-    slot = slots_of(turn)
+    slot = slots_of(epoch)
     work = []
     if root is None or rank == root:
         operands = [(q, slot, 0) for q in range(size)]
         work = [*total("sum", count, operands), (Copy("x", 0, count, "sum", 0),)]
-    yield from alternate_slots([Turn([Copy(slot, 0, count, send, 0)], work, [])])
+    yield from alternate_slots([SlotEpoch([Copy(slot, 0, count, send, 0)], work, [])])
 
 
 @algorithm(
@@ -106,9 +107,9 @@ def small(rank, size, count, root=None, send="x", turn=0):
     cost=lambda p, n: Cost(barriers=1, copied=3 * n, reduced=(p - 1) * n),
     needs={SHARED_MEMORY},
 )
-def small_reduce(rank, size, count, root=0, send="x", turn=0):
+def small_reduce(rank, size, count, root=0, send="x", epoch=0):
     """As the allreduce, where only the root sums."""
-    yield from small(rank, size, count, root, send, turn)
+    yield from small(rank, size, count, root, send, epoch)
 
 
 # ----------------------------------------------------------------------------------------- through slots, in segments
@@ -125,47 +126,47 @@ def slots_cost(copies):
 
 
 @algorithm("allreduce", name="shared_slots", cost=slots_cost(lambda p: 2 + 1 / p), needs={SHARED_MEMORY})
-def slots(rank, size, count, root=None, send="x", turn=0, slot=SLOT, line=LINE, direct=False):
+def slots(rank, size, count, root=None, send="x", epoch=0, slot=SLOT, line=LINE, direct=False):
     """Each rank sums its slice of every segment: k + 1 barriers for k segments, 2 n copied, (p-1)/p n gamma.
 
-    In every slot there is room for the slice of each rank, at the same place in every segment: into its own room a rank
-    only writes results, so that others may still get them while it puts operands for the next turn but one. Where
+    Every slot has a share for the slice of each rank, at the same place in every segment. Into its own share a rank
+    only writes results, so that others may still get them while it puts operands two epochs later. Where
     `direct`, others' operands are read where they are, in their `send`.
     """
-    room = share_of_slot(slot, size, line)
-    step = size * room
+    share = share_of_slot(slot, size, line)
+    step = size * share
 
-    def turn_of(k):
-        name, start = slots_of(turn + k), k * step
+    def epoch_of(k):
+        name, start = slots_of(epoch + k), k * step
         cut = slices(min(step, count - start), size, line)
         lo, hi = cut[rank]
-        operands = [(q, name, rank * room) for q in range(size)]
+        operands = [(q, name, rank * share) for q in range(size)]
         if direct:
             operands = [(q, send, start + lo) for q in range(size)]
         operands[rank] = None, send, start + lo
         wanted = root is None or rank == root
         results = [Copy("x", start + lo, start + hi, "sum", 0)] if wanted else []
         if rank != root:  # others want it
-            results.insert(0, Copy(name, rank * room, rank * room + hi - lo, "sum", 0))
+            results.insert(0, Copy(name, rank * share, rank * share + hi - lo, "sum", 0))
         put, get = [], []
         for q, (a, b) in enumerate(cut):
             if q != rank and not direct:
-                put.append(Copy(name, q * room, q * room + b - a, send, start + a))
+                put.append(Copy(name, q * share, q * share + b - a, send, start + a))
             if q != rank and wanted:
-                get.append(Copy("x", start + a, start + b, name, q * room, of=q))
-        return Turn(put, [*total("sum", hi - lo, operands), tuple(results)], get)
+                get.append(Copy("x", start + a, start + b, name, q * share, of=q))
+        return SlotEpoch(put, [*total("sum", hi - lo, operands), tuple(results)], get)
 
-    yield from alternate_slots([turn_of(k) for k in range(how_many(count, step))], twice=True)
+    yield from alternate_slots([epoch_of(k) for k in range(how_many(count, step))], twice=True)
 
 
 @algorithm("reduce", name="shared_slots", cost=slots_cost(lambda p: 2), needs={SHARED_MEMORY})
-def slots_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=LINE):
+def slots_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT, line=LINE):
     """As the allreduce, where only the root gets the sums."""
-    yield from slots(rank, size, count, root, send, turn, slot, line)
+    yield from slots(rank, size, count, root, send, epoch, slot, line)
 
 
 def slots_of_blocks(size, block, step):
-    """How many turns it takes to pass on blocks in pieces of `step` elements, and (lo, hi) of a rank's k-th piece."""
+    """How many epochs it takes to pass on blocks in pieces of `step` elements, and (lo, hi) of a rank's k-th piece."""
     longest = max(hi - lo for lo, hi in map(block, range(size)))
 
     def piece(rank, k):
@@ -181,27 +182,27 @@ def scatter_cost(p, n):
 
 
 @algorithm("reduce_scatter", name="shared_slots", cost=scatter_cost, needs={SHARED_MEMORY})
-def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLOT, line=LINE):
-    """Each rank puts what others sum, room q of its slot for rank q's block: a barrier a segment, n copied.
+def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SLOT, line=LINE):
+    """Each rank puts what others sum, share q of its slot for rank q's block: a barrier a segment, n copied.
 
     `recv` names where the block goes: its place in x, or the beginning of another buffer.
     """
-    block, room = blocks(count, size), share_of_slot(slot, size, line)
-    number, piece = slots_of_blocks(size, block, room)
+    block, share = blocks(count, size), share_of_slot(slot, size, line)
+    number, piece = slots_of_blocks(size, block, share)
     home = 0 if recv == "x" else block(rank)[0]
 
-    def turn_of(k):
-        name = slots_of(turn + k)
+    def epoch_of(k):
+        name = slots_of(epoch + k)
         put = []
         for q in range(size):
             lo, hi = piece(q, k)
-            put += [Copy(name, q * room, q * room + hi - lo, send, lo)] if q != rank else []
+            put += [Copy(name, q * share, q * share + hi - lo, send, lo)] if q != rank else []
         lo, hi = piece(rank, k)
-        operands = [(q, name, rank * room) for q in range(size)]
+        operands = [(q, name, rank * share) for q in range(size)]
         operands[rank] = None, send, lo
-        return Turn(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
+        return SlotEpoch(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
 
-    yield from alternate_slots([turn_of(k) for k in range(number)])
+    yield from alternate_slots([epoch_of(k) for k in range(number)])
 
 
 @algorithm(
@@ -210,23 +211,23 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", turn=0, slot=SLO
     cost=lambda p, n: Cost(barriers=how_many(-(-n // p), SLOT), copied=n),
     needs={SHARED_MEMORY},
 )
-def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
+def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT, line=LINE):
     """Each rank puts its block, the others get it: a barrier a segment, n copied. `send` may hold the block alone."""
     block = blocks(count, size)
     number, piece = slots_of_blocks(size, block, slot)
     home = 0 if send == "x" else block(rank)[0]
 
-    def turn_of(k):
-        name, (lo, hi) = slots_of(turn + k), piece(rank, k)
+    def epoch_of(k):
+        name, (lo, hi) = slots_of(epoch + k), piece(rank, k)
         get = []
         for q in range(size):
             a, b = piece(q, k)
             get += [Copy("x", a, b, name, 0, of=q)] if q != rank else []
         if send != "x":
             get.append(Copy("x", lo, hi, send, lo - home))
-        return Turn([Copy(name, 0, hi - lo, send, lo - home)], [], get)
+        return SlotEpoch([Copy(name, 0, hi - lo, send, lo - home)], [], get)
 
-    yield from alternate_slots([turn_of(k) for k in range(number)])
+    yield from alternate_slots([epoch_of(k) for k in range(number)])
 
 
 @algorithm(
@@ -235,16 +236,16 @@ def slots_allgather(rank, size, count, send="x", turn=0, slot=SLOT, line=LINE):
     cost=lambda p, n: Cost(barriers=how_many(n, SLOT), copied=n + min(n, SLOT) * (p > 1)),
     needs={SHARED_MEMORY},
 )
-def slots_broadcast(rank, size, count, root=0, turn=0, slot=SLOT, line=LINE):
+def slots_broadcast(rank, size, count, root=0, epoch=0, slot=SLOT, line=LINE):
     """The root puts a segment while the others get the one before: a barrier a segment, n and a segment copied."""
 
-    def turn_of(k):
-        name, lo, hi = slots_of(turn + k), k * slot, min((k + 1) * slot, count)
+    def epoch_of(k):
+        name, lo, hi = slots_of(epoch + k), k * slot, min((k + 1) * slot, count)
         if rank == root:
-            return Turn([Copy(name, 0, hi - lo, "x", lo)], [], [])
-        return Turn([], [], [Copy("x", lo, hi, name, 0, of=root)])
+            return SlotEpoch([Copy(name, 0, hi - lo, "x", lo)], [], [])
+        return SlotEpoch([], [], [Copy("x", lo, hi, name, 0, of=root)])
 
-    yield from alternate_slots([turn_of(k) for k in range(how_many(count, slot))])
+    yield from alternate_slots([epoch_of(k) for k in range(how_many(count, slot))])
 
 
 # ------------------------------------------------------------------------------------- arrays that all ranks can read
@@ -268,9 +269,9 @@ def arrays(rank, size, count, send="x", line=LINE):
 
 
 @algorithm("reduce", name="shared_arrays", cost=slots_cost(lambda p: 1 + 1 / p), needs={SHARED_MEMORY})
-def arrays_reduce(rank, size, count, root=0, send="x", turn=0, slot=SLOT, line=LINE):
+def arrays_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT, line=LINE):
     """Each rank sums its slice of all x, read where they are, into its slot, from where the root gets it."""
-    yield from slots(rank, size, count, root, send, turn, slot, line, direct=True)
+    yield from slots(rank, size, count, root, send, epoch, slot, line, direct=True)
 
 
 @algorithm(
@@ -332,7 +333,7 @@ def two_level_cost(p, n):
 
 
 @algorithm("allreduce", name="shared_two_level", cost=two_level_cost, needs={COMMUTATIVE, NODES, SHARED_MEMORY})
-def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
+def two_level(rank, size, count, nodes=None, send="x", epoch=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
     """Sum in the memory of each node, each part of x around a ring between nodes, share it in the memory of each node.
 
     2 (M-1)/M n/g elements of a rank cross the network, for M nodes of at least g ranks; without `nodes` there are two
@@ -344,7 +345,7 @@ def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=L
     if len(node) > 1:
         scatter = arrays_reduce_scatter(*here, send)
         if not arrays:
-            scatter = slots_reduce_scatter(*here, send, turn=turn, **options)
+            scatter = slots_reduce_scatter(*here, send, epoch=epoch, **options)
         yield from relabel_ranks(scatter, node)
     elif send != "x":
         yield (Copy("x", 0, count, send, 0),)
@@ -352,8 +353,8 @@ def two_level(rank, size, count, nodes=None, send="x", turn=0, slot=SLOT, line=L
         lo, hi = parts[node.index(rank)]
         yield from relabel_ranks(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
     if len(node) > 1:
-        turn += how_many(longest, share_of_slot(slot, len(node), line))
-        gather = arrays_allgather(*here) if arrays else slots_allgather(*here, turn=turn, **options)
+        epoch += how_many(longest, share_of_slot(slot, len(node), line))
+        gather = arrays_allgather(*here) if arrays else slots_allgather(*here, epoch=epoch, **options)
         yield from relabel_ranks(gather, node)
 
 

@@ -51,7 +51,7 @@ class Plan:
     before, after : calls to make around the rounds
     keep : what must live as long as the plan: the key of a cached plan holds ids of operations and datatypes
     on_abort : called with the exception that has aborted a run, and where that began if not here
-    slots : what counts the turns of double-buffered slots (`turn`), for a program that uses them
+    slots : what counts the epochs of double-buffered slots (`epoch`), for a program that uses them
     agree : called in place of the first barrier: it compares what all ranks call, and raises Disagreement
     split_barrier : function (whether it is the first) -> a barrier with Start, Test and Wait, for a plan in flight
     owners : weak references to what this plan's shared memory belongs to
@@ -106,14 +106,14 @@ class Plan:
 
     def stepwise(self) -> tuple[list[Callable[[], object]], dict[int, object]]:
         """Return the calls for a run that need not wait, and at which places what can be asked whether it would."""
-        epoch = self.slots.turn & 1 if self.slots else 0
+        epoch = self.slots.epoch & 1 if self.slots else 0
         if epoch not in self.in_flight:
             waits: dict[int, object] = {}
             self.in_flight[epoch] = self.bind(epoch, waits), waits
         return self.in_flight[epoch]
 
     def bind(self, epoch: int, split: dict[int, object] | None = None) -> list[Callable[[], object]]:
-        """Return the calls where the first turn uses the even slots (0) or the odd ones (1).
+        """Return the calls where the first epoch uses the even slots (0) or the odd ones (1).
 
         Where `split` is given each barrier is two calls, and what they wait for is entered there.
         """
@@ -155,7 +155,7 @@ class Plan:
     def __call__(self):
         self.used = True
         try:
-            for call in self.calls if self.slots is None else self.variants[self.slots.turn & 1]:
+            for call in self.calls if self.slots is None else self.variants[self.slots.epoch & 1]:
                 call()
         except Disagreement:
             raise

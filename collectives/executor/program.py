@@ -84,7 +84,7 @@ class Program:
     instructions : list of Instruction; `steps.Reduce` may use up its operand where that is in LANDING
     reach : buffer of this rank -> elements that the instructions name of it
     length : what it takes in memory, with an instruction or a transfer for a unit
-    epochs : how many turns of double-buffered slots the schedule takes, or two, four ... less
+    epochs : how many epochs of double-buffered slots the schedule takes, or two, four ... less
     named, key : of a schedule in shared memory, what ranks name of each other's buffers, and what it is the program of
 
     Raises

@@ -229,7 +229,7 @@ def first_barrier(window, what: str, places: list, epochs: int) -> tuple[Callabl
 
     def agree(same=None):
         same = signed_barrier(marks, what) if same is None else same
-        window.turn += epochs if same else 1  # others may have put something into slots
+        window.epoch += epochs if same else 1  # others may have put something into slots
         if not same:
             raise disagreement(window, what, places)
 

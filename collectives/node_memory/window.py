@@ -82,8 +82,8 @@ class SharedWindow:
         Called with what has ended a call early on this rank.
     slots : list of uint8 arrays (2, SLOT)
         Of every rank, the scratch that all see: even and odd.
-    turn : int
-        How many turns of slots there have been: one uses those of its parity.
+    epoch : int
+        Uses of slots so far: even ones take the even slots.
 
     Raises
     ------
@@ -104,7 +104,7 @@ class SharedWindow:
         if not comm.allreduce(together, MPI.LAND):
             raise ValueError("ranks on different nodes cannot share memory: give the communicator of one node")
         self.comm, self.rank, self.size = register(comm.Dup()), comm.Get_rank(), comm.Get_size()
-        self.turn = 0
+        self.epoch = 0
         self._arrays: dict[int, Array] = {}
         self._made = 0  # arrays so far: the next one's number, equal on all ranks
         try:
