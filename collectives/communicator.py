@@ -23,7 +23,7 @@ from collectives.algorithms.registry import ALGORITHMS, NODES, SHARED_MEMORY
 from collectives.choosing.selection import Call, check_name, seconds
 from collectives.executor.plan import NATIVE, Once
 from collectives.failures.aborted import Aborted, cause_of
-from collectives.failures.agreement import Agreement, facts
+from collectives.failures.agreement import Agreement, describe_call
 from collectives.failures.job_end import abort_on_exit, finalize_timeout
 from collectives.failures.revocation import register, unregister
 from collectives.failures.watchdog import COLLECTIVE, PEER, Watchdog, counting
@@ -175,7 +175,7 @@ class Communicator(MPI.Intracomm):
             on every rank, with what two of them call and where
         """
         try:
-            must_agree = facts(name, method, self, args, kwargs, in_words)
+            must_agree = describe_call(name, method, self, args, kwargs, in_words)
         except (ValueError, TypeError, BufferError) as error:
             must_agree = f"{name} with a mistake: {error}"
         if not name.startswith("I"):

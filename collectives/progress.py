@@ -143,13 +143,13 @@ class Doing(NamedTuple):
 class Calls:
     """How many calls of a communicator that wait for other ranks have begun, and the one that it is in."""
 
-    everywhere: list[weakref.ref] = []  # of all communicators of this process
+    instances: list[weakref.ref] = []  # of all communicators of this process
 
     def __init__(self):
         self.collectives = self.others = 0
         self.current: Doing | None = None
         self.aborted: tuple[int, str] | None = None  # the last collective that raised: its number, and what and where
-        self.everywhere.append(weakref.ref(self, self.everywhere.remove))
+        self.instances.append(weakref.ref(self, self.instances.remove))
 
 
 def outside(frame: FrameType | None = None) -> FrameType | None:

@@ -1,6 +1,6 @@
 """Allgather: every rank's block of x goes to every rank; before, each has its own block in place."""
 
-from collectives.algorithms.power_of_two import among_power_of_two
+from collectives.algorithms.power_of_two import on_power_of_two
 from collectives.algorithms.registry import CONSECUTIVE, Cost, algorithm, log2
 from collectives.algorithms.scatter import offsets
 from collectives.steps import Copy, Recv, Send, blocks
@@ -36,7 +36,7 @@ def doubling(rank, size, count):
             yield Send(peer, "x", *mine), Recv(peer, "x", *other)
             bit *= 2
 
-    yield from among_power_of_two(rank, size, exchange, block, lambda r: everything, Recv)
+    yield from on_power_of_two(rank, size, exchange, block, lambda r: everything, Recv)
 
 
 @algorithm("allgather", cost=lambda p, n: Cost(log2(p), n * (p - 1) / p))

@@ -8,7 +8,7 @@ bytes between nodes. Source, where no other is named: Thakur, Rabenseifner and G
 from typing import NamedTuple
 
 from collectives.algorithms import allgather, broadcast, reduce
-from collectives.algorithms.power_of_two import among_power_of_two, halves
+from collectives.algorithms.power_of_two import halves, on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
 from collectives.algorithms.trees import two_trees
 from collectives.steps import Recv, RecvReduce, Reduce, Send, part, relabel_ranks
@@ -106,7 +106,7 @@ def doubling(rank, size, count):
             yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count, operand_left=peer < rank)
             bit *= 2
 
-    yield from among_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
+    yield from on_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
 
 
 @algorithm("allreduce", cost=reduce.halving_cost)
@@ -123,7 +123,7 @@ def rabenseifner(rank, size, count):
         for _, peer, keep, give in reversed(path):
             yield Send(peer, "x", *keep), Recv(peer, "x", *give)
 
-    yield from among_power_of_two(rank, size, halve_and_double, lambda r: (0, count), lambda r: (0, count))
+    yield from on_power_of_two(rank, size, halve_and_double, lambda r: (0, count), lambda r: (0, count))
 
 
 def double_tree_cost(p, n, segment=SEGMENT):
@@ -181,7 +181,7 @@ class Levels(NamedTuple):
 
 
 def levels(rank: int, count: int, nodes) -> Levels:
-    """The same, where `nodes` names the node of every rank."""
+    """Return a rank's `Levels`, where `nodes` names the node of every rank."""
     members: dict[object, list[int]] = {}
     for r, node in enumerate(nodes):
         members.setdefault(node, []).append(r)

@@ -9,7 +9,7 @@ Source: De Sensi et al., Bine Trees, SC 2025.
 
 from functools import lru_cache
 
-from collectives.algorithms.power_of_two import among_power_of_two
+from collectives.algorithms.power_of_two import on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, Cost, algorithm, log2
 from collectives.steps import Copy, Recv, RecvReduce, Send, blocks
 
@@ -155,4 +155,4 @@ def allreduce(rank, size, count):
             peer = folded.rank((folded.number + by) % folded.power)
             yield Send(peer, "x", 0, count), RecvReduce(peer, "x", 0, count)
 
-    yield from among_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
+    yield from on_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))

@@ -44,8 +44,11 @@ def multiport_bucket(rank, size, count, dims=None):
     Half of them go the other way round, and each begins in another dimension.
     """
     sides = sides_of(size, dims)
-    ways = [(first, way) for first in range(len(sides)) for way in (1, -1)]
-    copies = [along(rank, size, *part(count, len(ways), i), sides, first, way) for i, (first, way) in enumerate(ways)]
+    directions = [(first, direction) for first in range(len(sides)) for direction in (1, -1)]
+    copies = [
+        along(rank, size, *part(count, len(directions), i), sides, first, direction)
+        for i, (first, direction) in enumerate(directions)
+    ]
     for rounds in zip_longest(*copies, fillvalue=()):
         yield tuple(step for steps in rounds for step in steps)
 
@@ -61,23 +64,23 @@ def sides_of(size, dims) -> tuple[int, ...]:
     return sides
 
 
-def along(rank, size, lo, hi, sides, first, way):
-    """A bucket of x[lo:hi] that begins `first` dimensions from the last, and goes up (way 1) or down (-1)."""
+def along(rank, size, lo, hi, sides, first, direction):
+    """A bucket of x[lo:hi] that begins `first` dimensions from the last, and goes up (direction 1) or down (-1)."""
     strides = [math.prod(sides[axis + 1 :]) for axis in range(len(sides))]
     axes = [(len(sides) - 1 - first - i) % len(sides) for i in range(len(sides))]
     rings = []  # of each dimension: this rank's place in it, its neighbours, how its piece is cut
     for axis in axes:
         n, stride = sides[axis], strides[axis]
         at = rank // stride % n
-        ahead, behind = (rank + ((at + by) % n - at) * stride for by in (way, -way))
+        ahead, behind = (rank + ((at + by) % n - at) * stride for by in (direction, -direction))
         pieces = [(lo + a, lo + b) for a, b in (part(hi - lo, n, i) for i in range(n))]
         rings.append((n, at, ahead, behind, pieces))
         lo, hi = pieces[at]
     for n, at, ahead, behind, pieces in rings:
         for k in range(1, n):
-            give, take = pieces[(at - way * k) % n], pieces[(at - way * (k + 1)) % n]
+            give, take = pieces[(at - direction * k) % n], pieces[(at - direction * (k + 1)) % n]
             yield Send(ahead, "x", *give), RecvReduce(behind, "x", *take)
     for n, at, ahead, behind, pieces in reversed(rings):
         for k in range(n - 1):
-            give, take = pieces[(at - way * k) % n], pieces[(at - way * (k + 1)) % n]
+            give, take = pieces[(at - direction * k) % n], pieces[(at - direction * (k + 1)) % n]
             yield Send(ahead, "x", *give), Recv(behind, "x", *take)

@@ -48,7 +48,7 @@ def fold(rank: int, size: int) -> Fold:
     return Fold(power, surplus, rank // 2 if rank % 2 else None)
 
 
-def among_power_of_two(rank, size, exchange, given, got, receive=RecvReduce):
+def on_power_of_two(rank, size, exchange, given, got, receive=RecvReduce):
     """Run exchange(folded) on the ranks that stand.
 
     Before it a rank r for which its neighbour stands gives it x[slice(*given(r))], to `receive`; after it r gets

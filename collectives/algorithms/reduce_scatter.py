@@ -1,7 +1,7 @@
 """Reduce-scatter: block i of the sum of every rank's x goes to rank i, in place; the rest of x is used up."""
 
 from collectives.algorithms import allreduce, reduce
-from collectives.algorithms.power_of_two import among_power_of_two
+from collectives.algorithms.power_of_two import on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, CONSECUTIVE, Cost, algorithm
 from collectives.steps import RecvReduce, Send, blocks, relabel_ranks
 
@@ -60,7 +60,7 @@ def halving(rank, size, count):
             yield Send(peer, "x", *other), RecvReduce(peer, "x", *mine)
             bit //= 2
 
-    yield from among_power_of_two(rank, size, halve, lambda r: everything, block)
+    yield from on_power_of_two(rank, size, halve, lambda r: everything, block)
 
 
 @algorithm("reduce_scatter", cost=lambda p, n: allreduce.doubling_cost(p, n), needs={CONSECUTIVE})

@@ -59,9 +59,9 @@ def by_doubling(rank, size, count, first):
 
 
 def begin(rank, size, count):
-    """The group is this rank alone, if it will tell its sum to anyone."""
-    tells = any(peer > rank or theirs for peer, _, theirs in exchanges(rank, size))
-    return (Copy("tmp", 0, count, "x", 0),) if tells else ()
+    """The group is this rank alone, if it will send its sum to any rank."""
+    sends = any(peer > rank or theirs for peer, _, theirs in exchanges(rank, size))
+    return (Copy("tmp", 0, count, "x", 0),) if sends else ()
 
 
 def swap(rank, peer, mine, theirs, count):

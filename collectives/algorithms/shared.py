@@ -365,7 +365,7 @@ def two_level(rank, size, count, nodes=None, send="x", epoch=0, slot=SLOT, line=
     needs={COMMUTATIVE, NODES, SHARED_MEMORY},
 )
 def two_level_arrays(rank, size, count, nodes=None, send="x", segment=SEGMENT):
-    """The same of arrays that all ranks of a node can read and write."""
+    """Two levels, where all ranks of a node can read and write the arrays: no slots. Otherwise as `two_level`."""
     yield from two_level(rank, size, count, nodes, send, segment=segment, arrays=True)
 
 

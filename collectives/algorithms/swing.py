@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from collectives.algorithms.bine import distance, to_negabinary
 from collectives.algorithms.bucket import sides_of
-from collectives.algorithms.power_of_two import among_power_of_two
+from collectives.algorithms.power_of_two import on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, DIMS, Cost, algorithm
 from collectives.steps import Recv, RecvReduce, Send, part
 
@@ -36,7 +36,7 @@ def swing(rank, size, count, dims=None):
     def exchange(folded):
         yield from exchanges(folded.number, (folded.power,), 0, count, 0, 1, folded.rank)
 
-    yield from among_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
+    yield from on_power_of_two(rank, size, exchange, lambda r: (0, count), lambda r: (0, count))
 
 
 def multiport_swing(rank, size, count, dims=None):
@@ -46,10 +46,10 @@ def multiport_swing(rank, size, count, dims=None):
     """
     sides = sides_of(size, dims)
     refuse_odd_sides(sides)
-    ways = [(first, way) for first in range(len(sides)) for way in (1, -1)]
+    directions = [(first, direction) for first in range(len(sides)) for direction in (1, -1)]
     copies = [
-        exchanges(rank, sides, *part(count, len(ways), i), first, way, lambda number: number)
-        for i, (first, way) in enumerate(ways)
+        exchanges(rank, sides, *part(count, len(directions), i), first, direction, lambda number: number)
+        for i, (first, direction) in enumerate(directions)
     ]
     for rounds in zip_longest(*copies, fillvalue=()):
         yield tuple(step for steps in rounds for step in steps)
@@ -63,7 +63,7 @@ def refuse_odd_sides(sides) -> None:
         )
 
 
-def exchanges(number, sides, lo, hi, first, way, rank_of):
+def exchanges(number, sides, lo, hi, first, direction, rank_of):
     """The rounds of one rank on x[lo:hi]: halves kept and given, and the way back.
 
     Which half a rank keeps follows from its place in the order of `position`, so that what it has is always one slice.
@@ -82,12 +82,12 @@ def exchanges(number, sides, lo, hi, first, way, rank_of):
     path, whole, count = [], (0, size), hi - lo
     for axis, step in steps:
         side, at = sides[axis], place[axis]
-        by = way * (distance(step) if at % 2 == 0 else -distance(step))
+        by = direction * (distance(step) if at % 2 == 0 else -distance(step))
         stride = 1
         for later in sides[axis + 1 :]:
             stride *= later
         peer = number + ((at + by) % side - at) * stride
-        bits = position(at if way == 1 else -at % side, side)
+        bits = position(at if direction == 1 else -at % side, side)
         upper = bits >> (side.bit_length() - 2 - step) & 1
         middle = sum(whole) // 2
         halves = (whole[0], middle), (middle, whole[1])

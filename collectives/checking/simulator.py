@@ -188,7 +188,7 @@ class Rank:
     arrived: dict[int, list] = field(default_factory=dict)  # place of a receive in the round -> payload
     unsent: list["Message"] = field(default_factory=list)  # messages of this round that nobody has taken
     barrier: tuple[int, ...] = ()  # whom it waits for, and itself
-    learned: list[list[int]] = field(default_factory=list)  # the clocks that this round's messages brought
+    clocks: list[list[int]] = field(default_factory=list)  # the clocks that this round's messages brought
     finished: bool = False
 
 
@@ -293,7 +293,7 @@ class Simulation:
             self.current.finished = True
             try:
                 return self.advance(most)
-            except ScheduleError:  # one error is told
+            except ScheduleError:  # one error is reported
                 continue
 
     def enter_round(self, rank) -> bool:
@@ -308,7 +308,7 @@ class Simulation:
         self.stats.history[rank.number].append(rank.steps)
         rank.busy += bool(rank.steps)
         rank.awaited = [(i, s) for i, s in enumerate(rank.steps) if isinstance(s, Recv | RecvReduce)]
-        rank.arrived, rank.learned = {}, []
+        rank.arrived, rank.clocks = {}, []
         rank.unsent = [
             Message(rank.buffers[s.buf][s.lo : s.hi], s, rank, rank.round, list(rank.clock), rank.depth)
             for s in rank.steps
@@ -332,7 +332,7 @@ class Simulation:
             return
         clocks, depth = [list(self.ranks[r].clock) for r in here], max(self.ranks[r].depth for r in here)
         for r in here:
-            self.ranks[r].learned, self.ranks[r].barrier, self.ranks[r].depth = clocks, (), depth
+            self.ranks[r].clocks, self.ranks[r].barrier, self.ranks[r].depth = clocks, (), depth
         self.ready.extend(here)
         del self.barriers[tuple(sorted(here))]
 
@@ -357,7 +357,7 @@ class Simulation:
                     value = [a + b for a, b in pairs] if s.operand_left else [b + a for a, b in pairs]
                     self.stats.reduced[rank.number] += len(value)
                 self.ranks[place.rank].buffers[place.buf][place.lo : place.hi] = value
-        rank.clock = [max(known) for known in zip(rank.clock, *rank.learned, strict=True)]
+        rank.clock = [max(known) for known in zip(rank.clock, *rank.clocks, strict=True)]
         rank.clock[rank.number] = rank.round + 1
         rank.depth += 1
         rank.steps, rank.unsent = None, []
@@ -509,7 +509,7 @@ def take_messages(rank, wires, stats) -> set[int]:
             )
         stats.received[rank.number] += s.hi - s.lo
         rank.arrived[i] = [message.payload]
-        rank.learned.append(message.clock)
+        rank.clocks.append(message.clock)
         rank.depth = max(rank.depth, message.depth)
         if message in message.sender.unsent:  # an eager sender may be rounds further
             message.sender.unsent.remove(message)

@@ -1,4 +1,4 @@
-"""Pictures of schedules, drawn from their texts; and of runs.
+"""Pictures of schedules and of runs.
 
 | file | holds |
 |---|---|

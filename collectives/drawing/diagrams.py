@@ -144,9 +144,9 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
         "result": error.rank is not None and not failed,
     }
     key = scene.key([sign for sign, there in signs.items() if there])
-    said = said_briefly(error, marks.width_of(size))
+    message = said_briefly(error, marks.width_of(size))
     if ax is None:
-        below = arrows.inches_below(key) + 0.16 * len(said) + 0.1
+        below = arrows.inches_below(key) + 0.16 * len(message) + 0.1
         ax = marks.new_axes(marks.width_of(size), marks.depth_of(priced, ROUNDS), below)
     draw_scene(ax, scene)
     marks.rank_heads(ax, range(size))
@@ -170,7 +170,7 @@ def draw_failure(algorithm: Callable, size: int, count: Blocks, error: ScheduleE
     marks.headline(ax, heading, case)
     arrows.legend(ax, scene.replay, key)
     words = dict(va="top", color=marks.RED, fontsize=8.5, linespacing=1.3, parse_math=False)
-    ax.annotate("\n".join(said), (0, 0), (0, -72 * arrows.inches_below(key)), **words, **marks.points_off())
+    ax.annotate("\n".join(message), (0, 0), (0, -72 * arrows.inches_below(key)), **words, **marks.points_off())
     return ax.figure
 
 
@@ -190,10 +190,10 @@ def kind_of(error) -> str:
 
 def said_briefly(error, inches) -> list[str]:
     """The message of an error in lines for below a picture, at most eight."""
-    told = str(error).splitlines()
-    if isinstance(error, Deadlock) and len(told) > 4:  # the picture shows who waits for whom
-        told = [told[0], *(["cycle: " + " -> ".join(map(str, error.cycle))] if error.cycle else told[1:3])]
-    lines = [line for text in told for line in textwrap.wrap(text, int(14.5 * inches), subsequent_indent="    ")]
+    message = str(error).splitlines()
+    if isinstance(error, Deadlock) and len(message) > 4:  # the picture shows who waits for whom
+        message = [message[0], *(["cycle: " + " -> ".join(map(str, error.cycle))] if error.cycle else message[1:3])]
+    lines = [line for text in message for line in textwrap.wrap(text, int(14.5 * inches), subsequent_indent="    ")]
     return lines if len(lines) <= 8 else [*lines[:7], "..."]
 
 

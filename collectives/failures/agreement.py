@@ -1,8 +1,8 @@
 """A check that all ranks call the same collective, before any data moves: debug=True, or RINGPROP_DEBUG=1.
 
-All ranks tell each other what they are about to call before each collective, and refuse it together where that does not
-fit: a nonblocking one when it is tested or waited for, as ranks may start it at different times. It costs an allgather
-of short texts a call.
+Before each collective all ranks exchange what they are about to call, and all refuse it where that does not fit: a
+nonblocking one when it is tested or waited for, as ranks may start it at different times. It costs an allgather of
+short texts a call.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from collectives.failures.watchdog import describe
 
-TEXT = 1024  # bytes in which a rank says what it calls
+MESSAGE_BYTES = 1024  # bytes in which a rank says what it calls
 
 
 class Agreement:
@@ -21,22 +21,24 @@ class Agreement:
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm = comm
-        self.told = []  # exchanges in flight: what MPI reads and writes must live
+        self.pending = []  # exchanges in flight: what MPI reads and writes must live
 
     def exchange(self, must_agree: str, at: str):
-        """Tell all ranks; a function (whether to wait) -> whether all have told, ValueError where they differ."""
-        if len(must_agree) > TEXT // 2:
-            must_agree = f"{must_agree[: TEXT // 3]} ... {crc32(must_agree.encode()):08x}"
-        lines = [text.replace("\n", " ").encode("ascii", "replace")[: TEXT // 2 - 1] for text in (must_agree, at)]
-        own = np.frombuffer(b"\n".join(lines).ljust(TEXT), np.uint8)
-        told = np.empty((self.comm.Get_size(), TEXT), np.uint8)
-        request = self.comm.Iallgather(own, told)
-        self.told = [(r, *buffers) for r, *buffers in self.told if not r.Test()] + [(request, own, told)]
+        """Send what this rank calls; return a function (whether to wait) -> whether all have. It raises ValueError."""
+        if len(must_agree) > MESSAGE_BYTES // 2:
+            must_agree = f"{must_agree[: MESSAGE_BYTES // 3]} ... {crc32(must_agree.encode()):08x}"
+        lines = [
+            text.replace("\n", " ").encode("ascii", "replace")[: MESSAGE_BYTES // 2 - 1] for text in (must_agree, at)
+        ]
+        own = np.frombuffer(b"\n".join(lines).ljust(MESSAGE_BYTES), np.uint8)
+        gathered = np.empty((self.comm.Get_size(), MESSAGE_BYTES), np.uint8)
+        request = self.comm.Iallgather(own, gathered)
+        self.pending = [(r, *buffers) for r, *buffers in self.pending if not r.Test()] + [(request, own, gathered)]
 
         def agreed(wait: bool) -> bool:
             if not (request.Wait() if wait else request.Test()):
                 return False
-            calls = [row.tobytes().decode().rstrip().split("\n") for row in told]
+            calls = [row.tobytes().decode().rstrip().split("\n") for row in gathered]
             first, first_at = calls[0]
             for rank, (other, there) in enumerate(calls):
                 if other != first:
@@ -50,7 +52,7 @@ class Agreement:
 
     def free(self):
         """Free the communicator (collective)."""
-        MPI.Request.Waitall([request for request, *_ in self.told])
+        MPI.Request.Waitall([request for request, *_ in self.pending])
         self.comm.Free()
 
 
@@ -59,7 +61,7 @@ def absent(spec) -> bool:
     return spec is None or spec is MPI.IN_PLACE
 
 
-def facts(name, method, communicator, args, kwargs, in_words) -> str:
+def describe_call(name, method, communicator, args, kwargs, in_words) -> str:
     """What all ranks must say alike of a call: operation, elements, datatype, op and root.
 
     `in_words(buffer, parts)` says how many elements of what a buffer has.

@@ -148,7 +148,7 @@ class Watchdog(threading.Thread):
                 raise
 
     def look_after(self):
-        """What the thread does, until it is told to end, or ranks have died: then there is nobody to ask."""
+        """What the thread does, until it is to end, or ranks have died: then there is nobody to ask."""
         patience = self.limit + min(0.3 * self.rank, self.limit)  # so that as a rule one rank reports
         said = None  # the call that was reported
         while not self.ended.wait(LOOK):
@@ -205,9 +205,9 @@ class Watchdog(threading.Thread):
         while self.comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             number = self.comm.recv(source=status.Get_source(), tag=QUESTION)
             self.asked = self.clock.now()
-            self.tell((number, self.state()), status.Get_source(), REPLY)
+            self.send((number, self.state()), status.Get_source(), REPLY)
 
-    def tell(self, what, rank: int, tag: int):
+    def send(self, what, rank: int, tag: int):
         """Send without waiting for the rank: where that has died between hosts, Open MPI 4.1 would wait for ever."""
         self.sending = [request for request in self.sending if not request.Test()]
         self.sending.append(self.comm.isend(what, rank, tag))
@@ -217,7 +217,7 @@ class Watchdog(threading.Thread):
         number, states = time.monotonic(), {self.rank: self.state()}
         for rank in range(self.size):
             if rank != self.rank:
-                self.tell(number, rank, QUESTION)
+                self.send(number, rank, QUESTION)
         status = MPI.Status()
         while len(states) < self.size and time.monotonic() < number + ANSWER:
             self.answer()
@@ -234,7 +234,7 @@ class Watchdog(threading.Thread):
         state = {"collectives": self.seen[0], "call": "", "at": at, "aborted": self.calls.aborted}
         state["begun"] = [said for queue in tuple(in_flight) for said in begun(queue, self.calls)]
         if doing is None:
-            others = [getattr(calls(), "current", None) for calls in tuple(Calls.everywhere)]
+            others = [getattr(calls(), "current", None) for calls in tuple(Calls.instances)]
             state |= next(({"elsewhere": other.name} for other in others if other), {})
             return state
         name, args, kwargs, number, late = doing

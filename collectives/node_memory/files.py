@@ -1,6 +1,6 @@
 """Anonymous files that the ranks of a node map: how one opens what another has made.
 
-The first rank makes a file (memfd_create) and tells where it is; the others open it in /proc, if it is that one. The
+The first rank makes a file (memfd_create) and sends its place; the others open it in /proc, if it is that one. The
 memory goes with the last process that maps it, whatever end they come to.
 """
 
@@ -26,7 +26,7 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def open_that(path: str, file: tuple[int, int]) -> int:
-    """Open a file if it is the one that was told: elsewhere, as in another container, the path may be another's."""
+    """Open a file if it is the one that was meant: elsewhere, as in another container, the path may be another's."""
     if identity(os.stat(path)) == file:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         if identity(os.fstat(handle)) == file:  # it may have changed meanwhile
@@ -64,26 +64,26 @@ def unlink_library_memory(prefix: str = "/dev/shm/mpich_shm_") -> None:
 
 
 def open_first(comm: MPI.Intracomm, nbytes: int) -> ctypes.Array:
-    """So many bytes that all ranks see (collective); the first ones, when there are only messages to tell by.
+    """So many bytes that all ranks see (collective); the first ones, when there are only messages to agree by.
 
     Raises
     ------
     OSError
         On all ranks, where any of them may not have it.
     """
-    handle, told, memory, problem = -1, None, None, None
+    handle, location, memory, problem = -1, None, None, None
     try:
         if comm.Get_rank() == 0:
             handle = os.memfd_create("ringprop", os.MFD_CLOEXEC)
             os.ftruncate(handle, nbytes)
-            told = f"/proc/{os.getpid()}/fd/{handle}", identity(os.fstat(handle))
+            location = f"/proc/{os.getpid()}/fd/{handle}", identity(os.fstat(handle))
     except OSError as error:
         problem = error
-    told = comm.bcast(told)
+    location = comm.bcast(location)
     try:
-        if told:
+        if location:
             if comm.Get_rank():
-                handle = open_that(*told)
+                handle = open_that(*location)
             memory = map_file(handle, nbytes)
     except OSError as error:
         problem = error

@@ -34,7 +34,7 @@ ALIGN = 64  # bytes: ranks work on different cache lines
 #
 # Methods of SharedWindow. Arrays are C-contiguous, of one dtype; counts, dtype and op are the same on every rank. Each
 # plans a call on these arrays, on this rank alone, and returns it; making the call is collective. In between the arrays
-# are the caller's to read and write. `around` is what Plan has to know beside: before, after, keep.
+# are the caller's to read and write. `around` has the further arguments of Plan: before, after, keep.
 
 
 def allreduce(window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MPI.SUM, **around) -> Plan:
@@ -44,9 +44,9 @@ def allreduce(window, send: np.ndarray | None, recv: np.ndarray, op: MPI.Op = MP
     alike(s, x, x.size)
     name, _ = operation(op, x.dtype)
     what = f"allreduce({name}, {x.size} {x.dtype})"
-    given, told = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
+    given, options = ({"x": x}, {}) if s is x else ({"x": x, "s": s}, {"send": "s"})
     through_slots = shared.small if x.nbytes <= SMALL_PRIVATE else shared.slots
-    return one_of(window, what, (through_slots, shared.arrays), {"x": x}, x.size, given, op, around=around, **told)
+    return one_of(window, what, (through_slots, shared.arrays), {"x": x}, x.size, given, op, around=around, **options)
 
 
 def reduce(
@@ -60,10 +60,10 @@ def reduce(
         alike(s, x, x.size)
     name, _ = operation(op, s.dtype)
     what = f"reduce({name}, {s.size} {s.dtype}, root {root})"
-    given, told = {"x": x, "s": s}, {"send": "s", "root": root}
+    given, options = {"x": x, "s": s}, {"send": "s", "root": root}
     through_slots = shared.small if s.nbytes <= SMALL else shared.slots
     return one_of(
-        window, what, (through_slots, shared.arrays_reduce), {"s": s}, s.size, given, op, around=around, **told
+        window, what, (through_slots, shared.arrays_reduce), {"s": s}, s.size, given, op, around=around, **options
     )
 
 
@@ -93,7 +93,7 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     counts : sequence of int, optional
         Elements of each rank's block; without it `steps.part` cuts recv into nearly equal blocks.
     private : callable, optional
-        Called in place of the way through slots, where arrays are not shared.
+        Called in place of the schedule through slots, where arrays are not shared.
     """
     x = flat(recv, "recv")
     cuts = blocks_of(window, x.size, counts)
@@ -101,9 +101,9 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     s = x[lo:hi] if send is None else flat(send, "send")
     alike(x, s, hi - lo, f"send of rank {window.rank}")
     what = f"allgather({[b - a for a, b in cuts]} {x.dtype})"
-    given, told = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
+    given, options = ({"x": x}, {}) if send is None else ({"x": x, "s": s}, {"send": "s"})
     both = shared.slots_allgather, shared.arrays_allgather
-    return one_of(window, what, both, {"x": x}, cuts, given, private=private, around=around, **told)
+    return one_of(window, what, both, {"x": x}, cuts, given, private=private, around=around, **options)
 
 
 def broadcast(window, x: np.ndarray, root: int = 0, private=None, **around) -> Plan:
@@ -127,7 +127,7 @@ def one_of(window, what, pair, named, count, given, op=None, private=None, aroun
     ----------
     named : name -> array that other ranks name
     private : called in place of the first, after a barrier in which all ranks show that it is the one
-    around : what Plan has to know beside: before, after, keep
+    around : further arguments of Plan: before, after, keep
     """
     around = around or {}
     peers = {name: window.peers(array) for name, array in named.items()}
@@ -151,7 +151,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
     given : name in the schedule -> array
     op : None where nothing is reduced
     peers : name in the schedule -> where the array lies of which others' parts are named
-    around : what Plan has to know beside
+    around : further arguments of Plan
     """
     around, peers = dict(around or {}), peers or {}
     ranks = around.pop("ranks", range(window.size))  # the window's, as the schedule numbers them

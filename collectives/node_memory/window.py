@@ -56,7 +56,7 @@ class Array(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """The same part of a shared array on every rank."""
+    """Every rank's part of a shared array, all at one offset."""
 
     place: tuple[int, int]  # number of the array, offset in bytes
     parts: list[np.ndarray]
@@ -73,7 +73,7 @@ class SharedWindow:
     limit : float
         Seconds after which a rank that waits for others gives up.
     calls : Calls, optional
-        Where waits are noted for a watchdog, as of a Communicator.
+        Where waits are registered for a watchdog, as of a Communicator.
 
     Attributes
     ----------
@@ -139,10 +139,10 @@ class SharedWindow:
             Not enough memory, or ranks that may not see each other's files in /proc.
         """
         shape, dtype = shape_of(shape), np.dtype(dtype)
-        told = self.comm.allgather((shape, dtype.str))
-        for rank, other in enumerate(told):
-            if other != told[0]:
-                raise ValueError(f"empty: rank 0 asks for {told[0]}, rank {rank} for {other}")
+        requests = self.comm.allgather((shape, dtype.str))
+        for rank, other in enumerate(requests):
+            if other != requests[0]:
+                raise ValueError(f"empty: rank 0 asks for {requests[0]}, rank {rank} for {other}")
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._map(max(nbytes, 1))
         own = np.frombuffer(memoryview(memory[self.rank]), np.uint8)
@@ -198,7 +198,7 @@ class SharedWindow:
         return self._map_pages(nbytes, mmap.PAGESIZE)
 
     def _map_pages(self, nbytes, page, kind=0):
-        """The same, of pages of so many bytes; `kind` is what memfd_create has to know of them."""
+        """Return new memory in pages of `page` bytes; `kind` is the flag of memfd_create for such pages."""
         stretch = -(-nbytes // page) * page
         flags, total = self.flags, stretch * self.size
         handle = open_together(flags, total, kind)
@@ -263,7 +263,7 @@ def open_together(flags: Flags, nbytes: int, kind: int = 0) -> int:
 def collective_try(flags: Flags, nbytes: int, act: Callable, undo: Callable = lambda result: None):
     """act() on every rank (collective). What keeps any rank from it is raised on every rank, after undo(its result).
 
-    The ranks tell by flags, for which they do not wait without end, as they would in messages.
+    The ranks publish by flags, for which no rank waits without end, as it would in messages.
     """
     result, problem = None, None
     try:

@@ -35,7 +35,7 @@ def scan(rank, size, count):
         k *= 2
 
 
-def ways(rank, size):
+def directions(rank, size):
     """Round the ring to the right and to the left: (to, from, +-1, how many ranks come from there)."""
     right, left = (rank + 1) % size, (rank - 1) % size
     return (right, left, 1, size // 2), (left, right, -1, (size - 1) // 2)
@@ -45,22 +45,22 @@ def reduce_scatter(rank, size, count):
     """Part j comes to rank j from both sides: in half as many rounds as from one, and nobody sends more."""
     for k in range(size // 2):
         steps = []
-        for to, source, way, far in ways(rank, size):
+        for to, source, direction, far in directions(rank, size):
             if k < far:
-                steps += [Send(to, "x", *part(count, size, (rank + way * (far - k)) % size))]
-                steps += [RecvReduce(source, "x", *part(count, size, (rank + way * (far - k - 1)) % size))]
+                steps += [Send(to, "x", *part(count, size, (rank + direction * (far - k)) % size))]
+                steps += [RecvReduce(source, "x", *part(count, size, (rank + direction * (far - k - 1)) % size))]
         yield tuple(steps)
 
 
 def ring(rank, size, count):
-    """The same, and then each part goes out to both sides."""
+    """Reduce-scatter on both wires, then send each part out to both sides."""
     yield from reduce_scatter(rank, size, count)
     for k in range(size // 2):
         steps = []
-        for to, source, way, far in ways(rank, size):
+        for to, source, direction, far in directions(rank, size):
             if k < far:
-                steps += [Send(to, "x", *part(count, size, (rank - way * k) % size))]
-                steps += [Recv(source, "x", *part(count, size, (rank - way * (k + 1)) % size))]
+                steps += [Send(to, "x", *part(count, size, (rank - direction * k) % size))]
+                steps += [Recv(source, "x", *part(count, size, (rank - direction * (k + 1)) % size))]
         yield tuple(steps)
 
 
