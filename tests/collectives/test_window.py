@@ -86,7 +86,7 @@ def test_reduce_and_broadcast(window, comm):
             recv.x[:] = -1
             at_root = comm.rank == root
             reduce = window.reduce(send.x, recv.x if at_root else None, MPI.MAX, root)
-            in_place = window.reduce(None if at_root else send.x, recv.x if at_root else None, MPI.SUM, root)
+            in_place = window.reduce(None if at_root else send.x, send.x if at_root else None, MPI.SUM, root)
             broadcast = window.broadcast(recv.x, root)
             for again in range(3):
                 mine = values(comm.rank, count, "f4", again)
@@ -94,13 +94,13 @@ def test_reduce_and_broadcast(window, comm):
                 reduce()
                 if at_root:
                     np.testing.assert_array_equal(recv.x, expected("MAX", comm.size, count, "f4", again))
-                    recv.x[:] = mine
                 in_place()
-                np.testing.assert_array_equal(send.x, mine)
                 if at_root:
+                    recv.x[:] = send.x
                     np.testing.assert_array_equal(recv.x, expected("SUM", comm.size, count, "f4", again))
-                elif again == 0:
-                    assert (recv.x == -1).all()
+                else:
+                    np.testing.assert_array_equal(send.x, mine)
+                    assert again or (recv.x == -1).all()
                 broadcast()
                 np.testing.assert_array_equal(recv.x, expected("SUM", comm.size, count, "f4", again))
             recv.check(), send.check()
