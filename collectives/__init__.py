@@ -1,4 +1,4 @@
-"""Collective communication: every algorithm is a schedule, one small generator of rounds per rank, with four readers.
+"""Collective communication: every algorithm is a schedule, one small generator of rounds per rank, with four tools.
 
     run    collectives.run(my_allreduce, x=array), or communicator.Allreduce(x, y, algorithm=my_allreduce)
     check  collectives.check(my_allreduce, ranks=range(1, 18))
@@ -13,7 +13,7 @@ from importlib import import_module
 
 from collectives.algorithms import ALGORITHMS
 from collectives.checking.simulator import Deadlock, ScheduleError, simulate
-from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, blocks, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, blocks, chunk
 
 LATER = {
     "Communicator": "communicator",
@@ -46,7 +46,7 @@ __all__ = [
     "Send",
     "Slice",
     "blocks",
-    "part",
+    "chunk",
     "simulate",
     *LATER,
 ]

@@ -2,29 +2,38 @@
 
     def ring_allgather(rank, size, count):
         for k in range(size - 1):
-            send, recv = part(count, size, (rank - k) % size), part(count, size, (rank - k - 1) % size)
+            send, recv = chunk(count, size, (rank - k) % size), chunk(count, size, (rank - k - 1) % size)
             yield Send((rank + 1) % size, "x", *send), Recv((rank - 1) % size, "x", *recv)
 
-What is yielded is a **round**: a tuple of steps. Four readers understand the same text: the executor runs it over
-MPI, the simulator checks it for all ranks in one process, the clock prices it on a network, the drawing shows it.
-Steps are of three kinds: messages (Send, Recv, RecvReduce), moves in memory (Copy, Reduce), where ranks of a node may
-name each other's buffers and wait at a Barrier, and computation (Compute).
+What is yielded is a **round**: a tuple of steps. Four tools take the same schedule: the executor runs it over MPI, the
+simulator checks it for all ranks in one process, the event-driven simulation prices it on a network, the drawing shows
+it. Steps are of three kinds: messages (Send, Recv, RecvReduce), moves in memory (Copy, Reduce), where ranks of a node
+may name each other's buffers and wait at a Barrier, and computation (Compute).
 
-The rules that every reader relies on:
+Four words for a range of elements:
+
+| word | means | made by |
+|---|---|---|
+| slice | any (lo, hi) of a buffer; with buffer and rank a `Slice` | |
+| chunk | one of p nearly equal slices of a vector, such as the one that a rank reduces | `chunk` |
+| segment | one of several slices of a chunk or vector that follow each other through a pipeline | `registry.segments` |
+| block | a slice that the caller has chosen for a rank, as in gather, alltoall and their v-forms | `blocks` |
+
+The rules that every tool relies on:
 
 1. A round is a simultaneous assignment: its steps read the state before it, and their writes appear after it. A rank
    starts its next round when its own has finished; there is no global step.
 2. No element is written twice in a round, except by reductions, which apply in listed order. Only a reduction may
    write what a Send of that round reads: the message carries the old value.
 3. Messages from one rank to another match in the order in which they are listed.
-4. Slices are in elements, half open; a step without elements (lo >= hi) is dropped by every reader alike.
+4. Slices are in elements, half open; a step without elements (lo >= hi) is dropped by every tool alike.
 5. Buffers are named: "x" is the one the caller gave, "y" the result where that is another; any other name is scratch
    of this rank, as long as the steps reach. Datatypes, operations, packing and MPI.IN_PLACE belong to the
    communicator: an algorithm never sees them.
 6. Where two ranks touch the same element, and one of them writes it, a Barrier of both or a message from the first to
    the second lies between the two rounds; else they race. A Barrier is the only step of its round.
 
-A reader handles each kind of step by its name and refuses what it does not know; what a step reads and writes, and
+A tool handles each kind of step by its name and refuses what it does not know; what a step reads and writes, and
 whether it does anything, it asks of the functions below.
 """
 
@@ -164,7 +173,7 @@ def mistake_in(steps: Round) -> str:
 
 
 def is_live(step: Step) -> bool:
-    """Whether a step does anything; readers drop the others."""
+    """Whether a step does anything; tools drop the others."""
     return type(step) is Barrier or type(step) is Compute or step.hi > step.lo
 
 
@@ -213,7 +222,7 @@ def relabel_ranks(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0)
         by = shift if s.buf in ("x", "y") else 0
         return s._replace(lo=s.lo + by, hi=s.hi + by)
 
-    def elsewhere(step):
+    def relabelled(step):
         match step:
             case Send() | Recv() | RecvReduce():
                 return moved(step)._replace(peer=ranks[step.peer])
@@ -228,13 +237,13 @@ def relabel_ranks(rounds: Iterable[Round], ranks: Sequence[int], shift: int = 0)
         raise TypeError(f"{step!r} is not a step")
 
     for steps in rounds:
-        yield tuple(map(elsewhere, steps))
+        yield tuple(map(relabelled, steps))
 
 
-def part(count: int, n: int, i: int) -> tuple[int, int]:
-    """(lo, hi) of part i when `count` elements are cut into n nearly equal parts.
+def chunk(count: int, n: int, i: int) -> tuple[int, int]:
+    """Return (lo, hi) of chunk i where `count` elements are cut into n nearly equal chunks.
 
-    The first count % n parts are one element longer; parts may be empty when count < n.
+    The first count % n chunks are one element longer; chunks may be empty where count < n.
     """
     size, longer = divmod(count, n)
     lo = size * i + min(i, longer)
@@ -245,8 +254,8 @@ Blocks = int | Sequence[tuple[int, int]]
 
 
 def blocks(count: Blocks, n: int) -> Callable[[int], tuple[int, int]]:
-    """The function i -> (lo, hi) of block i of n.
+    """Return the function i -> (lo, hi) of block i of n.
 
-    `count` is a number of elements, cut into nearly equal parts, or a sequence that holds (lo, hi) of each block.
+    `count` is a number of elements, cut into nearly equal chunks, or a sequence that holds (lo, hi) of each block.
     """
-    return partial(part, count, n) if isinstance(count, int) else count.__getitem__
+    return partial(chunk, count, n) if isinstance(count, int) else count.__getitem__

@@ -31,7 +31,7 @@ from collectives.pricing.lower_bounds import allgather_bound, bandwidth_bound
 from collectives.pricing.networks import Network, find_network
 from collectives.pricing.topology import Topology, breadth_first
 from collectives.reading import read_json
-from collectives.steps import Blocks, Recv, RecvReduce, Round, Send, blocks, part
+from collectives.steps import Blocks, Recv, RecvReduce, Round, Send, blocks, chunk
 
 OPERATIONS = ("allgather", "reduce_scatter", "allreduce")
 MOST_RANKS = 128
@@ -89,9 +89,9 @@ class Schedule:
 
         def slice_of(piece):
             if whole:
-                return part(count, self.pieces, piece)
+                return chunk(count, self.pieces, piece)
             lo, hi = block(piece // self.pieces)
-            return tuple(lo + at for at in part(hi - lo, self.pieces, piece % self.pieces))
+            return tuple(lo + at for at in chunk(hi - lo, self.pieces, piece % self.pieces))
 
         for moves in self._moves[rank]:
             sends = [Send(dest, "x", *slice_of(piece)) for source, dest, piece, _ in moves if source == rank]
@@ -135,16 +135,16 @@ class Schedule:
 
     def as_python(self) -> str:
         """The schedule as a generator function in plain Python."""
-        lines = ["from collectives import Recv, RecvReduce, Send, blocks, part", ""]
+        lines = ["from collectives import Recv, RecvReduce, Send, blocks, chunk", ""]
         lines += ["STEPS = (  # (source, dest, piece of the vector, whether it is added)"]
         lines += [f"    {tuple(step)!r}," for step in self.steps]
         lines += [")", "", "", f"def {self.operation}(rank, size, count):", f"    assert size == {self.size}", ""]
         lines += ["    def piece(i):"]
         if self.operation == "allreduce":
-            lines += [f"        return part(count, {self.pieces}, i)"]
+            lines += [f"        return chunk(count, {self.pieces}, i)"]
         else:
             lines += [f"        lo, hi = blocks(count, size)(i // {self.pieces})"]
-            lines += [f"        return [lo + at for at in part(hi - lo, {self.pieces}, i % {self.pieces})]"]
+            lines += [f"        return [lo + at for at in chunk(hi - lo, {self.pieces}, i % {self.pieces})]"]
         lines += ["", "    for step in STEPS:"]
         lines += ["        sends = [Send(dest, 'x', *piece(i)) for source, dest, i, _ in step if source == rank]"]
         lines += ["        receive = {True: RecvReduce, False: Recv}"]

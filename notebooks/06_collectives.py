@@ -36,7 +36,7 @@ import numpy as np
 
 import checks
 import collectives
-from collectives import Copy, Recv, Send, part, puzzles
+from collectives import Copy, Recv, Send, chunk, puzzles
 from collectives.algorithms import alltoall, broadcast, reduce, scatter
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import Network
@@ -184,7 +184,7 @@ PIECES = 8
 
 def brigade(rank, size, count):
     """Piece k comes from the left in round k, and goes to the right in round k + 1."""
-    pieces = [part(count, PIECES, k) for k in range(PIECES)]  # (lo, hi) of each
+    pieces = [chunk(count, PIECES, k) for k in range(PIECES)]  # (lo, hi) of each
     # gap: in one round, together: receive piece k (if not first in the chain), send piece k - 1 (if not last)
     # if rank > 0:
     #     yield (Recv(rank - 1, "x", 0, count),)
@@ -269,7 +269,7 @@ def collect(rank, size, count):
     """Every second rank that is left hands over all that it has."""
 
     def begins(r):  # the first element of block r in y; of one behind the last: the end
-        return part(count, size, r)[0] if r < size else count
+        return chunk(count, size, r)[0] if r < size else count
 
     name, base = ("y", 0) if rank == 0 else ("mine", begins(rank))
     yield (Copy(name, begins(rank) - base, begins(rank + 1) - base, "x", 0),)  # one's own block
@@ -337,17 +337,17 @@ print(puzzles.alltoall)
 # %%
 def transpose(rank, size, count):
     """Block q of x is for rank q; block q of y is from rank q."""
-    lo, hi = part(count, size, rank)
+    lo, hi = chunk(count, size, rank)
     length = hi - lo
     yield (Copy("y", rank * length, (rank + 1) * length, "x", lo),)  # what one has for oneself
     for k in range(1, size):
         to = (rank + k) % size
         # gap: from whom, and where to
         # source = to
-        # yield Send(to, "x", *part(count, size, to)), Recv(source, "y", source * length, (source + 1) * length)
+        # yield Send(to, "x", *chunk(count, size, to)), Recv(source, "y", source * length, (source + 1) * length)
         # solution
         source = (rank - k) % size
-        yield Send(to, "x", *part(count, size, to)), Recv(source, "y", source * length, (source + 1) * length)
+        yield Send(to, "x", *chunk(count, size, to)), Recv(source, "y", source * length, (source + 1) * length)
         # end
 
 

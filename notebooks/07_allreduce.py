@@ -32,7 +32,7 @@ import numpy as np
 
 import checks
 import collectives
-from collectives import Copy, Barrier, Recv, RecvReduce, Reduce, Send, part, puzzles
+from collectives import Copy, Barrier, Recv, RecvReduce, Reduce, Send, chunk, puzzles
 from collectives.algorithms import allreduce
 from collectives.algorithms.trees import two_trees
 from collectives.pricing.networks import Network
@@ -102,16 +102,16 @@ print(puzzles.ring)
 def ring(rank, size, count):
     right, left = (rank + 1) % size, (rank - 1) % size
 
-    def piece(i):
-        return part(count, size, i % size)  # (lo, hi) of part i, counted round
+    def chunk_of(i):
+        return chunk(count, size, i % size)  # (lo, hi) of part i, counted round
 
     for k in range(size - 1):
-        yield Send(right, "x", *piece(rank - k)), RecvReduce(left, "x", *piece(rank - k - 1))
+        yield Send(right, "x", *chunk_of(rank - k)), RecvReduce(left, "x", *chunk_of(rank - k - 1))
     for k in range(size - 1):
         # gap: what is complete goes round: which part leaves in round k, which one comes
-        # yield Send(right, "x", *piece(rank - k)), Recv(left, "x", *piece(rank - k - 1))
+        # yield Send(right, "x", *chunk_of(rank - k)), Recv(left, "x", *chunk_of(rank - k - 1))
         # solution
-        yield Send(right, "x", *piece(rank + 1 - k)), Recv(left, "x", *piece(rank - k))
+        yield Send(right, "x", *chunk_of(rank + 1 - k)), Recv(left, "x", *chunk_of(rank - k))
         # end
 
 
@@ -152,7 +152,7 @@ plt.show()
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator, Recv, RecvReduce, Send, part
+from collectives import Communicator, Recv, RecvReduce, Send, chunk
 
 comm = Communicator(MPI.COMM_WORLD)
 x = np.full(8, 10.0 ** comm.Get_rank())
@@ -252,7 +252,7 @@ print(puzzles.memory)
 
 # %%
 def in_memory(rank, size, count):
-    lo, hi = part(count, size, rank)  # my share
+    lo, hi = chunk(count, size, rank)  # my share
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)  # of rank 0's x
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     # gap: write the sum to its place in the x of every rank q (`to=q`); and nobody may leave before all have written
@@ -360,7 +360,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator, Recv, RecvReduce, Send, part
+from collectives import Communicator, Recv, RecvReduce, Send, chunk
 
 comm = Communicator(MPI.COMM_WORLD)
 runners = {"your ring": ring, "your doubling": doubling, "halving and doubling": "rabenseifner"}

@@ -37,7 +37,7 @@ from checks import BLUE, GREEN, GREY, INK, ORANGE, RED
 from collectives import price, puzzles
 from collectives.algorithms import allgather, allreduce, reduce_scatter
 from collectives.drawing.timeline import PALETTE
-from collectives.steps import Compute, Copy, Recv, Send, Slice, part
+from collectives.steps import Compute, Copy, Recv, Send, Slice, chunk
 
 # %matplotlib inline
 checks.style()
@@ -139,7 +139,7 @@ plt.show()
 # The same bytes travel as before, and the optimizer's work is shared out, too.
 #
 # **Exercise 2.** Write it for N ranks in one process. `w[r]` are the parameters that rank r has (all of them), `g[r]`
-# its gradients, `m[r]` and `v[r]` its moments, *of its part alone*. `part(count, N, r)` says where that is. (What is
+# its gradients, `m[r]` and `v[r]` its moments, *of its part alone*. `chunk(count, N, r)` says where that is. (What is
 # there updates each part with the rank's own gradients: the sum is missing, and so is the allgather.)
 
 
@@ -156,15 +156,15 @@ def my_zero1(w, g, m, v, step):
     count, N = len(w[0]), len(w)
     # gap: for each rank: the sum of its part, adam on it, and its part to all others
     # for r in range(N):
-    #     lo, hi = part(count, N, r)
+    #     lo, hi = chunk(count, N, r)
     #     adam(w[r][lo:hi], g[r][lo:hi], m[r], v[r], step)
     # solution
     for r in range(N):
-        lo, hi = part(count, N, r)
+        lo, hi = chunk(count, N, r)
         total = sum(g[q][lo:hi] for q in range(N))  # reduce-scatter
         adam(w[r][lo:hi], total, m[r], v[r], step)
     for r in range(N):
-        lo, hi = part(count, N, r)
+        lo, hi = chunk(count, N, r)
         for q in range(N):  # allgather
             w[q][lo:hi] = w[r][lo:hi]
     # end
@@ -177,7 +177,7 @@ def four_ranks(steps=5, count=22, N=4):
     start = rng.standard_normal(count)
     one, m1, v1 = start.copy(), np.zeros(count), np.zeros(count)
     w = [start.copy() for _ in range(N)]
-    lengths = [hi - lo for lo, hi in (part(count, N, r) for r in range(N))]
+    lengths = [hi - lo for lo, hi in (chunk(count, N, r) for r in range(N))]
     m, v = [np.zeros(n) for n in lengths], [np.zeros(n) for n in lengths]
     for step in range(steps):
         g = [rng.standard_normal(count) for _ in range(N)]
@@ -191,7 +191,7 @@ def draw_ranks(got, want):
     _, ax = plt.subplots(figsize=(7, 2.2))
     image = ax.imshow(np.abs(got - want), cmap="Reds", aspect="auto", vmin=0, vmax=max(1e-12, np.abs(got - want).max()))
     for r in range(len(got)):
-        lo, hi = part(got.shape[1], len(got), r)
+        lo, hi = chunk(got.shape[1], len(got), r)
         ax.add_patch(plt.Rectangle((lo - 0.5, r - 0.5), hi - lo, 1, fill=False, edgecolor=INK, lw=1.5))
     ax.set_yticks(range(len(got)), [f"rank {r}" for r in range(len(got))])
     ax.set_xticks(range(0, got.shape[1], 3))
@@ -201,7 +201,7 @@ def draw_ranks(got, want):
 
 got, one = four_ranks()
 want = np.broadcast_to(one, got.shape)
-own = [np.allclose(got[r, slice(*part(22, 4, r))], one[slice(*part(22, 4, r))], rtol=1e-12) for r in range(4)]
+own = [np.allclose(got[r, slice(*chunk(22, 4, r))], one[slice(*chunk(22, 4, r))], rtol=1e-12) for r in range(4)]
 checks.expect(
     all(own),
     f"rank {own.index(False) if False in own else 0} has its own part wrong: of which gradients is it the update?",

@@ -46,7 +46,7 @@ from collectives.choosing.selection import save
 from collectives.pricing.critical_path import waits
 from collectives.pricing.networks import Network
 from collectives.pricing.price import price
-from collectives.steps import part
+from collectives.steps import chunk
 from parallel.launch import launcher
 
 RANKS = 2
@@ -267,7 +267,7 @@ def in_memory(window, operation: str, name: str, nbytes: int):
     count, rank = nbytes // ITEMSIZE, window.rank
     x = window.empty(count, "f4") if name == "shared_arrays" else np.empty(count, "f4")
     x.fill(1)
-    block = slice(*part(count, window.size, rank))
+    block = slice(*chunk(count, window.size, rank))
     return {
         "allreduce": lambda: window.allreduce(None, x),
         "reduce": lambda: window.reduce(x, np.empty_like(x) if rank == 0 else None),

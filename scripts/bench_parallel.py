@@ -39,7 +39,7 @@ from benchmarking import ETHERNET, Row, arguments, in_lab
 from threadpoolctl import threadpool_limits
 
 import nn
-from collectives.steps import part
+from collectives.steps import chunk
 
 MICRO_BATCHES = 4
 MODELS = {"mlp:784,1024,1024,1024,10": (784,), "cnn": (28, 28, 1)}
@@ -268,7 +268,7 @@ def planned(world, quick: bool) -> dict:
         options = Options(batch=PLANNED_BATCH, **words)
         trainer = STRATEGIES[options.strategy_name](options, small_vgg(), parts.loss, nn.SGD(0.01), world)
         index, count = trainer.shard
-        mine = slice(*part(PLANNED_BATCH, count, index))
+        mine = slice(*chunk(PLANNED_BATCH, count, index))
 
         def steps(count: int) -> float:
             """Seconds of one, of so many; before them the pipeline fills, and behind them it is drained."""

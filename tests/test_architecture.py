@@ -183,7 +183,7 @@ PUBLIC = {
     """,
     collectives: """
     ALGORITHMS Communicator Copy Deadlock Recv RecvReduce Reduce ScheduleError Send blocks check check_world draw
-    install_excepthooks part price simulate testall waitall
+    install_excepthooks price simulate testall waitall
     """,
 }
 

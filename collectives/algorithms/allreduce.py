@@ -11,36 +11,36 @@ from collectives.algorithms import allgather, broadcast, reduce
 from collectives.algorithms.power_of_two import halves, on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, Cost, algorithm, how_many, log2, segments
 from collectives.algorithms.trees import two_trees
-from collectives.steps import Recv, RecvReduce, Reduce, Send, part, relabel_ranks
+from collectives.steps import Recv, RecvReduce, Reduce, Send, chunk, relabel_ranks
 
 
 @algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p), needs={COMMUTATIVE})
 def ring(rank, size, count):
-    """Ranks in a ring, x in p parts: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
+    """Ranks in a ring, x in p chunks: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
 
-    First lap: a part travels to the right and gathers every rank's share; after p-1 rounds rank r holds the whole sum
-    of part r+1. Second lap: the finished parts travel on, so that every rank gets them all. Source: Patarasuk and Yuan
-    2009.
+    First lap: a chunk travels to the right and gathers every rank's operands; after p-1 rounds rank r holds the whole
+    sum of chunk r+1. Second lap: the finished chunks travel on, so that every rank gets them all. Source: Patarasuk and
+    Yuan 2009.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
 
-    def piece(i):
-        return part(count, size, i % size)
+    def chunk_of(i):
+        return chunk(count, size, i % size)
 
     for k in range(size - 1):
-        yield Send(right, "x", *piece(rank - k)), RecvReduce(left, "x", *piece(rank - k - 1))
+        yield Send(right, "x", *chunk_of(rank - k)), RecvReduce(left, "x", *chunk_of(rank - k - 1))
     for k in range(size - 1):
-        yield Send(right, "x", *piece(rank + 1 - k)), Recv(left, "x", *piece(rank - k))
+        yield Send(right, "x", *chunk_of(rank + 1 - k)), Recv(left, "x", *chunk_of(rank - k))
 
 
 @algorithm("allreduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p))
 def direct(rank, size, count):
-    """Every rank sums one part of x, all operands at once; then a ring allgather: the cost of the ring.
+    """Every rank sums one chunk of x, all operands at once; then a ring allgather: the cost of the ring.
 
     2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, and keeps rank order. What one round adds is rounded only once
     (program.py), as float16 needs it; the ring rounds p-1 times.
     """
-    yield *reduce.shares(rank, size, count), *reduce.from_all(rank, size, *part(count, size, rank))
+    yield *reduce.shares(rank, size, count), *reduce.from_all(rank, size, *chunk(count, size, rank))
     yield from allgather.ring(rank, size, count)
 
 
@@ -51,31 +51,31 @@ def segmented_cost(p, n, segment=SEGMENT):
 
 @algorithm("allreduce", cost=segmented_cost, needs={COMMUTATIVE})
 def segmented_ring(rank, size, count, segment=SEGMENT):
-    """The ring with parts cut into k >= 2 segments: 2(p-1) k alpha + 2(p-1)/p n beta + n/(p k) gamma.
+    """The ring with chunks cut into k >= 2 segments: 2(p-1) k alpha + 2(p-1)/p n beta + n/(p k) gamma.
 
     In the first lap a segment is added while the next one is on its way: it lands in one of two slots of "tmp". So only
     the last one's addition takes time. In both laps segments follow each other, so that the cable is never empty while
-    a rank sees that a part has come and begins to send it on.
+    a rank sees that a chunk has come and begins to send it on.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
-    longest = part(count, size, 0)[1]
+    longest = chunk(count, size, 0)[1]
     k = max(2, how_many(longest, segment))
     slot = -(-longest // k)
 
-    def pieces(i):
-        return segments(*part(count, size, i % size), k)
+    def segments_of(i):
+        return segments(*chunk(count, size, i % size), k)
 
     landed = ()  # what came in the round before, still to be added
     came = 0  # segments
     for lap in range(size - 1):
-        for out, (lo, hi) in zip(pieces(rank - lap), pieces(rank - lap - 1), strict=True):
+        for out, (lo, hi) in zip(segments_of(rank - lap), segments_of(rank - lap - 1), strict=True):
             at = came % 2 * slot
             yield Send(right, "x", *out), Recv(left, "tmp", at, at + hi - lo), *landed
             landed = (Reduce("x", lo, hi, "tmp", at),)
             came += 1
     yield landed
     for lap in range(size - 1):
-        for out, into in zip(pieces(rank + 1 - lap), pieces(rank - lap), strict=True):
+        for out, into in zip(segments_of(rank + 1 - lap), segments_of(rank - lap), strict=True):
             yield Send(right, "x", *out), Recv(left, "x", *into)
 
 
@@ -153,30 +153,30 @@ def double_tree(rank, size, count, segment=SEGMENT):
     k = how_many(both[0][1], segment)
     lanes = []  # this rank's part in both trees: what it does to whom, from which round on, with which segments
     for (lo, hi), tree in zip(both, trees, strict=True):
-        pieces, parent, top = segments(lo, hi, k), tree.parent[rank], tree.height[tree.root]
+        cuts, parent, top = segments(lo, hi, k), tree.parent[rank], tree.height[tree.root]
         for child in tree.children[rank]:
-            lanes.append((RecvReduce, child, tree.height[rank], pieces))
-            lanes.append((Send, child, top + tree.depth[rank] + 1, pieces))
+            lanes.append((RecvReduce, child, tree.height[rank], cuts))
+            lanes.append((Send, child, top + tree.depth[rank] + 1, cuts))
         if parent is not None:
-            lanes.append((Send, parent, tree.height[parent], pieces))
-            lanes.append((Recv, parent, top + tree.depth[rank], pieces))
+            lanes.append((Send, parent, tree.height[parent], cuts))
+            lanes.append((Recv, parent, top + tree.depth[rank], cuts))
     for t in range(k + 2 * max(tree.height[tree.root] for tree in trees) + 1):
-        now = [(step, peer, pieces[t - first]) for step, peer, first, pieces in lanes if first <= t < first + k]
+        now = [(step, peer, cuts[t - first]) for step, peer, first, cuts in lanes if first <= t < first + k]
         yield tuple([step(peer, "x", lo, hi) for step, peer, (lo, hi) in now])
 
 
 class Levels(NamedTuple):
-    """A rank's part in an allreduce over several nodes of at least g ranks: x is cut into g parts.
+    """A rank's role in an allreduce over several nodes of at least g ranks: x is cut into g chunks.
 
     Attributes
     ----------
     node : the ranks on its node
-    parts : (lo, hi) of the part of x that each of them carries between nodes; empty for those behind the first g
-    peers : the ranks that carry the same part as this one, one on each node; empty where it carries none
+    chunks : (lo, hi) of the chunk of x that each of them carries between nodes; empty for those behind the first g
+    peers : the ranks that carry the same chunk as this one, one on each node; empty where it carries none
     """
 
     node: list[int]
-    parts: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[int, int], ...]
     peers: list[int]
 
 
@@ -186,17 +186,17 @@ def levels(rank: int, count: int, nodes) -> Levels:
     for r, node in enumerate(nodes):
         members.setdefault(node, []).append(r)
     mine, g = members[nodes[rank]], min(map(len, members.values()))
-    parts = tuple(part(count, g, i) if i < g else (count, count) for i in range(len(mine)))
+    chunks = tuple(chunk(count, g, i) if i < g else (count, count) for i in range(len(mine)))
     here = mine.index(rank)
-    return Levels(mine, parts, [group[here] for group in members.values()] if here < g else [])
+    return Levels(mine, chunks, [group[here] for group in members.values()] if here < g else [])
 
 
 @algorithm("allreduce", cost=segmented_cost, needs={COMMUTATIVE, NODES})  # of a rank on each node: segmented_ring
 def two_level(rank, size, count, nodes=None, segment=SEGMENT):
     """Sum inside each node, then between nodes, then share: 2(M-1)/M n/g bytes of a rank cross the network.
 
-    `nodes` names the node of every rank, in any order; M nodes of at least g ranks. x is cut into g parts. The first g
-    ranks of a node each gather one part from all of it, sum it with those of the other nodes in a segmented ring, and
+    `nodes` names the node of every rank, in any order; M nodes of at least g ranks. x is cut into g chunks. The first g
+    ranks of a node each gather one chunk from all of it, sum it with those of the other nodes in a segmented ring, and
     hand it to all of their node. With one rank on each node, or all on one, it is that ring or a direct exchange.
 
     Between nodes segments are short enough for the library to send at once. Before it sends a long message Open MPI
@@ -204,13 +204,13 @@ def two_level(rank, size, count, nodes=None, segment=SEGMENT):
     not. Where the least is 351 ms (2 hosts x 2 ranks, 4 MiB, 100 Mbit/s) the plain ring took 386 to 701, median 664;
     segments take 379 to 534, median 421, in turn with it and on a busy machine.
     """
-    node, parts, peers = levels(rank, count, [0] * size if nodes is None else nodes)
+    node, chunks, peers = levels(rank, count, [0] * size if nodes is None else nodes)
     here = node.index(rank)
     others = [((here + k) % len(node), (here - k) % len(node)) for k in range(1, len(node))]
     for to, source in others:
-        yield Send(node[to], "x", *parts[to]), RecvReduce(node[source], "x", *parts[here])
+        yield Send(node[to], "x", *chunks[to]), RecvReduce(node[source], "x", *chunks[here])
     if peers:
-        lo, hi = parts[here]
+        lo, hi = chunks[here]
         yield from relabel_ranks(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
     for to, source in others:
-        yield Send(node[to], "x", *parts[here]), Recv(node[source], "x", *parts[source])
+        yield Send(node[to], "x", *chunks[here]), Recv(node[source], "x", *chunks[source])

@@ -5,7 +5,7 @@ Short x: binomial. Long x: chain where there are many more segments than ranks, 
 
 from collectives.algorithms import allgather
 from collectives.algorithms.registry import SEGMENT, Cost, algorithm, how_many, log2, segments, subtree
-from collectives.steps import Recv, Send, part, relabel_ranks
+from collectives.steps import Recv, Send, chunk, relabel_ranks
 
 
 @algorithm("broadcast", cost=lambda p, n: Cost(p - 1, (p - 1) * n))
@@ -45,19 +45,19 @@ def chain(rank, size, count, root=0, segment=SEGMENT):
     """
     me = (rank - root) % size
     left, right = (rank - 1) % size, (rank + 1) % size
-    pieces = segments(0, count, how_many(count, segment))
-    for k in range(len(pieces) + 1):
+    cuts = segments(0, count, how_many(count, segment))
+    for k in range(len(cuts) + 1):
         steps = []
-        if me > 0 and k < len(pieces):
-            steps.append(Recv(left, "x", *pieces[k]))
+        if me > 0 and k < len(cuts):
+            steps.append(Recv(left, "x", *cuts[k]))
         if me < size - 1 and k > 0:
-            steps.append(Send(right, "x", *pieces[k - 1]))
+            steps.append(Send(right, "x", *cuts[k - 1]))
         yield tuple(steps)
 
 
 @algorithm("broadcast", cost=lambda p, n: Cost(log2(p) + p - 1, 2 * n * (p - 1) / p))
 def scatter_allgather(rank, size, count, root=0):
-    """x is scattered in p parts, then gathered by everyone: (lg p + p-1) alpha + 2(p-1)/p n beta.
+    """x is scattered in p chunks, then gathered by everyone: (lg p + p-1) alpha + 2(p-1)/p n beta.
 
     Part i belongs to the i-th rank from the root, so that a binomial scatter hands on one slice. Source: van de Geijn
     1994.
@@ -65,12 +65,12 @@ def scatter_allgather(rank, size, count, root=0):
     me = (rank - root) % size
     bit = subtree(me, size)
 
-    def parts(first, last):
-        return part(count, size, first)[0], part(count, size, min(last, size) - 1)[1]
+    def chunks(first, last):
+        return chunk(count, size, first)[0], chunk(count, size, min(last, size) - 1)[1]
 
     if me:
-        yield (Recv((me - bit + root) % size, "x", *parts(me, me + bit)),)
+        yield (Recv((me - bit + root) % size, "x", *chunks(me, me + bit)),)
     while bit := bit // 2:
         if me + bit < size:
-            yield (Send((me + bit + root) % size, "x", *parts(me + bit, me + 2 * bit)),)
+            yield (Send((me + bit + root) % size, "x", *chunks(me + bit, me + 2 * bit)),)
     yield from relabel_ranks(allgather.ring(me, size, count), [(r + root) % size for r in range(size)])

@@ -10,7 +10,7 @@ import math
 from itertools import zip_longest
 
 from collectives.algorithms.registry import COMMUTATIVE, DIMS, Cost, algorithm
-from collectives.steps import Recv, RecvReduce, Send, part
+from collectives.steps import Recv, RecvReduce, Send, chunk
 
 
 def ring_cost(p, n):
@@ -46,7 +46,7 @@ def multiport_bucket(rank, size, count, dims=None):
     sides = sides_of(size, dims)
     directions = [(first, direction) for first in range(len(sides)) for direction in (1, -1)]
     copies = [
-        along(rank, size, *part(count, len(directions), i), sides, first, direction)
+        along(rank, size, *chunk(count, len(directions), i), sides, first, direction)
         for i, (first, direction) in enumerate(directions)
     ]
     for rounds in zip_longest(*copies, fillvalue=()):
@@ -68,19 +68,19 @@ def along(rank, size, lo, hi, sides, first, direction):
     """A bucket of x[lo:hi] that begins `first` dimensions from the last, and goes up (direction 1) or down (-1)."""
     strides = [math.prod(sides[axis + 1 :]) for axis in range(len(sides))]
     axes = [(len(sides) - 1 - first - i) % len(sides) for i in range(len(sides))]
-    rings = []  # of each dimension: this rank's place in it, its neighbours, how its piece is cut
+    rings = []  # of each dimension: this rank's place in it, its neighbours, its chunks
     for axis in axes:
         n, stride = sides[axis], strides[axis]
         at = rank // stride % n
         ahead, behind = (rank + ((at + by) % n - at) * stride for by in (direction, -direction))
-        pieces = [(lo + a, lo + b) for a, b in (part(hi - lo, n, i) for i in range(n))]
-        rings.append((n, at, ahead, behind, pieces))
-        lo, hi = pieces[at]
-    for n, at, ahead, behind, pieces in rings:
+        chunks = [(lo + a, lo + b) for a, b in (chunk(hi - lo, n, i) for i in range(n))]
+        rings.append((n, at, ahead, behind, chunks))
+        lo, hi = chunks[at]
+    for n, at, ahead, behind, chunks in rings:
         for k in range(1, n):
-            give, take = pieces[(at - direction * k) % n], pieces[(at - direction * (k + 1)) % n]
+            give, take = chunks[(at - direction * k) % n], chunks[(at - direction * (k + 1)) % n]
             yield Send(ahead, "x", *give), RecvReduce(behind, "x", *take)
-    for n, at, ahead, behind, pieces in reversed(rings):
+    for n, at, ahead, behind, chunks in reversed(rings):
         for k in range(n - 1):
-            give, take = pieces[(at - direction * k) % n], pieces[(at - direction * (k + 1)) % n]
+            give, take = chunks[(at - direction * k) % n], chunks[(at - direction * (k + 1)) % n]
             yield Send(ahead, "x", *give), Recv(behind, "x", *take)

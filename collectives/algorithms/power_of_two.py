@@ -6,7 +6,7 @@ rank order. It costs a message before and one after.
 
 from typing import NamedTuple
 
-from collectives.steps import Recv, RecvReduce, Send, part
+from collectives.steps import Recv, RecvReduce, Send, chunk
 
 
 class Fold(NamedTuple):
@@ -77,7 +77,7 @@ def halves(folded: Fold, count: int) -> list[tuple[int, int, tuple[int, int], tu
         middle = (lo + hi) // 2
         lower, upper = (lo, middle), (middle, hi)
         keep, give = (upper, lower) if folded.number & bit else (lower, upper)
-        slices = [(part(count, folded.power, a)[0], part(count, folded.power, b - 1)[1]) for a, b in (keep, give)]
+        slices = [(chunk(count, folded.power, a)[0], chunk(count, folded.power, b - 1)[1]) for a, b in (keep, give)]
         path.append((bit, folded.rank(folded.number ^ bit), *slices))
         (lo, hi), bit = keep, bit * 2
     return path

@@ -2,7 +2,7 @@
 
 from collectives.algorithms.power_of_two import fold, halves
 from collectives.algorithms.registry import Cost, algorithm, log2
-from collectives.steps import Recv, RecvReduce, Send, part
+from collectives.steps import Recv, RecvReduce, Send, chunk
 
 
 def from_all(rank, size, lo, hi):
@@ -23,22 +23,22 @@ def flat(rank, size, count, root=0):
 
 @algorithm("reduce", cost=lambda p, n: Cost(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p))
 def direct_gather(rank, size, count, root=0):
-    """Every rank sums one part of x, all operands at once; the root gathers the parts: the cost of a ring allreduce.
+    """Every rank sums one chunk of x, all operands at once; the root gathers the chunks: the cost of a ring allreduce.
 
     2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, in rank order. What one round adds is rounded only once
     (program.py), as float16 needs it.
     """
-    yield *shares(rank, size, count), *from_all(rank, size, *part(count, size, rank))
+    yield *shares(rank, size, count), *from_all(rank, size, *chunk(count, size, rank))
     if rank != root:
-        yield (Send(root, "x", *part(count, size, rank)),)
+        yield (Send(root, "x", *chunk(count, size, rank)),)
     else:
-        yield tuple(Recv(peer, "x", *part(count, size, peer)) for peer in range(size) if peer != root)
+        yield tuple(Recv(peer, "x", *chunk(count, size, peer)) for peer in range(size) if peer != root)
 
 
 def shares(rank, size, count):
-    """To every other rank its part of x, the neighbour's first."""
+    """To every other rank its chunk of x, the neighbour's first."""
     others = ((rank + k) % size for k in range(1, size))
-    return [Send(peer, "x", *part(count, size, peer)) for peer in others]
+    return [Send(peer, "x", *chunk(count, size, peer)) for peer in others]
 
 
 @algorithm("reduce", cost=lambda p, n: Cost(log2(p), log2(p) * n, log2(p) * n))

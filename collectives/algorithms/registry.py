@@ -16,8 +16,9 @@ Each file of this package holds one operation. In all of them "x" is the caller'
 | exscan(count) | every rank's x | x is the sum over ranks 0 ... rank - 1; rank 0 keeps its own |
 | barrier() | | every rank has entered before any rank leaves |
 
-`blocks` is a number of elements, cut by `steps.part`, or a list with the (lo, hi) of every rank's block. In an alltoall
-it says where the blocks lie in x, `into` where they lie in y; as a number it is a multiple of the number of ranks.
+`blocks` is a number of elements, cut by `steps.chunk`, or a list with the (lo, hi) of every rank's block. In an
+alltoall it says where the blocks lie in x, `into` where they lie in y; as a number it is a multiple of the number of
+ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +27,7 @@ from functools import lru_cache
 from inspect import signature
 from typing import NamedTuple
 
-from collectives.steps import Round, part
+from collectives.steps import Round, chunk
 
 SEGMENT = 1 << 16  # elements of x that a pipelined algorithm keeps in flight, where the caller does not say
 # What the communicator says: from 64 KiB on Open MPI's TCP asks the receiver before it sends, which takes longer.
@@ -135,4 +136,4 @@ def how_many(count: int, segment: int) -> int:
 @lru_cache(maxsize=8)  # all ranks of a tree have the same, and a thousand copies fill no cache
 def segments(lo: int, hi: int, k: int) -> tuple[tuple[int, int], ...]:
     """Cut lo ... hi into k nearly equal segments."""
-    return tuple((lo + a, lo + b) for a, b in (part(hi - lo, k, i) for i in range(k)))
+    return tuple((lo + a, lo + b) for a, b in (chunk(hi - lo, k, i) for i in range(k)))

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from collectives.algorithms.allreduce import levels, segmented_cost, segmented_ring
 from collectives.algorithms.registry import COMMUTATIVE, NODES, SEGMENT, SHARED_MEMORY, Cost, algorithm, how_many
-from collectives.steps import SLOTS, Barrier, Copy, Reduce, Round, Step, blocks, part, relabel_ranks
+from collectives.steps import SLOTS, Barrier, Copy, Reduce, Round, Step, blocks, chunk, relabel_ranks
 
 SLOT = 1 << 17  # elements of a slot where the caller does not say
 LINE = 16  # elements of a cache line, likewise
@@ -65,7 +65,7 @@ def slots_of(epoch: int) -> str:
 def slices(count: int, size: int, line: int) -> list[tuple[int, int]]:
     """(lo, hi) of each rank's slice of so many elements: whole cache lines, but for the end."""
     lines = -(-count // line)
-    return [tuple(min(end * line, count) for end in part(lines, size, rank)) for rank in range(size)]
+    return [tuple(min(end * line, count) for end in chunk(lines, size, rank)) for rank in range(size)]
 
 
 def share_of_slot(slot: int, size: int, line: int) -> int:
@@ -166,14 +166,14 @@ def slots_reduce(rank, size, count, root=0, send="x", epoch=0, slot=SLOT, line=L
 
 
 def slots_of_blocks(size, block, step):
-    """How many epochs it takes to pass on blocks in pieces of `step` elements, and (lo, hi) of a rank's k-th piece."""
+    """Return in how many epochs blocks pass in segments of `step` elements, and (lo, hi) of a rank's k-th segment."""
     longest = max(hi - lo for lo, hi in map(block, range(size)))
 
-    def piece(rank, k):
+    def segment_of(rank, k):
         lo, hi = block(rank)
         return min(lo + k * step, hi), min(lo + (k + 1) * step, hi)
 
-    return how_many(longest, step), piece
+    return how_many(longest, step), segment_of
 
 
 def scatter_cost(p, n):
@@ -188,16 +188,16 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SL
     `recv` names where the block goes: its place in x, or the beginning of another buffer.
     """
     block, share = blocks(count, size), share_of_slot(slot, size, line)
-    number, piece = slots_of_blocks(size, block, share)
+    number, segment_of = slots_of_blocks(size, block, share)
     home = 0 if recv == "x" else block(rank)[0]
 
     def epoch_of(k):
         name = slots_of(epoch + k)
         put = []
         for q in range(size):
-            lo, hi = piece(q, k)
+            lo, hi = segment_of(q, k)
             put += [Copy(name, q * share, q * share + hi - lo, send, lo)] if q != rank else []
-        lo, hi = piece(rank, k)
+        lo, hi = segment_of(rank, k)
         operands = [(q, name, rank * share) for q in range(size)]
         operands[rank] = None, send, lo
         return SlotEpoch(put, [*total("sum", hi - lo, operands), (Copy(recv, lo - home, hi - home, "sum", 0),)], [])
@@ -214,14 +214,14 @@ def slots_reduce_scatter(rank, size, count, send="x", recv="x", epoch=0, slot=SL
 def slots_allgather(rank, size, count, send="x", epoch=0, slot=SLOT, line=LINE):
     """Each rank puts its block, the others get it: a barrier a segment, n copied. `send` may hold the block alone."""
     block = blocks(count, size)
-    number, piece = slots_of_blocks(size, block, slot)
+    number, segment_of = slots_of_blocks(size, block, slot)
     home = 0 if send == "x" else block(rank)[0]
 
     def epoch_of(k):
-        name, (lo, hi) = slots_of(epoch + k), piece(rank, k)
+        name, (lo, hi) = slots_of(epoch + k), segment_of(rank, k)
         get = []
         for q in range(size):
-            a, b = piece(q, k)
+            a, b = segment_of(q, k)
             get += [Copy("x", a, b, name, 0, of=q)] if q != rank else []
         if send != "x":
             get.append(Copy("x", lo, hi, send, lo - home))
@@ -334,13 +334,13 @@ def two_level_cost(p, n):
 
 @algorithm("allreduce", name="shared_two_level", cost=two_level_cost, needs={COMMUTATIVE, NODES, SHARED_MEMORY})
 def two_level(rank, size, count, nodes=None, send="x", epoch=0, slot=SLOT, line=LINE, segment=SEGMENT, arrays=False):
-    """Sum in the memory of each node, each part of x around a ring between nodes, share it in the memory of each node.
+    """Sum in the memory of each node, each chunk of x around a ring between nodes, share it in the memory of each node.
 
     2 (M-1)/M n/g elements of a rank cross the network, for M nodes of at least g ranks; without `nodes` there are two
     ranks on each. On a node x goes through slots, or where `arrays`, is read and written where it lies.
     """
-    node, parts, peers = levels(rank, count, [r // 2 for r in range(size)] if nodes is None else nodes)
-    here, longest = (node.index(rank), len(node), parts), parts[0][1]
+    node, chunks, peers = levels(rank, count, [r // 2 for r in range(size)] if nodes is None else nodes)
+    here, longest = (node.index(rank), len(node), chunks), chunks[0][1]
     options = {"slot": slot, "line": line}
     if len(node) > 1:
         scatter = arrays_reduce_scatter(*here, send)
@@ -350,7 +350,7 @@ def two_level(rank, size, count, nodes=None, send="x", epoch=0, slot=SLOT, line=
     elif send != "x":
         yield (Copy("x", 0, count, send, 0),)
     if peers:
-        lo, hi = parts[node.index(rank)]
+        lo, hi = chunks[node.index(rank)]
         yield from relabel_ranks(segmented_ring(peers.index(rank), len(peers), hi - lo, segment), peers, lo)
     if len(node) > 1:
         epoch += how_many(longest, share_of_slot(slot, len(node), line))

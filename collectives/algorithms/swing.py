@@ -11,7 +11,7 @@ from collectives.algorithms.bine import distance, to_negabinary
 from collectives.algorithms.bucket import sides_of
 from collectives.algorithms.power_of_two import on_power_of_two
 from collectives.algorithms.registry import COMMUTATIVE, DIMS, Cost, algorithm
-from collectives.steps import Recv, RecvReduce, Send, part
+from collectives.steps import Recv, RecvReduce, Send, chunk
 
 
 def halving_cost(p, n):
@@ -48,7 +48,7 @@ def multiport_swing(rank, size, count, dims=None):
     refuse_odd_sides(sides)
     directions = [(first, direction) for first in range(len(sides)) for direction in (1, -1)]
     copies = [
-        exchanges(rank, sides, *part(count, len(directions), i), first, direction, lambda number: number)
+        exchanges(rank, sides, *chunk(count, len(directions), i), first, direction, lambda number: number)
         for i, (first, direction) in enumerate(directions)
     ]
     for rounds in zip_longest(*copies, fillvalue=()):
@@ -92,7 +92,7 @@ def exchanges(number, sides, lo, hi, first, direction, rank_of):
         middle = sum(whole) // 2
         halves = (whole[0], middle), (middle, whole[1])
         keep, give = (halves[1], halves[0]) if upper else halves
-        slices = [(lo + part(count, size, a)[0], lo + part(count, size, b - 1)[1]) for a, b in (keep, give)]
+        slices = [(lo + chunk(count, size, a)[0], lo + chunk(count, size, b - 1)[1]) for a, b in (keep, give)]
         path.append((rank_of(peer), *slices))
         whole = keep
     for peer, keep, give in path:

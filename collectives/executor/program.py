@@ -159,7 +159,7 @@ class Program:
         for s, messages in self.totals(reductions) if self.together else reductions:
             self.settle(s)
             self.wait_for(messages)
-            self.instructions += [s] if self.together else pieces(s)
+            self.instructions += [s] if self.together else split_reduction(s)
         for s in () if self.shared else following:
             if not isinstance(s, Recv):
                 if isinstance(s, RecvReduce):
@@ -254,7 +254,7 @@ def live_rounds(rounds: Iterable[Round], rank: int) -> list[list[Step]]:
     return found
 
 
-def pieces(s: Reduce) -> list[Reduce]:
+def split_reduction(s: Reduce) -> list[Reduce]:
     """A reduction, cut where it is too long for one."""
     return [s._replace(lo=lo, hi=min(s.hi, lo + LONGEST), at=s.at + lo - s.lo) for lo in range(s.lo, s.hi, LONGEST)]
 

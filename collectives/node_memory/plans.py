@@ -22,7 +22,7 @@ from collectives.executor.plan import Disagreement, Plan
 from collectives.executor.program import Program
 from collectives.node_memory.flags import UNSIGNED, marks_of
 from collectives.node_memory.reduction import operation, sum_into
-from collectives.steps import SLOTS, Barrier, part
+from collectives.steps import SLOTS, Barrier, chunk
 
 SLOT = 1 << 19  # bytes of each of a rank's two slots: a segment
 SMALL = 1 << 13  # bytes of a vector that every rank sums itself
@@ -73,7 +73,7 @@ def reduce_scatter(window, send: np.ndarray, recv: np.ndarray, op: MPI.Op = MPI.
     Parameters
     ----------
     counts : sequence of int, optional
-        Elements of each rank's block; without it `steps.part` cuts send into nearly equal blocks.
+        Elements of each rank's block; without it `steps.chunk` cuts send into nearly equal blocks.
     """
     x, s = flat(recv, "recv"), flat(send, "send")
     cuts = blocks_of(window, s.size, counts)
@@ -91,7 +91,7 @@ def allgather(window, send: np.ndarray | None, recv: np.ndarray, counts=None, pr
     Parameters
     ----------
     counts : sequence of int, optional
-        Elements of each rank's block; without it `steps.part` cuts recv into nearly equal blocks.
+        Elements of each rank's block; without it `steps.chunk` cuts recv into nearly equal blocks.
     private : callable, optional
         Called in place of the schedule through slots, where arrays are not shared.
     """
@@ -166,7 +166,7 @@ def bind(window, what, schedule, count, given, op=None, peers=None, around=None,
         buffers |= {(name, rank): MPI.buffer(slot) for rank, slot in zip(ranks, both, strict=True)}
         buffers[name] = MPI.buffer(both[window.rank])
     for name, place in peers.items():
-        buffers |= {(name, rank): MPI.buffer(part) for rank, part in zip(ranks, place.parts, strict=True)}
+        buffers |= {(name, rank): MPI.buffer(chunk) for rank, chunk in zip(ranks, place.parts, strict=True)}
     keep = [*around.pop("keep", ()), op]
     agree, split_first = first_barrier(window, what, [place.place for place in peers.values()], program.epochs)
     return Plan(
@@ -264,7 +264,7 @@ def compiled(schedule, rank, size, count, together, options) -> Program:
 def blocks_of(window, total, counts):
     """(lo, hi) of every rank's block."""
     if counts is None:
-        return tuple(part(total, window.size, rank) for rank in range(window.size))
+        return tuple(chunk(total, window.size, rank) for rank in range(window.size))
     if len(counts) != window.size or sum(counts) != total:
         raise ValueError(f"counts {list(counts)}: need {window.size} numbers that add up to {total}")
     return tuple(pairwise(accumulate(map(int, counts), initial=0)))

@@ -98,7 +98,7 @@ doubling = Puzzle(
 reduce_scatter = Puzzle(
     "each a part of the sum",
     """Five ranks in a ring, each with a wire to the next and to the one before. Rank r is to have part r of the sum of
-    all x in its place in x (`part(count, size, r)`); the rest of x may be anything.
+    all x in its place in x (`chunk(count, size, r)`); the rest of x may be anything.
 
     What has been added up on its way need not be sent twice. (The record keeps both wires busy at once.)""",
     5,
@@ -139,7 +139,7 @@ halving = Puzzle(
 
 alltoall = Puzzle(
     "everyone to everyone",
-    """Rank r has a block for each rank q in x (`part(count, size, q)`); q is to have the blocks that are meant for it
+    """Rank r has a block for each rank q in x (`chunk(count, size, q)`); q is to have the blocks that are meant for it
     in y, in the order of those who sent them, its own among them. A rank sends one message in a round and receives
     one: in every round all have something to do.""",
     6,

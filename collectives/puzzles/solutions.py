@@ -2,14 +2,14 @@
 
 from collectives.algorithms import allreduce, broadcast
 from collectives.puzzles.stages import Stage
-from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, chunk
 
 
 def gather(rank, size, count):
     """A binomial tree: every second rank hands over all that it has; rank 0 has it where it belongs at once."""
 
     def begin(r):
-        return part(count, size, r)[0] if r < size else count
+        return chunk(count, size, r)[0] if r < size else count
 
     name, base = ("y", 0) if rank == 0 else ("mine", begin(rank))
     steps = [Copy(name, begin(rank) - base, begin(rank + 1) - base, "x", 0)]
@@ -47,8 +47,8 @@ def reduce_scatter(rank, size, count):
         steps = []
         for to, source, direction, far in directions(rank, size):
             if k < far:
-                steps += [Send(to, "x", *part(count, size, (rank + direction * (far - k)) % size))]
-                steps += [RecvReduce(source, "x", *part(count, size, (rank + direction * (far - k - 1)) % size))]
+                steps += [Send(to, "x", *chunk(count, size, (rank + direction * (far - k)) % size))]
+                steps += [RecvReduce(source, "x", *chunk(count, size, (rank + direction * (far - k - 1)) % size))]
         yield tuple(steps)
 
 
@@ -59,19 +59,19 @@ def ring(rank, size, count):
         steps = []
         for to, source, direction, far in directions(rank, size):
             if k < far:
-                steps += [Send(to, "x", *part(count, size, (rank - direction * k) % size))]
-                steps += [Recv(source, "x", *part(count, size, (rank - direction * (k + 1)) % size))]
+                steps += [Send(to, "x", *chunk(count, size, (rank - direction * k) % size))]
+                steps += [Recv(source, "x", *chunk(count, size, (rank - direction * (k + 1)) % size))]
         yield tuple(steps)
 
 
 def alltoall(rank, size, count):
     """In round k everybody sends to the rank k places ahead; one's own block is copied beside the first."""
-    lo, hi = part(count, size, rank)
+    lo, hi = chunk(count, size, rank)
     mine = hi - lo
     steps = [Copy("y", rank * mine, (rank + 1) * mine, "x", lo)]
     for k in range(1, size):
         to, source = (rank + k) % size, (rank - k) % size
-        steps += [Send(to, "x", *part(count, size, to)), Recv(source, "y", source * mine, (source + 1) * mine)]
+        steps += [Send(to, "x", *chunk(count, size, to)), Recv(source, "y", source * mine, (source + 1) * mine)]
         yield tuple(steps)
         steps = []
     if steps:
@@ -80,7 +80,7 @@ def alltoall(rank, size, count):
 
 def chain(rank, size, count, pieces=8):
     """A chain: while a piece goes on, the next one comes."""
-    cuts = [part(count, pieces, i) for i in range(pieces)]
+    cuts = [chunk(count, pieces, i) for i in range(pieces)]
     for k in range(pieces + 1):
         receive = [Recv(rank - 1, "x", *cuts[k])] if rank and k < pieces else []
         give = [Send(rank + 1, "x", *cuts[k - 1])] if rank < size - 1 and k else []
@@ -89,7 +89,7 @@ def chain(rank, size, count, pieces=8):
 
 def memory(rank, size, count):
     """Each rank sums its part of all x, and writes it into all x: nobody else touches that part."""
-    lo, hi = part(count, size, rank)
+    lo, hi = chunk(count, size, rank)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))
@@ -145,7 +145,7 @@ def buddy(rank, size, count):
 
 def parity(rank, size, count):
     """x in as many parts as there are other ranks; each of those keeps the sum of what it gets from all."""
-    lengths = [part(count, size - 1, i) for i in range(size - 1)]
+    lengths = [chunk(count, size - 1, i) for i in range(size - 1)]
     longest = lengths[0][1]
     for k in range(1, size):
         to, source = (rank + k) % size, (rank - k) % size

@@ -777,12 +777,12 @@ def check_stages(options: Options, ranks: int, network, optimizer) -> int:
 
 def check_normalization(options: Options, network, loader, readers: int) -> None:
     """Refuse batches of which some rank normalises one value a channel: its variance is unknown."""
-    from collectives.steps import part
+    from collectives.steps import chunk
     from nn.training.batches import refuse_lone_samples
     from nn.training.trainer import micro_batches
 
     def cut(total: int, count: int) -> list[int]:
-        return [hi - lo for lo, hi in (part(total, count, i) for i in range(count))]
+        return [hi - lo for lo, hi in (chunk(total, count, i) for i in range(count))]
 
     def sizes(total: int) -> list[int]:
         if options.reproducible:

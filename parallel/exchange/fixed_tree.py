@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from collectives.algorithms.allgather import ring as ring_allgather
-from collectives.steps import Blocks, Copy, Recv, Reduce, Round, Send, blocks, part
+from collectives.steps import Blocks, Copy, Recv, Reduce, Round, Send, blocks, chunk
 from parallel.exchange.base import Exchange
 
 Node = tuple[int, int]  # the sum of the leaves lo .. hi - 1
@@ -64,7 +64,7 @@ def cover(leaves: int, held: Node) -> list[Node]:
 
 def dealt(leaves: int, holders: int, rank: int) -> Node:
     """The leaves of a rank, which are dealt to the first `holders` ranks."""
-    return part(leaves, holders, rank) if rank < holders else (leaves, leaves)
+    return chunk(leaves, holders, rank) if rank < holders else (leaves, leaves)
 
 
 def reduce_scatter(rank: int, size: int, count: Blocks, leaves: int, holders: int | None = None) -> Iterator[Round]:
@@ -118,7 +118,7 @@ class TreeSum:
     Parameters
     ----------
     leaves : int
-        V; at least as many as ranks that hold some. Rank r of p holds part(V, p, r).
+        V; at least as many as ranks that hold some. Rank r of p holds chunk(V, p, r).
     count : int
         Elements of a leaf.
     dtype : float32 or float64
@@ -141,7 +141,7 @@ class TreeSum:
         check_holders(leaves, holders)
         self.leaves, self.count, self.communicator, self.holders = leaves, count, communicator, holders
         self.mine = dealt(leaves, holders, rank)
-        self.cuts = [part(count, size, r) for r in range(size)] if cuts is None else list(cuts)
+        self.cuts = [chunk(count, size, r) for r in range(size)] if cuts is None else list(cuts)
         self.slice = slice(*self.cuts[rank])
         self._left_of = siblings(leaves)
         self._stack: list[Node] = []

@@ -32,7 +32,7 @@ from collectives.failures.revocation import register, unregister
 from collectives.node_memory.flags import Word
 from collectives.node_memory.reduction import operation
 from collectives.node_memory.window import SharedWindow
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.layout import ALIGN, Region
 from nn.core.network import Network
 from nn.optim.optimizers import Optimizer
@@ -176,7 +176,7 @@ class NodeMemory(Exchange):
         self.gradients, self.message = self.vector[:size], StepMessage.of(self.vector[size:], self.addends)
         self._refuse_aliases(parts)
 
-        cuts = (part(-(-size // ALIGN), self.count, peer) for peer in range(self.count))
+        cuts = (chunk(-(-size // ALIGN), self.count, peer) for peer in range(self.count))
         self.shares = [slice(*(min(ALIGN * cut, size) for cut in found)) for found in cuts]
         self.share = self.shares[self.window.rank]
         lo, hi = self.share.start, self.share.stop

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from collectives.algorithms.registry import SEGMENT, how_many, segments
-from collectives.steps import Blocks, Copy, Recv, RecvReduce, Reduce, Round, Send, blocks, part
+from collectives.steps import Blocks, Copy, Recv, RecvReduce, Reduce, Round, Send, blocks, chunk
 from nn.core.layout import ALIGN
 
 PLACES = ("own", "workers")
@@ -123,5 +123,5 @@ def server_slices(count: int, servers: int) -> list[tuple[int, int]]:
         raise ValueError(
             f"{servers} servers for {count:,} values: slices are multiples of {ALIGN}, so use at most {pieces}"
         )
-    bounds = [part(pieces, servers, j) for j in range(servers)]
+    bounds = [chunk(pieces, servers, j) for j in range(servers)]
     return [(lo * ALIGN, min(hi * ALIGN, count)) for lo, hi in bounds]

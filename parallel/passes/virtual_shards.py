@@ -1,7 +1,7 @@
 """--reproducible V: the same bits on any number of ranks.
 
 Every global batch is cut into the same V virtual shards, whatever the number of ranks; rank r of p computes the
-gradients of the shards part(V, p, r), one after another, each in a forward and backward pass of its own, and they are
+gradients of the shards chunk(V, p, r), one after another, each in a forward and backward pass of its own, and they are
 summed in one fixed binary tree (exchange/fixed_tree.py). So no rounding depends on p: parameters after training are
 equal bit for bit on 1, 2, 3, ... ranks, and so are losses, running statistics and accuracies.
 
@@ -22,7 +22,7 @@ import weakref
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.network import Network
 from nn.optim.clipping import ClipValue
 from nn.optim.optimizers import LAMB, LARS, Optimizer
@@ -64,7 +64,7 @@ class VirtualShards(Whole):
         mesh.agree({"number of virtual shards": self.shards})
         super().start(mesh, network)
         self.shard, self.addends = (*self.shard, self.shards), self.shards
-        self.mine = (0, 0) if mesh.index is None else part(self.shards, mesh.count, mesh.index)
+        self.mine = (0, 0) if mesh.index is None else chunk(self.shards, mesh.count, mesh.index)
         limit_threads()
         self.restore_threads = weakref.finalize(self, restore_threads)
 
@@ -82,22 +82,22 @@ class VirtualShards(Whole):
         first, last = self.mine
         found = []
         for i, leaf in enumerate(range(first, last)):
-            rows = slice(*part(samples, last - first, i))
-            found.append(Samples(rows, part(total, self.shards, leaf)[0], False, leaf))
+            rows = slice(*chunk(samples, last - first, i))
+            found.append(Samples(rows, chunk(total, self.shards, leaf)[0], False, leaf))
         if 0 < len(found) < -(-self.shards // self.mesh.count):
             found.append(Samples(slice(0, 0), found[-1].first, False, None))
         return found
 
     def samples_at_once(self, total, parts):
-        return {hi - lo for lo, hi in (part(total, self.shards, leaf) for leaf in range(self.shards))}
+        return {hi - lo for lo, hi in (chunk(total, self.shards, leaf) for leaf in range(self.shards))}
 
     def deal(self, samples, parts, ranks):
         self._refuse(parts)
-        dealt = [part(self.shards, ranks, rank) for rank in range(ranks)]
+        dealt = [chunk(self.shards, ranks, rank) for rank in range(ranks)]
         for i in range(-(-self.shards // ranks)):
             leaves = [first + i for first, _ in dealt]
             yield [
-                (*part(samples, self.shards, leaf), leaf) if leaf < last else (0, 0, None)
+                (*chunk(samples, self.shards, leaf), leaf) if leaf < last else (0, 0, None)
                 for leaf, (_, last) in zip(leaves, dealt, strict=True)
             ]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.network import Network, NotFinite
 from nn.training.trainer import micro_batches
 from parallel.mesh import Mesh
@@ -90,7 +90,7 @@ class Whole:
 
     def samples_at_once(self, total: int, parts: int) -> set[int]:
         """How many samples of a batch of `total` are computed together, on all ranks."""
-        shares = (part(total, self.mesh.count, i) for i in range(self.mesh.count))
+        shares = (chunk(total, self.mesh.count, i) for i in range(self.mesh.count))
         return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, parts)}
 
     def refuse(self, samples: int) -> None:
@@ -103,7 +103,7 @@ class Whole:
 
     def first_sample(self, total: int) -> int:
         """Where this rank's samples begin in a batch of so many."""
-        return total.first if isinstance(total, UnevenTotal) else part(total, self.mesh.count, self.mesh.index)[0]
+        return total.first if isinstance(total, UnevenTotal) else chunk(total, self.mesh.count, self.mesh.index)[0]
 
     def place(self, samples: int, total: int, parts: int) -> slice | None:
         """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
@@ -111,14 +111,14 @@ class Whole:
         at_once = (
             self.by_samples
             and parts == 1
-            and (isinstance(total, UnevenTotal) or samples == part(total, self.mesh.count, self.mesh.index)[1] - first)
+            and (isinstance(total, UnevenTotal) or samples == chunk(total, self.mesh.count, self.mesh.index)[1] - first)
         )
         return slice(first, first + samples) if at_once else None
 
     def deal(self, samples: int, parts: int, ranks: int) -> Iterator[list[tuple[int, int, int | None]]]:
         """How a master deals so many samples: for every micro-batch (lo, hi, addend) of each rank."""
         for i, rows in enumerate(micro_batches(samples, parts)):
-            cuts = (part(rows.stop - rows.start, ranks, rank) for rank in range(ranks))
+            cuts = (chunk(rows.stop - rows.start, ranks, rank) for rank in range(ranks))
             yield [
                 (rows.start + lo, rows.start + hi, rank if i == parts - 1 else None)
                 for rank, (lo, hi) in enumerate(cuts)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.context import LayerContext
 from nn.core.memory_pool import MemoryPool
 from parallel.mesh import Ranks
@@ -34,7 +34,7 @@ def rounds(scheme: str, samples: list[int]) -> list[Round]:
     if scheme == "turns":
         found = [Round([(0, n if rank == turn else 0) for rank, n in enumerate(samples)]) for turn in range(ranks)]
     elif scheme == "shares":
-        found = [Round([part(n, ranks, i) for n in samples]) for i in range(ranks)]
+        found = [Round([chunk(n, ranks, i) for n in samples]) for i in range(ranks)]
     else:
         found = [Round([(0, n) for n in samples])]
     return [one for one in found if sum(one.counts)]

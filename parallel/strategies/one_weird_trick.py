@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.context import ALONE, LayerContext
 from nn.core.layer import Sequential
 from nn.core.network import Network
@@ -70,7 +70,7 @@ class WeirdTrick(Whole):
         self.knows = self.rank == 0
 
     def first_sample(self, total):
-        return total.first if isinstance(total, UnevenTotal) else part(total, self.ranks, self.rank)[0]
+        return total.first if isinstance(total, UnevenTotal) else chunk(total, self.ranks, self.rank)[0]
 
     def join(self, trainer):
         """The two halves of the network: their layers, and how they see arrays."""

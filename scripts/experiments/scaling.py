@@ -181,7 +181,7 @@ def one_point(world, task: dict, batch: int) -> dict:
     import numpy as np
 
     import nn
-    from collectives.steps import part
+    from collectives.steps import chunk
     from parallel.command.options import Options
     from parallel.command.registry import STRATEGIES as MAKE
     from parallel.planning.layer_times import measure_layers, random_batch
@@ -195,7 +195,7 @@ def one_point(world, task: dict, batch: int) -> dict:
     share = -(-batch // parts)
     mine = random_batch(network, share)
     index, count = trainer.shard
-    lo, hi = part(batch, count, index) if index is not None else (0, 0)
+    lo, hi = chunk(batch, count, index) if index is not None else (0, 0)
     x, y = random_batch(network, batch)
     x, y = x[lo:hi], y[lo:hi]
     count = max(1, min(TURNS, task["steps"] // 2))

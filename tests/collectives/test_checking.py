@@ -19,7 +19,7 @@ from collectives import (
     Slice,
     check,
     check_algorithm,
-    part,
+    chunk,
 )
 from collectives.algorithms.registry import Need
 from collectives.executor import program
@@ -38,7 +38,7 @@ def naive_ring(rank, size, count):
 def short_lap(rank, size, count):
     """A ring that stops one round too early."""
     for k in range(size - 2):
-        give, take = part(count, size, (rank - k) % size), part(count, size, (rank - k - 1) % size)
+        give, take = chunk(count, size, (rank - k) % size), chunk(count, size, (rank - k - 1) % size)
         yield Send((rank + 1) % size, "x", *give), RecvReduce((rank - 1) % size, "x", *take)
 
 

@@ -16,7 +16,7 @@ from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, fit
 from collectives.pricing.price import price
 from collectives.pricing.symmetry import smallest_block
-from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, chunk
 
 ALPHA, BETA, GAMMA = 3e-6, 1e-9, 2e-10
 HOCKNEY = Network.hockney(ALPHA, BETA, GAMMA)
@@ -26,10 +26,10 @@ def ring(rank, size, count):
     """The allreduce of the literature, written here so that the registry cannot change what is tested."""
     right, left = (rank + 1) % size, (rank - 1) % size
     for k in range(size - 1):
-        give, take = part(count, size, (rank - k) % size), part(count, size, (rank - k - 1) % size)
+        give, take = chunk(count, size, (rank - k) % size), chunk(count, size, (rank - k - 1) % size)
         yield Send(right, "x", *give), RecvReduce(left, "x", *take)
     for k in range(size - 1):
-        give, take = part(count, size, (rank + 1 - k) % size), part(count, size, (rank - k) % size)
+        give, take = chunk(count, size, (rank + 1 - k) % size), chunk(count, size, (rank - k) % size)
         yield Send(right, "x", *give), Recv(left, "x", *take)
 
 

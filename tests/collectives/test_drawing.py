@@ -18,7 +18,7 @@ from collectives.drawing.diagrams import Scene
 from collectives.drawing.marks import INK, RED, WHOLE, colour_at
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import ROUNDS, Network
-from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, part
+from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, chunk
 
 RING = ALGORITHMS["allreduce"]["ring"]
 
@@ -26,10 +26,10 @@ RING = ALGORITHMS["allreduce"]["ring"]
 def ring(rank, size, count):
     right, left = (rank + 1) % size, (rank - 1) % size
     for k in range(size - 1):
-        give, take = part(count, size, (rank - k) % size), part(count, size, (rank - k - 1) % size)
+        give, take = chunk(count, size, (rank - k) % size), chunk(count, size, (rank - k - 1) % size)
         yield Send(right, "x", *give), RecvReduce(left, "x", *take)
     for k in range(size - 1):
-        give, take = part(count, size, (rank + 1 - k) % size), part(count, size, (rank - k) % size)
+        give, take = chunk(count, size, (rank + 1 - k) % size), chunk(count, size, (rank - k) % size)
         yield Send(right, "x", *give), Recv(left, "x", *take)
 
 
@@ -116,7 +116,7 @@ def test_replay_of_blocks_and_of_many_ranks():
     gather = ALGORITHMS["gather"]["binomial"]
     _, replay = replayed(gather, 6, 20, root=2)
     who, where = elements(replay, "y", replay.states[2][-1]["y"])
-    owner = [r for r in range(6) for _ in range(*part(20, 6, r))]
+    owner = [r for r in range(6) for _ in range(*chunk(20, 6, r))]
     assert [ranks.bit_length() - 1 for ranks in who] == owner
     assert list(where) == list(range(20))
     _, replay = replayed(ALGORITHMS["reduce"]["binomial"], 70, 1)  # more ranks than an integer has bits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import collectives
-from collectives import Copy, Deadlock, Recv, RecvReduce, Reduce, ScheduleError, Send, part
+from collectives import Copy, Deadlock, Recv, RecvReduce, Reduce, ScheduleError, Send, chunk
 from collectives.algorithms import allreduce, shared
 from collectives.steps import Barrier, Compute, Slice
 
@@ -23,13 +23,13 @@ def ring(rank, size, count):
     right, left = (rank + 1) % size, (rank - 1) % size
     for k in range(size - 1):
         yield (
-            Send(right, "x", *part(count, size, (rank - k) % size)),
-            RecvReduce(left, "x", *part(count, size, (rank - k - 1) % size)),
+            Send(right, "x", *chunk(count, size, (rank - k) % size)),
+            RecvReduce(left, "x", *chunk(count, size, (rank - k - 1) % size)),
         )
     for k in range(size - 1):
         yield (
-            Send(right, "x", *part(count, size, (rank + 1 - k) % size)),
-            Recv(left, "x", *part(count, size, (rank - k) % size)),
+            Send(right, "x", *chunk(count, size, (rank + 1 - k) % size)),
+            Recv(left, "x", *chunk(count, size, (rank - k) % size)),
         )
 
 
@@ -39,7 +39,7 @@ def halving(rank, size, count):
 
 def in_memory(rank, size, count):
     """After a barrier each rank sums its slice over all x, and writes it into all x."""
-    lo, hi = part(count, size, rank)
+    lo, hi = chunk(count, size, rank)
     yield (Barrier(),)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from collectives import ALGORITHMS, Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, part, puzzles
+from collectives import ALGORITHMS, Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, chunk, puzzles
 from collectives.algorithms import allreduce
 from collectives.puzzles.puzzle import UNITS
 from collectives.puzzles.solutions import ANSWERS
@@ -97,7 +97,7 @@ def all_waiting(rank, size, count):
 
 
 def without_a_meeting(rank, size, count):
-    lo, hi = part(count, size, rank)
+    lo, hi = chunk(count, size, rank)
     yield (Copy("sum", 0, hi - lo, "x", lo, of=0),)
     yield tuple(Reduce("sum", 0, hi - lo, "x", lo, operand_left=False, of=q) for q in range(1, size))
     yield tuple(Copy("x", lo, hi, "sum", 0, to=q) for q in range(size))

@@ -3,7 +3,7 @@
 import numpy as np
 
 import nn
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.layer import Sequential
 from nn.optim import clipping
 
@@ -59,7 +59,7 @@ def batches(network, shard=(0, 1), sizes=(10, 10, 3)):
     rng = np.random.default_rng(1)
     index, count = shard
     for n in sizes:
-        mine = slice(*part(n, count, index))
+        mine = slice(*chunk(n, count, index))
         if network.takes_ids:
             x, y = rng.integers(0, 9, (n, 6)), rng.integers(0, 9, (n, 6))
         else:

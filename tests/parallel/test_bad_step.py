@@ -7,7 +7,7 @@ import pytest
 from equality import BATCH, CLIPS, OPTIMIZERS, batches, cnn
 
 import nn
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.layer import Sequential
 from parallel.command.options import Options
 
@@ -99,7 +99,7 @@ def test_such_a_clip_is_told_by_all_ranks(comm):
         rule = nn.SGD(0.1, 0.9, clip=clip)
         many = STRATEGIES[options.strategy](options, network, nn.CrossEntropyLoss(), rule, Communicator(comm))
         before = kept(many)
-        mine = slice(*part(6, many.shard[1], many.shard[0])) if many.shard[0] is not None else slice(0)
+        mine = slice(*chunk(6, many.shard[1], many.shard[0])) if many.shard[0] is not None else slice(0)
         x, y = np.random.default_rng(0).random((6, 40))[mine], (np.arange(6) % 5)[mine]
         with pytest.raises(FloatingPointError, match=r"not finite|the norm of the gradient.* is inf"):
             many.step(1e180 * x, y, 6)

@@ -81,12 +81,12 @@ def telling_gradients(trainer, ranks):
 
 def steps(comm, trainer, sizes, gradients_of=()):
     """Train on batches of these sizes; the difference to one process."""
-    from collectives.steps import part
+    from collectives.steps import chunk
 
     one = nn.Trainer(network(), nn.CrossEntropyLoss(), nn.SGD(0.1, 0.9), SEED)
     for size in sizes:
         x, y = batch(size)
-        mine = slice(*part(size, comm.size, comm.rank))
+        mine = slice(*chunk(size, comm.size, comm.rank))
         with telling_gradients(trainer, gradients_of):
             loss = trainer.step(x[mine], y[mine], size)
         assert math.isclose(loss, one.step(x, y), rel_tol=1e-12)

@@ -64,9 +64,9 @@ def prove(size, servers, place, segment=2, program=push, back=pull, synchronous=
 
 
 def slice_of(count, servers, j):
-    from collectives import part
+    from collectives import chunk
 
-    return part(count, servers, j)
+    return chunk(count, servers, j)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import nn
 from collectives.checking.simulator import simulate
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.layer import Sequential
 from parallel.exchange.fixed_tree import TreeSum, allreduce, cover, dealt, halves, reduce_scatter
 from parallel.passes.whole import UnevenTotal
@@ -53,13 +53,13 @@ def test_schedule_adds_in_the_trees_order_with_every_number_of_ranks(schedule):
     for leaves in (1, 2, 5, 7, 8, 12):
         for size in range(1, leaves + 1):
             for count in (1, 3, 2 * size + 1):
-                held = [cover(leaves, part(leaves, size, r)) for r in range(size)]
+                held = [cover(leaves, chunk(leaves, size, r)) for r in range(size)]
                 given = [
                     {"x": [Sum(parenthesised(*node)) for node in held[r] for _ in range(count)]} for r in range(size)
                 ]
                 stats = simulate(lambda r, n=count, s=size, v=leaves: schedule(r, s, n, v), given)
                 for rank in range(size):
-                    lo, hi = part(count, size, rank) if schedule is reduce_scatter else (0, count)
+                    lo, hi = chunk(count, size, rank) if schedule is reduce_scatter else (0, count)
                     assert {v.text for v in given[rank]["x"][lo:hi]} <= {parenthesised(0, leaves)}
                 if schedule is reduce_scatter and count % size == 0 and all(len(nodes) == 1 for nodes in held):
                     assert stats.moved == count * (size - 1) // size, "as many as a ring"
@@ -223,8 +223,8 @@ def test_nor_without_parameters(comm):
     for make, more in (ReproducibleSerial, ()), (ReproducibleZeRO1, (Communicator(comm),)):
         trainer = make(nn.Network(nn.Tanh(), (6,)), nn.CrossEntropyLoss(), nn.SGD(0.1), *more, 5, shards=SHARDS)
         index, count, _ = trainer.shard
-        shards = part(SHARDS, count, index)
-        lo, hi = (part(19, SHARDS, shard)[i] for i, shard in enumerate((shards[0], shards[1] - 1)))
+        shards = chunk(SHARDS, count, index)
+        lo, hi = (chunk(19, SHARDS, shard)[i] for i, shard in enumerate((shards[0], shards[1] - 1)))
         losses.append(trainer.step(x[lo:hi].astype(np.float32), y[lo:hi], 19))
         trainer.close()
     assert losses[0] == losses[1]

@@ -7,7 +7,7 @@ import pytest
 from equality import SEED, difference
 
 import nn
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.layer import Sequential
 from nn.models.googlenet import Auxiliary, AuxiliaryLoss
 
@@ -47,7 +47,7 @@ def steps(trainer) -> list[float]:
     rng, (index, count), losses = np.random.default_rng(2), trainer.shard, []
     for size in SIZES:
         x, y = rng.standard_normal((size, FEATURES)), rng.integers(0, CLASSES, size)
-        lo, hi = part(size, count, index) if index is not None else (0, 0)
+        lo, hi = chunk(size, count, index) if index is not None else (0, 0)
         losses.append(trainer.step(x[lo:hi], y[lo:hi], size))
         losses.append(float(trainer.sum(trainer.evaluate(x[lo:hi], y[lo:hi]))[0]))
     return losses

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.steps import part
+from collectives.steps import chunk
 from nn.core.context import LayerContext, MicroBatch
 from nn.core.network import Network, NotFinite
 from nn.core.stages import together
@@ -211,7 +211,7 @@ class PipelinePass(whole.Whole):
         return [(rows.start, rows.stop) for rows in micro_batches(samples, self.micro_batches)]
 
     def samples_at_once(self, total, parts):
-        shares = (part(total, self.mesh.count, i) for i in range(self.mesh.count))
+        shares = (chunk(total, self.mesh.count, i) for i in range(self.mesh.count))
         return {stop - start for lo, hi in shares if hi > lo for start, stop in self.parts(hi - lo)}
 
     def compute(self, trainer, x, y, total, micro, before=0.0):

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.steps import part
+from collectives.steps import chunk
 from parallel.strategies.pipeline.actions import Action, Overlap, parts
 
 Actions = Iterator[Action | Overlap]
@@ -138,7 +138,7 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int = 2) -> A
     (F + B) / v, for v times as many messages; the peak grows to at most p (1 + (p - 1) / (p v)) whole stages.
     """
     n = max(1, micro_batches // ranks)
-    groups = [range(*part(micro_batches, n, i)) for i in range(n)]
+    groups = [range(*chunk(micro_batches, n, i)) for i in range(n)]
     stages = range(rank, ranks * chunks, ranks)
     forwards = [Action(s, "F", i) for group in groups for s in stages for i in group]
     backwards = [Action(s, "B", i) for group in groups for s in reversed(stages) for i in group]
@@ -210,9 +210,9 @@ def zb_v(rank: int, ranks: int, micro_batches: int) -> Actions:
             yield from (down.input_gradient(), up.input_gradient())
         for _ in range(ranks - rank):
             yield from (down.input_gradient(), down.weight_gradient())
-        for chunk in (up, down):
-            while chunk.weights < filled:
-                yield chunk.weight_gradient()
+        for virtual_stage in (up, down):
+            while virtual_stage.weights < filled:
+                yield virtual_stage.weight_gradient()
 
     yield from only(order(), micro_batches)
 
@@ -230,9 +230,9 @@ def dualpipev(rank: int, ranks: int, micro_batches: int) -> Actions:
     filled, after = max(2 * ranks, micro_batches), ranks - rank - 1  # after: ranks behind this one
     put_off = []  # weight gradients, oldest first
 
-    def input_gradient(chunk):
-        put_off.append(chunk.weight_gradient())
-        return chunk.input_gradient()
+    def input_gradient(virtual_stage):
+        put_off.append(virtual_stage.weight_gradient())
+        return virtual_stage.input_gradient()
 
     def order():
         for _ in range(2 * after):
@@ -251,8 +251,8 @@ def dualpipev(rank: int, ranks: int, micro_batches: int) -> Actions:
         for _ in range(after):
             yield up.backward()
             yield Overlap((up.forward(), down.backward()))
-        for k, chunk in enumerate((up, down) * (rank + 1)):
-            yield chunk.backward() if k < rank + 1 else input_gradient(chunk)
+        for k, virtual_stage in enumerate((up, down) * (rank + 1)):
+            yield virtual_stage.backward() if k < rank + 1 else input_gradient(virtual_stage)
         for _ in range(after):
             yield from (put_off.pop(0), input_gradient(down))
         yield from put_off
