@@ -429,6 +429,8 @@ class Simulation:
             for other in (s.of, s.to):
                 if other is not None and not 0 <= other < size:
                     broken(f"{s} names rank {other}, which must be one of 0 ... {size - 1}")
+        elif not isinstance(s, Compute):
+            raise TypeError(f"rank {r}: {s!r} is a step that the simulator does not know")
 
     def refuse_race(self, now: Access, clock: list[int]):
         """Note an access; those of other ranks to the same elements must be over, for all that this rank knows."""

@@ -32,7 +32,7 @@ from collectives.drawing.marks import (
 from collectives.pricing.networks import ROUNDS
 from collectives.pricing.price import Price
 from collectives.pricing.trace import Flight
-from collectives.steps import Barrier, Compute, RecvReduce, adds, reads, writes
+from collectives.steps import Barrier, Compute, Copy, RecvReduce, Reduce, adds, reads, writes
 
 WITHIN = dict(marker="s", ms=6, mfc="white", mec=INK, mew=1.2, lw=0)
 HEAD = "-|>,head_width=0.2,head_length=0.48"
@@ -134,6 +134,8 @@ def draw_works(ax, priced, replay, network, alpha=1.0):
             colour = BLOCKS[families.index(family_of(work.step.name)) % len(BLOCKS)]
             block(ax, work.rank, start, end, work.step.name, colour, alpha)
         elif type(work.step) is not Barrier:
+            if not isinstance(work.step, Copy | Reduce):
+                raise TypeError(f"rank {work.rank}: {work.step!r} is a step that no picture knows")
             (source,), (target,) = reads(work.step, work.rank), writes(work.step, work.rank)
             if source.rank == target.rank:
                 lower = 0.16 if network is ROUNDS else 0.0  # than what the round before ends with

@@ -12,7 +12,7 @@ Elements that always travel together are one cell, so that the cost is in messag
 import numpy as np
 
 from collectives.pricing.trace import Trace
-from collectives.steps import Barrier, Blocks, Compute, Send, adds, blocks, is_live, reads, writes
+from collectives.steps import Barrier, Blocks, Compute, Copy, Reduce, Send, adds, blocks, is_live, reads, writes
 
 NOWHERE = -1  # where scratch stood that nothing was written to
 
@@ -139,6 +139,8 @@ class Replay:
                 if type(step) is Compute:
                     changes += self._computed(now, step, rank, number)
                     continue
+                if not isinstance(step, Copy | Reduce):
+                    raise TypeError(f"rank {rank}: {step!r} is a step of which no picture knows what buffers hold")
                 (payload,), (place,) = self._read(now, step, rank), reads(step, rank)
                 self.moved[number] = payload[1], self._lengths(place)
                 changes.append((step, writes(step, rank)[0], payload))

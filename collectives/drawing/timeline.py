@@ -126,6 +126,8 @@ def events_of(priced: Price) -> list[dict]:
                     name = "copy" if isinstance(work.step, Copy) else "reduce"
                 case Barrier():
                     name = "wait"
+                case _:
+                    raise TypeError(f"rank {work.rank}: {work.step!r} is a step that no picture knows")
             events.append({"rank": span.rank, "name": name, "start": work.start, "end": work.end})
             now = max(now, work.end)
         events.append({"rank": span.rank, "name": "wait", "start": now, "end": span.end})
