@@ -3,6 +3,7 @@
     write_goal("ring.goal", ALGORITHMS["allreduce"]["ring"], 8, 1 << 20)
     price(read_goal("ring.goal"), 8, 1 << 20, network=network)
     write_chrome_trace("ring.json", price(..., trace=True))        # ui.perfetto.dev opens it
+    recorded_schedule(events)                                      # of a training run with --timeline
 
 GOAL (Hoefler, Siebert, Lumsdaine 2009) names the sends, receives and computations of each rank, and which of them wait
 for which. A round becomes its steps and one `calc 0` behind them all, for which the next round's wait. A GOAL file says
@@ -12,13 +13,16 @@ how much is sent, not from where: what is read has the same messages, which begi
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from collectives.pricing.price import Price, read
 from collectives.steps import Compute, Recv, RecvReduce, Round, Send, is_live, mistake_in
 
 LARGEST = 64 << 20  # bytes of a file
+MICRO = 1e6  # microseconds of a second
+MAIN = "main"  # name of the thread whose lane has none
 
 
 def write_goal(file: str | Path, algorithm, size: int, count, itemsize: int = 4, gamma: float = 0.0, **options) -> None:
@@ -149,7 +153,7 @@ def _rounds_of(steps, itemsize, where) -> list[Round]:
 
 
 def write_chrome_trace(file: str | Path, priced: Price) -> None:
-    """Write rounds, work and messages as Chrome trace events: a row for each rank, arrows for messages.
+    """Write rounds, work and messages as Chrome trace events: a process for each rank, arrows for messages.
 
     Raises
     ------
@@ -159,27 +163,56 @@ def write_chrome_trace(file: str | Path, priced: Price) -> None:
     if priced.trace is None:
         raise ValueError("a price without a trace: ask for price(..., trace=True)")
     events: list[dict] = []
-
-    def add(name, rank, start, end, **arguments):
-        times = {"ts": start * 1e6, "dur": (end - start) * 1e6}  # microseconds
-        events.append({"name": name, "ph": "X", "pid": 0, "tid": rank, **times, "args": arguments})
-
     for span in priced.trace.rounds:
-        add(f"round {span.index}", span.rank, span.start, span.end, steps=len(span.steps))
+        events.append({"rank": span.rank, "name": f"round {span.index}", "start": span.start, "end": span.end})
     for work in priced.trace.works:
-        add(type(work.step).__name__, work.rank, work.start, work.end)
+        name = type(work.step).__name__
+        events.append({"rank": work.rank, "name": name, "start": work.start, "end": work.end})
+    fields = chrome_trace(events)
     for number, flight in enumerate(priced.trace.flights):
         nbytes = (flight.send.hi - flight.send.lo) * priced.trace.itemsize
-        message = {"name": f"{nbytes:,} bytes", "cat": "message", "id": number, "pid": 0}
-        events.append(message | {"ph": "s", "tid": flight.source, "ts": flight.start * 1e6})
-        events.append(message | {"ph": "f", "bp": "e", "tid": flight.dest, "ts": flight.end * 1e6})
-    for rank in range(len(priced.finish)):
-        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}})
-    Path(file).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}) + "\n")
+        message = {"name": f"{nbytes:,} bytes", "cat": "message", "id": number, "tid": 0}
+        start = message | {"ph": "s", "pid": flight.source, "ts": flight.start * MICRO}
+        end = message | {"ph": "f", "bp": "e", "pid": flight.dest, "ts": flight.end * MICRO}
+        fields["traceEvents"] += [start, end]
+    Path(file).write_text(json.dumps(fields) + "\n")
+
+
+def chrome_trace(events: Iterable[Mapping]) -> dict:
+    """Return what ranks did when, as Chrome's trace format: a process for each rank, a thread for each of its lanes.
+
+    Parameters
+    ----------
+    events : iterable of mappings
+        Each with rank (int), name (str), start and end (seconds), perhaps lane (str), as `draw_timeline` takes them.
+        The first start becomes zero.
+
+    Examples
+    --------
+    >>> chrome_trace([{"rank": 0, "name": "compute", "start": 1.0, "end": 3.0}])["traceEvents"][-1]["dur"]
+    2000000.0
+    """
+    events = list(events)
+    zero = min((event["start"] for event in events), default=0.0)
+    lanes: dict[int, dict[str, int]] = {}  # of each rank: lane -> number of its thread
+    for event in events:
+        of_rank = lanes.setdefault(event["rank"], {"": 0})
+        of_rank.setdefault(event.get("lane", ""), len(of_rank))
+    found: list[dict] = []
+    for rank, of_rank in sorted(lanes.items()):
+        found.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for lane, number in of_rank.items():
+            arguments = {"name": lane or MAIN}
+            found.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": arguments})
+    for event in events:
+        place = {"pid": event["rank"], "tid": lanes[event["rank"]][event.get("lane", "")]}
+        times = {"ts": (event["start"] - zero) * MICRO, "dur": (event["end"] - event["start"]) * MICRO}
+        found.append({"name": event["name"], "ph": "X", **place, **times})
+    return {"traceEvents": found, "displayTimeUnit": "ns"}
 
 
 def read_chrome_trace(file: str | Path) -> list[dict]:
-    """Return the events with a duration as `draw_timeline` takes them: rank, name, start and end in seconds.
+    """Return the events with a duration as `draw_timeline` takes them: rank, lane, name, start and end in seconds.
 
     Raises
     ------
@@ -189,17 +222,81 @@ def read_chrome_trace(file: str | Path) -> list[dict]:
     try:
         if Path(file).stat().st_size > LARGEST:
             raise ValueError(f"larger than {LARGEST:,} bytes")
-        fields = json.loads(Path(file).read_text())
-        events = fields["traceEvents"] if isinstance(fields, dict) else fields
-        return [
-            {
-                "rank": int(event["tid"]),
-                "name": str(event["name"]),
-                "start": float(event["ts"]) / 1e6,
-                "end": (float(event["ts"]) + float(event["dur"])) / 1e6,
-            }
-            for event in events
-            if event["ph"] == "X"
-        ]
+        return events_of(json.loads(Path(file).read_text()))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise ValueError(f"{file}: no Chrome trace ({type(error).__name__}: {error})") from error
+
+
+def events_of(fields: Mapping | list) -> list[dict]:
+    """The events with a duration of a Chrome trace; threads may have names instead of numbers."""
+    events = fields["traceEvents"] if isinstance(fields, Mapping) else fields
+    names = {
+        (event["pid"], event["tid"]): str(event["args"]["name"])
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    found = []
+    for event in events:
+        if event["ph"] == "X":
+            lane = names.get((event["pid"], event["tid"]), str(event["tid"]))
+            start, length = float(event["ts"]) / MICRO, float(event["dur"]) / MICRO
+            of_event = {"rank": int(event["pid"]), "lane": "" if lane == MAIN else lane, "name": str(event["name"])}
+            found.append(of_event | {"start": start, "end": start + length})
+    return found
+
+
+def recorded_schedule(events: Iterable[Mapping], most: int = 2000) -> list[list[Round]]:
+    """Return the rounds of every rank that repeat what was recorded: computation, and who waits for whom.
+
+    What a rank did becomes a Compute of the recorded seconds, and so does the time between. Before what all ranks did
+    together there is a dissemination barrier of messages of one byte instead of the recorded waiting: who is late in
+    another simulation, on other machines, makes the others wait there.
+
+    Parameters
+    ----------
+    events : iterable of mappings
+        As `parallel.reports.timeline.Timeline.merge` returns them: rank, lane, name, start, end, together. Those of the
+        main lane count, and "wait" is left out.
+    most : int
+        Events of a rank: its first ones.
+    """
+    ranks: dict[int, list[Mapping]] = {}
+    for event in sorted(events, key=lambda event: event["start"]):
+        if not event.get("lane"):
+            ranks.setdefault(event["rank"], []).append(event)
+    lines = [[event for event in ranks.get(rank, ())][:most] for rank in range(max(ranks, default=-1) + 1)]
+    size, together = len(lines), []
+    for line in lines:
+        seen: Counter = Counter()
+        together.append([])
+        for event in line:
+            if event.get("together") and event["name"] != "wait":
+                together[-1].append((event["name"], seen[event["name"]]))
+                seen[event["name"]] += 1
+    common = set(together[0]).intersection(*together) if together else set()
+    orders = [[key for key in keys if key in common] for keys in together]
+    if any(order != orders[0] for order in orders):  # ranks that did not do the same one after the other
+        common = set()
+    zero = min((line[0]["start"] for line in lines if line), default=0.0)
+    programs = []
+    for rank, (line, keys) in enumerate(zip(lines, together, strict=True)):
+        rounds: list[Round] = []
+        keys, now = iter(keys), zero
+        for event in line:
+            if event["start"] > now:
+                rounds.append((Compute("between", seconds=event["start"] - now),))
+            now = max(now, event["end"])
+            if event["name"] == "wait":
+                continue
+            if event.get("together") and next(keys) in common:
+                rounds += _barrier(rank, size)
+            rounds.append((Compute(event["name"], seconds=event["end"] - event["start"]),))
+        programs.append(rounds)
+    return programs
+
+
+def _barrier(rank: int, size: int) -> Iterator[Round]:
+    distance = 1
+    while distance < size:
+        yield Send((rank + distance) % size, "x", 0, 1), Recv((rank - distance) % size, "y", 0, 1)
+        distance *= 2

@@ -280,7 +280,9 @@ class ReportOptions:
     inspect: bool = option(
         False, "after training: confusion, misclassified samples, distributions, dead units", everyday=True
     )
-    timeline: bool = option(False, "record what every rank did when: trace.json and timeline.png", everyday=True)
+    timeline: bool = option(
+        False, "record what every rank did when: trace.json, recorded.goal, a picture", everyday=True
+    )
     memory: bool = option(False, "after training: bytes that every rank keeps and sends, beside the formulas")
     no_pictures: bool = option(False, "draw no curves.png and breakdown.png: a short run ends a second earlier")
 

@@ -22,6 +22,7 @@ from parallel.launch import launcher
 
 LEFT = (  # what a run leaves to look at
     *("result.json", "metrics.jsonl", "curves.png", "breakdown.png", "staleness.png", "timeline.png", "pipeline.png"),
+    *("trace.json", "recorded.goal"),
     *("inspection/", "checkpoints/", "network.npz"),
 )
 

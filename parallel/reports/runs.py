@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.pricing.traces import events_of
 from nn.reading import TABLE, TRACE, parse_json, read_json, read_text
 from parallel.reports.breakdown import PARTS
 
@@ -133,17 +134,7 @@ def _events(run: RunFiles) -> list[dict[str, Any]]:
     if not (run.directory / "trace.json").exists():
         return []
     try:
-        return [
-            {
-                "rank": int(event["pid"]),
-                "lane": "" if event["tid"] == "main" else str(event["tid"]),
-                "name": str(event["name"]),
-                "start": 1e-6 * float(event["ts"]),
-                "end": 1e-6 * (float(event["ts"]) + float(event["dur"])),
-            }
-            for event in _object(run, "trace.json", TRACE).get("traceEvents", [])
-            if event["ph"] == "X"
-        ]
+        return events_of({"traceEvents": []} | _object(run, "trace.json", TRACE))
     except (KeyError, TypeError, ValueError):
         run.problems.append("trace.json does not hold the events of a timeline")
         return []

@@ -117,24 +117,17 @@ def told_apart(ranks: list[list[dict]]) -> list[dict]:
 
 
 def write_trace(events: list[dict], directory: Path) -> None:
-    """trace.json, for chrome://tracing or Perfetto, and timeline.png with some steps from the middle of the run."""
-    from collectives import draw_timeline
+    """Write what ranks did when in three forms.
 
-    zero = min(event["start"] for event in events)
-    ranks = sorted({event["rank"] for event in events})
-    trace = [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
-    trace += [
-        {
-            "name": event["name"],
-            "ph": "X",
-            "ts": 1e6 * (event["start"] - zero),
-            "dur": 1e6 * (event["end"] - event["start"]),
-            "pid": event["rank"],
-            "tid": event["lane"] or "main",
-        }
-        for event in events
-    ]
-    write_atomically(directory / "trace.json", json.dumps({"traceEvents": trace}).encode())
+    trace.json opens in Perfetto and chrome://tracing, recorded.goal is what LogGOPSim and `read_goal` simulate again,
+    timeline.png shows some steps from the middle of the run.
+    """
+    from collectives import draw_timeline
+    from collectives.pricing.traces import chrome_trace, recorded_schedule, write_goal
+
+    write_atomically(directory / "trace.json", json.dumps(chrome_trace(events)).encode())
+    recorded = recorded_schedule(events)
+    write_goal(directory / "recorded.goal", lambda rank, size: recorded[rank], len(recorded), None, itemsize=1)
     phases = [event for event in events if event["lane"] != STAGES]
     figure = draw_timeline(excerpt(phases), title="some steps from the middle of the run")
     write_figure(figure, directory / "timeline.png", bbox_inches="tight")

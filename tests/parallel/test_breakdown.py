@@ -15,10 +15,14 @@ from equality import CHOOSY
 
 import nn
 import parallel.reports.breakdown
+from collectives import price
+from collectives.pricing.networks import Network
+from collectives.pricing.traces import read_chrome_trace, read_goal, recorded_schedule
+from collectives.steps import Compute
 from parallel.command.options import Options
 from parallel.exchange.base import Exchange
 from parallel.reports.breakdown import PARTS, Breakdown, draw_breakdown
-from parallel.reports.timeline import told_apart
+from parallel.reports.timeline import told_apart, write_trace
 
 ROOT = Path(__file__).parents[2]
 NETLAB = ROOT / "scripts" / "netlab.py"
@@ -297,6 +301,33 @@ def test_waiting_lasts_until_the_last_rank_has_come():
     assert (0, "sum", 10, 12) in [(e["rank"], e["name"], e["start"], e["end"]) for e in told_apart(ranks)]
 
 
+def test_a_timeline_survives_both_formats(tmp_path):
+    """Chrome trace: every event; GOAL: the computation of each rank, and the waiting, which is simulated again."""
+    events = told_apart(
+        [
+            [event(0, "compute", 0, 2), event(0, "sum", 2, 9, True), event(0, "update", 10, 11)],
+            [event(1, "compute", 0.5, 7), event(1, "sum", 7, 9, True), event(1, "update", 9, 12)],
+        ]
+    )
+    events.append(event(1, "read", 0, 4) | {"lane": "loader"})
+    write_trace(events, tmp_path)
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    again = read_chrome_trace(tmp_path / "trace.json")
+    expected = [{name: e[name] for name in ("rank", "lane", "name", "start", "end")} for e in events]
+    assert again == [e | {"start": pytest.approx(e["start"]), "end": pytest.approx(e["end"])} for e in expected]
+    fields = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert all(isinstance(e["pid"], int) and isinstance(e.get("tid", 0), int) for e in fields)
+    schedule = recorded_schedule(events)
+    goal = read_goal(tmp_path / "recorded.goal", itemsize=1)
+    assert [[type(step) for steps in goal(r, 2) for step in steps] for r in (0, 1)] == [
+        [type(step) for steps in schedule[r] for step in steps] for r in (0, 1)
+    ]
+    free = Network.hockney(0.0, 0.0)
+    assert price(goal, 2, None, 1, free).finish == pytest.approx([11, 12])
+    schedule[1].insert(0, (Compute("late", seconds=5.0),))  # a rank that is later makes the other wait
+    assert price(lambda r, size: schedule[r], 2, None, 1, free).finish == pytest.approx([16, 17])
+
+
 @pytest.mark.mpi(ranks=2)
 def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path):
     """Data in memory-mapped files: reading ahead lies beside computing, on the picture and in the trace."""
@@ -327,10 +358,15 @@ def test_a_run_leaves_its_breakdown_and_one_timeline_of_all_ranks(comm, tmp_path
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [tuple(line["breakdown"]) for line in lines] == epochs * [PARTS]
     assert comm.rank or {len(values) for values in result["breakdown"].values()} == {2}
-    assert [e["args"]["name"] for e in trace if e["ph"] == "M"] == ["rank 0", "rank 1"]
+    assert [e["args"]["name"] for e in trace if e["name"] == "process_name"] == ["rank 0", "rank 1"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    goal = read_goal(out / "recorded.goal", itemsize=1)
+    free = Network.hockney(0.0, 0.0)
+    again, end = price(goal, 2, None, 1, free).seconds, max(e["end"] for e in read_chrome_trace(out / "trace.json"))
+    assert 0.5 * end < again < 1.5 * end, "computation and waiting, simulated again"
     for rank in (0, 1):
         assert {"read", "compute", "communicate", "update"} <= {name for r, name in spans if r == rank}
-        assert {lane for _, _, lane in spans[rank, "read"]} == {"loader"}
+        assert {lanes[rank, lane] for _, _, lane in spans[rank, "read"]} == {"loader"}
     for name in ("timeline.png", "breakdown.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
