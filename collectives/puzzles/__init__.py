@@ -9,7 +9,7 @@
 | file | holds |
 |---|---|
 | puzzle.py | what a puzzle is, and how an answer is graded |
-| messages.py | broadcast, gather, sums: puzzles of messages and of memory that ranks share |
+| messages.py | broadcast, gather, sums: puzzles of messages, of links that they share, and of memory |
 | stages.py | layers in shards, pipelines: puzzles with computation |
 | survival.py | what is left when a rank is lost |
 | solutions.py | answers: one for each puzzle; do not look |
@@ -26,14 +26,16 @@ from collectives.puzzles.messages import (
     reduce_scatter,
     ring,
     scan,
+    thin_link,
+    torus,
 )
 from collectives.puzzles.puzzle import Grade, Puzzle
 from collectives.puzzles.stages import Stage, fsdp, gpipe, one_f_one_b, zero_bubble
 from collectives.puzzles.survival import buddy, parity
 
 ALL = (
-    broadcast, gather, scan, doubling, reduce_scatter, ring, halving, alltoall, chain, memory, fsdp, gpipe,
-    one_f_one_b, zero_bubble, buddy, parity,
+    broadcast, gather, scan, doubling, reduce_scatter, ring, halving, alltoall, chain, memory, torus, thin_link,
+    fsdp, gpipe, one_f_one_b, zero_bubble, buddy, parity,
 )  # fmt: skip
 
 __all__ = [
@@ -56,5 +58,7 @@ __all__ = [
     "reduce_scatter",
     "ring",
     "scan",
+    "thin_link",
+    "torus",
     "zero_bubble",
 ]

@@ -3,6 +3,7 @@
 from collectives.checking.definitions import OPERATIONS
 from collectives.checking.simulator import Stats
 from collectives.pricing.networks import Network
+from collectives.pricing.topology import nodes
 from collectives.puzzles.puzzle import Puzzle
 from collectives.steps import Recv, RecvReduce, Send, writes
 
@@ -181,4 +182,37 @@ memory = Puzzle(
     ((1, 2), (2, 5), (3, 7)),
     rule=in_memory,
     memory=True,
+)
+
+torus = Puzzle(
+    "sum on a torus",
+    """Sixteen ranks on a torus of 4 x 4: rank 4 i + j has a cable to the ranks above and below and to the left and
+    right of it, and all ends are joined. A cable carries an element in a unit of time in each direction, and a message
+    takes a unit longer. All ranks are to have the sum of all x. One ring through all ranks takes 638 units, and leaves
+    three cables of every rank idle.
+
+    A rank may send over all of its cables in one round. Four sums at once, each of a quarter of the vector?""",
+    16,
+    320,
+    OPERATIONS["allreduce"],
+    {"seconds": 200},
+    {"seconds": 158},
+    ((16, 37), (16, 4)),
+    Network.torus((4, 4), 1.0, 1.0),
+)
+
+thin_link = Puzzle(
+    "sum over a thin link",
+    """Two nodes of four ranks: 0 to 3 and 4 to 7. Inside a node every rank has a cable to a switch that carries ten
+    elements in a unit of time, but all that leaves a node goes over one cable that carries one. All ranks are to have
+    the sum of all x. A ring through all ranks takes 562 units: over the thin link go 1.75 vectors each way.
+
+    How much of its vector does a node have to send at least, and which rank sends what of it?""",
+    8,
+    320,
+    OPERATIONS["allreduce"],
+    {"seconds": 400},
+    {"seconds": 372},
+    ((8, 37), (8, 4)),
+    Network.on(nodes(2, 4, 1.0, 1.0, 10.0, 0.0)),
 )

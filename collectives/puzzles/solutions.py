@@ -1,6 +1,6 @@
 """Answers to the puzzles, by their names in collectives.puzzles; they hold the records."""
 
-from collectives.algorithms import allreduce, broadcast
+from collectives.algorithms import allreduce, broadcast, bucket, swing
 from collectives.puzzles.stages import Stage
 from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Send, Slice, chunk
 
@@ -138,6 +138,16 @@ def zero_bubble(rank, size, count):
     yield from Stage(rank, size).rounds(order)
 
 
+def torus(rank, size, count):
+    """Swing in all four directions at once, each on a quarter of the vector."""
+    yield from swing.multiport_swing(rank, size, count, dims=(4, 4))
+
+
+def thin_link(rank, size, count):
+    """A bucket of two levels: inside the nodes, over the link a quarter of the vector by each rank, inside again."""
+    yield from bucket.bucket(rank, size, count, dims=(2, 4))
+
+
 def buddy(rank, size, count):
     """A copy of x for the next rank."""
     yield Send((rank + 1) % size, "x", 0, count), Recv((rank - 1) % size, "copy", 0, count)
@@ -165,6 +175,8 @@ ANSWERS = {
     "alltoall": alltoall,
     "chain": chain,
     "memory": memory,
+    "torus": torus,
+    "thin_link": thin_link,
     "fsdp": fsdp,
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,

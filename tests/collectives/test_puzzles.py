@@ -41,6 +41,12 @@ def test_one_way_round_the_ring_is_within_the_limits(name):
     assert grade and grade.measured["rounds"] == puzzles.ring.limits["rounds"] / (1 if name == "ring" else 2)
 
 
+@pytest.mark.parametrize(("name", "seconds"), [("torus", 638), ("thin_link", 562)])
+def test_a_ring_through_all_ranks_is_over_the_limit_of_links(name, seconds):
+    grade = getattr(puzzles, name).grade(ALGORITHMS["allreduce"]["ring"].rounds)
+    assert grade.right and grade.over == ["seconds"] and grade.measured["seconds"] == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_doing_nothing_is_wrong_everywhere(name):
     grade = getattr(puzzles, name).grade(nothing)
