@@ -102,6 +102,20 @@ class Schedule:
             ]
             yield (*sends, *into)
 
+    def trees(self) -> list[list[tuple[int, int, int]]]:
+        """Return the tree along which each piece travels from its root: (source, dest, step) of every edge.
+
+        Of a reduce-scatter the tree along which it is added up.
+        """
+        found: list[list[tuple[int, int, int]]] = []
+        adds_up = self.operation == "reduce_scatter"
+        for number, step in enumerate(self.steps):
+            for source, dest, piece, adds in step:
+                found += [[] for _ in range(piece + 1 - len(found))]
+                if adds == adds_up:
+                    found[piece].append((source, dest, number))
+        return found
+
     def save(self, file: str | Path) -> None:
         """Write as JSON."""
         names = ("operation", "size", "pieces", "steps", "seconds_per_byte", "bound")

@@ -77,6 +77,38 @@ def network(name: str, algorithm: str, over_time: bool = False):
     return draw(place, priced=priced, title=f"{algorithm}, 4 MiB, {name}")
 
 
+def path_through_links():
+    """The critical path of recursive doubling through the links of a fat tree."""
+    from collectives import ALGORITHMS, price
+    from collectives.drawing.networks import draw_critical_path
+    from collectives.pricing.networks import find_network
+
+    place = find_network("fat-tree:k=4,oversubscription=4")
+    priced = price(ALGORITHMS["allreduce"]["doubling"], 16, 1 << 20, 4, place, trace=True)
+    return draw_critical_path(place, priced, title="recursive doubling, 4 MiB: what the last rank waited for")
+
+
+def found_trees():
+    """Trees that were found for an allreduce on a torus."""
+    from collectives import synthesize
+    from collectives.drawing.networks import draw_trees
+    from collectives.pricing.networks import Network
+
+    torus = Network.torus((4, 4))
+    return draw_trees(torus, synthesize("allreduce", torus), title="found by search: allreduce on a torus of 4 x 4")
+
+
+def flows(file):
+    """The film of how full the channels of a fat tree are."""
+    from collectives import ALGORITHMS, price
+    from collectives.drawing.networks import animate_flows
+    from collectives.pricing.networks import find_network
+
+    place = find_network("fat-tree:k=4,oversubscription=4")
+    priced = price(ALGORITHMS["allreduce"]["rabenseifner"], 16, 1 << 20, 4, place, trace=True)
+    animate_flows(file, place, priced, title="halving and doubling, 4 MiB, on a fat tree with 4:1")
+
+
 def served(which: str):
     """What parameter servers are sent, and what they answer."""
     from collectives import draw
@@ -225,6 +257,9 @@ PICTURES: dict[str, Callable] = {
     "race.svg": race,
     "network_fat_tree.svg": partial(network, "fat-tree:k=4,oversubscription=4", "doubling"),
     "network_torus.svg": partial(network, "torus:dims=4x4", "swing"),
+    "network_path.svg": path_through_links,
+    "network_trees.svg": found_trees,
+    "network_flows.gif": flows,
     "network_channels.svg": partial(network, "fat-tree:k=4,oversubscription=4", "doubling", over_time=True),
     "doubling.svg": partial(schedule, "allreduce", "doubling", 4, 4),
     "halving.svg": partial(schedule, "allreduce", "rabenseifner", 4, 4),
@@ -264,7 +299,7 @@ PICTURES: dict[str, Callable] = {
 def write(name: str, out: Path) -> None:
     """Draw one picture into a directory."""
     file, drawn = out / name, PICTURES[name]
-    if isinstance(drawn, partial) and drawn.func is predicted:
+    if drawn is flows or (isinstance(drawn, partial) and drawn.func is predicted):
         drawn(file)
         return
     with contextlib.redirect_stdout(io.StringIO()):

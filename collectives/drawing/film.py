@@ -5,7 +5,7 @@ What stands still is drawn once; of each frame only what moves is drawn, on a co
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from collectives.pricing.price import read
 from collectives.steps import Barrier, Blocks, Compute, reads, writes
 
 DPI = 80
+PALETTE_FRAMES = 8  # whose colours all frames have
 PLAYER = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 <body style="font-family:sans-serif;text-align:center"><img id="frame" style="max-width:100%"><br>
 <button id="play">pause</button> <input id="at" type="range" min="0" max="{last}" value="0" style="width:60%">
@@ -68,18 +69,27 @@ def animate(
     ValueError
         Another ending of the file name, no frames, or a schedule that does not come to its end (`draw` shows where).
     """
-    file = Path(file)
-    if file.suffix not in (".gif", ".html"):
-        raise ValueError(f"{file}: the name must end in .gif or .html")
     if min(frames_per_round, fps) < 1:
         raise ValueError(f"frames_per_round and fps are at least 1, given {frames_per_round} and {fps}")
     scene = Scene.of(algorithm, size, count, network, itemsize, options)
     title = title or read(algorithm)[0]
     frames = max(1, scene.priced.rounds) * frames_per_round
-    pictures = list(film(scene, title, np.linspace(0, scene.priced.seconds, frames + 1)))
+    return save_film(file, film(scene, title, np.linspace(0, scene.priced.seconds, frames + 1)), fps, title)
+
+
+def save_film(file: str | Path, pictures: Iterable, fps: int, title: str) -> Path:
+    """Write pictures (of Pillow) as .gif, or as a page with a player; the last one stays for a second."""
+    file = Path(file)
+    if file.suffix not in (".gif", ".html"):
+        raise ValueError(f"{file}: the name must end in .gif or .html")
+    from PIL import Image
+
+    pictures = list(pictures)
     pictures += [pictures[-1]] * fps  # a second to look at the end
     if file.suffix == ".gif":
-        colours = pictures[-1].quantize(256, dither=0)
+        some = pictures[:: max(1, len(pictures) // PALETTE_FRAMES)]
+        together = Image.fromarray(np.concatenate(list(map(np.asarray, some))))
+        colours = together.quantize(256, Image.Quantize.FASTOCTREE, dither=0)  # median cut would see the grey alone
         first, *others = [picture.quantize(palette=colours, dither=0) for picture in pictures]
         first.save(file, save_all=True, append_images=others, duration=1000 / fps, loop=0)
     else:

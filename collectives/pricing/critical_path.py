@@ -1,4 +1,4 @@
-"""What an algorithm waits for: the chain of rounds and messages that ends last, read off the clock's trace backwards.
+"""What an algorithm waits for: the chain of rounds and messages that ends last, read backwards off a trace.
 
 >>> priced = price(ALGORITHMS["allreduce"]["ring"], 4, 25_000, network=measured, trace=True)
 >>> print(waits(priced))
@@ -7,8 +7,10 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from collectives.pricing.price import Price
+from collectives.pricing.trace import Flight
 from collectives.steps import Barrier, Copy, Reduce
 
 
@@ -61,8 +63,48 @@ class Waits:
         return ", ".join(parts)
 
 
+class Stretch(NamedTuple):
+    """A stretch of the critical path: `kind` is "message", "port" (busy, or a late receive), "work" or "barrier".
+
+    `flight` is the message, None of the others; `sums` and `copies` are seconds of work that are one or the other.
+    """
+
+    kind: str
+    rank: int
+    start: float
+    end: float
+    flight: Flight | None = None
+    sums: float = 0.0
+    copies: float = 0.0
+
+
 def waits(priced: Price) -> Waits:
     """What the last rank to finish waited for, and what those it waited for did.
+
+    Raises
+    ------
+    ValueError
+        The price has no trace.
+    """
+    path = critical_path(priced)
+    total = dict.fromkeys(("message", "port", "work", "barrier"), 0.0)
+    for stretch in reversed(path):
+        total[stretch.kind] += stretch.end - stretch.start
+    flights = [stretch.flight for stretch in path if stretch.kind == "message"]
+    return Waits(
+        messages=total["message"],
+        ports=total["port"],
+        ranks=total["work"],
+        barriers=total["barrier"],
+        sums=sum(stretch.sums for stretch in reversed(path)),
+        copies=sum(stretch.copies for stretch in reversed(path)),
+        lengths=tuple((flight.send.hi - flight.send.lo) * priced.trace.itemsize for flight in flights),
+        barrier_count=sum(stretch.kind == "barrier" for stretch in path),
+    )
+
+
+def critical_path(priced: Price) -> list[Stretch]:
+    """The chain of messages and work that ends last, in order of time.
 
     Raises
     ------
@@ -77,43 +119,40 @@ def waits(priced: Price) -> Waits:
         came[flight.dest, flight.received_in].append(flight)
     for work in priced.trace.works:
         worked[work.rank, work.index].append(work)
-    ranks_of = lambda step: None if step.ranks is None else tuple(sorted(step.ranks))
-    barrier_works = {(work.rank, work.index): work for work in priced.trace.works if isinstance(work.step, Barrier)}
+    ranks_of = lambda barrier: None if barrier.ranks is None else tuple(sorted(barrier.ranks))
+    barriers = {(work.rank, work.index): work for work in priced.trace.works if isinstance(work.step, Barrier)}
     together = defaultdict(list)
-    for work in barrier_works.values():
+    for work in barriers.values():
         together[work.end, ranks_of(work.step)].append(work)
-    messages = ports = ranks = barriers = sums = copies = 0.0
-    lengths, number = [], 0
+    path: list[Stretch] = []
     now = priced.seconds
     last_round = {rank: index for rank, index in spans if (rank, index + 1) not in spans}
     # Of those that finish last one that received something: the others waited for their port only.
     rank = max(last_round, key=lambda rank: (priced.finish[rank], bool(came[rank, last_round[rank]])), default=0)
     index = last_round.get(rank, -1)
     while index >= 0:
-        if (rank, index) in barrier_works:
-            work = barrier_works[rank, index]
+        if (rank, index) in barriers:
+            work = barriers[rank, index]
             last = max(together[work.end, ranks_of(work.step)], key=lambda work: work.start)
-            ranks += now - work.end
-            barriers += work.end - last.start
-            number += 1
+            path += [Stretch("work", rank, work.end, now), Stretch("barrier", rank, last.start, work.end)]
             now, rank, index = last.start, last.rank, last.index - 1
             continue
         # A message that the rank was waiting for, not one that had come while it was busy.
         late = [flight for flight in came[rank, index] if flight.arrived == flight.end <= now]
         since = max((flight.end for flight in late), default=spans[rank, index].start)
-        ranks += now - since
-        sums += sum(flight.adding for flight in came[rank, index] if since <= flight.end <= now)
+        sums = sum(flight.adding for flight in came[rank, index] if since <= flight.end <= now)
+        copies = 0.0
         for work in worked[rank, index]:
             if since <= work.start and work.end <= now:
                 sums += (work.end - work.start) * isinstance(work.step, Reduce)
                 copies += (work.end - work.start) * isinstance(work.step, Copy)
+        path.append(Stretch("work", rank, since, now, None, sums, copies))
         if late:
             last = max(late, key=lambda flight: flight.end)
-            messages += last.end - last.start
-            ports += last.start - last.ready
-            lengths.append((last.send.hi - last.send.lo) * priced.trace.itemsize)
+            path.append(Stretch("message", last.source, last.start, last.end, last))
             rank, index = last.source, last.sent_in
+            path.append(Stretch("port", rank, last.ready, last.start))
             # Of its round only what came before the send: copies, earlier sends.
-            ranks += last.ready - spans[rank, index].start
+            path.append(Stretch("work", rank, spans[rank, index].start, last.ready))
         now, index = spans[rank, index].start, index - 1
-    return Waits(messages, ports, ranks, barriers, sums, copies, tuple(reversed(lengths)), number)
+    return path[::-1]
