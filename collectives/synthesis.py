@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from collectives.pricing.lower_bounds import allgather_bound, bandwidth_bound
 from collectives.pricing.networks import Network, find_network
+from collectives.pricing.progress_bar import ProgressBar
 from collectives.pricing.topology import Topology, breadth_first
 from collectives.reading import read_json
 from collectives.steps import Blocks, Recv, RecvReduce, Round, Send, blocks, chunk
@@ -220,15 +221,18 @@ def synthesize(
     half = allgather_bound(network.topology, hosts)
     narrowest = min(network.topology.channels[i].bandwidth for arc in arcs for i in arc.channels)
     found: list[Schedule] = []
-    for number in (chunks,) if chunks else range(1, CHUNKS + 1):
-        units = units_of(network.topology, narrowest)
+    numbers = (chunks,) if chunks else range(1, CHUNKS + 1)
+    units, bar = units_of(network.topology, narrowest), ProgressBar(tries * len(numbers))
+    for row, number in enumerate(numbers):
         for attempt in range(tries):
+            bar.update(row * tries + attempt)
             steps = matching(size, arcs, units, number, random.Random(f"{seed} {number} {attempt}"))
             seconds = times * len(steps) / narrowest / (size * number)
             if not found or seconds < found[0].seconds_per_byte * (1 - 1e-12):
                 found[:] = [_from_matching(operation, size, number, steps, seconds, bound)]
             if seconds <= times * half * (1 + 1e-9):
                 break
+    bar.close()
     if operation == "allreduce" and found[0].share_of_bound < 0.97:
         for attempt in range(3):
             trees = pack_trees(size, arcs, network.topology, seed + attempt)

@@ -22,6 +22,7 @@ from collectives.choosing.derive import NEAR
 from collectives.choosing.selection import ROUNDED_ONCE, save, table_from
 from collectives.pricing.lower_bounds import CUT, lower_bound
 from collectives.pricing.networks import find_network
+from collectives.pricing.progress_bar import ProgressBar
 
 ITEMSIZE = 4
 SIZES = tuple(4**k for k in range(1, 16))  # bytes: 4 B to 1 GiB
@@ -92,8 +93,9 @@ def prices(network, operation, ranks, sizes, extra=None, as_run=False) -> dict[s
     }
     times: dict[str, dict[int, float]] = {}
     jobs = [(name, entry, nbytes) for name, entry in (entries | (extra or {})).items() for nbytes in sizes]
+    bar = ProgressBar(len(jobs))
     for done, (name, entry, nbytes) in enumerate(jobs):
-        progress(done, len(jobs))
+        bar.update(done)
         count = max(1, nbytes // ITEMSIZE)
         if operation == "alltoall":
             count = -(-count // ranks) * ranks
@@ -111,7 +113,7 @@ def prices(network, operation, ranks, sizes, extra=None, as_run=False) -> dict[s
         except ValueError:  # its sides do not fit
             continue
         times.setdefault(name, {})[nbytes] = seconds
-    progress(len(jobs), len(jobs))
+    bar.close()
     return times
 
 
@@ -166,13 +168,6 @@ def in_words(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:7.4g} {symbol}"
     return f"{seconds * 1e9:7.4g} ns"
-
-
-def progress(done: int, total: int) -> None:
-    """A bar on a terminal, rubbed out at the end."""
-    if sys.stderr.isatty():
-        bar = "#" * (30 * done // total)
-        print(f"\r[{bar:30}] {done}/{total}" if done < total else "\r" + " " * 50 + "\r", end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from collectives.pricing.flows import Flows
 from collectives.pricing.memory import NodeMemory
 from collectives.pricing.networks import ROUNDS, MessageCost, Network
 from collectives.pricing.ports import MeasuredPorts, Message, Ports
+from collectives.pricing.progress_bar import ProgressBar
 from collectives.pricing.trace import Flight, Span, Trace, Work
 from collectives.steps import Barrier, Compute, Copy, Recv, RecvReduce, Reduce, Round, Send, mistake_in
 
@@ -138,6 +139,8 @@ class EventSimulation:
         Whether ranks may wait for ever, and messages not be received: of a schedule that is wrong.
     representatives : dict, optional
         Channel -> the channel that stands for it where `simulated` is less than `size` on a topology (symmetry.py).
+    expected_steps : float
+        Of all simulated ranks, for the bar that a long simulation shows.
 
     Attributes
     ----------
@@ -169,6 +172,7 @@ class EventSimulation:
         trace: bool,
         unfinished: bool = False,
         representatives: dict[int, int] | None = None,
+        expected_steps: float = 0.0,
     ):
         self.name, self.size, self.simulated, self.unfinished = name, size, simulated, unfinished
         self.itemsize, self.network = itemsize, network
@@ -178,7 +182,8 @@ class EventSimulation:
         self.finish = np.full(simulated, np.nan)
         self.barriers, self.copied = [0] * simulated, [0] * simulated
         self.elements = [0] * simulated, [0] * simulated
-        self.messages = 0
+        self.messages = self.steps_done = 0
+        self.bar = ProgressBar(expected_steps)
         self.ranks = [Rank(rank, program(rank)) for rank in range(simulated)]
         self.queue = EventQueue()
         self.memory = NodeMemory(network, self.nodes, itemsize, simulated)
@@ -215,7 +220,9 @@ class EventSimulation:
         try:
             while self.queue.times:
                 self.queue.run_next()
+                self.bar.update(self.steps_done)
         finally:
+            self.bar.close()
             if collecting:
                 gc.enable()
         if self.unfinished:
@@ -260,6 +267,7 @@ class EventSimulation:
     def run_steps(self, rank: Rank, now: float) -> None:
         """Send, copy, add and compute; then receive."""
         steps, number = rank.steps, rank.number
+        self.steps_done += len(steps)
         rank.started = rank.clock = rank.sends_end = now
         rank.receives, rank.received, local = [], 0, None
         if self.trace:

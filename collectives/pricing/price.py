@@ -155,7 +155,15 @@ def price(
 
     def simulate(simulated, count, representatives=None):
         return EventSimulation(
-            program_of(count), name, size, itemsize, network, simulated, trace, representatives=representatives
+            program_of(count),
+            name,
+            size,
+            itemsize,
+            network,
+            simulated,
+            trace,
+            representatives=representatives,
+            expected_steps=steps * simulated / size,
         )
 
     steps, longest = _steps_in_all(program_of(count), size, trace, name)

@@ -1,7 +1,9 @@
 """The clock agrees with what can be counted by hand, also where nodes share a port."""
 
 import dataclasses
+import io
 import json
+import sys
 import time
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from collectives import ALGORITHMS
 from collectives.algorithms.registry import SHARED_MEMORY
 from collectives.pricing import price as clock
-from collectives.pricing import topology
+from collectives.pricing import progress_bar, topology
 from collectives.pricing.critical_path import waits
 from collectives.pricing.lower_bounds import lower_bound
 from collectives.pricing.networks import NETWORKS, ROUNDS, Link, Network, Point, fit
@@ -830,3 +832,19 @@ def test_ranks_that_begin_at_once_send_in_listed_order_where_sends_wait():
     in_a_node = (measured(limit, alone).with_ranks_per_node(4) for limit in (0, None))
     waiting, eager = (price(direct, 4, 1100, 1, each).seconds for each in in_a_node)
     assert waiting == pytest.approx(eager)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("patience", "shows"), [(0.0, True), (1e9, False)])
+def test_a_long_simulation_shows_a_bar_on_a_terminal_and_erases_it(patience, shows, monkeypatch):
+    monkeypatch.setattr(progress_bar, "PATIENCE", patience)
+    for terminal in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", terminal)
+        price(ring, 8, 8000, 4, HOCKNEY)
+        said = terminal.getvalue()
+        assert ("#" in said) == ("%" in said) == (shows and terminal.isatty())
+        assert not said or said.endswith(" \r")
