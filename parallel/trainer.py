@@ -8,7 +8,7 @@ mesh      which ranks there are (mesh.py)
 
 A strategy (strategies/) chooses the parts. Each rank computes the gradient of its samples, divided by the size of the
 **global** batch, so that the sum over ranks is the gradient of the batch, uneven parts included. What a step is, is
-`DistributedTrainer.step`, from top to bottom.
+`DistributedTrainer.make_step`, from top to bottom.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nn.optim.optimizers import SGD, Optimizer
 from nn.training.fit import Callback
 from nn.training.prediction import as_samples
 from nn.training.stored import Fragment
-from nn.training.trainer import Trainer, check_parts, one_thread_at_a_time
+from nn.training.trainer import Trainer, check_parts
 from parallel.exchange.base import Exchange
 from parallel.exchange.homes import homes_of
 from parallel.exchange.step_result import SizeCode, StepResult, disagreement
@@ -112,21 +112,14 @@ class DistributedTrainer(Trainer):
 
     # ------------------------------------------------------------------------------------------------ a step
 
-    @one_thread_at_a_time
-    def step(self, x, y, total=None, parts=1, total_weight=None):
-        """As for Trainer.
+    def make_step(self, x, y, total, parts):
+        """As for Trainer (collective).
 
         Raises
         ------
         ValueError
-            Also where this rank was not told the size of the global batch, or ranks were told different ones, which
-            they find in the message with the loss, or different total weights.
-        RuntimeError
-            The trainer is closed.
+            Ranks were given different sizes of the global batch, which they find in the message with the loss.
         """
-        self.check_open()
-        total = self.size_of_batch(x, y, total, parts)
-        self.total_weight = self.weight_of_batch(x, y, total, total_weight)
         self.exchange.resume()
         self.begin_step()
         context, exchange, computed, loss = self.ctx.network_context, self.exchange, [], 0.0
@@ -215,19 +208,18 @@ class DistributedTrainer(Trainer):
             raise RuntimeError(f"{self.name} is closed, and trains no more: close it after the last step")
 
     def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, parts: int) -> int:
-        """The samples of the global batch that this step is about, as it was told to."""
+        """As for Trainer; refuses a closed trainer too, and a rank that is not given the size of the global batch."""
+        self.check_open()
         if total is None and self.shard[1] > 1:
             raise ValueError(
                 f"step {self.steps} on {self.shard[1]} ranks: step(x, y, total) needs the number of samples that "
                 "all ranks have together, as a Loader gives it"
             )
-        total = len(x) if total is None else total
-        self.check_batch(x, y, total, parts)
-        return total
+        return super().size_of_batch(x, y, total, parts)
 
     def weight_of_batch(self, x, y, total, total_weight):
         """As for Trainer (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
-        if not self.whole_loss.weighted or self.apart:
+        if not self.weighted or self.apart:
             return super().weight_of_batch(x, y, total, total_weight)
         weight = problem = None
         try:
@@ -326,12 +318,12 @@ class DistributedTrainer(Trainer):
     def samples_at_once(self, total, parts):
         return self.pass_.samples_at_once(total, parts)
 
-    @one_thread_at_a_time
     def predict(self, x, batch=None):
         """As for Trainer (collective); ranks with another `batch` than None need as many batches each."""
         x = as_samples(self.network, x)
         step = batch or max(1, len(x))
-        outputs = [np.array(self.outputs(x[lo : lo + step])) for lo in range(0, max(1, len(x)), step)]
+        with self.lock:
+            outputs = [np.array(self.outputs(x[lo : lo + step])) for lo in range(0, max(1, len(x)), step)]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
     def outputs(self, x):
@@ -339,11 +331,11 @@ class DistributedTrainer(Trainer):
         self.show_synchronized()
         return self.pass_.predict(self, x)
 
-    @one_thread_at_a_time
     def evaluate(self, x, y):
         """As for Trainer (collective)."""
-        self.show_synchronized()
-        return self.pass_.evaluate(self, x, y)
+        with self.lock:
+            self.show_synchronized()
+            return self.pass_.evaluate(self, x, y)
 
     def sum(self, values):
         total = np.array(values, np.float64)

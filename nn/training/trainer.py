@@ -13,9 +13,9 @@ step at a time:
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import math
+import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -55,7 +55,6 @@ INSTEAD = {  # names that users of other libraries look for
     "model": "trainer.network describes the layers, the trainer has their weights",
     "layers": "trainer.network.layers() iterates over them",
 }
-BUFFERS = {"flat_parameters", "gradients", "statistics"}
 REBUILT = {"ctx", "half", "p", "g", "region", "lock"}  # attributes that copies and pickles make anew
 
 
@@ -73,15 +72,17 @@ class NonFiniteLoss(ArithmeticError):
         self.samples = list(samples)
 
 
-def one_thread_at_a_time(method):
-    """Let a trainer's method wait while another thread is in one of these: its context and memory serve one pass."""
+def _buffer(name: str) -> property:
+    """Return a property for a flat array: to set it writes into the array, of which layers and optimizer have views."""
 
-    @functools.wraps(method)
-    def locked(self, *arguments, **more):
-        with self.lock:
-            return method(self, *arguments, **more)
+    def write(trainer: Trainer, value: np.ndarray) -> None:
+        buffer = vars(trainer).setdefault(name, value)
+        if np.shape(value) != buffer.shape:
+            raise ValueError(f"{name[1:]}: expected an array of shape {buffer.shape}, given shape {np.shape(value)}")
+        if value is not buffer:
+            buffer[...] = value
 
-    return locked
+    return property(operator.attrgetter(name), write)
 
 
 class Trainer:
@@ -142,6 +143,8 @@ class Trainer:
     name, sends, notes = "Trainer", "", ""
     phases = (("compute", "compute_gradients", False), ("update", "update", False))
 
+    flat_parameters, gradients, statistics = map(_buffer, ("_flat_parameters", "_gradients", "_statistics"))
+
     def __init__(self, network: Network, loss: Loss, optimizer: Optimizer, seed: int = 0):
         check_parts(network, loss, optimizer, seed, self.searches)
         self.network, self.loss, self.optimizer, self.seed = network, loss, optimizer, seed
@@ -153,22 +156,13 @@ class Trainer:
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.loss_rows = loss.rows(network.out_shape)
+        self.weighted = loss.weighted
         self.whole_loss = loss  # what targets weigh; strategies may compute a part of it, as `loss`
         self.metrics: tuple[Metric, ...] = (loss.metric,)
         self.total_weight: float | None = None  # of the step's global batch
         self.steps = 0
         self.allocate()
         self.statistics_before = self.statistics.copy()  # those of the step before, for a batch that goes wrong
-
-    def __setattr__(self, name: str, value) -> None:
-        """An array given for one of the buffers is written into it: layers and optimizers have views of these."""
-        buffer = vars(self).get(name) if name in BUFFERS else None
-        if buffer is None:
-            super().__setattr__(name, value)
-        elif np.shape(value) != buffer.shape:
-            raise ValueError(f"{name}: expected an array of shape {buffer.shape}, given shape {np.shape(value)}")
-        elif value is not buffer:
-            buffer[...] = value
 
     def make_context(self) -> None:
         """What layers are told about a pass of this trainer."""
@@ -263,7 +257,6 @@ class Trainer:
         layout.initialize(self.flat_parameters, self.seed)
         self.make_views()
 
-    @one_thread_at_a_time
     def step(
         self,
         x: np.ndarray,
@@ -300,15 +293,22 @@ class Trainer:
         NonFiniteLoss
             Before the update, so parameters and running statistics are those of the step before.
         """
-        total = len(x) if total is None else total
-        self.check_batch(x, y, total, parts)
-        self.total_weight = self.weight_of_batch(x, y, total, total_weight)
+        with self.lock:
+            total = self.size_of_batch(x, y, total, parts)
+            if self.weighted or total_weight is not None:
+                self.total_weight = self.weight_of_batch(x, y, total, total_weight)
+            return self.make_step(x, y, total, parts)
+
+    def make_step(self, x: np.ndarray, y: np.ndarray, total: int, parts: int) -> float:
+        """`step`, of a batch that has been checked."""
         self.begin_step()
-        loss, cuts = 0.0, micro_batches(len(x), parts)
-        for i, rows in enumerate(cuts):
-            loss += self.compute_gradients(x[rows], y[rows], total, rows.start, i > 0)
+        loss, samples, start = 0.0, len(x), 0
+        for i in range(1, parts + 1):
+            stop = samples * i // parts
+            loss += self.compute_gradients(x[start:stop], y[start:stop], total, start, i > 1)
+            start = stop
         if not math.isfinite(loss):
-            raise self.bad_step(loss, [(rows.start, x[rows]) for rows in cuts])
+            raise self.bad_step(loss, [(rows.start, x[rows]) for rows in micro_batches(samples, parts)])
         self.end_step(self.half is not None and self.half.overflowed)
         return loss
 
@@ -323,9 +323,16 @@ class Trainer:
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
-    def check_batch(self, x: np.ndarray, y: np.ndarray, total: int, parts: int) -> None:
-        """Refuse a shard that is larger than its batch, an empty batch, one in no parts, and targets of others."""
+    def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, parts: int) -> int:
+        """Return the number of samples of the global batch: those given, where no total is.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The shard is larger than its batch, the batch is empty or has no parts, targets are not its own.
+        """
         samples = len(x)
+        total = samples if total is None else total
         if not isinstance(parts, (int, np.integer)) or parts < 1:
             raise ValueError(f"step: parts must be a whole number, at least 1, given {parts!r:.80}")
         if not isinstance(total, (int, np.integer)):
@@ -338,6 +345,7 @@ class Trainer:
                 f"step {self.steps} of {self.network.name}: a shard of {samples} samples in a batch of {total}; "
                 "a batch needs at least one"
             )
+        return total
 
     def weight_of_batch(self, x: np.ndarray, y: np.ndarray, total: int, total_weight: float | None) -> float | None:
         """What the losses of this step are divided by; None for all rows of `total` samples, each as much as others.
@@ -347,7 +355,7 @@ class Trainer:
         TypeError, ValueError
             It is no weight; or it is not told, and cannot be known from a shard.
         """
-        if not self.whole_loss.weighted:
+        if not self.weighted:
             if total_weight is not None:
                 raise ValueError(f"step: the rows of {self.whole_loss!r} count alike: leave out total_weight")
             return None
@@ -460,7 +468,6 @@ class Trainer:
         self.ctx.micro_batch.sample, x = part
         return self.held.first_bad(self.p, x, self.ctx) if len(x) else None
 
-    @one_thread_at_a_time
     def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
         """Return the network's outputs (N, *out_shape) for samples (N, *in_shape), in evaluation mode.
 
@@ -476,21 +483,22 @@ class Trainer:
         TypeError, ShapeError
             What x is not, and how it becomes that.
         """
-        return predict_in_batches(self.network, self.outputs, x, batch)
+        with self.lock:
+            return predict_in_batches(self.network, self.outputs, x, batch)
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs for one batch of the network's dtype, in memory that the next pass may use again."""
         self.ctx.micro_batch.training = False
         return self.network.forward(self.p, x, self.ctx)[0]
 
-    @one_thread_at_a_time
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Sums over a batch: [loss, weight, sum and number of the values of each of `metrics`...], float64.
 
         The loss's mean is loss / weight. Rows that the loss ignores are in no sum. The sum of the loss's own metric is
         NaN where it does not apply, such as accuracy where targets are no classes.
         """
-        return self.evaluate_outputs(self.outputs(x), y) if len(x) else self.no_scores()
+        with self.lock:
+            return self.evaluate_outputs(self.outputs(x), y) if len(x) else self.no_scores()
 
     def evaluate_outputs(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The sums of `evaluate` for outputs z."""
@@ -510,7 +518,7 @@ class Trainer:
 
     def weight(self, y: np.ndarray) -> float:
         """What these samples weigh in a mean of losses: their rows, each as much as the loss says."""
-        return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.loss_rows)
+        return self.whole_loss.count(y) if self.weighted else float(len(y) * self.loss_rows)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array over all shards."""

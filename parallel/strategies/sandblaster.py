@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from nn.core.network import Network
 from nn.layers.dropout import Dropout
 from nn.losses import Loss
@@ -88,35 +86,14 @@ class Sandblaster(DistributedTrainer):
         self.same_batch, self.samples = same_batch, None
         super().__init__(network, loss, optimizer, mesh, Chunks(chunk), exchange, seed, "Sandblaster")
 
-    def step(
-        self,
-        x: np.ndarray,
-        y: np.ndarray,
-        total: int | None = None,
-        parts: int = 1,
-        total_weight: float | None = None,
-    ) -> float:
+    def make_step(self, x, y, total, parts):
         """One iteration of L-BFGS on a batch; returns the loss before it.
-
-        Parameters
-        ----------
-        x, y : arrays
-            All samples of the batch, on a replica.
-        total : int
-            Samples of the batch; None on one process only.
-        parts : int
-            1: a batch is cut into chunks already.
-        total_weight : float or None
-            As for Trainer.
 
         Raises
         ------
         NonFiniteLoss
             The loss at the start is not finite; nothing was changed.
         """
-        self.check_open()
-        total = self.agreed(len(x), total, parts)
-        self.total_weight = self.weight_of_batch(x, y, total, total_weight)
         chunks = -(-total // self.pass_.size)
 
         def compute(number: int) -> float:
@@ -137,8 +114,16 @@ class Sandblaster(DistributedTrainer):
         if self.same_batch is None:
             self.same_batch = steps == 1
 
-    def agreed(self, samples: int, total: int | None, parts: int) -> int:
-        """The size of the batch; refuses, on all ranks alike, what ranks were told differently (collective)."""
+    def size_of_batch(self, x, y, total, parts):
+        """As for Trainer, of all samples of the batch on a replica, and none elsewhere (collective).
+
+        Raises
+        ------
+        ValueError
+            On all ranks alike, where they were given different sizes, or shards; parts, for a batch is cut into chunks.
+        """
+        self.check_open()
+        samples = len(x)
         if parts != 1:
             raise ValueError(f"a step of Sandblaster is cut into chunks already: leave out accumulate, given {parts}")
         if total is None and self.mesh.size == 1:
