@@ -2,7 +2,7 @@
 
     trainer = DistributedTrainer(network, loss, optimizer, mesh, pass_, exchange)
 
-pass_     what this rank computes of a step (passes/): its samples at once or in parts, or virtual shards
+pass_     what this rank computes of a step (passes/): its samples at once, or micro-batches, or virtual shards
 exchange  how gradients and parameters of ranks meet (exchange/): it owns the buffers
 mesh      which ranks there are (mesh.py)
 
@@ -112,7 +112,7 @@ class DistributedTrainer(Trainer):
 
     # ------------------------------------------------------------------------------------------------ a step
 
-    def make_step(self, x, y, total, parts):
+    def make_step(self, x, y, total, accumulate):
         """As for Trainer (collective).
 
         Raises
@@ -123,8 +123,8 @@ class DistributedTrainer(Trainer):
         self.exchange.resume()
         self.begin_step()
         context, exchange, computed, loss = self.ctx.network_context, self.exchange, [], 0.0
-        micro_batches = self.pass_.divide(len(x), total, parts)
-        context.factors = exchange.begin(self.updates, len(x), total, parts)
+        micro_batches = self.pass_.divide(len(x), total, accumulate)
+        context.factors = exchange.begin(self.updates, len(x), total, accumulate)
         try:
             for micro in micro_batches:
                 samples, targets = self.pass_.take(x, y, micro)
@@ -207,7 +207,7 @@ class DistributedTrainer(Trainer):
         if self.closed:
             raise RuntimeError(f"{self.name} is closed, and trains no more: close it after the last step")
 
-    def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, parts: int) -> int:
+    def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, accumulate: int) -> int:
         """As for Trainer; refuses a closed trainer too, and a rank that is not given the size of the global batch."""
         self.check_open()
         if total is None and self.shard[1] > 1:
@@ -215,7 +215,7 @@ class DistributedTrainer(Trainer):
                 f"step {self.steps} on {self.shard[1]} ranks: step(x, y, total) needs the number of samples that "
                 "all ranks have together, as a Loader gives it"
             )
-        return super().size_of_batch(x, y, total, parts)
+        return super().size_of_batch(x, y, total, accumulate)
 
     def weight_of_batch(self, x, y, total, total_weight):
         """As for Trainer (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
@@ -248,24 +248,24 @@ class DistributedTrainer(Trainer):
 
     # ------------------------------------------------------------------------------------------------ a bad step
 
-    def bad_step(self, loss, parts):
-        error = super().bad_step(loss, parts)
+    def bad_step(self, loss, computed):
+        error = super().bad_step(loss, computed)
         if self.apart:  # found steps later: of which batch the samples are is not known
             error.samples = []
         return error
 
-    def first_bad(self, parts):
+    def first_bad(self, computed):
         """Every rank looks at its own samples; all return one finding: an input comes before what is made of it."""
         bad = {name for names in self.mesh.allgather(self.exchange.bad_parameters()) for name in names}
         for name in reversed(self.network.layout.specs):
             if name in bad:
                 return self.bad_parameter(name)
         if self.mesh.sizes["pipeline"] > 1:
-            return self.pass_.first_bad(self, parts)
+            return self.pass_.first_bad(self, computed)
         # In training, ranks that share statistics would wait for one that has found something and looks no further.
         self.ctx.micro_batch.training = not self.everyone
         mine = min(
-            filter(None, (self.pass_.look(self, part) for part in parts)), key=lambda bad: bad.depth, default=None
+            filter(None, (self.pass_.look(self, micro) for micro in computed)), key=lambda bad: bad.depth, default=None
         )
         found = [(bad.depth, rank, bad) for rank, bad in enumerate(self.mesh.allgather(mine)) if bad]
         if not found:
@@ -273,10 +273,10 @@ class DistributedTrainer(Trainer):
         _, rank, bad = min(found, key=lambda entry: entry[:2])
         return bad._replace(place=f"{bad.place} on rank {rank}") if self.mesh.size > 1 else bad
 
-    def look(self, part) -> NotFinite | None:
+    def look(self, micro) -> NotFinite | None:
         self.exchange.part(None)
-        bad = super().look(part)
-        if not len(part[1]) or (bad and bad.depth == 0):  # no forward pass was made
+        bad = super().look(micro)
+        if not len(micro[1]) or (bad and bad.depth == 0):  # no forward pass was made
             self.exchange.skip(None)
         return bad
 
@@ -315,8 +315,8 @@ class DistributedTrainer(Trainer):
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
-    def samples_at_once(self, total, parts):
-        return self.pass_.samples_at_once(total, parts)
+    def samples_at_once(self, total, accumulate):
+        return self.pass_.samples_at_once(total, accumulate)
 
     def predict(self, x, batch=None):
         """As for Trainer (collective); ranks with another `batch` than None need as many batches each."""

@@ -262,7 +262,7 @@ class Trainer:
         x: np.ndarray,
         y: np.ndarray,
         total: int | None = None,
-        parts: int = 1,
+        accumulate: int = 1,
         total_weight: float | None = None,
     ) -> float:
         """One optimizer step on this shard (x, y) of a global batch of `total` samples.
@@ -273,9 +273,9 @@ class Trainer:
         y : (N,) integers, the classes; or what else the loss compares N outputs with
         total : int or None
             None where this shard is the whole batch.
-        parts : int
-            Into how many micro-batches the shard is cut, which are computed one after the other: less memory for
-            activations, the same step. Nothing is sent to other ranks before the last one.
+        accumulate : int
+            Micro-batches into which the shard is cut. They are computed one after the other and their gradients added:
+            less memory for activations, the same step. Nothing is sent to other ranks before the last one.
         total_weight : float or None
             Of a loss whose rows count differently (`ignore_index`, `class_weights`): the sum of `loss.count(y)` over
             the global batch, by which the mean divides. None where this shard is the whole batch. 0 gives a loss of 0.
@@ -288,33 +288,33 @@ class Trainer:
         Raises
         ------
         ValueError
-            The global batch is empty; a shard of it may be. There are no parts, or not as many targets as samples.
-            The total weight is missing.
+            The global batch is empty; a shard of it may be. `accumulate` is below 1. The numbers of targets and samples
+            differ. The total weight is missing.
         NonFiniteLoss
             Before the update, so parameters and running statistics are those of the step before.
         """
         with self.lock:
-            total = self.size_of_batch(x, y, total, parts)
+            total = self.size_of_batch(x, y, total, accumulate)
             if self.weighted or total_weight is not None:
                 self.total_weight = self.weight_of_batch(x, y, total, total_weight)
-            return self.make_step(x, y, total, parts)
+            return self.make_step(x, y, total, accumulate)
 
-    def make_step(self, x: np.ndarray, y: np.ndarray, total: int, parts: int) -> float:
+    def make_step(self, x: np.ndarray, y: np.ndarray, total: int, accumulate: int) -> float:
         """`step`, of a batch that has been checked."""
         self.begin_step()
         loss, samples, start = 0.0, len(x), 0
-        for i in range(1, parts + 1):
-            stop = samples * i // parts
+        for i in range(1, accumulate + 1):
+            stop = samples * i // accumulate
             loss += self.compute_gradients(x[start:stop], y[start:stop], total, start, i > 1)
             start = stop
         if not math.isfinite(loss):
-            raise self.bad_step(loss, [(rows.start, x[rows]) for rows in micro_batches(samples, parts)])
+            raise self.bad_step(loss, [(rows.start, x[rows]) for rows in micro_batches(samples, accumulate)])
         self.end_step(self.half is not None and self.half.overflowed)
         return loss
 
-    def samples_at_once(self, total: int, parts: int) -> set[int]:
-        """How many samples of a batch of `total` are computed together, on all ranks."""
-        return {rows.stop - rows.start for rows in micro_batches(total, parts)}
+    def samples_at_once(self, total: int, accumulate: int) -> set[int]:
+        """Return the sizes of the micro-batches of a batch of `total` samples, on all ranks."""
+        return {rows.stop - rows.start for rows in micro_batches(total, accumulate)}
 
     def begin_step(self) -> None:
         """Statistics may have to go back to what they are now; nothing is too large yet."""
@@ -323,18 +323,19 @@ class Trainer:
         if self.half:
             self.half.scale, self.half.overflowed = self.loss_scale.scale, False
 
-    def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, parts: int) -> int:
+    def size_of_batch(self, x: np.ndarray, y: np.ndarray, total: int | None, accumulate: int) -> int:
         """Return the number of samples of the global batch: those given, where no total is.
 
         Raises
         ------
         TypeError, ValueError
-            The shard is larger than its batch, the batch is empty or has no parts, targets are not its own.
+            The shard is larger than its batch, the batch is empty, there are no micro-batches, or the numbers of
+            targets and samples differ.
         """
         samples = len(x)
         total = samples if total is None else total
-        if not isinstance(parts, (int, np.integer)) or parts < 1:
-            raise ValueError(f"step: parts must be a whole number, at least 1, given {parts!r:.80}")
+        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
+            raise ValueError(f"step: accumulate must be a whole number, at least 1, given {accumulate!r:.80}")
         if not isinstance(total, (int, np.integer)):
             weight = ": a sum of loss.count(y) is the argument total_weight" if isinstance(total, float) else ""
             raise TypeError(f"step: total is the number of samples in the global batch, given {total!r:.80}{weight}")
@@ -436,13 +437,13 @@ class Trainer:
         if slot in self.slots:
             self.slots[slot] *= factor
 
-    def bad_step(self, loss: float, parts: list[tuple[int, np.ndarray]]) -> NonFiniteLoss:
-        """The error that tells of a loss that is not finite; nothing was updated, statistics are those before.
+    def bad_step(self, loss: float, computed: list[tuple[int, np.ndarray]]) -> NonFiniteLoss:
+        """Return the error for a loss that is not finite; the running statistics are those before the step again.
 
-        `parts`: the place in the global batch, and the samples, of each micro-batch.
+        `computed`: of each micro-batch, the index of its first sample in the global batch, and its samples.
         """
         self.statistics[:] = self.statistics_before
-        bad = self.first_bad(parts)
+        bad = self.first_bad(computed)
         self.statistics[:] = self.statistics_before  # looking may train
         return NonFiniteLoss(
             f"step {self.steps}: the loss is {loss}; the first value that is not finite is in "
@@ -451,21 +452,21 @@ class Trainer:
             bad.samples if bad else (),
         )
 
-    def first_bad(self, parts: list[tuple[int, np.ndarray]]) -> NotFinite | None:
-        """Where the first value that is not finite appears: a parameter, the input (in parts), a layer's output."""
+    def first_bad(self, computed: list[tuple[int, np.ndarray]]) -> NotFinite | None:
+        """Return where the first value that is not finite appears: a parameter, the input, a layer's output."""
         for name, array in reversed(list(self.network.layout.items(self.flat_parameters))):
             if not np.isfinite(array).all():
                 return self.bad_parameter(name)
-        return min(filter(None, map(self.look, parts)), key=lambda bad: bad.depth, default=None)
+        return min(filter(None, map(self.look, computed)), key=lambda bad: bad.depth, default=None)
 
     def bad_parameter(self, name: str) -> NotFinite:
-        """What is found where a parameter is not finite."""
+        """Return the finding for a parameter that is not finite."""
         when = f"it was updated in step {self.steps - 1}" if self.steps else "no step has updated it"
         return NotFinite(-1, f"parameter {name} ({when})", [])
 
-    def look(self, part: tuple[int, np.ndarray]) -> NotFinite | None:
-        """Where the first value that is not finite appears in the forward pass of a micro-batch."""
-        self.ctx.micro_batch.sample, x = part
+    def look(self, micro: tuple[int, np.ndarray]) -> NotFinite | None:
+        """Return where the first value that is not finite appears in the forward pass of a micro-batch."""
+        self.ctx.micro_batch.sample, x = micro
         return self.held.first_bad(self.p, x, self.ctx) if len(x) else None
 
     def predict(self, x: np.ndarray, batch: int = BATCH) -> np.ndarray:
@@ -716,9 +717,9 @@ def check_rates(network: Network, rates: Mapping[str, float]) -> None:
             )
 
 
-def micro_batches(samples: int, parts: int) -> list[slice]:
-    """Nearly equal parts of so many samples, some of them empty where there are fewer."""
-    return [slice(samples * i // parts, samples * (i + 1) // parts) for i in range(parts)]
+def micro_batches(samples: int, count: int) -> list[slice]:
+    """Return `count` slices of a batch, of nearly equal sizes; some are empty where there are fewer samples."""
+    return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
 
 
 def state_kinds(network: Network, slots: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

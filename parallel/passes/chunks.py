@@ -27,10 +27,10 @@ class Chunks(Whole):
         first = number * self.size
         return Samples(slice(first, min(first + self.size, samples)), first, False, None)
 
-    def samples_at_once(self, total, parts):
+    def samples_at_once(self, total, accumulate):
         return {min(self.size, total - first) for first in range(0, total, self.size)}
 
-    def divide(self, samples, total, parts):
+    def divide(self, samples, total, accumulate):
         """This replica's part of what is only evaluated."""
         if self.mesh.index is None:
             self.refuse(samples)

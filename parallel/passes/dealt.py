@@ -34,7 +34,7 @@ class Dealt(Whole):
         self.mesh, self.addends, self.master = mesh, self.inner.addends, mesh.rank == MASTER
         self.shard = (0 if self.master else None, 1)
 
-    def divide(self, samples, total, parts):
+    def divide(self, samples, total, accumulate):
         """As Whole: this rank's part of every micro-batch that is dealt; `rows` are the master's."""
         if isinstance(total, UnevenTotal):
             raise ValueError(
@@ -48,13 +48,13 @@ class Dealt(Whole):
             )
         count = np.array([samples])
         self.mesh.communicator.Bcast(count, root=MASTER)
-        rounds = list(self.inner.deal(int(count[0]), parts, self.mesh.size))
+        rounds = list(self.inner.deal(int(count[0]), accumulate, self.mesh.size))
         self.rounds = iter(rounds)
         mine = (dealt[self.mesh.rank] for dealt in rounds)
         return [Samples(slice(lo, hi), lo, i > 0 and not self.fixed, addend) for i, (lo, hi, addend) in enumerate(mine)]
 
-    def samples_at_once(self, total, parts):
-        return {hi - lo for dealt in self.inner.deal(total, parts, self.mesh.size) for lo, hi, _ in dealt}
+    def samples_at_once(self, total, accumulate):
+        return {hi - lo for dealt in self.inner.deal(total, accumulate, self.mesh.size) for lo, hi, _ in dealt}
 
     def take(self, x, y, micro):
         """This rank's samples; the targets of all ranks' samples, which the master has."""

@@ -72,11 +72,11 @@ class VirtualShards(Whole):
         self.restore_threads()
         super().close()
 
-    def divide(self, samples, total, parts):
+    def divide(self, samples, total, accumulate):
         """As Whole; every rank has as many: where others have one shard more, the last one is empty and counts not."""
         if isinstance(total, UnevenTotal):
             raise ValueError("reproducible training cuts one data set by a Loader; `join` gives every rank its own")
-        self._refuse(parts)
+        self._refuse(accumulate)
         if self.mesh.index is None:
             self.refuse(samples)
         first, last = self.mine
@@ -88,11 +88,11 @@ class VirtualShards(Whole):
             found.append(Samples(slice(0, 0), found[-1].first, False, None))
         return found
 
-    def samples_at_once(self, total, parts):
+    def samples_at_once(self, total, accumulate):
         return {hi - lo for lo, hi in (chunk(total, self.shards, leaf) for leaf in range(self.shards))}
 
-    def deal(self, samples, parts, ranks):
-        self._refuse(parts)
+    def deal(self, samples, accumulate, ranks):
+        self._refuse(accumulate)
         dealt = [chunk(self.shards, ranks, rank) for rank in range(ranks)]
         for i in range(-(-self.shards // ranks)):
             leaves = [first + i for first, _ in dealt]
@@ -107,9 +107,9 @@ class VirtualShards(Whole):
     def describe(self):
         return f"{self.shards} virtual shards, summed in one tree: the same bits on any number of ranks"
 
-    def _refuse(self, parts: int) -> None:
-        """How smaller parts round would be one more thing to be told."""
-        if parts > 1:
+    def _refuse(self, accumulate: int) -> None:
+        """Refuse micro-batches within a virtual shard: their sums would round differently."""
+        if accumulate > 1:
             raise ValueError(
                 f"a reproducible step is cut into {self.shards} virtual shards, each a micro-batch: for smaller ones, "
                 "use more shards, and no micro-batches"

@@ -1,4 +1,4 @@
-"""What one rank computes in a step: its samples at once, or in parts that add up their gradients."""
+"""What one rank computes in a step: its samples at once, or micro-batches whose gradients are added up."""
 
 from __future__ import annotations
 
@@ -76,22 +76,22 @@ class Whole:
         """Called once, before the first step."""
         self.mesh, self.shard, self.addends = mesh, (mesh.index, mesh.count), mesh.count
 
-    def divide(self, samples: int, total: int, parts: int) -> list[Samples]:
+    def divide(self, samples: int, total: int, accumulate: int) -> list[Samples]:
         """The micro-batches of a step for which this rank has so many samples of `total`; none where it has no part."""
         if self.mesh.index is None:
             self.refuse(samples)
             return []
         first = self.first_sample(total)
-        cuts, last = micro_batches(samples, parts), parts - 1
+        cuts, last = micro_batches(samples, accumulate), accumulate - 1
         return [
             Samples(rows, first + rows.start, i > 0, self.mesh.index if i == last else None)
             for i, rows in enumerate(cuts)
         ]
 
-    def samples_at_once(self, total: int, parts: int) -> set[int]:
+    def samples_at_once(self, total: int, accumulate: int) -> set[int]:
         """How many samples of a batch of `total` are computed together, on all ranks."""
         shares = (chunk(total, self.mesh.count, i) for i in range(self.mesh.count))
-        return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, parts)}
+        return {rows.stop - rows.start for lo, hi in shares for rows in micro_batches(hi - lo, accumulate)}
 
     def refuse(self, samples: int) -> None:
         """Samples for a rank that computes nothing."""
@@ -105,22 +105,22 @@ class Whole:
         """Where this rank's samples begin in a batch of so many."""
         return total.first if isinstance(total, UnevenTotal) else chunk(total, self.mesh.count, self.mesh.index)[0]
 
-    def place(self, samples: int, total: int, parts: int) -> slice | None:
+    def place(self, samples: int, total: int, accumulate: int) -> slice | None:
         """Where in the batch this rank's samples are that it computes at once; None if that is not how it is cut."""
         first = self.first_sample(total)
         at_once = (
             self.by_samples
-            and parts == 1
+            and accumulate == 1
             and (isinstance(total, UnevenTotal) or samples == chunk(total, self.mesh.count, self.mesh.index)[1] - first)
         )
         return slice(first, first + samples) if at_once else None
 
-    def deal(self, samples: int, parts: int, ranks: int) -> Iterator[list[tuple[int, int, int | None]]]:
+    def deal(self, samples: int, accumulate: int, ranks: int) -> Iterator[list[tuple[int, int, int | None]]]:
         """How a master deals so many samples: for every micro-batch (lo, hi, addend) of each rank."""
-        for i, rows in enumerate(micro_batches(samples, parts)):
+        for i, rows in enumerate(micro_batches(samples, accumulate)):
             cuts = (chunk(rows.stop - rows.start, ranks, rank) for rank in range(ranks))
             yield [
-                (rows.start + lo, rows.start + hi, rank if i == parts - 1 else None)
+                (rows.start + lo, rows.start + hi, rank if i == accumulate - 1 else None)
                 for rank, (lo, hi) in enumerate(cuts)
             ]
 

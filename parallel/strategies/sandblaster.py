@@ -86,7 +86,7 @@ class Sandblaster(DistributedTrainer):
         self.same_batch, self.samples = same_batch, None
         super().__init__(network, loss, optimizer, mesh, Chunks(chunk), exchange, seed, "Sandblaster")
 
-    def make_step(self, x, y, total, parts):
+    def make_step(self, x, y, total, accumulate):
         """One iteration of L-BFGS on a batch; returns the loss before it.
 
         Raises
@@ -114,18 +114,18 @@ class Sandblaster(DistributedTrainer):
         if self.same_batch is None:
             self.same_batch = steps == 1
 
-    def size_of_batch(self, x, y, total, parts):
+    def size_of_batch(self, x, y, total, accumulate):
         """As for Trainer, of all samples of the batch on a replica, and none elsewhere (collective).
 
         Raises
         ------
         ValueError
-            On all ranks alike, where they were given different sizes, or shards; parts, for a batch is cut into chunks.
+            Ranks were given different sizes or shards (all ranks refuse), or micro-batches: a batch is cut into chunks.
         """
         self.check_open()
         samples = len(x)
-        if parts != 1:
-            raise ValueError(f"a step of Sandblaster is cut into chunks already: leave out accumulate, given {parts}")
+        if accumulate != 1:
+            raise ValueError(f"Sandblaster cuts a batch into chunks already: leave out accumulate, given {accumulate}")
         if total is None and self.mesh.size == 1:
             total = samples
         told = self.mesh.allgather((samples, total))

@@ -34,7 +34,7 @@ def trainer(optimizer, mixed=False, loss=None):
 
 
 def losses(one, steps=4):
-    return [one.step(X, Y, parts=2) for _ in range(steps)]
+    return [one.step(X, Y, accumulate=2) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)

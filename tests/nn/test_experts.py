@@ -129,7 +129,7 @@ def test_auxiliary_losses_do_not_depend_on_micro_batches():
         network = nn.models.build(MODEL, (8,), 10, np.float64)
         trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.5))
         for _ in range(3):
-            trainer.step(x, y, parts=parts)
+            trainer.step(x, y, accumulate=parts)
         found.append(trainer.flat_parameters.copy())
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-13)
     without = nn.Trainer(nn.models.build(MODEL.replace("=0.1", "=0"), (8,), 10, np.float64), trainer.loss, nn.SGD(0.5))
@@ -164,7 +164,7 @@ def test_the_bias_evens_the_load(parts):
     x = (rng.standard_normal((16, 9, 6)) + 3).astype(np.float32)  # nearly all positions like the same experts
     loads, biases = [], []
     for _ in range(80):
-        trainer.step(x, np.zeros_like(x), parts=parts)
+        trainer.step(x, np.zeros_like(x), accumulate=parts)
         state = dict(network.state_layout.items(trainer.statistics))
         loads.append(state["load"].copy())
         biases.append(state["bias"].copy())

@@ -253,7 +253,7 @@ def test_more_micro_batches_than_samples_leave_some_empty():
     for parts in 2, 5:
         layers = Sequential(Linear(4, 3), BatchNorm1d(3, synchronized=True))
         trainer = Trainer(Network(layers, (6, 4), np.float64), CrossEntropyLoss(), SGD(0.1), seed=1)
-        loss = trainer.step(sample((2, 6, 4)), np.array([[0, 1, 1, 2, 0, 1]] * 2), parts=parts)
+        loss = trainer.step(sample((2, 6, 4)), np.array([[0, 1, 1, 2, 0, 1]] * 2), accumulate=parts)
         found.add((loss, trainer.digest()))
     assert len(found) == 1
 

@@ -282,7 +282,7 @@ def train(layers):
     network = nn.Network(nn.Sequential(*layers, nn.Linear(6, 3)), (6,), np.float64)
     trainer = nn.Trainer(network, nn.CrossEntropyLoss(), nn.SGD(0.3))
     x = X.copy()
-    losses = [trainer.step(x, Y, parts=parts) for parts in (1, 1, 2, 3)]
+    losses = [trainer.step(x, Y, accumulate=parts) for parts in (1, 1, 2, 3)]
     outputs = trainer.predict(x).copy()
     assert np.array_equal(x, X), "the caller's samples"
     return losses, outputs, trainer.flat_parameters

@@ -177,8 +177,8 @@ WRONG = {
     # about a step
     "step of a list": (lambda: trainer().step(X.tolist(), Y), TypeError, r"given a list: use np\.asarray"),
     "targets of a list": (lambda: trainer().step(X, Y.tolist()), TypeError, "targets must be an array, given a list"),
-    "step of no parts": (lambda: trainer().step(X, Y, parts=0), ValueError, "parts must be .*at least 1, given 0"),
-    "step of half a part": (lambda: trainer().step(X, Y, parts=1.5), ValueError, r"step: parts must be .*given 1\.5"),
+    "no micro-batches": (lambda: trainer().step(X, Y, accumulate=0), ValueError, "accumulate must be .*1, given 0"),
+    "half a batch": (lambda: trainer().step(X, Y, accumulate=1.5), ValueError, r"accumulate must be .*given 1\.5"),
     "more targets": (lambda: trainer().step(X[:8], Y), ValueError, "step 0 of net: 8 samples but 40 targets"),
     "text for a total": (lambda: trainer().step(X, Y, "40"), TypeError, "step: total is the number .*given '40'"),
     "total of NaN": (lambda: trainer().step(X, Y, np.nan), TypeError, "total is the number of samples .*total_weight"),

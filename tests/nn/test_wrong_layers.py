@@ -204,7 +204,7 @@ def test_ids_of_a_scattered_gradient_count_from_the_end_where_negative():
     expected = np.zeros((4, 6), np.float32)
     np.add.at(expected, ids, rows)
     for parts in (1, 2):
-        one.step(X, Y, parts=parts)
+        one.step(X, Y, accumulate=parts)
         np.testing.assert_allclose(one.g[0].W, parts * expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(IndexError, match="id -5 is out of range of 4 rows"):
         trainer(Table((4, 6), [0, -1], lambda ids, gy: nn.ScatterAdd(ids - 4, rows[:2]))).step(X, Y)
@@ -260,7 +260,7 @@ def test_the_gradient_of_a_parameter_without_axes_is_a_scalar():
     assert nn.gradcheck(Slope(), RNG.standard_normal((5, 4))) < 1e-6
     one, cut = trainer(nn.Linear(6, 4), Slope()), trainer(nn.Linear(6, 4), Slope())
     one.step(X, Y)
-    cut.step(X, Y, parts=5)
+    cut.step(X, Y, accumulate=5)
     assert one.flat_parameters[one.network.layout.slices["1.a"]] != 0
     np.testing.assert_allclose(cut.flat_parameters, one.flat_parameters, atol=1e-6)
 

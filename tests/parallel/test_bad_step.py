@@ -30,12 +30,12 @@ def kept(trainer) -> dict[str, np.ndarray]:
 def assert_a_bad_step_changes_nothing(trainer, parts: int) -> None:
     good, (x, y, total) = batches("cnn", trainer.shard, 2)
     start = kept(trainer)
-    trainer.step(*good, parts=parts)
+    trainer.step(*good, accumulate=parts)
     before = kept(trainer)
     x = x.copy()
     x[:1] = np.nan
     with pytest.raises(nn.NonFiniteLoss, match="the input"):
-        trainer.step(x, y, total, parts=parts)
+        trainer.step(x, y, total, accumulate=parts)
     after = kept(trainer)
     if not trainer.writer:
         return

@@ -28,7 +28,7 @@ def train(comm, options, network, optimizer, steps=3):
 
     make = STRATEGIES[options.strategy]
     many = make(options, network, nn.CrossEntropyLoss(), optimizer, Communicator(comm))
-    return many, [many.step(*batch, parts=options.accumulate) for batch in batches("mlp", many.shard, steps)]
+    return many, [many.step(*batch, accumulate=options.accumulate) for batch in batches("mlp", many.shard, steps)]
 
 
 def convolutional():

@@ -69,10 +69,10 @@ def test_replicas_evaluation_micro_batches_and_resuming(comm):
 
     one, losses = one_process("cnn", "adam")
     many = make(comm, cnn, "adam")
-    cut = [many.step(*batch, parts=2) for batch in batches("cnn", many.shard, 1)]
+    cut = [many.step(*batch, accumulate=2) for batch in batches("cnn", many.shard, 1)]
     assert abs(cut[0] - losses[0]) > 1e-9, "batch statistics are of a micro-batch"
     many = make(comm, mlp, "adam")
-    assert [many.step(*batch, parts=3) for batch in batches("mlp", many.shard)] == pytest.approx(
+    assert [many.step(*batch, accumulate=3) for batch in batches("mlp", many.shard)] == pytest.approx(
         one_process("mlp", "adam")[1], rel=1e-12
     )
 

@@ -35,7 +35,7 @@ def test_every_strategy(comm):
         options = Options(batch=BATCH, seed=SEED, **given)
         optimizer = OPTIMIZERS["adam"](one.optimizer.clip)
         many = STRATEGIES[options.strategy](options, network(), nn.CrossEntropyLoss(), optimizer, Communicator(comm))
-        found = [many.step(*batch, parts=3) for batch in batches("mlp", many.shard)]
+        found = [many.step(*batch, accumulate=3) for batch in batches("mlp", many.shard)]
         assert found == pytest.approx(losses, rel=1e-12), given
         alone = many.alone()
         assert alone is None or difference(alone.flat_parameters, one.flat_parameters) < 1e-12, given
@@ -50,5 +50,5 @@ def test_control_a_forgotten_part_is_seen():
     whole.step(*batch)
     wrapped = forgetful.compute_gradients
     forgetful.compute_gradients = lambda x, y, total, first, adds: wrapped(x, y, total, first)
-    forgetful.step(*batch, parts=3)
+    forgetful.step(*batch, accumulate=3)
     assert difference(forgetful.flat_parameters, whole.flat_parameters) > 1e-6

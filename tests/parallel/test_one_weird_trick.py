@@ -41,7 +41,7 @@ def test_computes_what_one_process_computes(comm, ranks):
         for optimizer, clip, parts in (("adam", 1, 1), ("lamb", 2, 2)) if scheme == "all" else (("lars", 1, 1),):
             one, losses = one_process(optimizer, clip)
             many = make(comm, scheme, optimizer, clip)
-            found = [many.step(*batch, parts=parts) for batch in batches("cnn", many.shard)]
+            found = [many.step(*batch, accumulate=parts) for batch in batches("cnn", many.shard)]
             if parts == 1:
                 np.testing.assert_allclose(found, losses, rtol=1e-12, err_msg=scheme)
                 want, got = one.state_dict(), many.state_dict()

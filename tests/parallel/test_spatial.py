@@ -85,7 +85,7 @@ def batches(network, shard, batch=4, steps=5):
 
 
 def train(trainer, network, parts=1, **more):
-    return [trainer.step(*each, parts=parts) for each in batches(network, trainer.shard, **more)]
+    return [trainer.step(*each, accumulate=parts) for each in batches(network, trainer.shard, **more)]
 
 
 def loss_of(make):

@@ -30,7 +30,7 @@ def ids(shard, steps=5):
 
 
 def steps(trainer, count=5, first=0, parts=1):
-    return [trainer.step(*batch, parts=parts) for batch in ids(trainer.shard, count)[first:]]
+    return [trainer.step(*batch, accumulate=parts) for batch in ids(trainer.shard, count)[first:]]
 
 
 def one_process(optimizer, clip=0, loss=None):

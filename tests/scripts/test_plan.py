@@ -80,9 +80,9 @@ def test_micro_batches_are_measured_as_they_add_up(monkeypatch):
         return now[0]
 
     class Watched(nn.Trainer):
-        def step(self, x, y, total=None, parts=1):
-            loss = super().step(x, y, total, parts)
-            whole.append((parts, self.gradients.copy()))
+        def step(self, x, y, total=None, accumulate=1):
+            loss = super().step(x, y, total, accumulate)
+            whole.append((accumulate, self.gradients.copy()))
             return loss
 
     def watched(trainer, x, y, terms, parts):
