@@ -219,7 +219,7 @@ class DistributedTrainer(Trainer):
 
     def weight_of_batch(self, x, y, total, total_weight):
         """As for Trainer (collective, where the loss is weighted): all ranks refuse what one of them refuses."""
-        if not self.weighted or self.apart:
+        if not self.whole_loss.weighted or self.apart:
             return super().weight_of_batch(x, y, total, total_weight)
         weight = problem = None
         try:

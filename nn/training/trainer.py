@@ -156,7 +156,6 @@ class Trainer:
         # Statistics over all ranks need every rank, one without samples too.
         self.everyone = any(layer.synchronized for _, layer, _, _ in network.layers())
         self.loss_rows = loss.rows(network.out_shape)
-        self.weighted = loss.weighted
         self.whole_loss = loss  # what targets weigh; strategies may compute a part of it, as `loss`
         self.metrics: tuple[Metric, ...] = (loss.metric,)
         self.total_weight: float | None = None  # of the step's global batch
@@ -295,8 +294,8 @@ class Trainer:
         """
         with self.lock:
             total = self.size_of_batch(x, y, total, accumulate)
-            if self.weighted or total_weight is not None:
-                self.total_weight = self.weight_of_batch(x, y, total, total_weight)
+            weighted = self.whole_loss.weighted or total_weight is not None
+            self.total_weight = self.weight_of_batch(x, y, total, total_weight) if weighted else None
             return self.make_step(x, y, total, accumulate)
 
     def make_step(self, x: np.ndarray, y: np.ndarray, total: int, accumulate: int) -> float:
@@ -356,7 +355,7 @@ class Trainer:
         TypeError, ValueError
             It is no weight; or it is not told, and cannot be known from a shard.
         """
-        if not self.weighted:
+        if not self.whole_loss.weighted:
             if total_weight is not None:
                 raise ValueError(f"step: the rows of {self.whole_loss!r} count alike: leave out total_weight")
             return None
@@ -519,7 +518,7 @@ class Trainer:
 
     def weight(self, y: np.ndarray) -> float:
         """What these samples weigh in a mean of losses: their rows, each as much as the loss says."""
-        return self.whole_loss.count(y) if self.weighted else float(len(y) * self.loss_rows)
+        return self.whole_loss.count(y) if self.whole_loss.weighted else float(len(y) * self.loss_rows)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array over all shards."""

@@ -219,6 +219,17 @@ def test_a_batch_of_ignored_rows_teaches_nothing():
     assert np.isnan(nn.evaluate(one, (X, np.full(48, -100)))["loss"])
 
 
+def test_an_option_of_the_loss_that_is_set_between_steps_counts_from_then_on():
+    y = np.where(np.arange(48) < 24, 2, Y)
+    one, want = trainer(nn.NLLLoss(), lr=1e-300), {None: None, 2: None}
+    for ignored in want:
+        want[ignored] = trainer(nn.NLLLoss(ignore_index=ignored), lr=1e-300).step(X, y)
+    assert want[None] != want[2]
+    for ignored in (None, 2, None):
+        one.loss.ignore_index = ignored
+        assert one.step(X, y) == pytest.approx(want[ignored], rel=1e-12)
+
+
 def test_weights_that_are_none_are_refused():
     loss = WEIGHTED["ignored"]
     with pytest.raises(TypeError, match=r"given 9\.0: .*total_weight"):
